@@ -1,0 +1,208 @@
+"""Collective ops as torch dispatches them, read into one shape: `CollectiveCall`.
+
+Names need normalising: a functional all-gather reaches c10d as `allgather_into_tensor_coalesced_`,
+and lists of lists, single tensors and lists of tensors all mean "these tensors".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from shardscope.record import CollectiveKind
+
+__all__ = [
+    "BATCH",
+    "OPS",
+    "CollectiveCall",
+    "OpLayout",
+    "process_group",
+    "read_call",
+    "reduce_op_name",
+    "split_batch",
+    "tensors_in",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OpLayout:
+    """Where an op keeps what we want to know: positions among its arguments."""
+
+    kind: CollectiveKind
+    group: int
+    inputs: int | None = None
+    outputs: int | None = None
+    reduce_op: int | None = None
+    peer: int | None = None
+    output_splits: int | None = None
+    input_splits: int | None = None
+
+
+@dataclass(slots=True)
+class CollectiveCall:
+    """One collective about to be issued. `peer` is a rank of the group, not of the world.
+
+    `outputs` is None where the op makes its own (functional collectives).
+    """
+
+    op: str
+    kind: CollectiveKind
+    group: dist.ProcessGroup
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor] | None
+    peer: int | None = None
+    input_splits: Sequence[int] = ()
+    output_splits: Sequence[int] = ()
+
+
+_K = CollectiveKind
+
+_C10D = {
+    "allreduce_": OpLayout(_K.ALL_REDUCE, 1, 0, 0, reduce_op=2),
+    "allreduce_coalesced_": OpLayout(_K.ALL_REDUCE, 1, 0, 0, reduce_op=2),
+    "_allgather_base_": OpLayout(_K.ALL_GATHER, 2, 1, 0),
+    "allgather_": OpLayout(_K.ALL_GATHER, 2, 1, 0),
+    "allgather_coalesced_": OpLayout(_K.ALL_GATHER, 2, 1, 0),
+    "allgather_into_tensor_coalesced_": OpLayout(_K.ALL_GATHER, 2, 1, 0),
+    "_reduce_scatter_base_": OpLayout(_K.REDUCE_SCATTER, 2, 1, 0, reduce_op=3),
+    "reduce_scatter_": OpLayout(_K.REDUCE_SCATTER, 2, 1, 0, reduce_op=3),
+    "reduce_scatter_tensor_coalesced_": OpLayout(_K.REDUCE_SCATTER, 2, 1, 0, reduce_op=3),
+    "alltoall_": OpLayout(_K.ALL_TO_ALL, 2, 1, 0),
+    "alltoall_base_": OpLayout(_K.ALL_TO_ALL, 2, 1, 0, output_splits=3, input_splits=4),
+    "barrier": OpLayout(_K.BARRIER, 1),
+    "monitored_barrier_": OpLayout(_K.BARRIER, 1),
+    "broadcast_": OpLayout(_K.BROADCAST, 1, 0, 0, peer=2),
+    "reduce_": OpLayout(_K.REDUCE, 1, 0, 0, reduce_op=2, peer=3),
+    "gather_": OpLayout(_K.GATHER, 2, 1, 0, peer=3),
+    "scatter_": OpLayout(_K.SCATTER, 2, 1, 0, peer=3),
+    "send": OpLayout(_K.SEND, 1, inputs=0, peer=2),
+    "recv_": OpLayout(_K.RECV, 1, outputs=0, peer=2),
+    "recv_any_source_": OpLayout(_K.RECV, 1, outputs=0),
+}
+
+_ALL_TO_ALL_SINGLE = OpLayout(_K.ALL_TO_ALL, 3, 0, output_splits=1, input_splits=2)
+
+BATCH = OpLayout(_K.SEND, 4)
+"""The layout of an op that stands for several: `split_batch` tells them apart."""
+
+_FUNCTIONAL = {
+    "all_reduce": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "all_reduce_": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "all_reduce_coalesced": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "all_reduce_coalesced_": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "all_gather_into_tensor": OpLayout(_K.ALL_GATHER, 2, 0),
+    "all_gather_into_tensor_out": OpLayout(_K.ALL_GATHER, 2, 0),
+    "all_gather_into_tensor_coalesced": OpLayout(_K.ALL_GATHER, 2, 0),
+    "reduce_scatter_tensor": OpLayout(_K.REDUCE_SCATTER, 3, 0, reduce_op=1),
+    "reduce_scatter_tensor_out": OpLayout(_K.REDUCE_SCATTER, 3, 0, reduce_op=1),
+    "reduce_scatter_tensor_coalesced": OpLayout(_K.REDUCE_SCATTER, 3, 0, reduce_op=1),
+    "all_to_all_single": _ALL_TO_ALL_SINGLE,
+    "broadcast": OpLayout(_K.BROADCAST, 2, 0, peer=1),
+    "broadcast_": OpLayout(_K.BROADCAST, 2, 0, peer=1),
+    "isend": OpLayout(_K.SEND, 3, inputs=0, peer=1),
+    "irecv": OpLayout(_K.RECV, 3, outputs=0, peer=1),
+    "batch_p2p_ops": BATCH,
+}
+
+_FUNCTIONAL_AUTOGRAD = {
+    "all_gather_into_tensor": OpLayout(_K.ALL_GATHER, 2, 0),
+    "reduce_scatter_tensor": OpLayout(_K.REDUCE_SCATTER, 3, 0, reduce_op=1),
+    "all_to_all_single": _ALL_TO_ALL_SINGLE,
+}
+
+_SYMMETRIC_MEMORY = {
+    "one_shot_all_reduce": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "one_shot_all_reduce_out": OpLayout(_K.ALL_REDUCE, 2, 0, 3, reduce_op=1),
+    "one_shot_all_reduce_copy": OpLayout(_K.ALL_REDUCE, 3, 1, reduce_op=2),
+    "one_shot_all_reduce_copy_out": OpLayout(_K.ALL_REDUCE, 3, 1, 4, reduce_op=2),
+    "two_shot_all_reduce_": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "two_shot_all_reduce_out": OpLayout(_K.ALL_REDUCE, 2, 0, 3, reduce_op=1),
+    "multimem_all_reduce_": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "multimem_one_shot_all_reduce": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
+    "multimem_one_shot_all_reduce_out": OpLayout(_K.ALL_REDUCE, 2, 0, 3, reduce_op=1),
+    "multimem_one_shot_reduce_out": OpLayout(_K.REDUCE, 3, 0, 4, reduce_op=1, peer=2),
+    "multimem_all_gather_out": OpLayout(_K.ALL_GATHER, 1, 0, 2),
+    "reduce_scatter_out": OpLayout(_K.REDUCE_SCATTER, 1, 0, 3),
+    "all_to_all_vdev": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
+    "all_to_all_vdev_2d": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
+    "all_to_all_vdev_2d_offset": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
+    "nvshmem_all_to_all": OpLayout(_K.ALL_TO_ALL, 2, 0, 1),
+    "nvshmem_broadcast": OpLayout(_K.BROADCAST, 2, 0, peer=1),
+    "tile_reduce": OpLayout(_K.REDUCE, 3, 0, 1, reduce_op=4, peer=2),
+    "nccl_reduce_scatter_offset": OpLayout(_K.REDUCE_SCATTER, 2, 0, 1, reduce_op=6),
+    "fused_all_gather_matmul": OpLayout(_K.ALL_GATHER, 3, 0),
+    "fused_all_gather_scaled_matmul": OpLayout(_K.ALL_GATHER, 5, 0),
+    "fused_matmul_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 4, 0, reduce_op=2),
+    "fused_scaled_matmul_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 7, 0, reduce_op=4),
+    "_low_contention_all_gather": OpLayout(_K.ALL_GATHER, 1, 0),
+    "_low_contention_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 2, 0, reduce_op=1),
+}
+
+OPS: dict[str, dict[str, OpLayout]] = {
+    "c10d": _C10D,
+    "_c10d_functional": _FUNCTIONAL,
+    "_c10d_functional_autograd": _FUNCTIONAL_AUTOGRAD,
+    "_dtensor": {"shard_dim_alltoall": OpLayout(_K.ALL_TO_ALL, 3, 0)},
+    "symm_mem": _SYMMETRIC_MEMORY,
+}
+"""Every op we read, by namespace and name."""
+
+
+def read_call(op: str, layout: OpLayout, args: Sequence[Any], out: Any = None) -> CollectiveCall:
+    """What the arguments of `op` say. `out` is the keyword of functional out-variants."""
+    outputs = out if layout.outputs is None else args[layout.outputs]
+    call = CollectiveCall(
+        op=op,
+        kind=layout.kind,
+        group=process_group(args[layout.group]),
+        inputs=[] if layout.inputs is None else tensors_in(args[layout.inputs]),
+        outputs=None if outputs is None else tensors_in(outputs),
+    )
+    if layout.peer is not None:
+        call.peer = int(args[layout.peer])
+    if layout.input_splits is not None and layout.output_splits is not None:
+        call.input_splits = args[layout.input_splits] or ()
+        call.output_splits = args[layout.output_splits] or ()
+    return call
+
+
+def split_batch(args: Sequence[Any]) -> list[tuple[OpLayout, tuple[Any, ...]]]:
+    """Each send or receive of a functional batch, as the layout and arguments of a single one."""
+    names, peers, tags, tensors, group = args
+    return [
+        (_FUNCTIONAL[name], (tensor, peer, tag, group))
+        for name, peer, tag, tensor in zip(names, peers, tags, tensors, strict=True)
+    ]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of an argument that is one, a list of them, or a list of lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if value and isinstance(value[0], torch.Tensor):
+        return list(value)
+    return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def process_group(value: Any) -> dist.ProcessGroup:
+    """The group that an op was given boxed, by name or as it is."""
+    if isinstance(value, torch.ScriptObject):
+        return dist.ProcessGroup.unbox(value)
+    return _resolve_process_group(value) if isinstance(value, str) else value
+
+
+_REDUCE_OPS = {int(op): name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+
+
+def reduce_op_name(value: Any) -> str | None:
+    """`sum`, `avg`, … of a reduction as an op or a caller in Python got it."""
+    if value is None or isinstance(value, str):
+        return value and value.lower()
+    if isinstance(value, torch.ScriptObject):
+        return _REDUCE_OPS.get(int(value.op()), "unknown")
+    return _REDUCE_OPS.get(int(getattr(value, "op", value)), "unknown")

@@ -1,0 +1,31 @@
+"""The buckets into which DDP's reducer, written in C++, gathers gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["Bucket", "read_buckets"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket: gradients that are reduced together."""
+
+    index: int
+    num_elements: int
+    parameters: tuple[torch.Tensor, ...]
+
+
+def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
+    """The buckets as they stand. Not to be called in backward: the reducer holds its lock then."""
+    # The reducer hands out buckets only as zero tensors of their size: without data they are free.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        buckets = module.reducer._get_zeros_like_grad_buckets()
+    return [
+        Bucket(bucket.index(), bucket.buffer().numel(), tuple(bucket.parameters()))
+        for bucket in buckets
+    ]

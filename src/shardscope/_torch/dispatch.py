@@ -1,0 +1,29 @@
+"""What a dispatch mode needs to know of the ops that torch hands it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = ["TorchDispatchMode", "has_fakes", "is_higher_order", "op_packet", "without_modes"]
+
+without_modes = _disable_current_modes
+"""A context in which no dispatch mode sees what we do ourselves."""
+
+
+def is_higher_order(op: Any) -> bool:
+    """Whether `op` takes functions: such ops have no packet and are no collectives."""
+    return isinstance(op, torch._ops.HigherOrderOperator)
+
+
+def op_packet(op: Any) -> Any:
+    """The packet that `op` is an overload of: `aten.add` of `aten.add.Tensor`."""
+    return op._overloadpacket
+
+
+def has_fakes(args: Any) -> bool:
+    """Whether the op is only tried out for its shapes: on fake tensors, or under their mode."""
+    return detect_fake_mode(args) is not None

@@ -1,0 +1,86 @@
+"""What FSDP keeps about a group of parameters it gathers and reduces together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+__all__ = [
+    "flat_handle_module",
+    "fsdp_meshes",
+    "outermost_module",
+    "param_group_module",
+    "param_group_size",
+    "sharded_parameters",
+    "user_class",
+]
+
+
+def param_group_module(group: Any) -> nn.Module:
+    """The module that `fully_shard` was called on for this parameter group."""
+    module: nn.Module = group.modules[0]
+    return module
+
+
+def param_group_size(group: Any) -> int:
+    """How many parameters the group gathers together."""
+    return len(group.fsdp_params)
+
+
+def flat_handle_module(handle: Any) -> nn.Module:
+    """The module whose flat parameter FSDP1's handle manages."""
+    module: nn.Module = handle._fully_sharded_module
+    return module
+
+
+def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
+    """Meshes that FSDP2 was given for any part of `model`."""
+    for group in _groups_within(model):
+        yield group.mesh_info.mesh
+
+
+def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
+    """FSDP2's sharded parameters by module identity and name, gathered at the moment or not."""
+    return {
+        (id(param._module_info.module), param._module_info.param_name): param.sharded_param
+        for group in _groups_within(model)
+        for param in group.fsdp_params
+    }
+
+
+def outermost_module(module: nn.Module) -> nn.Module:
+    """The module whose call FSDP2 takes for a step of all that is sharded within it."""
+    if isinstance(module, FSDPModule):
+        for state in module._get_fsdp_state()._state_ctx.all_states:
+            if state._is_root:
+                root: nn.Module = state._modules[0]
+                return root
+    return module
+
+
+def _groups_within(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from _param_groups(module._get_fsdp_state())
+
+
+def _param_groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def user_class(module: nn.Module) -> type:
+    """The class the user wrote: `fully_shard` swaps it for a subclass of its own making."""
+    cls = type(module)
+    if isinstance(module, FSDPModule) and cls.__name__.startswith("FSDP"):
+        for base in cls.__bases__:
+            if base is not FSDPModule:
+                return base
+    return cls

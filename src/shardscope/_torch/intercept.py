@@ -1,0 +1,255 @@
+"""Every collective of this process, shown to observers before it is issued.
+
+Three doors, none of which an ordinary op passes, so ordinary ops pay nothing:
+- the C++ kernels of `c10d::*`, which eager calls, C++ code (DDP's reducer) and other threads reach;
+- the callables behind `torch.ops` for functional and symmetric-memory ops, which Python, compiled
+  graphs and fake or meta tensors reach;
+- the function that answers `c10d::*` for meta and fake tensors.
+An op that calls another on its way is one collective: the outermost door counts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed._meta_registrations as meta_registrations
+import torch.distributed._symmetric_memory
+import torch.distributed.tensor  # registers _dtensor ops  # noqa: F401
+from torch._C._distributed_c10d import FakeWork
+from torch._guards import CompileContext, TracingContext
+from torch.library import Library, get_kernel
+
+from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
+
+__all__ = ["Issued", "Observer", "intercept", "meta_kernel"]
+
+_KERNEL_KEYS = ("CPU", "CUDA", "XPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
+
+
+class Issued:
+    """A collective as an op was called for it. Reading it takes time: `read()` when needed."""
+
+    __slots__ = ("args", "layout", "op", "out")
+
+    def __init__(self, op: str, layout: OpLayout, args: tuple[Any, ...], out: Any = None) -> None:
+        self.op = op
+        self.layout = layout
+        self.args = args
+        self.out = out
+
+    def read(self) -> CollectiveCall:
+        """What the arguments say."""
+        return read_call(self.op, self.layout, self.args, self.out)
+
+    def singles(self) -> Sequence[Issued]:
+        """This collective, or each of those that a batch stands for."""
+        if self.layout is not BATCH:
+            return (self,)
+        return [Issued(self.op, layout, args) for layout, args in split_batch(self.args)]
+
+
+class Observer(Protocol):
+    """Someone who wants to know of every collective."""
+
+    def before(self, issued: Issued) -> None:
+        """The collective is about to be issued; raising refuses it."""
+
+
+class Amender(Observer, Protocol):
+    """An observer that also changes what the caller gets."""
+
+    def amend(self, issued: Issued, result: Any) -> Any:
+        """What the caller gets instead of `result`."""
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+_observers: tuple[Observer, ...] = ()
+_amenders: tuple[Amender, ...] = ()
+_installed: ExitStack | None = None
+_lock = threading.RLock()
+_inside = _Inside()
+
+
+@contextmanager
+def intercept(observer: Observer) -> Iterator[None]:
+    """Show `observer` every collective of this process, on any thread, until the context ends."""
+    global _installed
+    with _lock:
+        if _installed is None:
+            _installed = _install()
+        _set_observers((*_observers, observer))
+    try:
+        yield
+    finally:
+        with _lock:
+            _set_observers(tuple(other for other in _observers if other is not observer))
+            if not _observers and _installed is not None:
+                installed, _installed = _installed, None
+                installed.close()
+
+
+def _set_observers(observers: tuple[Observer, ...]) -> None:
+    global _observers, _amenders
+    _observers = observers
+    _amenders = tuple(cast(Amender, one) for one in observers if hasattr(one, "amend"))
+
+
+def _install() -> ExitStack:
+    with ExitStack() as stack:
+        stack.callback(_override_kernels()._destroy)
+        for namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
+            for name, layout in OPS[namespace].items():
+                for entry, schema in _python_entries(namespace, name):
+                    stack.callback(setattr, entry, "_op", entry._op)
+                    entry._op = _PythonDoor(f"{namespace}.{name}", layout, schema, entry._op)
+        stack.callback(
+            setattr, meta_registrations, "create_fakework", meta_registrations.create_fakework
+        )
+        meta_registrations.create_fakework = _meta_door(meta_registrations.create_fakework)
+        return stack.pop_all()
+
+
+def _override_kernels() -> Library:
+    library = Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        # torch warns once per process that a kernel is overridden; that is what we are here for.
+        warnings.simplefilter("ignore")
+        for name, layout in OPS["c10d"].items():
+            for key in _KERNEL_KEYS:
+                if _has_kernel(f"c10d::{name}", key):
+                    kernel = get_kernel(f"c10d::{name}", key)
+                    door = _kernel_door(f"c10d.{name}", layout, kernel)
+                    library.impl(name, door, key, with_keyset=True)
+    return library
+
+
+def _has_kernel(op: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+
+
+def _python_entries(namespace: str, name: str) -> list[tuple[Any, Any]]:
+    """The two objects through which Python reaches an op, with the op's schema."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:  # this torch has no such op
+        return []
+    return [(packet, packet.default._schema), (packet.default, packet.default._schema)]
+
+
+def _kernel_door(op: str, layout: OpLayout, kernel: Any) -> Callable[..., Any]:
+    call = kernel.call_boxed
+
+    def door(keyset: Any, *args: Any) -> Any:
+        inside = _inside
+        if inside.depth:
+            return call(keyset, *args)
+        issued = Issued(op, layout, args)
+        for observer in _observers:
+            observer.before(issued)
+        inside.depth = 1
+        try:
+            result = call(keyset, *args)
+        finally:
+            inside.depth = 0
+        return _amend(issued, result) if _amenders else result
+
+    return door
+
+
+class _PythonDoor:
+    """Stands where torch keeps the callable of an op; hashes like it, for torch hashes ops by it."""
+
+    __slots__ = ("_call", "_layout", "_op_name", "_schema")
+
+    def __init__(self, op: str, layout: OpLayout, schema: Any, call: Callable[..., Any]) -> None:
+        self._op_name = op
+        self._layout = layout
+        self._schema = schema
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _inside.depth or _is_tracing():
+            return self._call(*args, **kwargs)
+        positional = self._positional(args, kwargs) if kwargs else args
+        issued = Issued(self._op_name, self._layout, positional, kwargs.get("out"))
+        return _pass(issued, self._call, args, kwargs)
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        names = [argument.name for argument in self._schema.arguments]
+        return (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+
+    def __hash__(self) -> int:
+        return hash(self._call)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._call is other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+def _meta_door(answer: Callable[..., Any]) -> Callable[..., Any]:
+    names = {id(f.__code__): name for name, f in meta_registrations._META_FUNCTIONS.items()}
+
+    def door(args: tuple[Any, ...], return_first_arg: bool = True) -> Any:
+        name = names.get(id(sys._getframe(1).f_code))
+        if name is None:
+            return answer(args, return_first_arg)
+        return _pass_meta(name, args, answer, (args, return_first_arg))
+
+    return door
+
+
+def meta_kernel(name: str) -> Callable[..., Any]:
+    """A kernel of the c10d op `name` for tensors without data, for ops that torch gives none."""
+
+    def kernel(*args: Any) -> Any:
+        return _pass_meta(name, args, FakeWork().boxed, ())
+
+    return kernel
+
+
+def _pass_meta(
+    name: str, args: tuple[Any, ...], answer: Callable[..., Any], answer_args: tuple[Any, ...]
+) -> Any:
+    layout = OPS["c10d"].get(name)
+    if layout is None or _inside.depth or _is_tracing():
+        return answer(*answer_args)
+    return _pass(Issued(f"c10d.{name}", layout, args), answer, answer_args, {})
+
+
+def _is_tracing() -> bool:
+    """Whether torch is only writing a graph: what it dispatches then is not issued."""
+    return (
+        CompileContext.try_get() is not None
+        or TracingContext.try_get() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+    )
+
+
+def _pass(
+    issued: Issued, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    for observer in _observers:
+        observer.before(issued)
+    _inside.depth = 1
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        _inside.depth = 0
+    return _amend(issued, result) if _amenders else result
+
+
+def _amend(issued: Issued, result: Any) -> Any:
+    for amender in _amenders:
+        result = amender.amend(issued, result)
+    return result

@@ -1,0 +1,95 @@
+"""Device meshes: which process group is which axis, and DTensor placements as short text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.fsdp import fsdp_meshes
+
+__all__ = [
+    "axis_names",
+    "describe_placements",
+    "group_axes",
+    "group_backend",
+    "group_label",
+    "local_shape",
+    "meshes_of",
+    "root_mesh",
+]
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that `mesh` was sliced from, or `mesh` itself."""
+    return mesh._get_root_mesh()
+
+
+def meshes_of(model: nn.Module) -> Iterator[DeviceMesh]:
+    """Every mesh that the parameters of `model` or its FSDP groups live on."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            yield parameter.device_mesh
+    yield from fsdp_meshes(model)
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Names of the axes, made up (`dim_0`) where the mesh has none, as torch does."""
+    return tuple(mesh.mesh_dim_names or (f"dim_{i}" for i in range(mesh.ndim)))
+
+
+def group_axes(meshes: Iterable[DeviceMesh]) -> dict[str, str]:
+    """Axis name by process-group name, for the groups of `meshes` and of their flattened parts."""
+    axes: dict[str, str] = {}
+    seen: set[int] = set()
+    for mesh in meshes:
+        root = root_mesh(mesh)
+        for candidate in (root, mesh, *getattr(root, "_flatten_mapping", {}).values()):
+            if id(candidate) not in seen:
+                seen.add(id(candidate))
+                axes = {**_axes_of(candidate), **axes}
+    return axes
+
+
+def _axes_of(mesh: DeviceMesh) -> dict[str, str]:
+    if mesh.get_coordinate() is None:  # this rank is not part of it
+        return {}
+    return {mesh.get_group(i).group_name: name for i, name in enumerate(axis_names(mesh))}
+
+
+def group_label(group: dist.ProcessGroup) -> str | None:
+    """The axis that torch wrote into the group's description when a mesh made it."""
+    description = group.group_desc
+    if description.startswith("mesh_") and description != "mesh_default":
+        return description.removeprefix("mesh_")
+    return None
+
+
+def group_backend(group: dist.ProcessGroup) -> str:
+    """The backend's name, as torch prints it."""
+    return str(dist.get_backend(group))
+
+
+def describe_placements(placements: Iterable[Any]) -> tuple[str, ...]:
+    """`Shard(0)`, `Replicate`, `Partial(sum)`: one per mesh axis."""
+    return tuple(_describe(placement) for placement in placements)
+
+
+def _describe(placement: Any) -> str:
+    if placement.is_replicate():
+        return "Replicate"
+    name = type(placement).__name__.lstrip("_")
+    if placement.is_partial():
+        return f"{name}({getattr(placement, 'norm_type', placement.reduce_op)})"
+    dim = getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"
+
+
+def local_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of what this rank holds."""
+    return tuple(tensor._local_tensor.shape if isinstance(tensor, DTensor) else tensor.shape)

@@ -1,0 +1,95 @@
+"""Every call of every module, shown to watchers as it begins and ends.
+
+`nn.Module.__call__` is wrapped, not hooked: torch's global hooks run before a module's own, and so
+would place the all-reduce of a tensor-parallel output hook in the parent. torch.compile sees the
+unwrapped method, so that its graphs and guards are the same with and without us.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+import torch._dynamo  # must keep its own reference to the unwrapped method before we wrap it
+from torch import nn
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.eval_frame import skip_code
+
+__all__ = ["CALL_CODE", "ModuleWatcher", "watch_module_calls"]
+
+
+class ModuleWatcher(Protocol):
+    """Someone who wants to know which module runs. Must not raise."""
+
+    def enter(self, module: nn.Module) -> None:
+        """`module` is called on this thread."""
+
+    def exit(self, module: nn.Module) -> None:
+        """The innermost call on this thread, of `module`, has ended, perhaps by an exception."""
+
+
+_unwrapped = nn.Module.__call__
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_watchers: tuple[ModuleWatcher, ...] = ()
+_lock = threading.RLock()
+
+
+def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    if _is_dynamo_compiling():
+        return _unwrapped(module, *args, **kwargs)
+    watchers = _watchers
+    for watcher in watchers:
+        watcher.enter(module)
+    try:
+        return _unwrapped(module, *args, **kwargs)
+    finally:
+        for watcher in watchers:
+            watcher.exit(module)
+
+
+CALL_CODE: CodeType = _watched_call.__code__
+"""The code that every watched module call runs through, to be known on a stack of frames."""
+
+skip_code(CALL_CODE)
+
+
+@contextmanager
+def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
+    """Tell `watcher` of module calls on any thread until the context ends."""
+    global _watchers
+    with _lock:
+        _watchers = (*_watchers, watcher)
+        if len(_watchers) == 1:
+            _wrap()
+    try:
+        yield
+    finally:
+        with _lock:
+            _watchers = tuple(other for other in _watchers if other is not watcher)
+            if not _watchers:
+                _unwrap()
+
+
+def _wrap() -> None:
+    nn.Module.__call__ = _watched_call
+    callback_handler.register_start_callback(_on_compile_start)
+    callback_handler.register_end_callback(_on_compile_end)
+
+
+def _unwrap() -> None:
+    callback_handler.remove_start_callback(_on_compile_start)
+    callback_handler.remove_end_callback(_on_compile_end)
+    nn.Module.__call__ = _unwrapped
+
+
+def _on_compile_start(_: object) -> None:
+    nn.Module.__call__ = _unwrapped
+
+
+def _on_compile_end(_: object) -> None:
+    if _watchers:
+        nn.Module.__call__ = _watched_call

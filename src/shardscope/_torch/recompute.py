@@ -1,0 +1,37 @@
+"""Whether a checkpointed function is being run again in backward, and which."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+import torch.autograd.graph
+import torch.utils.checkpoint
+from torch import nn
+
+from shardscope._torch.frames import nested_code
+
+__all__ = ["find_recomputed", "method_owner"]
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_REENTRANT = torch.utils.checkpoint.CheckpointFunction.backward.__code__
+_NON_REENTRANT = nested_code(
+    torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
+)
+
+
+def find_recomputed(frame: FrameType | None) -> Any:
+    """The function that is run again around `frame`, or None. The backward around it is the end."""
+    while frame is not None and frame.f_code is not _ENGINE:
+        if frame.f_code is _NON_REENTRANT:
+            return frame.f_locals["fn"]
+        if frame.f_code is _REENTRANT:
+            return frame.f_locals["ctx"].run_function
+        frame = frame.f_back
+    return None
+
+
+def method_owner(function: Any) -> nn.Module | None:
+    """The module whose method `function` is."""
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None

@@ -1,0 +1,80 @@
+"""The command line: one file per verb; each is imported only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any, final
+
+import click
+
+from shardscope.errors import ShardscopeError
+from shardscope.report.names import make_inert
+from shardscope.version import __version__
+
+__all__ = ["main"]
+
+_VERBS = {
+    "demo": "Simulate a training step of an 8B model on 1,024 ranks, here and now.",
+    "trace": "Record a training step of your own program.",
+    "show": "Print a recording.",
+    "merge": "Join the recordings of a run's ranks, and check that they agree.",
+    "export": "Turn a recording into a Perfetto trace, CSV or JSON.",
+}
+
+
+@final
+class _Verbs(click.Group):
+    """Knows its verbs by name, so that `--help` and `show` need not wait for torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command = import_module(f"shardscope.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb; whatever goes wrong ends in one line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            _end(ctx, "interrupted", 2)
+        except BrokenPipeError:
+            # The reader has seen enough; Python would complain when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+        except ShardscopeError as error:
+            _end(ctx, str(error), error.exit_code)
+        except Exception as error:  # noqa: BLE001 - the last resort of a command line
+            fact = f"something unforeseen happened ({type(error).__name__}: {error})"
+            _end(ctx, f"{fact}. Run `shardscope --debug …` again and report what it prints.", 2)
+
+
+def _end(ctx: click.Context, sentence: str, exit_code: int) -> None:
+    if ctx.params.get("debug"):
+        traceback.print_exc()
+    click.echo(f"shardscope: {make_inert(sentence)}", err=True)
+    ctx.exit(exit_code)
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 fine, 1 a finding, 2 usage or input.",
+)
+@click.version_option(__version__, prog_name="shardscope", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """See what a PyTorch model does when it is compiled and sharded."""

@@ -1,0 +1,1 @@
+"""WHAT IT SAYS: collectives: tracing, attribution to modules, cross-rank matching."""

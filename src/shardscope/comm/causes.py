@@ -1,0 +1,75 @@
+"""Why a collective was issued, and the module it belongs to where the cause knows it."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from torch import nn
+
+from shardscope._torch.frames import Role
+from shardscope._torch.fsdp import flat_handle_module, param_group_module, param_group_size
+from shardscope._torch.meshes import describe_placements
+from shardscope.comm.stack import Stack
+from shardscope.record import Call, Cause, CollectiveKind, Compiled, FullyShard, Redistribute
+
+__all__ = ["find_cause"]
+
+_FSDP = {Role.FSDP_UNSHARD: "unshard", Role.FSDP_REDUCE: "reduce"}
+_FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
+
+
+def find_cause(
+    kind: CollectiveKind, stack: Stack, node: str | None
+) -> tuple[Cause | None, nn.Module | None]:
+    """The cause, and the module that owns the collective where FSDP says so.
+
+    `node` is the name of the autograd node being executed.
+    """
+    for role, held in stack.held.items():
+        if role in _FSDP:
+            (group,) = held
+            action = _action(kind, _FSDP[role])
+            cause = FullyShard(action=action, num_parameters=param_group_size(group))
+            return cause, param_group_module(group)
+        if role in _FSDP1:
+            action = _action(kind, _FSDP1[role])
+            return FullyShard(action=action, num_parameters=1), flat_handle_module(held[0])
+    if Role.REDISTRIBUTE in stack.held:
+        return _redistribution(stack, node), None
+    if stack.graph is not None:
+        return Compiled(graph=stack.graph.co_name), None
+    return (None if stack.api is None else Call(api=_api_name(stack.api))), None
+
+
+def _action(kind: CollectiveKind, action: str) -> str:
+    """Gradients are reduced over the shards, then, with replicas, all-reduced over those."""
+    return "all_reduce" if kind is CollectiveKind.ALL_REDUCE else action
+
+
+def _redistribution(stack: Stack, node: str | None) -> Redistribute:
+    before, after = stack.held[Role.REDISTRIBUTE]
+    return Redistribute(
+        before=describe_placements(before.placements),
+        after=describe_placements(after.placements),
+        asked_by=_asked_by(stack, node),
+        is_implicit=Role.IMPLICIT in stack.held,
+    )
+
+
+def _asked_by(stack: Stack, node: str | None) -> str:
+    if Role.IMPLICIT in stack.held:
+        (schema,) = stack.held[Role.IMPLICIT]
+        return str(schema.op)
+    if stack.asked_by is not None:
+        qualified = stack.asked_by.co_qualname
+        return qualified if qualified.startswith("DTensor.") else qualified.split(".")[0]
+    if node is not None:
+        return node
+    return "DTensor" if stack.api is None else _api_name(stack.api)
+
+
+def _api_name(code: CodeType) -> str:
+    """`torch.distributed.all_reduce`, from where the function was defined."""
+    path = code.co_filename.replace("\\", "/").removesuffix(".py").removesuffix("/__init__")
+    module = path[path.rindex("/torch/") + 1 :].replace("/", ".")
+    return f"{module.removesuffix('.distributed_c10d')}.{code.co_qualname}"

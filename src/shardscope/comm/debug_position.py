@@ -1,0 +1,105 @@
+"""Where each thread is in the model, cheaply enough to be asked for every op.
+
+Collectives are rare and may walk the stack; ops are not, so this remembers instead: a module that
+was called inside the backward now running is being recomputed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from shardscope._torch.autograd import NO_GRAPH_TASK, current_graph_task, current_node, node_origin
+from shardscope._torch.recompute import find_recomputed, method_owner
+from shardscope.comm.calls import ModuleCalls
+from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.comm.stack import find_backward_caller, read_stack
+
+__all__ = ["GLOBAL", "Position", "Positions"]
+
+GLOBAL = "Global"
+"""torch's name for what encloses every module."""
+
+
+class Position(NamedTuple):
+    """The module at work, and in which pass."""
+
+    module: str
+    is_backward: bool
+    is_recompute: bool
+
+
+class _Call(NamedTuple):
+    module: str
+    graph_task: int
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+
+class Positions:
+    """A watcher of module calls, to be told of each after `calls` was."""
+
+    def __init__(self, names: ModuleNames, calls: ModuleCalls) -> None:
+        self._names = names
+        self._calls = calls
+        self._thread = _Thread()
+        self._callers: dict[int, int] = {}
+
+    def enter(self, _: nn.Module) -> None:
+        """`calls` knows the module by now."""
+        call = _Call(self._name(self._calls.running()), current_graph_task())
+        self._thread.calls.append(call)
+
+    def exit(self, _: nn.Module) -> None:
+        """The innermost call on this thread has ended."""
+        self._thread.calls.pop()
+
+    def running(self) -> list[str]:
+        """The modules called on this thread, outermost first."""
+        return [call.module for call in self._thread.calls]
+
+    def current(self) -> Position:
+        """Where this thread is."""
+        task = current_graph_task()
+        calls = self._thread.calls
+        is_backward = task != NO_GRAPH_TASK
+        if calls and calls[-1].graph_task == task:
+            return Position(calls[-1].module, is_backward, is_backward)
+        if not is_backward:
+            return Position(GLOBAL, False, False)
+        # Recomputing is done with gradients on, backward seldom is, so that we seldom need to look.
+        function = find_recomputed(sys._getframe()) if torch.is_grad_enabled() else None
+        module = method_owner(function)
+        name = self._maker(task) if module is None else self._name(self._names.find(module))
+        return Position(name, True, function is not None)
+
+    def _maker(self, task: int) -> str:
+        """The module that made the autograd node now at work."""
+        node = current_node()
+        if node is None:  # a callback at the end of backward
+            return GLOBAL
+        origin = node_origin(node)
+        if isinstance(origin, torch.Tensor):
+            return self._name(self._names.owner_of(origin))
+        maker = self._calls.maker_of(origin, self._caller(task))
+        return GLOBAL if maker is None else self._name(maker)
+
+    def _caller(self, task: int) -> int:
+        """The thread that called backward, looked for once in each."""
+        caller = self._callers.get(task)
+        if caller is None:
+            stack = read_stack(sys._getframe())
+            if not stack.backward_caller:
+                find_backward_caller(stack)
+            caller = self._callers[task] = stack.backward_caller
+        return caller
+
+    def _name(self, index: int) -> str:
+        return GLOBAL if index == NO_MODULE else self._names.names[index]

@@ -1,0 +1,64 @@
+"""The module tree as records: clean names, the user's own classes, parameters with placements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.fsdp import sharded_parameters, user_class
+from shardscope._torch.meshes import axis_names, describe_placements, local_shape
+from shardscope._torch.modules import own_parameters
+from shardscope.comm.names import ModuleNames
+from shardscope.record import Module, Parameter, RankSpan
+
+__all__ = ["Inventory"]
+
+
+class Inventory:
+    """Describes each named module once, in the order in which they turn up."""
+
+    def __init__(self, names: ModuleNames, rank: int) -> None:
+        self._names = names
+        self._rank = rank
+        self._num_described = 0
+
+    def describe_new(self) -> Iterator[Module]:
+        """Records of the modules that have turned up since the last time; shared ones once."""
+        first, self._num_described = self._num_described, len(self._names.names)
+        if first == self._num_described:
+            return
+        # A gathered parameter shows its full self; what the rank holds is the shard.
+        sharded = {k: v for root in self._names.roots() for k, v in sharded_parameters(root).items()}
+        for index in range(first, self._num_described):
+            module = self._names.module(index)
+            if module is not None and not self._names.is_alias(index):
+                yield Module(
+                    name=self._names.names[index],
+                    type=user_class(module).__name__,
+                    ranks=(RankSpan(self._rank),),
+                    parameters=tuple(_describe_parameters(module, sharded)),
+                    aliases=self._names.aliases(index),
+                )
+
+
+def _describe_parameters(
+    module: nn.Module, sharded: dict[tuple[int, str], torch.Tensor]
+) -> Iterator[Parameter]:
+    for name, parameter in own_parameters(module):
+        yield _describe_parameter(name, sharded.get((id(module), name), parameter))
+
+
+def _describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
+    placed = parameter if isinstance(parameter, DTensor) else None
+    return Parameter(
+        name=name,
+        shape=tuple(parameter.shape),
+        local_shape=local_shape(parameter),
+        dtype=str(parameter.dtype).removeprefix("torch."),
+        placements=() if placed is None else describe_placements(placed.placements),
+        axes=() if placed is None else axis_names(placed.device_mesh),
+        is_trainable=parameter.requires_grad,
+    )

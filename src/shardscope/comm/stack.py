@@ -1,0 +1,184 @@
+"""One walk up the Python stack at the moment of a collective: whose line, which phase, what cause.
+
+The walk ends at the first boundary (a module call, the autograd engine, an optimizer step) once
+the user's line is known, so its length does not grow with the depth of the model. It only points
+at what it finds; names, lines and texts are looked up when the record is written.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from shardscope._torch.frames import WITNESSES, Role, find_roles
+from shardscope.record import Source
+
+__all__ = ["Stack", "find_backward_caller", "read_stack"]
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_GENERATED = ("<eval_with_key>", "<frozen ", "<attrs ", "<torch_package")
+# Frames that stand between a caller and the function they called, and say nothing of either.
+_MACHINERY = (
+    "c10d_logger.py",
+    "_contextlib.py",
+    "module.py",
+    "function.py",
+    "_tensor.py",
+    "_ops.py",
+)
+_USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE = range(7)
+_ROLE_KINDS = {
+    Role.MODULE_CALL: _BOUNDARY,
+    Role.ENGINE: _BOUNDARY,
+    Role.OPTIMIZER: _BOUNDARY,
+    Role.RECOMPUTE: _BOUNDARY,
+    Role.EXPLICIT: _EXPLICIT,
+}
+
+# By the identity of a code object, with the object itself, which keeps its identity its own.
+_facts: dict[int, tuple[int, Role | None, CodeType]] = {}
+_roles: dict[int, Role] = {}
+_sources: dict[tuple[CodeType, int], Source] = {}
+
+
+class Stack:
+    """What the frames said; causes as the few locals of a frame that tell them."""
+
+    __slots__ = (
+        "api",
+        "asked_by",
+        "backward_caller",
+        "boundary",
+        "graph",
+        "held",
+        "line",
+        "reduction",
+        "user",
+    )
+
+    def __init__(self) -> None:
+        self.boundary: Role | None = None
+        self.user: CodeType | None = None
+        self.line = 0
+        self.api: CodeType | None = None
+        self.graph: CodeType | None = None
+        self.asked_by: CodeType | None = None
+        self.backward_caller = 0  # thread that called backward, where the engine is at work
+        self.reduction: Any = None
+        self.held: dict[Role, tuple[Any, ...]] = {}
+
+    @property
+    def source(self) -> Source | None:
+        """The user's line."""
+        return None if self.user is None else _source_at(self.user, self.line)
+
+
+def read_stack(frame: FrameType | None) -> Stack:
+    """Walk outwards from `frame`."""
+    stack = Stack()
+    boundary: Role | None = None
+    user: CodeType | None = None
+    learnt = _facts.get
+    while frame is not None:
+        code = frame.f_code
+        kind, role, _ = learnt(id(code)) or _learn(code)
+        if kind == _USER:
+            if user is None:
+                user = code
+                stack.line = frame.f_lineno
+                if boundary is not None:
+                    break
+        elif boundary is None:
+            if kind == _API:
+                if user is None:
+                    stack.api = code
+            elif kind == _BOUNDARY:
+                boundary = role
+                if user is not None:
+                    break
+            elif kind != _OTHER:
+                _meet(stack, kind, role, frame, user)
+        frame = frame.f_back
+    stack.user = user
+    stack.boundary = boundary
+    if boundary is Role.ENGINE:
+        stack.backward_caller = threading.get_ident()
+    return stack
+
+
+def _meet(
+    stack: Stack, kind: int, role: Role | None, frame: FrameType, user: CodeType | None
+) -> None:
+    """A frame that tells something of the cause."""
+    if role is Role.REDUCTION:
+        stack.api = frame.f_code if user is None else stack.api
+        stack.reduction = frame.f_locals["op"]
+    elif kind == _CAUSE:
+        _hold(stack, role, frame)
+    elif kind == _EXPLICIT:
+        stack.asked_by = frame.f_code
+    elif user is None and stack.graph is None:
+        stack.graph = frame.f_code
+
+
+def _hold(stack: Stack, role: Role | None, frame: FrameType) -> None:
+    """Keep, of a frame that knows the cause, the few locals that say it, and no tensor."""
+    if role is not None and role not in stack.held:
+        known = frame.f_locals
+        stack.held[role] = tuple(known[name] for name in WITNESSES[role])
+
+
+def find_backward_caller(stack: Stack) -> None:
+    """On a thread of the engine's own, look for the line and the thread that called backward."""
+    for thread, frame in sys._current_frames().items():
+        outer: FrameType | None = frame
+        while outer is not None and _roles.get(id(outer.f_code)) is not Role.ENGINE:
+            outer = outer.f_back
+        if outer is not None:
+            stack.backward_caller = thread
+            if stack.user is None:
+                caller = read_stack(outer)
+                stack.user, stack.line = caller.user, caller.line
+            return
+
+
+def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:
+    if not _roles:
+        _roles.update(find_roles())
+    role = _roles.get(id(code))
+    kind = _ROLE_KINDS.get(role, _CAUSE) if role is not None else _classify(code.co_filename)
+    _facts[id(code)] = fact = (kind, role, code)
+    return fact
+
+
+def _classify(filename: str) -> int:
+    if filename.startswith("<eval_with_key>") or "torchinductor" in filename:
+        return _GRAPH
+    if filename.startswith(_TORCH):
+        return _OTHER if filename.endswith(_MACHINERY) else _API
+    if filename.startswith((_OURS, *_GENERATED)):
+        return _OTHER
+    is_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
+    return _OTHER if is_stdlib else _USER
+
+
+def _source_at(code: CodeType, line: int) -> Source:
+    """The record of a line, with its text; paths below the working directory are made relative."""
+    known = _sources.get((code, line))
+    if known is None:
+        file = code.co_filename
+        shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+        text = linecache.getline(file, line).strip()[:200]
+        known = Source(file=shown, line=line, function=code.co_qualname, text=text)
+        _sources[code, line] = known
+    return known

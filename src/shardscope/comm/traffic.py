@@ -1,0 +1,129 @@
+"""How many bytes a collective carries: what goes in, what comes out, what a ring sends.
+
+Logical bytes: a 32-byte slice of a 4 MiB storage is 32 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardscope._torch.calls import OpLayout, process_group, reduce_op_name, tensors_in
+from shardscope.record import CollectiveKind
+
+__all__ = ["Payload", "wire_bytes"]
+
+_K = CollectiveKind
+
+
+class Payload:
+    """What a collective carries on this rank. Keeps sizes, not tensors, and looks up later."""
+
+    __slots__ = (
+        "_dtype",
+        "_output_bytes",
+        "_peer",
+        "_reduce_op",
+        "_splits",
+        "group",
+        "input_bytes",
+        "kind",
+        "num_tensors",
+        "op",
+    )
+
+    def __init__(
+        self, op: str, layout: OpLayout, args: Sequence[Any], out: Any, asked: Any = None
+    ) -> None:
+        """`asked` is the reduction as the caller in Python named it, where there is one.
+
+        A boxed process group or reduction that is kept slows every later collective, and asking a
+        boxed reduction for its name is slow too, so neither is kept and the second is avoided.
+        """
+        self.op = op
+        self.kind = layout.kind
+        self.group = process_group(args[layout.group])
+        inputs = () if layout.inputs is None else args[layout.inputs]
+        outputs = out if layout.outputs is None else args[layout.outputs]
+        num_args = len(args)
+        reduce_op, peer, splits = layout.reduce_op, layout.peer, layout.input_splits
+        self._reduce_op = None
+        if reduce_op is not None and reduce_op < num_args:
+            boxed = args[reduce_op]
+            is_name = isinstance(boxed, str)
+            self._reduce_op = boxed if is_name else asked or reduce_op_name(boxed)
+        self._peer = None if peer is None or peer >= num_args else args[peer]
+        self._splits = None if splits is None else args[splits]
+        self.num_tensors, self.input_bytes, self._dtype = _sizes(inputs)
+        self._output_bytes = None
+        if outputs is not None:
+            num_outputs, self._output_bytes, dtype = _sizes(outputs)
+            if not self.num_tensors:
+                self.num_tensors, self._dtype = num_outputs, dtype
+
+    @property
+    def dtype(self) -> str:
+        """The dtype's name, without `torch.`"""
+        return "" if self._dtype is None else str(self._dtype).removeprefix("torch.")
+
+    @property
+    def reduce_op(self) -> str | None:
+        """`sum`, `avg`, …"""
+        return reduce_op_name(self._reduce_op)
+
+    @property
+    def output_bytes(self) -> int:
+        """What this rank gets out; implied where the op makes its own output."""
+        if self._output_bytes is not None:
+            return self._output_bytes
+        if self.kind is _K.ALL_GATHER:
+            return self.input_bytes * self.group.size()
+        if self.kind is _K.REDUCE_SCATTER:
+            return self.input_bytes // self.group.size()
+        return 0 if self.kind is _K.SEND else self.input_bytes
+
+    @property
+    def wire_bytes(self) -> int:
+        """What this rank sends if the group runs a ring."""
+        if self.kind is _K.ALL_TO_ALL and self._splits:
+            kept = self._splits[self.group.rank()] / max(1, sum(self._splits))
+            return round(self.input_bytes * (1 - kept))
+        return wire_bytes(self.kind, self.input_bytes, self.output_bytes, self.group.size())
+
+    @property
+    def global_peer(self) -> int | None:
+        """The root, sender or receiver as a rank of the world."""
+        return None if self._peer is None else dist.get_global_rank(self.group, self._peer)
+
+
+def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
+    """How many tensors, how many bytes, and of which dtype."""
+    if isinstance(value, torch.Tensor):
+        return 1, value.numel() * value.element_size(), value.dtype
+    tensors = tensors_in(value)
+    if not tensors:
+        return 0, 0, None
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return len(tensors), num_bytes, tensors[0].dtype
+
+
+def wire_bytes(kind: CollectiveKind, input_bytes: int, output_bytes: int, num_ranks: int) -> int:
+    """Bytes each rank sends if the group runs a ring, averaged over its ranks.
+
+    The factors are those by which bus bandwidth is commonly quoted: 2(n-1)/n of the payload for an
+    all-reduce, (n-1)/n of the whole for gather, scatter and all-to-all, all of it for a broadcast
+    or a reduce. A receive sends nothing: its bytes are counted where they are sent.
+    """
+    others = (num_ranks - 1) / num_ranks
+    if num_ranks == 1 or kind in (_K.RECV, _K.BARRIER):
+        return 0
+    if kind is _K.ALL_REDUCE:
+        return round(2 * others * input_bytes)
+    if kind is _K.ALL_GATHER:
+        return round(others * output_bytes)
+    if kind in (_K.REDUCE_SCATTER, _K.ALL_TO_ALL, _K.SCATTER):
+        return round(others * input_bytes)
+    return input_bytes

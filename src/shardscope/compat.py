@@ -1,0 +1,7 @@
+"""PyTorch's own names and signatures, for people who change one import."""
+
+from __future__ import annotations
+
+from shardscope.comm.debug_mode import CommDebugMode
+
+__all__ = ["CommDebugMode"]

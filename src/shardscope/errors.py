@@ -1,0 +1,60 @@
+"""Every error shardscope raises on purpose.
+
+ShardscopeError                 base; carries the exit code the CLI ends with
+├── RecordingError              a recording file cannot be read or written
+├── MergeError                  recordings that do not belong together
+├── WorldError                  a world that cannot be made, entered or left
+│   └── CollectiveError         a collective that a real process group would refuse
+├── TraceError                  a trace that cannot start
+├── TargetError                 a TARGET on the command line that cannot be used
+└── OutputError                 an output that cannot be written
+
+Messages are sentences: the fact, the place, the remedy.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CollectiveError",
+    "MergeError",
+    "OutputError",
+    "RecordingError",
+    "ShardscopeError",
+    "TargetError",
+    "TraceError",
+    "WorldError",
+]
+
+
+class ShardscopeError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is what the CLI ends with."""
+
+    exit_code = 2
+
+
+class RecordingError(ShardscopeError):
+    """A recording file cannot be read or written."""
+
+
+class MergeError(ShardscopeError):
+    """Recordings that do not belong together."""
+
+
+class WorldError(ShardscopeError):
+    """A world that cannot be made, entered or left."""
+
+
+class CollectiveError(WorldError):
+    """A collective that a real process group would refuse."""
+
+
+class TraceError(ShardscopeError):
+    """A trace that cannot start."""
+
+
+class TargetError(ShardscopeError):
+    """A TARGET on the command line that cannot be used."""
+
+
+class OutputError(ShardscopeError):
+    """An output that cannot be written."""

@@ -1,0 +1,77 @@
+"""WHAT WE KNOW: frozen records and their codec; imports nothing of ours, and no torch."""
+
+from __future__ import annotations
+
+from shardscope.record.codec import encode, load, save
+from shardscope.record.files import check_output, write_file
+from shardscope.record.merge import merge, merge_files
+from shardscope.record.ranks import (
+    RankSpan,
+    compress_ranks,
+    count_ranks,
+    expand_ranks,
+    format_ranks,
+)
+from shardscope.record.recording import (
+    FORMAT,
+    SCHEMA,
+    Axis,
+    BucketReduce,
+    Call,
+    Cause,
+    Collective,
+    CollectiveKind,
+    Compiled,
+    Finding,
+    FullyShard,
+    Gap,
+    Group,
+    Module,
+    Parameter,
+    Phase,
+    Recording,
+    Redistribute,
+    RunInfo,
+    Severity,
+    Source,
+)
+from shardscope.record.replay import read_stream
+from shardscope.record.stream import StreamWriter
+
+__all__ = [
+    "FORMAT",
+    "SCHEMA",
+    "Axis",
+    "BucketReduce",
+    "Call",
+    "Cause",
+    "Collective",
+    "CollectiveKind",
+    "Compiled",
+    "Finding",
+    "FullyShard",
+    "Gap",
+    "Group",
+    "Module",
+    "Parameter",
+    "Phase",
+    "RankSpan",
+    "Recording",
+    "Redistribute",
+    "RunInfo",
+    "Severity",
+    "Source",
+    "StreamWriter",
+    "check_output",
+    "compress_ranks",
+    "count_ranks",
+    "encode",
+    "expand_ranks",
+    "format_ranks",
+    "load",
+    "merge",
+    "merge_files",
+    "read_stream",
+    "save",
+    "write_file",
+]

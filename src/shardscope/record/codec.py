@@ -1,0 +1,110 @@
+"""Recordings to and from files: JSON, gzip if the name ends in .gz. Streams are `stream.py`'s."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardscope.errors import RecordingError
+from shardscope.record.files import read_file, write_file
+from shardscope.record.header import FileHeader, check_schema, explain_damage, read_header
+from shardscope.record.ranks import RankSpan
+from shardscope.record.recording import FORMAT, Recording
+from shardscope.record.replay import read_stream
+from shardscope.record.stream import STREAM_FORMAT
+
+__all__ = ["encode", "load", "save"]
+
+_DECODER = msgspec.json.Decoder(Recording)
+
+
+def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write a recording; the same recording gives the same bytes. `load` reads it back."""
+    data = encode(recording)
+    if os.fspath(path).lower().endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    return write_file(data, path, force=force)
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Read what `save` or a stream wrote, or raise RecordingError with one sentence."""
+    name = os.fspath(path)
+    data = read_file(path)
+    header = _find_header(data, name)
+    if header.format not in (FORMAT, STREAM_FORMAT):
+        raise RecordingError(_explain_foreign(name, header))
+    check_schema(header, name)
+    recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
+    _check_ranks(recording, name)
+    return recording
+
+
+def _decode(data: bytes, name: str) -> Recording:
+    try:
+        return _DECODER.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(explain_damage(error, data, name)) from error
+
+
+def encode(recording: Recording) -> bytes:
+    """The JSON of a recording, ending in a newline."""
+    try:
+        return msgspec.json.encode(recording) + b"\n"
+    except UnicodeEncodeError:
+        # File names that are not UTF-8 reach Python as lone surrogates, which JSON cannot hold.
+        plain = _replace_surrogates(msgspec.to_builtins(recording))
+        return msgspec.json.encode(plain) + b"\n"
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {key: _replace_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_surrogates(item) for item in value]
+    return value
+
+
+def _find_header(data: bytes, name: str) -> FileHeader:
+    # A stream's header is its first line; a recording, however it is laid out, is one JSON value.
+    end = data.find(b"\n")
+    first_line = read_header(data[:end]) if end >= 0 else None
+    if first_line is not None and first_line.format == STREAM_FORMAT:
+        return first_line
+    try:
+        return msgspec.json.decode(data, type=FileHeader)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(explain_damage(error, data, name)) from error
+
+
+def _explain_foreign(name: str, header: FileHeader) -> str:
+    says = f"its format is '{header.format}'" if header.format else "it has no 'format'"
+    return (
+        f"'{name}' is JSON but not a shardscope recording: {says} at $.format, not '{FORMAT}'. "
+        f"Name a file that shardscope wrote."
+    )
+
+
+def _check_ranks(recording: Recording, name: str) -> None:
+    world_size = recording.run.world_size
+    for place, spans in _places_with_ranks(recording):
+        for span in spans:
+            last = span.first + (span.count - 1) * span.step
+            if last >= world_size:
+                raise RecordingError(
+                    f"'{name}' names rank {last} at {place}, but its world has {world_size} "
+                    f"ranks. The file was damaged or edited; record again."
+                )
+
+
+def _places_with_ranks(recording: Recording) -> list[tuple[str, tuple[RankSpan, ...]]]:
+    return [
+        ("$.run.ranks", recording.run.ranks),
+        *((f"$.groups[{i}].ranks", group.ranks) for i, group in enumerate(recording.groups)),
+        *((f"$.modules[{i}].ranks", module.ranks) for i, module in enumerate(recording.modules)),
+    ]

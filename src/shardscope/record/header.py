@@ -1,0 +1,91 @@
+"""The first things to know about a file: is it ours, can this version read it, where is it torn."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from shardscope.errors import RecordingError
+from shardscope.record.recording import SCHEMA
+
+__all__ = ["FileHeader", "check_schema", "explain_damage", "read_header"]
+
+_OLDEST_SCHEMA = 1
+
+
+class FileHeader(msgspec.Struct, frozen=True):
+    """What every file of ours says of itself."""
+
+    format: str = ""
+    schema: int = 0
+
+
+def read_header(line: bytes) -> FileHeader | None:
+    """The header in a line, or None if the line is no JSON object."""
+    try:
+        return msgspec.json.decode(line, type=FileHeader)
+    except (ValueError, RecursionError):
+        return None
+
+
+def check_schema(header: FileHeader, name: str) -> None:
+    """Raise RecordingError for a file of another time."""
+    if header.schema > SCHEMA:
+        raise RecordingError(
+            f"'{name}' was written by a newer shardscope (schema {header.schema} at $.schema; this "
+            f"version reads up to {SCHEMA}). Upgrade shardscope: pip install --upgrade shardscope."
+        )
+    if header.schema < _OLDEST_SCHEMA:
+        raise RecordingError(
+            f"'{name}' has schema {header.schema} at $.schema, older than the oldest this version "
+            f"reads ({_OLDEST_SCHEMA}). Record again, or read it with the shardscope that wrote it."
+        )
+
+
+def explain_damage(error: Exception, data: bytes, name: str) -> str:
+    """One sentence on why `data` is not the JSON it should be."""
+    if not data.strip():
+        return f"'{name}' is empty. Record again; a run that is killed needs a stream to survive."
+    if isinstance(error, RecursionError):
+        return f"'{name}' nests JSON too deeply for a recording. Name a file that shardscope wrote."
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"'{name}' has text that is not UTF-8 (byte 0x{error.object[error.start]:02x} inside a "
+            f"string). The file was damaged; copy it again, or record again."
+        )
+    if isinstance(error, msgspec.ValidationError):
+        return _explain_wrong_value(error, name)
+    return _explain_broken_json(error, data, name)
+
+
+def _explain_wrong_value(error: msgspec.ValidationError, name: str) -> str:
+    fact, _, place = str(error).partition(" - at ")
+    place = place.strip("`") or "the top level ($)"
+    return (
+        f"'{name}' is not a recording this version understands: at {place}: {_lower(fact)}. "
+        f"Name a file that shardscope wrote, or record again."
+    )
+
+
+def _explain_broken_json(error: Exception, data: bytes, name: str) -> str:
+    if not data.lstrip().startswith(b"{"):
+        return (
+            f"'{name}' is not a shardscope recording: it does not start as a JSON object "
+            f"(byte 0). Name a file that shardscope wrote."
+        )
+    if "truncated" in str(error):
+        return (
+            f"'{name}' is truncated: its JSON stops at byte {len(data)} without an end. "
+            f"Copy it again, or record again."
+        )
+    found = re.search(r": (.*) \(byte (\d+)\)", str(error))
+    fact, place = found.groups() if found else (str(error), "?")
+    return (
+        f"'{name}' is damaged: its JSON is malformed at byte {place} ({fact}). "
+        f"Copy it again, or record again."
+    )
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,170 @@
+"""Many ranks' recordings joined into one; a rank that is missing or damaged becomes a gap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from shardscope.errors import MergeError, RecordingError
+from shardscope.record.codec import load
+from shardscope.record.ranks import RankSpan, compress_ranks, expand_ranks, format_ranks
+from shardscope.record.recording import Gap, Group, Module, Recording, RunInfo
+
+__all__ = ["merge", "merge_files"]
+
+_MISSING = "world"
+
+
+def merge_files(paths: Iterable[str | os.PathLike[str]]) -> Recording:
+    """Load and merge files; one that cannot be read becomes a gap, none that can is an error."""
+    recordings: list[Recording] = []
+    errors: list[RecordingError] = []
+    gaps: list[Gap] = []
+    for path in sorted(os.fspath(path) for path in paths):
+        try:
+            recordings.append(load(path))
+        except RecordingError as error:
+            errors.append(error)
+            gaps.append(Gap(place=path, fact=str(error)))
+    if not recordings:
+        raise _explain_none(errors)
+    merged = merge(recordings)
+    return replace(merged, gaps=(*gaps, *merged.gaps))
+
+
+def _explain_none(errors: list[RecordingError]) -> RecordingError:
+    if len(errors) == 1:
+        return errors[0]
+    if not errors:
+        return RecordingError("there is nothing to merge. Name the recordings of a run's ranks.")
+    return RecordingError(f"none of the {len(errors)} files can be read; the first: {errors[0]}")
+
+
+def merge(recordings: Iterable[Recording]) -> Recording:
+    """Join recordings of one run's ranks; the result does not depend on their order."""
+    parts = sorted(recordings, key=_sort_key)
+    if not parts:
+        raise MergeError("there is nothing to merge. Name the recordings of a run's ranks.")
+    _check_same_world(parts)
+    _check_no_rank_twice(parts)
+    groups, group_gaps = _merge_groups(parts)
+    run = _merge_runs([part.run for part in parts])
+    recorded = (gap for part in parts for gap in part.gaps if gap.place != _MISSING)
+    gaps = [*_find_missing(run), *_find_disagreements(parts), *group_gaps, *recorded]
+    collectives = (collective for part in parts for collective in part.collectives)
+    return Recording(
+        run=run,
+        groups=groups,
+        modules=_merge_modules(parts),
+        collectives=tuple(sorted(collectives, key=lambda one: (one.rank, one.order))),
+        findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
+        gaps=tuple(dict.fromkeys(gaps)),
+    )
+
+
+def _sort_key(recording: Recording) -> tuple[list[int], bytes]:
+    ranks = sorted(expand_ranks(recording.run.ranks))
+    # Ranks differ between parts that can be merged; only parts without any need a second key.
+    return ranks, b"" if ranks else msgspec.json.encode(recording)
+
+
+def _check_same_world(parts: Sequence[Recording]) -> None:
+    first = parts[0].run
+    for run in (part.run for part in parts):
+        if run.world_size != first.world_size:
+            raise MergeError(
+                f"these recordings are of different runs: {_name_ranks(first)} saw a world of "
+                f"{first.world_size}, {_name_ranks(run)} a world of {run.world_size}. "
+                f"Merge only the files of one run."
+            )
+        if run.is_simulated != first.is_simulated:
+            real, simulated = (run, first) if first.is_simulated else (first, run)
+            raise MergeError(
+                f"these recordings are of different runs: {_name_ranks(simulated)} was simulated, "
+                f"{_name_ranks(real)} was real. Merge only the files of one run."
+            )
+
+
+def _check_no_rank_twice(parts: Sequence[Recording]) -> None:
+    seen: set[int] = set()
+    for part in parts:
+        ranks = set(expand_ranks(part.run.ranks))
+        if twice := sorted(seen & ranks):
+            raise MergeError(
+                f"rank {format_ranks(compress_ranks(twice))} is in more than one recording. "
+                f"Merge one file per rank; a file left by an earlier run may be among them."
+            )
+        seen |= ranks
+
+
+def _name_ranks(run: RunInfo) -> str:
+    return f"rank {format_ranks(run.ranks)}" if run.ranks else "a recording without ranks"
+
+
+def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
+    axes = next((run.axes for run in runs if run.axes), ())
+    return replace(runs[0], ranks=_unite(run.ranks for run in runs), axes=axes)
+
+
+def _find_missing(run: RunInfo) -> list[Gap]:
+    missing = sorted(set(range(run.world_size)) - set(expand_ranks(run.ranks)))
+    if not missing:
+        return []
+    ranks = format_ranks(compress_ranks(missing))
+    fact = f"no recording of {len(missing)} of {run.world_size} ranks: {ranks}"
+    return [Gap(place=_MISSING, fact=fact)]
+
+
+def _find_disagreements(parts: Sequence[Recording]) -> list[Gap]:
+    """Facts that one run's ranks share, where these ranks do not."""
+    facts: dict[str, Callable[[RunInfo], str]] = {
+        "torch version": lambda run: run.torch_version,
+        "shardscope version": lambda run: run.shardscope_version,
+        "mesh axes": lambda run: ", ".join(f"{axis.name}={axis.size}" for axis in run.axes),
+    }
+    gaps = []
+    for subject, read in facts.items():
+        holders: dict[str, list[tuple[RankSpan, ...]]] = {}
+        for part in parts:
+            holders.setdefault(read(part.run), []).append(part.run.ranks)
+        if len(holders) > 1:
+            sides = (
+                f"{value or 'none'} on rank {format_ranks(_unite(ranks))}"
+                for value, ranks in holders.items()
+            )
+            gaps.append(Gap(place=subject, fact="ranks disagree: " + "; ".join(sides)))
+    return gaps
+
+
+def _merge_groups(parts: Sequence[Recording]) -> tuple[tuple[Group, ...], list[Gap]]:
+    groups: dict[str, Group] = {}
+    gaps: list[Gap] = []
+    for part in parts:
+        rank = next(iter(expand_ranks(part.run.ranks)), None)
+        for group in part.groups:
+            first = groups.setdefault(group.name, group)
+            # Torch's name and the backend may differ; who is in it, and where, may not.
+            if (group.ranks, group.axis) != (first.ranks, first.axis):
+                fact = f"{_describe(group)} here, {_describe(first)} on an earlier rank, kept"
+                gaps.append(Gap(place=f"group {group.name}", fact=fact, rank=rank))
+    return tuple(groups.values()), gaps
+
+
+def _describe(group: Group) -> str:
+    axis = f" on axis {group.axis}" if group.axis is not None else ""
+    return f"ranks {format_ranks(group.ranks)}{axis}"
+
+
+def _merge_modules(parts: Sequence[Recording]) -> tuple[Module, ...]:
+    holders: dict[Module, list[tuple[RankSpan, ...]]] = {}
+    for part in parts:
+        for module in part.modules:
+            holders.setdefault(replace(module, ranks=()), []).append(module.ranks)
+    return tuple(replace(module, ranks=_unite(ranks)) for module, ranks in holders.items())
+
+
+def _unite(spans: Iterable[tuple[RankSpan, ...]]) -> tuple[RankSpan, ...]:
+    return compress_ranks(sorted({rank for part in spans for rank in expand_ranks(part)}))

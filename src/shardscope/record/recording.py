@@ -1,0 +1,236 @@
+"""What one run told us: the frozen records that every room fills and every renderer reads."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
+
+__all__ = [
+    "FORMAT",
+    "SCHEMA",
+    "Axis",
+    "BucketReduce",
+    "Call",
+    "Cause",
+    "Collective",
+    "CollectiveKind",
+    "Compiled",
+    "Finding",
+    "FullyShard",
+    "Gap",
+    "Group",
+    "Module",
+    "Parameter",
+    "Phase",
+    "Recording",
+    "Redistribute",
+    "RunInfo",
+    "Severity",
+    "Source",
+]
+
+FORMAT = "shardscope.recording"
+SCHEMA = 1
+
+
+class CollectiveKind(StrEnum):
+    """What a collective does, whatever torch calls the op that did it."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SEND = "send"
+    RECV = "recv"
+    BARRIER = "barrier"
+
+
+class Phase(StrEnum):
+    """What the training step was doing."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    OUTSIDE = "outside"
+
+
+class Severity(StrEnum):
+    """How urgently a finding wants attention."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+class Axis(Struct, frozen=True, kw_only=True):
+    """One axis of a device mesh."""
+
+    name: str
+    size: Natural
+
+
+class RunInfo(Struct, frozen=True, kw_only=True):
+    """Which run this is. `ranks` are the ranks whose records are in this recording."""
+
+    torch_version: str
+    shardscope_version: str
+    world_size: NumRanks
+    ranks: tuple[RankSpan, ...]
+    axes: tuple[Axis, ...] = ()
+    is_simulated: bool = False
+    command: str = ""
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """A process group. `name` is ours, readable and the same on every rank: `tp[0-7]`."""
+
+    name: str
+    torch_name: str
+    ranks: tuple[RankSpan, ...]
+    num_ranks: Natural
+    axis: str | None = None
+    backend: str = ""
+
+
+class Parameter(Struct, frozen=True, kw_only=True):
+    """One parameter of one module, as one rank holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    dtype: str
+    placements: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    is_trainable: bool = True
+
+
+class Module(Struct, frozen=True, kw_only=True):
+    """One module and its own parameters; `ranks` hold it in exactly this form.
+
+    The root's name is the empty string. `aliases` are further names of a shared module.
+    """
+
+    name: str
+    type: str
+    ranks: tuple[RankSpan, ...]
+    parameters: tuple[Parameter, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A line of the user's program."""
+
+    file: str
+    line: Natural
+    function: str = ""
+    text: str = ""
+
+
+class Redistribute(Struct, frozen=True, kw_only=True, tag="redistribute"):
+    """DTensor moved a tensor from one placement to another.
+
+    `asked_by` is the op that needed it (`aten.mm.default`) or the call that wanted it
+    (`RowwiseParallel`, `DTensor.full_tensor`); `is_implicit` says that nobody wrote it down.
+    """
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    asked_by: str
+    is_implicit: bool
+
+
+class FullyShard(Struct, frozen=True, kw_only=True, tag="fully_shard"):
+    """FSDP gathered parameters (`unshard`) or reduced gradients (`reduce`, `all_reduce`)."""
+
+    action: str
+    num_parameters: Natural
+
+
+class BucketReduce(Struct, frozen=True, kw_only=True, tag="ddp_bucket"):
+    """DDP reduced a bucket of gradients; `bucket` is None where the bucket is not known."""
+
+    bucket: Natural | None
+    parameters: tuple[str, ...]
+
+
+class Call(Struct, frozen=True, kw_only=True, tag="call"):
+    """The program called a collective itself, through `api`."""
+
+    api: str
+
+
+class Compiled(Struct, frozen=True, kw_only=True, tag="compiled"):
+    """A graph made by torch.compile issued it."""
+
+    graph: str
+
+
+Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled
+
+
+class Collective(Struct, frozen=True, kw_only=True):
+    """One collective as one rank issued it."""
+
+    rank: Rank
+    order: Natural  # position among all collectives of this rank
+    group: str  # key into Recording.groups
+    group_order: Natural  # position among this rank's collectives in its group
+    kind: CollectiveKind
+    op: str  # torch's own name for it: c10d.allreduce_, _c10d_functional.all_reduce, ...
+    num_ranks: Natural
+    axis: str | None
+    dtype: str
+    num_tensors: Natural
+    input_bytes: Natural  # payload this rank puts in, logical bytes (not storage bytes)
+    output_bytes: Natural  # payload this rank gets out
+    wire_bytes: Natural  # what this rank sends if the group runs a ring
+    phase: Phase
+    owner: str | None  # module it belongs to; "" is the root, None is no module
+    trigger: str | None  # module that was running
+    cause: Cause | None = None
+    source: Source | None = None
+    reduce_op: str | None = None
+    peer: Rank | None = None  # global rank of the root, sender or receiver
+    thread: str = ""
+    start_ns: Natural = 0  # host clock since the recording began
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something a user should act on."""
+
+    rule: str
+    severity: Severity
+    subject: str
+    fact: str
+    remedy: str
+    rank: Rank | None = None
+    source: Source | None = None
+
+
+class Gap(Struct, frozen=True, kw_only=True):
+    """Something we saw and did not understand."""
+
+    place: str
+    fact: str
+    rank: Rank | None = None
+
+
+class Recording(Struct, frozen=True, kw_only=True):
+    """What one run told us, for one rank or for many."""
+
+    run: RunInfo
+    groups: tuple[Group, ...] = ()
+    modules: tuple[Module, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    format: str = FORMAT
+    schema: int = SCHEMA

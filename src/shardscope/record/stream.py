@@ -1,0 +1,128 @@
+"""A recording written line by line while the run goes on, so that a killed rank leaves one.
+
+Reading it back is `replay.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import final
+
+import msgspec
+from msgspec import Struct
+
+from shardscope.errors import OutputError
+from shardscope.record.files import check_output
+from shardscope.record.ranks import Natural
+from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
+
+__all__ = [
+    "STREAM_FORMAT",
+    "StreamEnd",
+    "StreamHeader",
+    "StreamLine",
+    "StreamRecord",
+    "StreamWriter",
+]
+
+STREAM_FORMAT = "shardscope.stream"
+
+StreamRecord = Group | Module | Collective | Finding | Gap
+
+
+class StreamHeader(Struct, frozen=True, kw_only=True):
+    """The first line."""
+
+    format: str = STREAM_FORMAT
+    schema: int = SCHEMA
+    run: RunInfo
+
+
+class StreamEnd(Struct, frozen=True, kw_only=True):
+    """The last line's content: the run finished after so many records."""
+
+    num_records: Natural
+
+
+class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Any line after the first: exactly one of these."""
+
+    group: Group | None = None
+    module: Module | None = None
+    collective: Collective | None = None
+    finding: Finding | None = None
+    gap: Gap | None = None
+    end: StreamEnd | None = None
+
+
+_KEYS: dict[type[StreamRecord], str] = {
+    Group: "group",
+    Module: "module",
+    Collective: "collective",
+    Finding: "finding",
+    Gap: "gap",
+}
+
+
+@final
+class StreamWriter:
+    """Appends records to a file, each in one unbuffered write.
+
+    Only the constructor raises. A write that fails later must not end a training run: the writer
+    remembers why in `failure` and writes no more.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], run: RunInfo, *, force: bool = False) -> None:
+        self.path = os.fspath(path)
+        self.failure: str | None = None
+        self._encoder = msgspec.json.Encoder()
+        self._lock = threading.RLock()  # a signal handler may record while we write
+        self._pid = os.getpid()
+        self._num_records = 0
+        self._file: int | None = _open(self.path, force=force)
+        self._write_line(StreamHeader(run=run))
+
+    def write(self, record: StreamRecord) -> None:
+        """Append one record; safe from any thread, silent after `close` or a failure."""
+        with self._lock:
+            if self._write_line({_KEYS[type(record)]: record}):
+                self._num_records += 1
+
+    def close(self) -> None:
+        """Append the end marker and close the file; closing twice is fine."""
+        with self._lock:
+            self._write_line({"end": StreamEnd(num_records=self._num_records)})
+            if self._file is not None and os.getpid() == self._pid:
+                os.close(self._file)
+            self._file = None
+
+    def _write_line(self, line: object) -> bool:
+        # A forked child (a data loader's worker) holds a copy of us but is not this rank.
+        if self._file is None or self.failure is not None or os.getpid() != self._pid:
+            return False
+        try:
+            _write_all(self._file, self._encoder.encode(line) + b"\n")
+        except (OSError, ValueError, TypeError, OverflowError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            self.failure = f"stream '{self.path}' stops after {self._num_records} records: {reason}"
+            return False
+        return True
+
+
+def _open(path: str, *, force: bool) -> int:
+    check_output(path, force=force)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    try:
+        return os.open(path, flags | os.O_TRUNC, 0o666)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the stream '{path}': {error.strerror}. "
+            f"Choose a place that can be written and has room."
+        ) from error
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,63 @@
+"""What ran: the first lines of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardscope.record import Recording, count_ranks, format_ranks
+from shardscope.report.layout import make_text, plural
+from shardscope.report.traffic import RankClass, Tally, add_up, tally
+from shardscope.report.units import format_bytes, format_spread, spread
+
+__all__ = ["render_heading"]
+
+
+def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> RenderableType:
+    """World, mesh, ranks, versions, and how much was said in all."""
+    lines = [_describe_world(recording)]
+    if recording.run.command:
+        lines.append(make_text(recording.run.command, "dim", width=160))
+    if recording.collectives:
+        lines.append(_describe_traffic(classes))
+    return Group(*lines)
+
+
+def _describe_world(recording: Recording) -> Text:
+    run = recording.run
+    mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
+    num_ranks = count_ranks(run.ranks)
+    if num_ranks == run.world_size:
+        ranks = f"all {plural(num_ranks, 'rank')}" if num_ranks > 1 else "1 rank"
+    else:
+        word = "rank" if num_ranks == 1 else "ranks"
+        ranks = f"{word} {format_ranks(run.ranks) or 'none'} of {run.world_size:,}"
+    facts = [
+        mesh,
+        ranks,
+        "simulated" if run.is_simulated else "real process group",
+        f"torch {run.torch_version}",
+    ]
+    line = Text("shardscope", "bold cyan")
+    for fact in filter(None, facts):
+        line.append(" · ", "dim").append_text(make_text(fact, width=120))
+    return line
+
+
+def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
+    sums = [add_up(tally(call) for call in one.calls) for one in classes]
+    line = Text()
+    line.append(_spread(sums, "count", "{:,}".format), "bold").append(" collectives per rank, ")
+    line.append(_spread(sums, "input_bytes", format_bytes), "bold").append(" put in, ")
+    line.append(_spread(sums, "wire_bytes", format_bytes), "bold").append(" on the wire (rings)")
+    if len(classes) > 1:
+        line.append("; ranks differ (≤: the busiest)", "dim")
+    elif count_ranks(classes[0].ranks) > 1:
+        line.append("; all ranks alike", "dim")
+    return line
+
+
+def _spread(sums: list[Tally], field: str, form: Callable[[int], str]) -> str:
+    return format_spread(spread(getattr(one, field) for one in sums), form)

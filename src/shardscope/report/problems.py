@@ -1,0 +1,84 @@
+"""What wants attention: findings, and gaps in what we understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from msgspec.structs import replace
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardscope.record import (
+    Finding,
+    Gap,
+    Recording,
+    Severity,
+    compress_ranks,
+    format_ranks,
+)
+from shardscope.report.layout import make_text, make_title
+from shardscope.report.lines import format_source
+
+__all__ = ["render_problems"]
+
+_MAX_SHOWN = 10
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
+_ORDER = list(_STYLES)
+
+
+def render_problems(recording: Recording) -> Iterator[RenderableType]:
+    """Findings, the gravest first, then gaps; nothing if there are none."""
+    findings = _fold_ranks(recording.findings)
+    findings.sort(key=lambda item: _ORDER.index(item[0].severity))
+    yield from _render_some("Findings", [_render_finding(*item) for item in findings])
+    gaps = [_render_gap(*item) for item in _fold_ranks(recording.gaps)]
+    yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
+
+
+def _render_some(
+    title: str, items: list[RenderableType], note: str = ""
+) -> Iterator[RenderableType]:
+    if not items:
+        return
+    yield make_title(f"{title} ({len(items):,})", note)
+    yield from items[:_MAX_SHOWN]
+    if len(items) > _MAX_SHOWN:
+        more = f"… and {len(items) - _MAX_SHOWN:,} more: see shardscope export --to json"
+        yield Text(more, "dim")
+
+
+T = TypeVar("T", Finding, Gap)
+
+
+def _fold_ranks(problems: tuple[T, ...]) -> list[tuple[T, list[int]]]:
+    """Problems that differ by rank alone become one, with all the ranks."""
+    ranks: dict[T, list[int]] = {}
+    for problem in problems:
+        found = ranks.setdefault(replace(problem, rank=None), [])
+        if problem.rank is not None:
+            found.append(problem.rank)
+    return list(ranks.items())
+
+
+def _render_finding(finding: Finding, ranks: list[int]) -> RenderableType:
+    head = Text.assemble((f"{finding.severity} ", _STYLES[finding.severity]))
+    head.append_text(make_text(finding.rule, "bold", width=60)).append("  ")
+    head.append_text(make_text(finding.subject, width=120)).append_text(_name_ranks(ranks))
+    body = [make_text(finding.fact, width=1000), make_text(f"→ {finding.remedy}", "green")]
+    if finding.source is not None:
+        body.append(format_source(finding.source, width=76))
+    return Group(head, Padding(Group(*body), (0, 0, 0, 2)))
+
+
+def _render_gap(gap: Gap, ranks: list[int]) -> RenderableType:
+    line = make_text(gap.place, "bold yellow", width=160).append_text(_name_ranks(ranks))
+    return line.append(": ").append_text(make_text(gap.fact, width=600))
+
+
+def _name_ranks(ranks: list[int]) -> Text:
+    if not ranks:
+        return Text()
+    words = format_ranks(compress_ranks(sorted(set(ranks))))
+    return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {words}", "dim")

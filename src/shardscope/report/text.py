@@ -1,0 +1,100 @@
+"""A recording for people at a terminal: what ran, what is wrong, who said how much and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from shardscope.record import Recording
+from shardscope.report.causes import render_causes
+from shardscope.report.costliest import render_costliest
+from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
+from shardscope.report.heading import render_heading
+from shardscope.report.layout import make_title
+from shardscope.report.problems import render_problems
+from shardscope.report.ranks import render_ranks
+from shardscope.report.totals import render_totals
+from shardscope.report.traffic import RankClass, fold_ranks
+from shardscope.report.tree import render_tree
+
+__all__ = ["View", "render_summary", "render_text"]
+
+View = Literal["module", "axis", "kind", "cause"]
+
+_NUM_CAUSES = 8
+_EMPTY = (
+    "No collectives were recorded. Either the traced code issued none, or it ran outside "
+    "`with trace(model)`; a world of one rank has none to issue."
+)
+
+
+def render_summary(
+    recording: Recording, *, by: View = "module", is_folded: bool = True
+) -> RenderableType:
+    """Everything worth a first look; `by` chooses what collectives are sorted by."""
+    return Group(*_render_sections(recording, by, is_folded))
+
+
+def render_text(
+    recording: Recording, *, by: View = "module", is_folded: bool = True, width: int = 80
+) -> str:
+    """The same as plain text, for files, tests and notebooks."""
+    console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render_summary(recording, by=by, is_folded=is_folded))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterator[RenderableType]:
+    classes = fold_ranks(recording)
+    yield render_heading(recording, classes)
+    yield from render_problems(recording)
+    if not recording.collectives:
+        yield Text(f"\n{_EMPTY}")
+        return
+    if len(classes) > 1:
+        yield make_title("Ranks", "those that issued the same share a row")
+        yield render_ranks(classes)
+    if by == "cause":
+        yield make_title("By cause", "with a line that led to it")
+        yield render_causes(recording, classes)
+        return
+    roots = build_tree(recording, classes)
+    if by == "module":
+        yield from _render_modules(recording, classes, roots, is_folded)
+    else:
+        yield make_title(f"By {by}")
+        other = "kind" if by == "axis" else "axis"
+        yield render_totals(_add_roots(roots), (by, other, "phase"))
+
+
+def _render_modules(
+    recording: Recording,
+    classes: tuple[RankClass, ...],
+    roots: tuple[ModuleNode, ...],
+    is_folded: bool,
+) -> Iterator[RenderableType]:
+    if is_folded:
+        roots = tuple(fold_repeated_layers(root) for root in roots)
+    yield make_title("Modules", "collectives per rank, children included; ×n: figures of one")
+    yield render_tree(roots, is_complete=not is_folded)
+    yield make_title("By kind and mesh axis")
+    yield render_totals(_add_roots(roots), ("kind", "axis"))
+    yield make_title("Costliest modules", "children not included; each: of one layer")
+    yield render_costliest(roots)
+    yield make_title("Why", "with a line that led to it")
+    yield render_causes(recording, classes, limit=_NUM_CAUSES)
+
+
+def _add_roots(roots: tuple[ModuleNode, ...]) -> Traffic:
+    """The root and what belongs to no module, together."""
+    totals: Traffic = tuple({} for _ in roots[0].total)
+    for root in roots:
+        for total, traffic in zip(totals, root.total, strict=True):
+            for facet, one in traffic.items():
+                total[facet] = total[facet] + one if facet in total else one
+    return totals

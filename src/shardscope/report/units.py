@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+__all__ = ["Spread", "format_bytes", "format_count", "format_spread", "spread"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`0 B`, `512 B`, `1.50 KiB`, `12.3 MiB`, `224 GiB`."""
+    value = float(num_bytes)
+    for unit in _UNITS[:-1]:
+        if abs(value) < 999.5:
+            return _format_digits(value, unit)
+        value /= 1024
+    return _format_digits(value, _UNITS[-1])
+
+
+def _format_digits(value: float, unit: str) -> str:
+    if unit == "B" or value >= 99.95:
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+
+
+def format_count(count: int) -> str:
+    """With thousands apart; nothing for none, so that what happened stands out."""
+    return f"{count:,}" if count else "·"
+
+
+class Spread(NamedTuple):
+    """The least and the most of something over ranks."""
+
+    low: int
+    high: int
+
+
+def spread(values: Iterable[int]) -> Spread:
+    """Over the ranks that have any: a stage of a pipeline says nothing about other stages."""
+    present = [value for value in values if value] or [0]
+    return Spread(min(present), max(present))
+
+
+def format_spread(values: Spread, form: Callable[[int], str]) -> str:
+    """One figure where ranks agree; `≤` and that of the busiest rank where they do not."""
+    return form(values.high) if values.low == values.high else f"≤ {form(values.high)}"

@@ -1,0 +1,175 @@
+"""The command line as a whole: help without torch, one line per error, exit codes, pipes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from sample_recordings import make_llama, make_varied
+from shardscope.cli import main
+from shardscope.record import save
+from shardscope.version import __version__
+
+
+def _run(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def test_help_lists_all_verbs_without_importing_them():
+    code = (
+        "import sys; from shardscope.cli import main\n"
+        "main(['--help'], standalone_mode=False)\n"
+        "assert not [m for m in sys.modules if m.split('.')[0] == 'torch' or m in "
+        "('shardscope.cli.demo', 'shardscope.cli.trace', 'shardscope.cli.show')]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    verbs = [
+        line.split()[0]
+        for line in done.stdout.split("Commands:")[1].splitlines()
+        if line[2:3].strip()
+    ]
+    assert [v for v in verbs if v in ("demo", "trace", "show", "merge", "export")] == [
+        "demo",
+        "trace",
+        "show",
+        "merge",
+        "export",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["show", "merge", "export"])
+def test_reading_verbs_do_not_import_torch(verb):
+    code = f"import sys, shardscope.cli.{verb}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version_is_printed():
+    assert _run("--version").output == f"shardscope {__version__}\n"
+
+
+def test_our_errors_are_one_line_without_traceback():
+    result = _run("show", "gone.json")
+    assert result.exit_code == 2
+    assert result.stderr == "shardscope: there is no file 'gone.json'. Check the path.\n"
+    assert result.stdout == ""
+
+
+def test_debug_shows_the_traceback_too():
+    result = _run("--debug", "show", "gone.json")
+    assert result.exit_code == 2
+    assert "Traceback (most recent call last)" in result.stderr
+    assert result.stderr.endswith("shardscope: there is no file 'gone.json'. Check the path.\n")
+
+
+def test_hostile_file_names_are_inert_in_errors():
+    result = _run("show", "\x1b[31mgone\n.json")
+    assert (
+        result.stderr == "shardscope: there is no file '\\x1b[31mgone\\n.json'. Check the path.\n"
+    )
+
+
+def test_unforeseen_errors_are_one_line_that_asks_for_debug(monkeypatch):
+    def fail(_path):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("shardscope.cli.show.load", fail)
+    result = _run("show", "x.json")
+    assert result.exit_code == 2
+    assert "something unforeseen happened (ZeroDivisionError: by zero)" in result.stderr
+    assert "--debug" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_interrupt_is_one_short_line(monkeypatch):
+    def interrupt(_path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardscope.cli.show.load", interrupt)
+    result = _run("show", "x.json")
+    assert result.exit_code == 2
+    assert result.stderr == "shardscope: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("shout",),
+        ("show",),
+        ("show", "x.json", "--by", "colour"),
+        ("merge", "x.json"),
+        ("export", "x.json"),
+        ("export", "x.json", "--to", "pdf"),
+    ],
+)
+def test_wrong_usage_exits_with_2(args):
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+
+
+def _shell(command, folder, **environment):
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        cwd=folder,
+        env=os.environ | {"PYTHON": sys.executable} | environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["show big.json --no-fold", "export big.json --to csv -o -", "export big.json --to json -o -"],
+)
+def test_reader_that_leaves_early_is_no_error(tmp_path, verb):
+    save(make_llama(num_layers=400), tmp_path / "big.json")
+    done = _shell(f'"$PYTHON" -m shardscope {verb} | head -n 1', tmp_path)
+    assert done.stderr == b""
+    assert done.returncode == 0
+    assert done.stdout.count(b"\n") == 1
+
+
+def test_reader_that_never_reads_is_no_error(tmp_path):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    for verb in ("show run.json", "export run.json --to csv -o -"):
+        done = _shell(f'"$PYTHON" -m shardscope {verb} | true', tmp_path)
+        assert done.stderr == b""
+        assert done.returncode == 0
+
+
+def test_output_is_plain_when_piped_and_with_no_color(tmp_path):
+    save(make_varied(), tmp_path / "run.json")
+    piped = _shell('"$PYTHON" -m shardscope show run.json', tmp_path)
+    assert piped.returncode == 1
+    assert b"\x1b" not in piped.stdout
+    forced = _shell(
+        '"$PYTHON" -m shardscope show run.json', tmp_path, FORCE_COLOR="1", TERM="xterm"
+    )
+    assert b"\x1b[" in forced.stdout
+
+
+def test_terminal_without_unicode_gets_question_marks_not_a_traceback(tmp_path):
+    save(make_llama(num_layers=2), tmp_path / "run.json")
+    done = _shell('"$PYTHON" -m shardscope show run.json', tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"shardscope ? dp=128")
+
+
+def test_real_interrupt_ends_quietly(tmp_path):
+    os.mkfifo(tmp_path / "never.json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shardscope", "show", "never.json"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+    )
+    # Opening the pipe for writing waits until the command has opened it for reading.
+    with open(tmp_path / "never.json", "wb"):
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert errors == b"shardscope: interrupted\n"
+    assert process.returncode == 2

@@ -1,0 +1,191 @@
+"""show, merge and export: what they print, write and exit with."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+
+import pytest
+from click.testing import CliRunner
+
+from sample_recordings import make_collective, make_llama, make_ranks, make_recording
+from shardscope.cli import main
+from shardscope.record import Finding, Gap, Severity, StreamWriter, load, save
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Call the command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def _save_ranks(folder, num_ranks=4, *, short=None):
+    """One file per rank; the rank `short` issues one collective fewer."""
+    paths = []
+    for rank in range(num_ranks):
+        whole = make_ranks(num_ranks, [{}] * (2 if rank == short else 3))
+        calls = tuple(call for call in whole.collectives if call.rank == rank)
+        one = make_recording(calls, world_size=num_ranks, ranks=(rank,))
+        paths.append(save(one, folder / f"rank{rank}.json"))
+    return paths
+
+
+def test_show_prints_every_shape_of_recording(run, tmp_path, any_recording):
+    save(any_recording, tmp_path / "run.json")
+    for by in ("module", "axis", "kind", "cause"):
+        result = run("show", "run.json", "--by", by)
+        assert result.output.startswith("shardscope · ")
+        assert result.exit_code == int(bool(any_recording.findings) or "≤" in result.output)
+
+
+def test_show_without_findings_exits_with_0(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json.gz")
+    result = run("show", "run.json.gz")
+    assert result.exit_code == 0
+    assert "0 … 31 ×32" in result.output
+
+
+def test_show_no_fold_shows_all_layers(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    assert run("show", "run.json", "--no-fold").output.count("attention_norm") == 32
+
+
+@pytest.mark.parametrize(("severity", "code"), [("error", 1), ("warning", 1), ("info", 0)])
+def test_show_exits_with_1_for_findings_that_want_action(run, tmp_path, severity, code):
+    finding = Finding(
+        rule="r", severity=Severity(severity), subject="s", fact="f", remedy="Do this."
+    )
+    save(make_recording(findings=(finding,)), tmp_path / "run.json")
+    result = run("show", "run.json")
+    assert result.exit_code == code
+    assert "Do this." in result.output
+
+
+def test_gaps_are_fatal_only_if_strict(run, tmp_path):
+    save(make_recording(gaps=(Gap(place="p", fact="f"),)), tmp_path / "run.json")
+    assert run("show", "run.json").exit_code == 0
+    assert run("show", "run.json", "--strict").exit_code == 1
+
+
+def test_show_reads_a_stream(run, tmp_path):
+    writer = StreamWriter(tmp_path / "run.jsonl", make_recording().run)
+    writer.write(make_collective())
+    writer.close()
+    assert "1 collectives per rank" in run("show", "run.jsonl").output
+
+
+def test_show_of_several_files_is_one_run(run, tmp_path):
+    result = run("show", *_save_ranks(tmp_path))
+    assert result.exit_code == 0
+    assert "all 4 ranks" in result.output
+
+
+def test_show_of_several_files_finds_ranks_that_disagree(run, tmp_path):
+    result = run("show", *_save_ranks(tmp_path, short=2))
+    assert result.exit_code == 1
+    assert "error rank-mismatch" in result.output
+
+
+def test_merge_writes_one_recording(run, tmp_path):
+    result = run("merge", *_save_ranks(tmp_path), "-o", "all.json.gz")
+    assert result.exit_code == 0
+    assert result.output == "4 of 4 ranks, 12 collectives → all.json.gz\n"
+    merged = load(tmp_path / "all.json.gz")
+    assert len(merged.collectives) == 12
+
+
+def test_merge_saves_and_prints_the_mismatch_and_exits_with_1(run, tmp_path):
+    result = run("merge", *_save_ranks(tmp_path, short=1), "-o", "all.json")
+    assert result.exit_code == 1
+    assert "rank 1 issued nothing" in " ".join(result.output.split())
+    assert [f.rule for f in load(tmp_path / "all.json").findings] == ["rank-mismatch"]
+
+
+def test_merging_a_merged_file_again_does_not_repeat_findings(run, tmp_path):
+    paths = _save_ranks(tmp_path, short=1)
+    run("merge", *paths[:2], "-o", "half.json")
+    run("merge", "half.json", *paths[2:], "-o", "all.json")
+    whole = load(tmp_path / "all.json")
+    assert len(whole.findings) == 1
+    assert whole.gaps == ()
+
+
+def test_merge_with_a_damaged_file_is_a_gap(run, tmp_path):
+    paths = _save_ranks(tmp_path)
+    paths[3].write_bytes(b"{")
+    result = run("merge", *paths, "-o", "all.json")
+    assert result.exit_code == 0
+    assert "Gaps (2)" in result.output
+    assert run("merge", *paths, "-o", "all.json", "--force", "--strict").exit_code == 1
+
+
+def test_merge_does_not_overwrite(run, tmp_path):
+    paths = _save_ranks(tmp_path)
+    result = run("merge", *paths, "-o", paths[0])
+    assert result.exit_code == 2
+    assert "already exists" in result.stderr
+    assert "--force" in result.stderr
+    assert run("merge", *paths, "-o", paths[0], "--force").exit_code == 0
+
+
+def test_merge_of_files_that_do_not_belong_together(run, tmp_path):
+    paths = _save_ranks(tmp_path)
+    result = run("merge", paths[0], paths[0], "-o", "all.json")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("shardscope: rank 0 is in more than one recording")
+
+
+def test_export_writes_next_to_the_recording(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json.gz")
+    for form, name in (
+        ("perfetto", "run.perfetto.json"),
+        ("csv", "run.csv"),
+        ("json", "run.json"),
+    ):
+        result = run("export", tmp_path / "run.json.gz", "--to", form)
+        assert result.exit_code == 0
+        assert result.output == f"wrote {tmp_path / name}\n"
+    assert load(tmp_path / "run.json") == llama
+    trace = json.loads((tmp_path / "run.perfetto.json").read_text())
+    assert len([e for e in trace["traceEvents"] if e["ph"] == "X"]) == 356
+    assert len(list(csv.reader(StringIO((tmp_path / "run.csv").read_text())))) == 357
+
+
+def test_export_to_standard_output(run, tmp_path):
+    recording = make_llama(num_layers=1)
+    save(recording, tmp_path / "run.json")
+    printed = run("export", "run.json", "--to", "json", "-o", "-").stdout_bytes
+    assert printed == (tmp_path / "run.json").read_bytes()
+
+
+def test_export_does_not_overwrite(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    (tmp_path / "run.csv").write_text("precious")
+    result = run("export", "run.json", "--to", "csv")
+    assert result.exit_code == 2
+    assert "'run.csv' already exists" in result.stderr
+    assert (tmp_path / "run.csv").read_text() == "precious"
+    assert run("export", "run.json", "--to", "csv", "--force").exit_code == 0
+
+
+def test_export_never_writes_a_recording_over_itself(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    result = run("export", "run.json", "--to", "json", "--force")
+    assert result.exit_code == 2
+    assert "would be written over itself. Name another with -o" in result.stderr
+
+
+def test_export_compresses_json_where_the_name_says_so(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    run("export", "run.json", "--to", "json", "-o", "copy.json.gz")
+    assert (tmp_path / "copy.json.gz").read_bytes().startswith(b"\x1f\x8b")
+    assert load(tmp_path / "copy.json.gz") == llama
+
+
+def test_export_of_every_shape(run, tmp_path, any_recording):
+    save(any_recording, tmp_path / "run.json")
+    for form in ("perfetto", "csv", "json"):
+        assert run("export", "run.json", "--to", form, "-o", f"out.{form}").exit_code == 0

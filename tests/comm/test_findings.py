@@ -1,0 +1,93 @@
+"""Communication that nobody asked for is found, once per stack of layers."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sample_recordings import make_collective, make_recording
+from shardscope.comm.findings import find_comm_problems
+from shardscope.comm.review import review
+from shardscope.record import (
+    CollectiveKind,
+    Finding,
+    Phase,
+    Redistribute,
+    Severity,
+    Source,
+    merge,
+)
+
+_CAUSE = Redistribute(
+    before=("Shard(dim=1)",), after=("Replicate()",), asked_by="aten.topk.default", is_implicit=True
+)
+
+
+def _gather(**changes):
+    facts = {
+        "kind": CollectiveKind.ALL_GATHER,
+        "output_bytes": 2 * 1024**2,
+        "cause": _CAUSE,
+        "owner": "layers.0.moe",
+        "source": Source(file="moe.py", line=7),
+    }
+    return make_collective(**(facts | changes))
+
+
+def test_implicit_gather_names_module_op_bytes_line_and_remedy():
+    (finding,) = find_comm_problems(make_recording((_gather(),)))
+    assert (finding.rule, finding.severity) == ("implicit-gather", Severity.WARNING)
+    assert finding.subject == "layers.0.moe"
+    assert finding.fact == (
+        "aten.topk.default could not keep its input sharded, so DTensor gathered it unasked "
+        "(Shard(dim=1) → Replicate()): once, 2.0 MiB received"
+    )
+    assert finding.remedy.startswith("Give aten.topk.default inputs whose placements it can use")
+    assert finding.source == Source(file="moe.py", line=7)
+    assert finding.rank == 0
+
+
+def test_layers_of_a_stack_share_a_finding():
+    calls = tuple(_gather(owner=f"layers.{index}.moe", order=index) for index in range(32))
+    (finding,) = find_comm_problems(make_recording(calls))
+    assert finding.subject == "layers.*.moe"
+    assert "32 times in 32 modules, 64.0 MiB received" in finding.fact
+
+
+def test_numbers_inside_words_are_not_layers():
+    calls = tuple(_gather(owner=f"block{index}") for index in range(2))
+    assert [f.subject for f in find_comm_problems(make_recording(calls))] == ["block0", "block1"]
+
+
+def test_root_and_many_ranks_are_named():
+    calls = tuple(_gather(owner="", rank=rank) for rank in range(4))
+    (finding,) = find_comm_problems(make_recording(calls))
+    assert finding.subject == "the root module"
+    assert "4 times on ranks 0-3" in finding.fact
+    assert finding.rank is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cause": replace(_CAUSE, is_implicit=False)},
+        {"cause": None},
+        {"kind": CollectiveKind.ALL_REDUCE},
+        {"output_bytes": 1024**2 - 1},
+        {"phase": Phase.OPTIMIZER},
+        {"phase": Phase.OUTSIDE},
+    ],
+)
+def test_what_was_asked_for_or_is_small_is_no_finding(change):
+    assert find_comm_problems(make_recording((_gather(**change),))) == ()
+
+
+def test_review_works_findings_out_afresh_and_keeps_those_of_others():
+    other = Finding(rule="other", severity=Severity.INFO, subject="s", fact="f", remedy="r")
+    parts = [
+        make_recording((_gather(rank=rank),), world_size=2, ranks=(rank,), findings=(other,))
+        for rank in range(2)
+    ]
+    once = review(merge([review(part) for part in parts]))
+    assert [finding.rule for finding in once.findings] == ["implicit-gather", "other"]
+    assert review(once) == once

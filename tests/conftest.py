@@ -1,0 +1,49 @@
+"""Sample recordings for all tests, and the folder they come from."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Tests are imported by file (--import-mode=importlib), so their folder is not on the path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import sample_recordings as samples
+from shardscope.record import Recording
+
+_SHAPES = {
+    "empty": samples.make_recording,
+    "one rank": samples.make_llama,
+    "many ranks": lambda: samples.make_llama(num_layers=4, dp=2, ranks=tuple(range(16))),
+    "ranks that differ": lambda: samples.make_recording(
+        tuple(
+            samples.make_collective(rank=rank, order=order, group_order=order)
+            for rank in range(4)
+            for order in range(rank)
+        ),
+        ranks=(0, 1, 2, 3),
+    ),
+    "hostile names": samples.make_varied,
+}
+
+
+@pytest.fixture(params=list(_SHAPES))
+def any_recording(request: pytest.FixtureRequest) -> Recording:
+    """Every shape of recording in turn."""
+    made = _SHAPES[request.param]()
+    assert isinstance(made, Recording)
+    return made
+
+
+@pytest.fixture
+def llama() -> Recording:
+    """A 32-layer Llama under FSDP2 + TP, rank 0 of 1,024."""
+    return samples.make_llama()
+
+
+@pytest.fixture
+def varied() -> Recording:
+    """Every kind, phase and cause, with hostile names."""
+    return samples.make_varied()

@@ -1,0 +1,227 @@
+"""Recordings survive the disk; files that are not recordings get one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from sample_recordings import make_collective, make_recording
+from shardscope.errors import OutputError, RecordingError
+from shardscope.record import Recording, Source, load, save
+from shardscope.record.files import read_file
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "RUN.JSON.GZ", "no ending"])
+def test_load_gives_back_what_save_wrote(tmp_path, any_recording, name):
+    path = save(any_recording, tmp_path / name)
+    assert path == tmp_path / name
+    assert load(path) == any_recording
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_same_recording_gives_same_bytes(tmp_path, llama, name):
+    first = save(llama, tmp_path / name).read_bytes()
+    assert save(llama, tmp_path / name, force=True).read_bytes() == first
+
+
+def test_gz_in_the_name_compresses_and_plain_does_not(tmp_path, llama):
+    assert save(llama, tmp_path / "run.json").read_bytes().startswith(b"{")
+    assert save(llama, tmp_path / "run.json.gz").read_bytes().startswith(b"\x1f\x8b")
+
+
+def test_gzip_is_recognised_whatever_the_file_is_called(tmp_path, llama):
+    path = save(llama, tmp_path / "run.json.gz").rename(tmp_path / "run.json")
+    assert load(path) == llama
+
+
+def test_pretty_printed_recording_loads(tmp_path, llama):
+    path = tmp_path / "pretty.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(llama), indent=2))
+    assert load(path) == llama
+
+
+def test_text_that_is_not_unicode_is_saved_escaped(tmp_path):
+    call = make_collective(source=Source(file=os.fsdecode(b"caf\xe9.py"), line=1))
+    loaded = load(save(make_recording((call,)), tmp_path / "run.json"))
+    assert loaded.collectives[0].source.file == "caf\\udce9.py"
+
+
+def test_save_refuses_to_overwrite_and_names_force(tmp_path):
+    path = save(make_recording(), tmp_path / "run.json")
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=r"run.json' already exists.*--force .force=True"):
+        save(make_recording((make_collective(),)), path)
+    assert path.read_bytes() == before
+
+
+def test_force_overwrites(tmp_path):
+    path = save(make_recording(), tmp_path / "run.json")
+    changed = make_recording((make_collective(),))
+    assert load(save(changed, path, force=True)) == changed
+
+
+def test_save_leaves_no_temporary_file(tmp_path):
+    save(make_recording(), tmp_path / "run.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_save_into_a_missing_folder_says_so(tmp_path):
+    with pytest.raises(OutputError, match=r"there is no folder '.*nowhere'. Create the folder"):
+        save(make_recording(), tmp_path / "nowhere" / "run.json")
+
+
+def test_save_over_a_folder_says_so(tmp_path):
+    with pytest.raises(OutputError, match=r"it is a folder. Name a file inside it"):
+        save(make_recording(), tmp_path, force=True)
+
+
+def test_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
+    path = save(make_recording(), tmp_path / "run.json")
+    before = path.read_bytes()
+
+    def fail(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OutputError, match=r"No space left on device. Choose a place"):
+        save(make_recording((make_collective(),)), path, force=True)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_save_follows_a_symlink(tmp_path):
+    target = tmp_path / "target.json"
+    target.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    save(make_recording(), link, force=True)
+    assert link.is_symlink()
+    assert load(target) == make_recording()
+
+
+def test_a_device_is_written_to_not_replaced():
+    save(make_recording(), "/dev/null", force=True)
+    assert not os.path.isfile("/dev/null")
+    assert os.path.exists("/dev/null")
+
+
+def _json(**changes) -> bytes:
+    plain = msgspec.to_builtins(make_recording((make_collective(),)))
+    return msgspec.json.encode(plain | changes)
+
+
+def _with_collective(**changes) -> bytes:
+    plain = msgspec.to_builtins(make_collective())
+    return _json(collectives=[plain, plain, plain, plain | changes])
+
+
+_DAMAGED = {
+    "empty": (b"", r"is empty"),
+    "blank": (b" \n\n ", r"is empty"),
+    "truncated": (_json()[:-20], r"is truncated: its JSON stops at byte \d+"),
+    "malformed": (_json()[:-1] + b",}", r"is damaged: its JSON is malformed at byte \d+"),
+    "two values": (_json() + b"{}", r"malformed at byte \d+ \(trailing characters\)"),
+    "text": (b"hello\n", r"does not start as a JSON object \(byte 0\)"),
+    "binary": (bytes(range(256)), r"does not start as a JSON object"),
+    "pickle": (b"\x80\x04\x95\x0b.", r"does not start as a JSON object"),
+    "list": (b"[1, 2]", r"at the top level \(\$\): expected `object`, got `array`"),
+    "foreign": (b'{"traceEvents": []}', r"it has no 'format' at \$.format"),
+    "other format": (b'{"format": "x"}', r"its format is 'x' at \$.format"),
+    "too new": (_json(schema=99), r"newer shardscope \(schema 99.*Upgrade shardscope: pip install"),
+    "too old": (_json(schema=0), r"schema 0 at \$.schema, older than"),
+    "schema a word": (_json(schema="1"), r"at \$.schema: expected `int`, got `str`"),
+    "wrong type": (_with_collective(rank="0"), r"at \$.collectives\[3\].rank: expected `int`"),
+    "unknown kind": (_with_collective(kind="shout"), r"at \$.collectives\[3\].kind: invalid enum"),
+    "unknown cause": (_with_collective(cause={"type": "x"}), r"\$.collectives\[3\].cause"),
+    "negative": (
+        _with_collective(wire_bytes=-1),
+        r"collectives\[3\].wire_bytes: expected `int` >=",
+    ),
+    "huge number": (_with_collective(order=10**30), r"collectives\[3\].order: expected `int` <="),
+    "missing field": (b'{"format": "shardscope.recording", "schema": 1}', r"missing .* `run`"),
+    "not UTF-8": (_json().replace(b"c10d", b"\xff\xfe"), r"text that is not UTF-8 \(byte 0xff"),
+    "deep": (b'{"x":' + b"[" * 200_000, r"nests JSON too deeply"),
+    "deep inside": (_json().replace(b'"c10d.allreduce_"', b"[" * 200_000), r"nests|truncated"),
+    "truncated gzip": (gzip.compress(_json())[:-30], r"its gzip data stops after \d+ bytes"),
+    "damaged gzip": (gzip.compress(_json())[:-8] + bytes(8), r"cannot be decompressed"),
+    "gzip of text": (gzip.compress(b"hello"), r"does not start as a JSON object"),
+    "endless span": (_json(modules=[{"name": "", "type": "", "ranks": [[0, 10**18]]}]), r"ranks"),
+    "span without step": (
+        _json(modules=[{"name": "", "type": "", "ranks": [[0, 2, 0]]}]),
+        r"at \$.modules\[0\].ranks\[0\]\[2\]: expected `int` >= 1",
+    ),
+    "rank beyond the world": (
+        _json(modules=[{"name": "", "type": "", "ranks": [[0, 9]]}]),
+        r"names rank 8 at \$.modules\[0\].ranks, but its world has 8 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", _DAMAGED)
+def test_damaged_file_is_one_sentence_that_names_it(tmp_path, case):
+    data, fact = _DAMAGED[case]
+    path = tmp_path / "run.json"
+    path.write_bytes(data)
+    with pytest.raises(RecordingError, match=fact) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_missing_file_says_so(tmp_path):
+    with pytest.raises(RecordingError, match=r"there is no file '.*gone.json'. Check the path"):
+        load(tmp_path / "gone.json")
+
+
+def test_folder_says_so(tmp_path):
+    with pytest.raises(RecordingError, match=r"is a folder, not a recording"):
+        load(tmp_path)
+
+
+def test_unreadable_file_says_so(tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise PermissionError(13, "Permission denied")
+
+    # Tests may run as root, who may read everything.
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(RecordingError, match=r"may not be read by this user"):
+        load(tmp_path / "run.json")
+
+
+def test_name_with_a_nul_says_so():
+    with pytest.raises(RecordingError, match=r"cannot be read: embedded null byte"):
+        load("run\0.json")
+
+
+def test_gzip_bomb_is_stopped_early(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * 10_000_000))
+    with pytest.raises(RecordingError, match=r"holds more than 1000000 bytes"):
+        read_file(path, max_bytes=1_000_000)
+
+
+def test_endless_device_is_stopped_early():
+    with pytest.raises(RecordingError, match=r"'/dev/zero' holds more than"):
+        read_file("/dev/zero", max_bytes=5_000_000)
+
+
+def test_unknown_fields_of_later_versions_are_ignored(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_bytes(_json(later="field"))
+    assert isinstance(load(path), Recording)
+
+
+def test_load_changes_nothing_it_reads(tmp_path):
+    odd = replace(make_recording((make_collective(group="no such group"),)), groups=())
+    assert load(save(odd, tmp_path / "run.json")) == odd
+
+
+def test_reading_a_recording_needs_no_torch():
+    code = "import sys, shardscope.record; assert 'torch' not in sys.modules"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

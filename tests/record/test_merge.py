@@ -1,0 +1,170 @@
+"""Many ranks' recordings become one; what does not fit together is said, not guessed."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from msgspec.structs import replace
+
+from sample_recordings import make_collective, make_llama, make_recording, make_run
+from shardscope.errors import MergeError, RecordingError
+from shardscope.record import (
+    Axis,
+    Finding,
+    Gap,
+    Group,
+    Module,
+    Parameter,
+    RankSpan,
+    Severity,
+    merge,
+    merge_files,
+    save,
+)
+
+
+def _rank(rank, *, world_size=4, num_calls=2, **changes):
+    calls = tuple(
+        make_collective(rank=rank, order=order, group_order=order) for order in range(num_calls)
+    )
+    changes.setdefault("modules", (Module(name="", type="Net", ranks=(RankSpan(rank),)),))
+    return make_recording(calls, world_size=world_size, ranks=(rank,), **changes)
+
+
+def test_ranks_are_united_and_collectives_sorted():
+    merged = merge([_rank(3), _rank(0), _rank(2), _rank(1)])
+    assert merged.run.ranks == (RankSpan(0, 4),)
+    assert [(call.rank, call.order) for call in merged.collectives] == [
+        (rank, order) for rank in range(4) for order in range(2)
+    ]
+    assert merged.gaps == ()
+
+
+def test_result_does_not_depend_on_the_order_of_recordings():
+    parts = [_rank(rank, gaps=(Gap(place="x", fact=str(rank)),)) for rank in range(4)]
+    results = {merge(order) for order in permutations(parts)}
+    assert len(results) == 1
+
+
+def test_recordings_without_ranks_merge_in_any_order():
+    parts = [make_recording(ranks=(), gaps=(Gap(place=name, fact=""),)) for name in "ab"]
+    assert merge(parts) == merge(parts[::-1])
+
+
+def test_equal_modules_fold_and_different_ones_stay_apart():
+    weight = Parameter(name="weight", shape=(5,), local_shape=(3,), dtype="float32")
+    last = Module(
+        name="", type="Net", ranks=(RankSpan(3),), parameters=(replace(weight, local_shape=(2,)),)
+    )
+    alike = [
+        _rank(
+            rank,
+            modules=(Module(name="", type="Net", ranks=(RankSpan(rank),), parameters=(weight,)),),
+        )
+        for rank in range(3)
+    ]
+    merged = merge([*alike, _rank(3, modules=(last,))])
+    assert [module.ranks for module in merged.modules] == [(RankSpan(0, 3),), (RankSpan(3),)]
+
+
+def test_merging_one_recording_changes_nothing_but_order():
+    whole = make_llama(num_layers=2, dp=1, ranks=tuple(range(8)))
+    assert merge([whole]) == whole
+
+
+def test_missing_ranks_are_one_gap():
+    merged = merge([_rank(1), _rank(3)])
+    assert merged.gaps == (Gap(place="world", fact="no recording of 2 of 4 ranks: 0-2/2"),)
+
+
+def test_merging_in_two_steps_forgets_the_ranks_that_were_missing():
+    whole = merge([merge([_rank(0), _rank(1)]), merge([_rank(2), _rank(3)])])
+    assert whole == merge([_rank(rank) for rank in range(4)])
+
+
+def test_equal_findings_and_gaps_are_kept_once():
+    finding = Finding(rule="r", severity=Severity.INFO, subject="s", fact="f", remedy="m")
+    gap = Gap(place="p", fact="f")
+    merged = merge([_rank(rank, findings=(finding,), gaps=(gap,)) for rank in range(4)])
+    assert merged.findings == (finding,)
+    assert merged.gaps == (gap,)
+
+
+def test_different_worlds_do_not_merge():
+    with pytest.raises(
+        MergeError, match=r"rank 0 saw a world of 4, rank 1 a world of 8. Merge only"
+    ):
+        merge([_rank(0), _rank(1, world_size=8)])
+
+
+def test_real_and_simulated_do_not_merge():
+    simulated = _rank(1, run=make_run(world_size=4, ranks=(1,), is_simulated=True))
+    with pytest.raises(MergeError, match=r"rank 1 was simulated, rank 0 was real"):
+        merge([simulated, _rank(0)])
+
+
+def test_the_same_rank_twice_does_not_merge():
+    with pytest.raises(MergeError, match=r"rank 1 is in more than one recording. Merge one file"):
+        merge([_rank(0), _rank(1), _rank(1)])
+
+
+def test_nothing_does_not_merge():
+    with pytest.raises(MergeError, match=r"nothing to merge"):
+        merge([])
+
+
+def _group(**changes):
+    facts = {"name": "tp", "torch_name": "1", "ranks": (RankSpan(0, 2),), "num_ranks": 2}
+    return Group(**(facts | changes))
+
+
+def test_groups_that_differ_in_torchs_name_only_are_one():
+    parts = [_rank(0, groups=(_group(),)), _rank(1, groups=(_group(torch_name="7"),))]
+    merged = merge(parts)
+    assert merged.groups == (_group(),)
+    assert all("group" not in gap.place for gap in merged.gaps)
+
+
+def test_groups_of_one_name_with_other_ranks_are_a_gap():
+    other = _group(ranks=(RankSpan(2, 2),), axis="tp")
+    merged = merge([_rank(0, groups=(_group(),)), _rank(1, groups=(other,))])
+    assert merged.groups == (_group(),)
+    assert merged.gaps[-1] == Gap(
+        place="group tp",
+        fact="ranks 2-3 on axis tp here, ranks 0-1 on an earlier rank, kept",
+        rank=1,
+    )
+
+
+def test_ranks_that_disagree_on_versions_or_mesh_are_gaps():
+    axes = (Axis(name="tp", size=4),)
+    parts = [
+        _rank(0, run=make_run(world_size=4, ranks=(0,))),
+        _rank(1, run=make_run(world_size=4, ranks=(1,), torch_version="2.12.0", axes=axes)),
+    ]
+    facts = [gap.fact for gap in merge(parts).gaps]
+    assert "ranks disagree: 2.13.0 on rank 0; 2.12.0 on rank 1" in facts
+    assert "ranks disagree: none on rank 0; tp=4 on rank 1" in facts
+    assert merge(parts).run.axes == axes
+
+
+def test_damaged_file_becomes_a_gap_that_names_it(tmp_path):
+    for rank in range(4):
+        save(_rank(rank), tmp_path / f"rank{rank}.json")
+    damaged = tmp_path / "rank2.json"
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    merged = merge_files(sorted(tmp_path.iterdir()))
+    assert merged.run.ranks == (RankSpan(0, 2), RankSpan(3))
+    assert merged.gaps[0].place == str(damaged)
+    assert "is truncated" in merged.gaps[0].fact
+    assert merged.gaps[1].fact == "no recording of 1 of 4 ranks: 2"
+
+
+def test_files_none_of_which_can_be_read_are_an_error(tmp_path):
+    with pytest.raises(RecordingError, match=r"none of the 2 files can be read; the first: there"):
+        merge_files([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(RecordingError, match=r"^there is no file"):
+        merge_files([tmp_path / "a"])
+    with pytest.raises(RecordingError, match=r"nothing to merge"):
+        merge_files([])

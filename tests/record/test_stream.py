@@ -1,0 +1,208 @@
+"""A stream holds what happened up to the moment its writer was killed, and never stops a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import msgspec
+import pytest
+
+from sample_recordings import make_collective, make_recording, make_run
+from shardscope.errors import OutputError, RecordingError
+from shardscope.record import Finding, Gap, Module, RankSpan, Severity, StreamWriter, load, save
+from shardscope.record.stream import StreamHeader
+
+
+def _records():
+    return [
+        make_recording().groups[0],
+        Module(name="", type="Net", ranks=(RankSpan(0),)),
+        make_collective(),
+        make_collective(order=1, group_order=1),
+        Finding(rule="r", severity=Severity.INFO, subject="s", fact="f", remedy="m"),
+        Gap(place="here", fact="odd"),
+    ]
+
+
+def _write(path, records, *, closes=True):
+    writer = StreamWriter(path, make_run())
+    for record in records:
+        writer.write(record)
+    if closes:
+        writer.close()
+    return writer
+
+
+def test_finished_stream_reads_back_as_a_recording(tmp_path):
+    path = tmp_path / "run.jsonl"
+    group, module, first, second, finding, gap = _records()
+    writer = _write(path, _records())
+    assert writer.failure is None
+    assert load(path) == make_recording(
+        (first, second), groups=(group,), modules=(module,), findings=(finding,), gaps=(gap,)
+    )
+
+
+def test_stream_can_be_saved_as_a_recording(tmp_path):
+    _write(tmp_path / "run.jsonl", _records())
+    recording = load(tmp_path / "run.jsonl")
+    assert load(save(recording, tmp_path / "run.json.gz")) == recording
+
+
+def test_each_record_is_on_disk_when_write_returns(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = StreamWriter(path, make_run())
+    for number, record in enumerate(_records(), start=2):
+        writer.write(record)
+        assert path.read_bytes().count(b"\n") == number
+    writer.close()
+
+
+def test_stream_without_end_is_a_gap(tmp_path):
+    _write(tmp_path / "run.jsonl", _records()[:3], closes=False)
+    recording = load(tmp_path / "run.jsonl")
+    assert len(recording.collectives) == 1
+    (gap,) = recording.gaps
+    assert gap.fact == "the stream has no end: the run was killed, or is still running"
+    assert gap.rank == 0
+
+
+def test_killed_process_leaves_a_readable_recording(tmp_path):
+    path = tmp_path / "run.jsonl"
+    code = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from sample_recordings import make_collective, make_run\n"
+        "from shardscope.record import StreamWriter\n"
+        "writer = StreamWriter(sys.argv[1], make_run())\n"
+        "for order in range(5): writer.write(make_collective(order=order, group_order=order))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    tests = os.path.dirname(os.path.dirname(__file__))
+    done = subprocess.run([sys.executable, "-c", code, str(path), tests], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [call.order for call in load(path).collectives] == [0, 1, 2, 3, 4]
+
+
+def test_every_cut_of_a_stream_loads_or_says_why(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records())
+    data = path.read_bytes()
+    header = data.index(b"\n")
+    cut = tmp_path / "cut.jsonl"
+    for length in range(len(data) - 1):
+        cut.write_bytes(data[:length])
+        if length < header:
+            with pytest.raises(RecordingError, match=r"is truncated|is empty"):
+                load(cut)
+        else:
+            assert load(cut).gaps
+
+
+def test_damaged_lines_are_one_gap_with_their_numbers(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records())
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = b"\x00\x00garbage"
+    lines[3] = b'{"collective": {"rank": "zero"}}'
+    lines[6] = b'{"something": "new"}'
+    path.write_bytes(b"\n".join(lines))
+    recording = load(path)
+    assert [call.order for call in recording.collectives] == [1]
+    damage, loss = recording.gaps
+    assert damage.place == f"{path}, line 3-4,7"
+    assert "3 of its lines cannot be read, the first: JSON is malformed" in damage.fact
+    assert loss.fact == "3 of the 6 records written are missing"
+
+
+def test_deeply_nested_line_is_a_gap(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, [])
+    with path.open("ab") as file:
+        file.write(b'{"x":' + b"[" * 200_000 + b"\n")
+    assert "line 3" in load(path).gaps[0].place
+
+
+def test_stream_of_a_newer_version_says_upgrade(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(msgspec.json.encode(StreamHeader(run=make_run(), schema=99)) + b"\n")
+    with pytest.raises(RecordingError, match=r"newer shardscope \(schema 99.*Upgrade"):
+        load(path)
+
+
+def test_stream_with_a_wrong_header_names_the_place(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(b'{"format": "shardscope.stream", "schema": 1, "run": {}}\n')
+    with pytest.raises(RecordingError, match=r"at \$.run: object missing required field"):
+        load(path)
+
+
+def test_stream_refuses_to_overwrite(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, [])
+    with pytest.raises(OutputError, match=r"already exists.*--force"):
+        StreamWriter(path, make_run())
+    StreamWriter(path, make_run(world_size=2), force=True).close()
+    assert load(path).run.world_size == 2
+
+
+def test_stream_into_a_missing_folder_says_so(tmp_path):
+    with pytest.raises(OutputError, match=r"there is no folder"):
+        StreamWriter(tmp_path / "nowhere" / "run.jsonl", make_run())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+def test_full_disk_is_remembered_and_not_raised():
+    writer = StreamWriter("/dev/full", make_run())
+    writer.write(make_collective())
+    writer.close()
+    assert writer.failure == "stream '/dev/full' stops after 0 records: No space left on device"
+
+
+def test_text_that_cannot_be_encoded_is_remembered_and_not_raised(tmp_path):
+    writer = _write(tmp_path / "run.jsonl", [make_collective(), Gap(place="\udce9", fact="")])
+    assert "stops after 1 records" in writer.failure
+
+
+def test_writing_after_close_is_silent(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = _write(path, [])
+    before = path.read_bytes()
+    writer.write(make_collective())
+    writer.close()
+    assert path.read_bytes() == before
+
+
+def test_threads_do_not_tear_each_others_lines(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = StreamWriter(path, make_run())
+
+    def write(thread):
+        for order in range(200):
+            writer.write(make_collective(order=order, thread=str(thread), op="x" * 2000))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    recording = load(path)
+    assert not recording.gaps
+    assert len(recording.collectives) == 1600
+
+
+def test_forked_child_writes_nothing(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = StreamWriter(path, make_run())
+    child = os.fork()
+    if child == 0:
+        writer.write(make_collective())
+        writer.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.close()
+    assert load(path) == make_recording(groups=())

@@ -1,0 +1,217 @@
+"""The summary says what ran, what is wrong, who said how much and why, at any width."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.console import Console
+
+from sample_recordings import HOSTILE_NAMES, make_collective, make_llama, make_ranks, make_recording
+from shardscope.record import Finding, Gap, Module, Phase, RankSpan, Severity, Source
+from shardscope.report.text import render_summary, render_text
+
+_VIEWS = ["module", "axis", "kind", "cause"]
+
+
+@pytest.mark.parametrize("by", _VIEWS)
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_every_view_fits_the_terminal(any_recording, by, width):
+    for is_folded in (True, False):
+        lines = render_text(any_recording, by=by, is_folded=is_folded, width=width).splitlines()
+        assert max(cell_len(line) for line in lines) <= width
+
+
+@pytest.mark.parametrize("by", _VIEWS)
+def test_hostile_names_are_inert(varied, by):
+    console = Console(width=100, force_terminal=True, color_system="truecolor")
+    with console.capture() as capture:
+        console.print(render_summary(varied, by=by))
+    printed = capture.get()
+    assert "\x1b[31mescape" not in printed
+    assert "\x1b]0;" not in printed
+    assert not {"\x00", "\x07", "\r", "\u202e"} & set(printed)
+    plain = render_text(varied, by=by, width=100)
+    assert "[red]markup[/red]" in plain
+    assert "\\x1b[31mescape\\x1b]0;title\\x07" in plain
+    assert "日本語 🚀 ünï" in plain
+    assert max(map(len, HOSTILE_NAMES)) > max(map(len, plain.splitlines()))
+
+
+def test_same_recording_gives_same_text(any_recording):
+    assert render_text(any_recording) == render_text(any_recording)
+
+
+def test_large_model_fits_on_a_few_screens(llama):
+    for width in (80, 140):
+        assert len(render_text(llama, width=width).splitlines()) <= 120
+
+
+def test_first_line_says_what_ran(llama):
+    first = render_text(llama).splitlines()[0]
+    assert first == ("shardscope · dp=128 × tp=8 · rank 0 of 1,024 · simulated · torch 2.13.0")
+    assert "real process group" in render_text(make_recording())
+    assert "356 collectives per rank, 12.9 GiB put in, 21.5 GiB on the wire" in render_text(llama)
+
+
+def test_empty_recording_says_so_and_what_may_be_the_reason():
+    text = render_text(make_recording())
+    assert "No collectives were recorded." in text
+    assert "outside" in text
+
+
+def test_tree_counts_phases_and_folds_layers(llama):
+    lines = render_text(llama).splitlines()
+    rows = {" ".join(line.split()) for line in lines}
+    assert "module forward backward optim. put in on wire" in rows
+    assert "Llama 161 193 · 12.9 GiB 21.5 GiB" in rows
+    assert "└ 0 … 31 ×32 5 6 · 398 MiB 664 MiB" in rows
+    assert "│ └ wo 1 1 · 128 MiB 112 MiB" in rows
+    assert "outside any module · · 2 208 B 388 B" in rows
+    assert not any("attention_norm" in line for line in lines)
+
+
+def test_no_fold_shows_every_module(llama):
+    text = render_text(llama, is_folded=False)
+    assert text.count("attention_norm") == 32
+    assert "×32" not in text
+
+
+def test_wide_terminals_show_types_and_kinds(llama):
+    text = render_text(llama, width=140)
+    assert "TransformerBlock  2× all_gather[dp], 1× reduce_scatter[dp]" in text
+
+
+def test_totals_by_kind_and_axis_add_up(llama):
+    rows = [line.split() for line in render_text(llama).splitlines()]
+    start = rows.index(["kind", "axis", "count", "put", "in", "got", "out", "on", "wire", "share"])
+    counts = [int(row[2] if len(row[0]) > 2 else row[1]) for row in rows[start + 1 : start + 7]]
+    assert sum(counts) == len(llama.collectives)
+    assert rows[start + 7][:2] == ["total", "356"]
+
+
+def test_costliest_modules_count_folded_layers_together(llama):
+    text = render_text(llama)
+    assert "layers.{0…31}                     96  216 MiB  6.76 GiB   31%" in text
+    assert "layers.{0…31}.attention.wo        64  112 MiB  3.50 GiB   16%" in text
+
+
+def test_causes_have_an_example_line(llama):
+    text = render_text(llama, by="cause", width=140)
+    assert "DTensor Partial(sum) → Shard(dim=1) for RowwiseParallel" in text
+    assert "shardscope/cli/_llama.py:152 forward  return self.w2(" in text
+    assert "FSDP unshard" in text
+    assert "call of torch.nn.utils.clip_grad_norm_" in text
+
+
+def test_every_cause_is_described(varied):
+    text = render_text(varied, by="cause", width=140)
+    words = ["unasked, for aten.mm.default", "FSDP unshard", "DDP gradient bucket"]
+    words += ["call of torch.distributed.all_reduce", "compiled graph 0/0", "unknown cause"]
+    assert [word for word in words if word not in text] == []
+
+
+def test_phases_come_in_the_order_they_happen(llama):
+    text = render_text(llama, by="axis")
+    first = text.split("all_gather", 1)[1]
+    assert first.index("forward") < first.index("backward")
+
+
+def test_equal_ranks_are_shown_as_one():
+    text = render_text(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))
+    assert "all 8 ranks" in text
+    assert "all ranks alike" in " ".join(text.split())
+    assert "≤" not in text
+
+
+def test_ranks_that_differ_show_the_busiest_and_a_table_of_ranks():
+    calls = make_ranks(4, [{}] * 3).collectives
+    text = render_text(make_recording(calls[:-1], world_size=4, ranks=(0, 1, 2, 3)))
+    assert "≤ 3 collectives per rank" in text
+    assert "0-2        3  12.0 KiB" in text
+    assert "3          2  8.00 KiB" in text
+
+
+def test_pipeline_stages_are_not_compared_with_each_other():
+    calls = (
+        make_collective(rank=0, owner="layers.0"),
+        make_collective(rank=1, owner="layers.1"),
+        make_collective(rank=1, owner="layers.1", order=1, group_order=1),
+    )
+    rows = [" ".join(line.split()) for line in render_text(make_recording(calls)).splitlines()]
+    assert "├ 0 1 4.00 KiB 7.00 KiB" in rows
+    assert "└ 1 2 8.00 KiB 14.0 KiB" in rows
+
+
+def test_groups_without_an_axis_are_named_by_size():
+    calls = (make_collective(num_ranks=8), make_collective(num_ranks=2, order=1))
+    text = render_text(make_recording(calls))
+    assert "world" in text
+    assert "2 ranks" in text
+
+
+def _finding(**changes):
+    facts = {"rule": "r", "severity": Severity.WARNING, "subject": "s", "fact": "f", "remedy": "m"}
+    return Finding(**(facts | changes))
+
+
+def test_findings_come_first_and_the_gravest_at_the_top():
+    recording = make_recording(
+        (make_collective(),),
+        findings=(_finding(rule="mild", severity=Severity.INFO), _finding(rule="grave")),
+        gaps=(Gap(place="here", fact="odd", rank=3),),
+    )
+    text = render_text(recording)
+    assert text.index("warning grave") < text.index("info mild") < text.index("Gaps (1)")
+    assert text.index("here  rank 3: odd") < text.index("Modules")
+    assert "→ m" in text
+
+
+def test_findings_that_differ_by_rank_alone_share_an_entry():
+    findings = tuple(_finding(rank=rank, source=Source(file="a.py", line=3)) for rank in range(9))
+    text = render_text(make_recording(findings=findings))
+    assert "Findings (1)" in text
+    assert "warning r  s  ranks 0-8" in text
+    assert "a.py:3" in text
+
+
+def test_many_findings_are_cut_short():
+    findings = tuple(_finding(subject=str(number)) for number in range(25))
+    assert "… and 15 more" in render_text(make_recording(findings=findings))
+
+
+def test_tree_of_a_thousand_different_modules_is_cut_short():
+    calls = tuple(
+        make_collective(order=index, owner=f"m{index}.inner", wire_bytes=index)
+        for index in range(1000)
+    )
+    text = render_text(make_recording(calls))
+    assert len(text.splitlines()) <= 120
+    assert "more: --no-fold shows all" in text
+
+
+def test_tree_leaves_out_the_deepest_modules_first():
+    calls = tuple(
+        make_collective(order=index, owner=f"m{index % 20}.a.b.c{index}", wire_bytes=index)
+        for index in range(100)
+    )
+    text = render_text(make_recording(calls))
+    assert "m19" in text.split("By kind")[0]
+    assert "c99" not in text.split("By kind")[0]
+
+
+def test_names_nested_beyond_reason_do_not_overflow():
+    deep = ".".join(["a"] * 50_000)
+    recording = make_recording(
+        (make_collective(owner=deep, phase=Phase.RECOMPUTE),),
+        modules=(Module(name=deep, type="x", ranks=(RankSpan(0),)),),
+    )
+    assert "recomp." in render_text(recording)
+    assert render_text(recording, is_folded=False)
+
+
+def test_numbers_are_never_cut(llama):
+    wide = tuple(replace(call, owner="x" * 300, axis="a" * 100) for call in llama.collectives[:3])
+    text = render_text(make_recording(wide, world_size=1024), width=60)
+    assert text.count("MiB") >= 6
+    assert "Mi " not in text

@@ -1,0 +1,296 @@
+"""Recordings that look like real ones, built by hand; conftest.py offers them as fixtures."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from shardscope.record import (
+    Axis,
+    BucketReduce,
+    Call,
+    Cause,
+    Collective,
+    CollectiveKind,
+    Compiled,
+    Finding,
+    FullyShard,
+    Gap,
+    Group,
+    Module,
+    Parameter,
+    Phase,
+    RankSpan,
+    Recording,
+    Redistribute,
+    RunInfo,
+    Severity,
+    Source,
+    compress_ranks,
+)
+
+HOSTILE_NAMES = (
+    "[red]markup[/red]",
+    "[/]",
+    "new\nline\r\n",
+    "\x1b[31mescape\x1b]0;title\x07",
+    "nul\x00 bell\x07",
+    "bidi \u202etxt.exe",
+    "日本語 🚀 ünï",
+    "=HYPERLINK(1)",
+    "</script><script>alert(1)</script>",
+    "x" * 5000,
+    ".." * 3,
+    "a." * 300,
+    " ",
+)
+
+
+def make_run(*, world_size: int = 8, ranks: tuple[int, ...] = (0,), **changes: Any) -> RunInfo:
+    """A run of `ranks` out of `world_size`."""
+    facts: dict[str, Any] = {
+        "torch_version": "2.13.0",
+        "shardscope_version": "0.1.0",
+        "world_size": world_size,
+        "ranks": compress_ranks(ranks),
+    }
+    return RunInfo(**(facts | changes))
+
+
+def make_collective(**changes: Any) -> Collective:
+    """An all-reduce of 4 KiB on rank 0, but for the changes."""
+    facts: dict[str, Any] = {
+        "rank": 0,
+        "order": 0,
+        "group": "world",
+        "group_order": 0,
+        "kind": CollectiveKind.ALL_REDUCE,
+        "op": "c10d.allreduce_",
+        "num_ranks": 8,
+        "axis": None,
+        "dtype": "float32",
+        "num_tensors": 1,
+        "input_bytes": 4096,
+        "output_bytes": 4096,
+        "wire_bytes": 7168,
+        "phase": Phase.FORWARD,
+        "owner": "",
+        "trigger": "",
+    }
+    return Collective(**(facts | changes))
+
+
+def make_recording(
+    calls: tuple[Collective, ...] = (),
+    *,
+    world_size: int = 8,
+    ranks: tuple[int, ...] | None = None,
+    **changes: Any,
+) -> Recording:
+    """A recording of the calls; `ranks` default to those that made them, `groups` to the world."""
+    if ranks is None:
+        ranks = tuple(sorted({call.rank for call in calls})) or (0,)
+    world = Group(
+        name="world", torch_name="0", ranks=(RankSpan(0, world_size),), num_ranks=world_size
+    )
+    facts: dict[str, Any] = {
+        "run": make_run(world_size=world_size, ranks=ranks),
+        "groups": (world,),
+        "collectives": calls,
+    }
+    return Recording(**(facts | changes))
+
+
+def make_ranks(num_ranks: int, calls: list[dict[str, Any]], **changes: Any) -> Recording:
+    """Each rank issues the same calls in the world group."""
+    made = tuple(
+        make_collective(rank=rank, order=order, group_order=order, num_ranks=num_ranks, **call)
+        for rank in range(num_ranks)
+        for order, call in enumerate(calls)
+    )
+    return make_recording(made, world_size=num_ranks, **changes)
+
+
+def every_cause() -> tuple[Cause | None, ...]:
+    """One of each."""
+    return (
+        Redistribute(
+            before=("Shard(dim=1)",),
+            after=("Replicate()",),
+            asked_by="aten.mm.default",
+            is_implicit=True,
+        ),
+        FullyShard(action="unshard", num_parameters=9),
+        BucketReduce(bucket=0, parameters=("layers.0.weight", "layers.0.bias")),
+        BucketReduce(bucket=None, parameters=()),
+        Call(api="torch.distributed.all_reduce"),
+        Compiled(graph="0/0"),
+        None,
+    )
+
+
+def make_varied() -> Recording:
+    """Every kind, phase and cause, findings and gaps, with hostile names throughout."""
+    causes = every_cause()
+    calls = [
+        make_collective(
+            order=order,
+            group_order=order,
+            kind=kind,
+            phase=list(Phase)[order % len(Phase)],
+            owner=None if order == 3 else f"layers.{order}.{HOSTILE_NAMES[order]}",
+            trigger=HOSTILE_NAMES[order],
+            axis=None if order % 2 else HOSTILE_NAMES[order],
+            cause=causes[order % len(causes)],
+            source=Source(file=HOSTILE_NAMES[order], line=order, text=HOSTILE_NAMES[-order]),
+            peer=1 if kind in (CollectiveKind.SEND, CollectiveKind.BROADCAST) else None,
+            reduce_op="sum" if "reduce" in kind else None,
+            thread="autograd",
+            start_ns=order * 1_000,
+        )
+        for order, kind in enumerate(CollectiveKind)
+    ]
+    return make_recording(
+        tuple(calls),
+        modules=tuple(
+            Module(name=name, type=name, ranks=(RankSpan(0),), aliases=(name,))
+            for name in ("", *HOSTILE_NAMES)
+        ),
+        findings=tuple(
+            Finding(rule=name, severity=severity, subject=name, fact=name, remedy=name, rank=0)
+            for name in HOSTILE_NAMES
+            for severity in Severity
+        ),
+        gaps=tuple(Gap(place=name, fact=name, rank=0) for name in HOSTILE_NAMES),
+        run=make_run(command=HOSTILE_NAMES[3], axes=(Axis(name=HOSTILE_NAMES[0], size=8),)),
+    )
+
+
+_BLOCK = (
+    ("", "TransformerBlock"),
+    (".attention_norm", "RMSNorm"),
+    (".attention", "Attention"),
+    (".attention.wq", "Linear"),
+    (".attention.wk", "Linear"),
+    (".attention.wv", "Linear"),
+    (".attention.wo", "Linear"),
+    (".ffn_norm", "RMSNorm"),
+    (".feed_forward", "FeedForward"),
+    (".feed_forward.w1", "Linear"),
+    (".feed_forward.w2", "Linear"),
+    (".feed_forward.w3", "Linear"),
+)
+_MIB = 1024**2
+
+
+def make_llama(
+    *, num_layers: int = 32, dp: int = 128, tp: int = 8, ranks: tuple[int, ...] = (0,)
+) -> Recording:
+    """One step of a Llama under FSDP2 + TP, the same on each of `ranks`."""
+    layers = [f"layers.{index}" for index in range(num_layers)]
+    names = [("", "Llama"), ("tok_embeddings", "Embedding"), ("layers", "ModuleList")]
+    names += [(layer + suffix, kind) for layer in layers for suffix, kind in _BLOCK]
+    names += [("norm", "RMSNorm"), ("output", "Linear")]
+    weight = Parameter(
+        name="weight",
+        shape=(4096, 4096),
+        local_shape=(32, 512),
+        dtype="float32",
+        placements=("Shard(dim=0)", "Shard(dim=1)"),
+        axes=("dp", "tp"),
+    )
+    spans = compress_ranks(ranks)
+    return Recording(
+        run=make_run(
+            world_size=dp * tp,
+            ranks=ranks,
+            axes=(Axis(name="dp", size=dp), Axis(name="tp", size=tp)),
+            is_simulated=True,
+            command="shardscope demo",
+        ),
+        groups=(
+            Group(name="dp", torch_name="1", ranks=(RankSpan(0, dp, tp),), num_ranks=dp, axis="dp"),
+            Group(name="tp", torch_name="2", ranks=(RankSpan(0, tp),), num_ranks=tp, axis="tp"),
+        ),
+        modules=tuple(
+            Module(
+                name=name,
+                type=kind,
+                ranks=spans,
+                parameters=(weight,) if kind in ("Linear", "Embedding", "RMSNorm") else (),
+            )
+            for name, kind in names
+        ),
+        collectives=tuple(
+            call for rank in ranks for call in _llama_step(rank, layers, dp=dp, tp=tp)
+        ),
+    )
+
+
+def _llama_step(rank: int, layers: list[str], *, dp: int, tp: int) -> list[Collective]:
+    calls: list[Collective] = []
+    group_orders = {"dp": count(), "tp": count()}
+
+    def add(
+        axis: str, kind: str, owner: str | None, phase: Phase, mib: float, cause: Cause, line: int
+    ) -> None:
+        num_ranks = {"dp": dp, "tp": tp}[axis]
+        full = int(mib * _MIB)
+        sizes = {
+            "all_gather": (full // num_ranks, full),
+            "reduce_scatter": (full, full // num_ranks),
+            "all_reduce": (full, full),
+        }[kind]
+        wire = full * (num_ranks - 1) // num_ranks * (2 if kind == "all_reduce" else 1)
+        calls.append(
+            make_collective(
+                rank=rank,
+                order=len(calls),
+                group=axis,
+                group_order=next(group_orders[axis]),
+                kind=CollectiveKind(kind),
+                num_ranks=num_ranks,
+                axis=axis,
+                dtype="bfloat16",
+                input_bytes=sizes[0],
+                output_bytes=sizes[1],
+                wire_bytes=wire,
+                phase=phase,
+                owner=owner,
+                trigger=owner,
+                cause=cause,
+                reduce_op=None if kind == "all_gather" else "sum",
+                source=Source(
+                    file="shardscope/cli/_llama.py",
+                    line=line,
+                    function="forward",
+                    text="return self.w2(F.silu(self.w1(x)) * self.w3(x))",
+                ),
+                start_ns=len(calls) * 25_000 + rank * 7,
+            )
+        )
+
+    unshard = FullyShard(action="unshard", num_parameters=9)
+    reduce = FullyShard(action="reduce", num_parameters=9)
+    sequence, full = ("Shard(dim=1)",), ("Replicate()",)
+    gather = Redistribute(
+        before=sequence, after=full, asked_by="PrepareModuleInput", is_implicit=False
+    )
+    scatter = Redistribute(
+        before=("Partial(sum)",), after=sequence, asked_by="RowwiseParallel", is_implicit=False
+    )
+    add("dp", "all_gather", "", Phase.FORWARD, 250, unshard, 210)
+    for phase, order in ((Phase.FORWARD, layers), (Phase.BACKWARD, layers[::-1])):
+        for layer in order:
+            add("dp", "all_gather", layer, phase, 54.5, unshard, 210)
+            for part in ("attention", "feed_forward"):
+                add("tp", "all_gather", f"{layer}.{part}", phase, 64, gather, 140)
+                last = {"attention": "wo", "feed_forward": "w2"}[part]
+                add("tp", "reduce_scatter", f"{layer}.{part}.{last}", phase, 64, scatter, 152)
+            if phase is Phase.BACKWARD:
+                add("dp", "reduce_scatter", layer, phase, 109, reduce, 230)
+    add("dp", "reduce_scatter", "", Phase.BACKWARD, 500, reduce, 230)
+    clip = Call(api="torch.nn.utils.clip_grad_norm_")
+    for axis in ("dp", "tp"):
+        add(axis, "all_reduce", None, Phase.OPTIMIZER, 0.0001, clip, 260)
+    return calls
