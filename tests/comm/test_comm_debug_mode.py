@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardscope import World, simulate
@@ -344,6 +345,52 @@ def test_process_group_collective_counts_as_in_torch(world: World, name: str) ->
     ours, theirs = run_both(C10D_CALLS[name])
     assert_same(ours, theirs)
     assert ours.get_comm_counts() == {getattr(c10d, name): 1}
+
+
+@pytest.fixture
+def second_of_two() -> Iterator[None]:
+    """A group of torch's own, which checks nothing, seen from a rank that is not the root."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def coalesced(call: Callable[[], object]) -> None:
+    with dist._coalescing_manager():
+        call()
+
+
+UNCHECKED_CALLS: dict[str, Callable[[], object]] = {
+    "gather_": lambda: dist.gather(ones(4), None, 0),
+    "scatter_": lambda: dist.scatter(ones(4), None, 0),
+    "allgather_": lambda: dist.all_gather([], ones(4)),
+    "allgather_coalesced_": lambda: dist.all_gather_coalesced([[ones(4)]] * 2, [ones(4)]),
+    "allreduce_coalesced_": lambda: dist.all_reduce_coalesced(ones(4)),
+    "allgather_into_tensor_coalesced_": lambda: coalesced(
+        lambda: dist.all_gather_into_tensor(ones(8), ones(4))
+    ),
+    "reduce_scatter_tensor_coalesced_": lambda: coalesced(
+        lambda: dist.reduce_scatter_tensor(ones(4), ones(8))
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", UNCHECKED_CALLS)
+def test_call_on_a_bare_fake_group_counts_as_in_torch(second_of_two: None, name: str) -> None:
+    ours, theirs = run_both(UNCHECKED_CALLS[name])
+    assert_same(ours, theirs)
+    assert ours.get_comm_counts() == {getattr(c10d, name): 1}
+
+
+def test_no_process_group_is_needed() -> None:
+    model = nn.Linear(2, 2)
+    with CommDebugMode() as mode:
+        for _ in range(2):
+            model(torch.ones(1, 2))
+    assert mode.get_total_counts() == 0
+    assert list(mode.advanced_module_tracker.module_helper_dict) == ["Global", "Linear"]
+    assert not model._forward_hooks
 
 
 def test_dtensor_redistribution_counts_as_in_torch(world: World) -> None:

@@ -475,6 +475,53 @@ def test_compiled_model_stays_compiled_and_is_counted(world: World, backend: str
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
+def test_compiled_layers_are_charged_forward_and_backward(world: World) -> None:
+    torch._dynamo.reset()
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)))
+    for layer in net:
+        parallelize_module(layer, world.mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+        layer.compile(backend="aot_eager")
+    with CommDebugMode() as mode:
+        for _ in range(2):
+            net(batch().requires_grad_()).sum().backward()
+    for which in ("forward", "backward"):
+        charged = counts(mode, which)
+        assert (charged["Global"], charged["Sequential"]) == (4, 4)
+        assert (charged["Sequential.0"], charged["Sequential.1"]) == (2, 2)
+    torch._dynamo.reset()
+
+
+class Breaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        dist.barrier()
+        torch._dynamo.graph_break()
+        return self.second(funcol.all_reduce(x, "sum", everyone()) * 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
+def test_compiler_makes_the_same_graphs_of_the_same_frames(world: World) -> None:
+    def compile_and_run() -> list[dict[str, int]]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(Breaking(), backend="aot_eager")
+        for _ in range(2):
+            compiled(batch())
+        return [dict(torch._dynamo.utils.counters[name]) for name in ("frames", "stats")]
+
+    plain = compile_and_run()
+    with CommDebugMode() as mode:
+        assert compile_and_run() == plain
+    assert mode.get_comm_counts() == {c10d.barrier: 2, ALL_REDUCE: 2}
+    torch._dynamo.reset()
+
+
 def test_entering_again_starts_afresh_and_keeps_what_was_taken_out(world: World) -> None:
     mode, net = CommDebugMode(), Net()
     with mode:

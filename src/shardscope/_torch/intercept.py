@@ -26,6 +26,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.library import Library, get_kernel
 
 from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
+from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["Issued", "Observer", "intercept", "meta_kernel"]
 
@@ -104,6 +105,7 @@ def _set_observers(observers: tuple[Observer, ...]) -> None:
 
 
 def _install() -> ExitStack:
+    keep_uncompiled(_PythonDoor.__call__.__code__)
     with ExitStack() as stack:
         stack.callback(_override_kernels()._destroy)
         for namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
@@ -161,6 +163,7 @@ def _kernel_door(op: str, layout: OpLayout, kernel: Any) -> Callable[..., Any]:
             inside.depth = 0
         return _amend(issued, result) if _amenders else result
 
+    keep_uncompiled(door.__code__)
     return door
 
 
@@ -205,6 +208,7 @@ def _meta_door(answer: Callable[..., Any]) -> Callable[..., Any]:
             return answer(args, return_first_arg)
         return _pass_meta(name, args, answer, (args, return_first_arg))
 
+    keep_uncompiled(door.__code__)
     return door
 
 
@@ -214,6 +218,7 @@ def meta_kernel(name: str) -> Callable[..., Any]:
     def kernel(*args: Any) -> Any:
         return _pass_meta(name, args, FakeWork().boxed, ())
 
+    keep_uncompiled(kernel.__code__)
     return kernel
 
 

@@ -19,6 +19,8 @@ from torch import nn
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 
+from shardscope._torch.uncompiled import keep_uncompiled
+
 __all__ = ["CALL_CODE", "ModuleWatcher", "watch_module_calls"]
 
 
@@ -61,6 +63,8 @@ skip_code(CALL_CODE)
 def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
     """Tell `watcher` of module calls on any thread until the context ends."""
     global _watchers
+    for method in (type(watcher).enter, type(watcher).exit):
+        keep_uncompiled(method.__code__)
     with _lock:
         _watchers = (*_watchers, watcher)
         if len(_watchers) == 1:
@@ -81,9 +85,12 @@ def _wrap() -> None:
 
 
 def _unwrap() -> None:
-    callback_handler.remove_start_callback(_on_compile_start)
-    callback_handler.remove_end_callback(_on_compile_end)
     nn.Module.__call__ = _unwrapped
+    # torch._dynamo.reset() may have forgotten them.
+    if _on_compile_start in callback_handler.start_callbacks:
+        callback_handler.remove_start_callback(_on_compile_start)
+    if _on_compile_end in callback_handler.end_callbacks:
+        callback_handler.remove_end_callback(_on_compile_end)
 
 
 def _on_compile_start(_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from shardscope._torch.frames import nested_code
 
-__all__ = ["find_recomputed", "method_owner"]
+__all__ = ["find_recomputed", "method_owner", "reentrant_nodes"]
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _REENTRANT = torch.utils.checkpoint.CheckpointFunction.backward.__code__
@@ -29,6 +30,14 @@ def find_recomputed(frame: FrameType | None) -> Any:
             return frame.f_locals["ctx"].run_function
         frame = frame.f_back
     return None
+
+
+def reentrant_nodes(frame: FrameType | None) -> Iterator[Any]:
+    """The autograd nodes whose functions were run again and are, around `frame`, in backward."""
+    while frame is not None:
+        if frame.f_code is _REENTRANT:
+            yield frame.f_locals["ctx"]
+        frame = frame.f_back
 
 
 def method_owner(function: Any) -> nn.Module | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import final
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from shardscope.record import Recording, Severity
 
-__all__ = ["exit_code", "open_console"]
+__all__ = ["exit_code", "open_console", "show_progress"]
 
 
 @final
@@ -29,6 +32,17 @@ def open_console() -> Console:
         # × and … are not in every encoding; a question mark is better than a traceback.
         sys.stdout.reconfigure(errors="replace")
     return _Console(highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that says what is being done and since when, on a terminal only."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    is_quiet = not (is_shown and console.is_terminal)
+    with Progress(*columns, console=console, transient=True, disable=is_quiet) as progress:
+        task = progress.add_task(title)
+        yield lambda doing: progress.update(task, description=f"{title}: {doing}")
 
 
 def exit_code(recording: Recording, *, is_strict: bool = False) -> int:

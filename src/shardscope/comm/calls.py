@@ -8,6 +8,7 @@ module's, so a node's own number finds its module again in backward. Ordinary op
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 
 from torch import nn
@@ -18,6 +19,9 @@ from shardscope.comm.names import NO_MODULE, ModuleNames
 __all__ = ["ModuleCalls"]
 
 
+_UNWATCHED = -2
+
+
 class _Marks:
     """Whose the autograd nodes of one thread are: module `owners[i]` from number `starts[i]` on."""
 
@@ -25,11 +29,12 @@ class _Marks:
 
     def __init__(self) -> None:
         self.stack = [NO_MODULE]
-        self.starts: list[int] = [-1]
-        self.owners: list[int | None] = [None]
+        self.starts = array("q", [-1])
+        self.owners = array("q", [_UNWATCHED])
 
     def find(self, number: int) -> int | None:
-        return self.owners[bisect_right(self.starts, number) - 1]
+        owner = self.owners[bisect_right(self.starts, number) - 1]
+        return None if owner == _UNWATCHED else owner
 
 
 class _Thread(threading.local):

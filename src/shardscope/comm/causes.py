@@ -71,5 +71,7 @@ def _asked_by(stack: Stack, node: str | None) -> str:
 def _api_name(code: CodeType) -> str:
     """`torch.distributed.all_reduce`, from where the function was defined."""
     path = code.co_filename.replace("\\", "/").removesuffix(".py").removesuffix("/__init__")
+    if "/torch/" not in path:  # one of ours that stands in torch's place
+        return f"torch.distributed.{code.co_qualname}"
     module = path[path.rindex("/torch/") + 1 :].replace("/", ".")
     return f"{module.removesuffix('.distributed_c10d')}.{code.co_qualname}"

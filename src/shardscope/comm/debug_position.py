@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from shardscope._torch.autograd import NO_GRAPH_TASK, current_graph_task, current_node, node_origin
-from shardscope._torch.recompute import find_recomputed, method_owner
+from shardscope._torch.autograd import (
+    NO_GRAPH_TASK,
+    current_graph_task,
+    current_node,
+    node_origin,
+)
+from shardscope._torch.recompute import find_recomputed, method_owner, reentrant_nodes
 from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.comm.stack import find_backward_caller, read_stack
@@ -74,22 +79,28 @@ class Positions:
             return Position(calls[-1].module, is_backward, is_backward)
         if not is_backward:
             return Position(GLOBAL, False, False)
-        # Recomputing is done with gradients on, backward seldom is, so that we seldom need to look.
-        function = find_recomputed(sys._getframe()) if torch.is_grad_enabled() else None
+        function = find_recomputed(sys._getframe())
         module = method_owner(function)
-        name = self._maker(task) if module is None else self._name(self._names.find(module))
-        return Position(name, True, function is not None)
+        index = self._worker(task) if module is None else self._names.find(module)
+        return Position(self._name(index), True, function is not None)
 
-    def _maker(self, task: int) -> str:
-        """The module that made the autograd node now at work."""
+    def _worker(self, task: int) -> int:
+        """The module whose backward is at work, or whose checkpointed function is recomputed."""
         node = current_node()
         if node is None:  # a callback at the end of backward
-            return GLOBAL
+            return NO_MODULE
+        maker = self._maker(node, task)
+        if maker == NO_MODULE:  # perhaps made as a function of some module's was recomputed
+            makers = (self._maker(node, task) for node in reentrant_nodes(sys._getframe()))
+            maker = next((maker for maker in makers if maker != NO_MODULE), NO_MODULE)
+        return maker
+
+    def _maker(self, node: Any, task: int) -> int:
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
-            return self._name(self._names.owner_of(origin))
+            return self._names.owner_of(origin)
         maker = self._calls.maker_of(origin, self._caller(task))
-        return GLOBAL if maker is None else self._name(maker)
+        return NO_MODULE if maker is None else maker
 
     def _caller(self, task: int) -> int:
         """The thread that called backward, looked for once in each."""

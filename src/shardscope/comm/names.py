@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+import torch.fx
 from torch import nn
 
 from shardscope._torch.fsdp import outermost_module
@@ -37,7 +38,7 @@ class ModuleNames:
         self._places: dict[int, list[int]] = {}
         self._guards: dict[int, weakref.ref[nn.Module]] = {}
         self._parameters: dict[int, int] = {}
-        self._roots: list[int] = []
+        self._roots: list[weakref.ref[nn.Module]] = []
         for prefix, model in _named_models(models).items():
             self._add(model, prefix)
 
@@ -83,10 +84,7 @@ class ModuleNames:
 
     def roots(self) -> Iterator[nn.Module]:
         """The models that the names begin at."""
-        for index in self._roots:
-            module = self.module(index)
-            if module is not None:
-                yield module
+        yield from (root for root in (reference() for reference in self._roots) if root is not None)
 
     def aliases(self, index: int) -> tuple[str, ...]:
         """Further names of the module behind `index`, if this is its first name."""
@@ -107,13 +105,17 @@ class ModuleNames:
             if index == len(self.names):
                 self.names.append(name)
                 self._modules.append(weakref.ref(module))
-            elif is_wrapper(self._modules[index]() or root):
+            elif self._is_wrapper(index):
                 self._modules[index] = weakref.ref(module)
             self._place(module, index)
             for _, parameter in own_parameters(module):
                 self._parameters.setdefault(id(parameter), index)
-        self._roots.append(self._index[prefix])
+        self._roots.append(weakref.ref(root))
         return self._places[id(root)]
+
+    def _is_wrapper(self, index: int) -> bool:
+        module = self.module(index)
+        return module is not None and is_wrapper(module)
 
     def _place(self, module: nn.Module, index: int) -> None:
         key = id(module)

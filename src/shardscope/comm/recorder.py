@@ -28,6 +28,8 @@ from shardscope.record import BucketReduce, Cause, Collective, CollectiveKind, G
 
 __all__ = ["Recorder"]
 
+_MAIN_THREAD = threading.main_thread().ident
+
 Emit = Callable[[Group | Collective | Gap], None]
 
 
@@ -51,7 +53,7 @@ class _Note:
         self.stack = stack
         self.phase = phase
         self.start_ns = start_ns
-        self.thread = threading.get_ident()
+        self.thread = _thread_name()
         self.running = NO_MODULE
         self.node: str | None = None
         self.node_number: int | None = None
@@ -173,7 +175,7 @@ class Recorder:
             source=stack.source,
             reduce_op=payload.reduce_op,
             peer=payload.global_peer,
-            thread=_thread_name(note.thread),
+            thread=note.thread,
             start_ns=note.start_ns,
         )
         self._collectives.append(collective)
@@ -222,9 +224,10 @@ def _owner_name(cause: Cause | None, owner: str | None) -> str | None:
     return common_module(cause.parameters) if isinstance(cause, BucketReduce) else owner
 
 
-def _thread_name(identity: int) -> str:
-    if identity == threading.main_thread().ident:
+def _thread_name() -> str:
+    identity = threading.get_ident()
+    if identity == _MAIN_THREAD:
         return ""
     # Not current_thread(): it would leave an object behind for a thread that C++ started.
     named = (thread.name for thread in threading.enumerate() if thread.ident == identity)
-    return next(named, "other")
+    return next(named, "autograd")

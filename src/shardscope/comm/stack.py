@@ -25,6 +25,9 @@ __all__ = ["Stack", "find_backward_caller", "read_stack"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_OUR_DEMO = os.path.join(_OURS, "cli", "_llama.py")
+_OUR_CLI = os.path.join(_OURS, "cli") + os.sep
+_OUR_APIS = os.path.join(_OURS, "world", "objects.py")
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _GENERATED = ("<eval_with_key>", "<frozen ", "<attrs ", "<torch_package")
 # Frames that stand between a caller and the function they called, and say nothing of either.
@@ -36,7 +39,7 @@ _MACHINERY = (
     "_tensor.py",
     "_ops.py",
 )
-_USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE = range(7)
+_USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE, _END = range(8)
 _ROLE_KINDS = {
     Role.MODULE_CALL: _BOUNDARY,
     Role.ENGINE: _BOUNDARY,
@@ -98,6 +101,8 @@ def read_stack(frame: FrameType | None) -> Stack:
                 stack.line = frame.f_lineno
                 if boundary is not None:
                     break
+        elif kind == _END:
+            break
         elif boundary is None:
             if kind == _API:
                 if user is None:
@@ -166,6 +171,12 @@ def _classify(filename: str) -> int:
         return _GRAPH
     if filename.startswith(_TORCH):
         return _OTHER if filename.endswith(_MACHINERY) else _API
+    if filename == _OUR_DEMO:  # plays the user
+        return _USER
+    if filename.startswith(_OUR_CLI):  # whoever called us did not write the program
+        return _END
+    if filename == _OUR_APIS:  # stands in torch's place
+        return _API
     if filename.startswith((_OURS, *_GENERATED)):
         return _OTHER
     is_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
@@ -173,12 +184,19 @@ def _classify(filename: str) -> int:
 
 
 def _source_at(code: CodeType, line: int) -> Source:
-    """The record of a line, with its text; paths below the working directory are made relative."""
+    """The record of a line, with its text."""
     known = _sources.get((code, line))
     if known is None:
         file = code.co_filename
-        shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
         text = linecache.getline(file, line).strip()[:200]
-        known = Source(file=shown, line=line, function=code.co_qualname, text=text)
+        known = Source(file=_shown_path(file), line=line, function=code.co_qualname, text=text)
         _sources[code, line] = known
     return known
+
+
+def _shown_path(file: str) -> str:
+    """Relative to the working directory, or to the folder of packages, where that is shorter."""
+    for folder in (os.getcwd() + os.sep, os.path.dirname(_OURS.rstrip(os.sep)) + os.sep):
+        if file.startswith(folder):
+            return file.removeprefix(folder)
+    return file.rpartition(f"site-packages{os.sep}")[2]

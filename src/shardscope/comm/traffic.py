@@ -114,11 +114,14 @@ def wire_bytes(kind: CollectiveKind, input_bytes: int, output_bytes: int, num_ra
     """Bytes each rank sends if the group runs a ring, averaged over its ranks.
 
     The factors are those by which bus bandwidth is commonly quoted: 2(n-1)/n of the payload for an
-    all-reduce, (n-1)/n of the whole for gather, scatter and all-to-all, all of it for a broadcast
-    or a reduce. A receive sends nothing: its bytes are counted where they are sent.
+    all-reduce, (n-1)/n of the whole for all-gather, reduce-scatter, scatter and all-to-all, all of
+    it for a broadcast or a reduce. A receive and the root of a gather send nothing: their bytes are
+    counted where they are sent.
     """
     others = (num_ranks - 1) / num_ranks
     if num_ranks == 1 or kind in (_K.RECV, _K.BARRIER):
+        return 0
+    if kind is _K.GATHER and output_bytes:
         return 0
     if kind is _K.ALL_REDUCE:
         return round(2 * others * input_bytes)

@@ -10,8 +10,10 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.intercept import intercept
+from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.simulated_group import (
     coalesced_ops_on_fake_tensors,
     fake_tensors,
@@ -19,6 +21,7 @@ from shardscope._torch.simulated_group import (
 )
 from shardscope.errors import WorldError
 from shardscope.world.checks import CollectiveChecker
+from shardscope.world.objects import simulated_object_collectives
 
 __all__ = ["World", "current_world", "simulate"]
 
@@ -48,10 +51,18 @@ class World:
         From here to the world's end every new tensor is such a tensor, so that a step of a model
         of any size costs neither memory nor arithmetic. Shard and slice meshes before, not after.
         """
+        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            raise WorldError(
+                "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
+                "data that simulated tensors do not have. Build the model with real tensors "
+                "instead, and run it in the simulated world without materialize()."
+            )
         if not self._is_fake:
             self._stack.enter_context(fake_tensors())
             self._is_fake = True
-        return model.to_empty(device=self.mesh.device_type)
+        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+            model.to_empty(device=self.mesh.device_type)
+        return model
 
     def _close(self) -> None:
         self._stack.close()
@@ -80,6 +91,8 @@ def simulate(
             device, tuple(axes.values()), mesh_dim_names=tuple(axes)
         )
         stack.enter_context(coalesced_ops_on_fake_tensors())
+        stack.enter_context(simulated_object_collectives())
+        stack.enter_context(lonely_stages())
         stack.enter_context(intercept(CollectiveChecker()))
         world = World(axes, rank, device_mesh)
         stack.callback(world._close)
