@@ -1,6 +1,6 @@
 """See what a PyTorch model does when it is compiled and sharded.
 
-The whole public API is here; names load when first used, so that reading a recording needs no torch.
+The whole public API is here. Names load when first used: reading a recording needs no torch.
 """
 
 from __future__ import annotations

@@ -76,9 +76,7 @@ CARRIED: dict[str, tuple[Callable[[], object], tuple[int, int, int, int]]] = {
         (1, 32, 32, 24),
     ),
     "all_to_all_single, uneven": (  # rank 1 keeps 2 of the 10 elements it puts in
-        lambda: dist.all_to_all_single(
-            torch.ones(7), torch.ones(10), [2, 2, 2, 1], [1, 2, 3, 4]
-        ),
+        lambda: dist.all_to_all_single(torch.ones(7), torch.ones(10), [2, 2, 2, 1], [1, 2, 3, 4]),
         (1, 40, 28, 32),
     ),
     "all_to_all_single, nothing to keep": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -193,10 +193,11 @@ def process_group(value: Any) -> dist.ProcessGroup:
     """The group that an op was given boxed, by name or as it is."""
     if isinstance(value, torch.ScriptObject):
         return dist.ProcessGroup.unbox(value)
-    return _resolve_process_group(value) if isinstance(value, str) else value
+    return _resolve_process_group(cast(Any, value)) if isinstance(value, str) else value
 
 
-_REDUCE_OPS = {int(op): name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
+_RED_OP_TYPES: dict[str, Any] = dist.ReduceOp.RedOpType.__members__
+_REDUCE_OPS = {int(op): name.lower() for name, op in _RED_OP_TYPES.items()}
 
 
 def reduce_op_name(value: Any) -> str | None:

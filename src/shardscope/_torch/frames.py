@@ -74,8 +74,8 @@ def find_roles() -> dict[int, Role]:
         _code(fsdp1._reduce_grad): Role.FSDP1_REDUCE,
         _code(fsdp1._reduce_grad_no_shard): Role.FSDP1_REDUCE,
     }
-    roles |= {code: Role.EXPLICIT for code in _explicit_redistributions()}
-    roles |= {code: Role.REDUCTION for code in _reductions()}
+    roles |= dict.fromkeys(_explicit_redistributions(), Role.EXPLICIT)
+    roles |= dict.fromkeys(_reductions(), Role.REDUCTION)
     return {id(code): role for code, role in roles.items()}
 
 
@@ -98,7 +98,8 @@ def _reductions() -> list[CodeType]:
 
 
 def _code(function: Callable[..., Any]) -> CodeType:
-    return inspect.unwrap(function).__code__
+    code: CodeType = inspect.unwrap(function).__code__
+    return code
 
 
 def nested_code(function: Callable[..., Any], name: str) -> CodeType:
@@ -107,4 +108,3 @@ def nested_code(function: Callable[..., Any], name: str) -> CodeType:
         if isinstance(constant, CodeType) and constant.co_name == name:
             return constant
     raise LookupError(f"{function.__qualname__} defines no inner function {name!r}.")
-

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed._meta_registrations as meta_registrations
 import torch.distributed._symmetric_memory
-import torch.distributed.tensor  # registers _dtensor ops  # noqa: F401
+import torch.distributed.tensor  # registers _dtensor ops
 from torch._C._distributed_c10d import FakeWork
 from torch._guards import CompileContext, TracingContext
 from torch.library import Library, get_kernel
@@ -28,7 +28,7 @@ from torch.library import Library, get_kernel
 from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
 from shardscope._torch.uncompiled import keep_uncompiled
 
-__all__ = ["Issued", "Observer", "intercept", "meta_kernel"]
+__all__ = ["Issued", "Observer", "has_kernel", "intercept", "meta_kernel"]
 
 _KERNEL_KEYS = ("CPU", "CUDA", "XPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
 
@@ -127,14 +127,15 @@ def _override_kernels() -> Library:
         warnings.simplefilter("ignore")
         for name, layout in OPS["c10d"].items():
             for key in _KERNEL_KEYS:
-                if _has_kernel(f"c10d::{name}", key):
+                if has_kernel(f"c10d::{name}", key):
                     kernel = get_kernel(f"c10d::{name}", key)
                     door = _kernel_door(f"c10d.{name}", layout, kernel)
                     library.impl(name, door, key, with_keyset=True)
     return library
 
 
-def _has_kernel(op: str, key: str) -> bool:
+def has_kernel(op: str, key: str) -> bool:
+    """Whether `op` has a kernel of its own for tensors of this dispatch key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
 
 
@@ -168,7 +169,7 @@ def _kernel_door(op: str, layout: OpLayout, kernel: Any) -> Callable[..., Any]:
 
 
 class _PythonDoor:
-    """Stands where torch keeps the callable of an op; hashes like it, for torch hashes ops by it."""
+    """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 
     __slots__ = ("_call", "_layout", "_op_name", "_schema")
 

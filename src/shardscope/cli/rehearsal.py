@@ -1,4 +1,4 @@
-"""Running a program's step under trace, in a simulated world or in the real one it was started in."""
+"""Running a program's step under trace, in a simulated world or in the one it was started in."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rehearse_simulated(
     has_data: bool = False,
     report: Report = lambda _: None,
 ) -> Rehearsal:
-    """Run the program as `rank` of a simulated world; without `has_data`, on tensors without any."""
+    """Run the program as `rank` of a simulated world, on tensors without data unless told."""
     with simulate(axes, rank=rank) as world:
         report("building the model")
         with _theirs(program, "model()"), torch.device("cpu" if has_data else "meta"):

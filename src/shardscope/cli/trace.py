@@ -73,9 +73,7 @@ def command(
         )
     else:
         with show_progress(f"tracing {program.name}") as report:
-            rehearsal = rehearse_simulated(
-                program, axes, rank=rank, has_data=data, report=report
-            )
+            rehearsal = rehearse_simulated(program, axes, rank=rank, has_data=data, report=report)
     recording = review(rehearsal.recording)
     save(recording, path, force=force)
     if _is_first():

@@ -41,7 +41,7 @@ class BucketBook:
             self._last[id(module)] = -1
 
     def find(self, num_elements: int, parameter: torch.Tensor) -> BucketReduce | None:
-        """The bucket of this size that is due, when `parameter` was the last to get its gradient."""
+        """The bucket of this size that is due when `parameter` has got its gradient."""
         for key, buckets in self._buckets.items():
             if not any(parameter is p for bucket in buckets for p in bucket.parameters):
                 continue

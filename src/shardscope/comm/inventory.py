@@ -31,7 +31,9 @@ class Inventory:
         if first == self._num_described:
             return
         # A gathered parameter shows its full self; what the rank holds is the shard.
-        sharded = {k: v for root in self._names.roots() for k, v in sharded_parameters(root).items()}
+        sharded = {
+            k: v for root in self._names.roots() for k, v in sharded_parameters(root).items()
+        }
         for index in range(first, self._num_described):
             module = self._names.module(index)
             if module is not None and not self._names.is_alias(index):

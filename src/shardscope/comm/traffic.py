@@ -56,7 +56,7 @@ class Payload:
             is_name = isinstance(boxed, str)
             self._reduce_op = boxed if is_name else asked or reduce_op_name(boxed)
         self._peer = None if peer is None or peer >= num_args else args[peer]
-        self._splits = None if splits is None else args[splits]
+        self._splits: Sequence[int] | None = None if splits is None else args[splits]
         self.num_tensors, self.input_bytes, self._dtype = _sizes(inputs)
         self._output_bytes = None
         if outputs is not None:

@@ -24,7 +24,9 @@ def simulated_object_collectives() -> Iterator[None]:
     with ExitStack() as stack:
         for function in _FUNCTIONS:
             for module in (dist, distributed_c10d):
-                stack.callback(setattr, module, function.__name__, getattr(module, function.__name__))
+                stack.callback(
+                    setattr, module, function.__name__, getattr(module, function.__name__)
+                )
                 setattr(module, function.__name__, function)
         yield
 

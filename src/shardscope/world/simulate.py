@@ -18,6 +18,7 @@ from shardscope._torch.simulated_group import (
     coalesced_ops_on_fake_tensors,
     fake_tensors,
     simulated_group,
+    uncopied_mismatches,
 )
 from shardscope.errors import WorldError
 from shardscope.world.checks import CollectiveChecker
@@ -74,9 +75,7 @@ def current_world() -> World | None:
 
 
 @contextmanager
-def simulate(
-    mesh: Mapping[str, int], *, rank: int = 0, device: str = "cpu"
-) -> Iterator[World]:
+def simulate(mesh: Mapping[str, int], *, rank: int = 0, device: str = "cpu") -> Iterator[World]:
     """Make this process rank `rank` of a simulated world whose mesh has these axes.
 
     `torch.distributed` behaves as on that rank, at any size, and sends nothing; what a real group
@@ -87,10 +86,9 @@ def simulate(
     _check_can_start(axes, rank)
     with ExitStack() as stack:
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
-        device_mesh = init_device_mesh(
-            device, tuple(axes.values()), mesh_dim_names=tuple(axes)
-        )
+        device_mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
         stack.enter_context(coalesced_ops_on_fake_tensors())
+        stack.enter_context(uncopied_mismatches())
         stack.enter_context(simulated_object_collectives())
         stack.enter_context(lonely_stages())
         stack.enter_context(intercept(CollectiveChecker()))
