@@ -6,7 +6,7 @@ and lists of lists, single tensors and lists of tensors all mean "these tensors"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,7 +31,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OpLayout:
-    """Where an op keeps what we want to know: positions among its arguments."""
+    """Where an op keeps what we want to know: positions among its arguments.
+
+    An op with a `factor` sends the matrix product of its input and that.
+    """
 
     kind: CollectiveKind
     group: int
@@ -41,6 +44,8 @@ class OpLayout:
     peer: int | None = None
     output_splits: int | None = None
     input_splits: int | None = None
+    factor: int | None = None
+    dtype: int | None = None
 
 
 @dataclass(slots=True)
@@ -137,8 +142,10 @@ _SYMMETRIC_MEMORY = {
     "nccl_reduce_scatter_offset": OpLayout(_K.REDUCE_SCATTER, 2, 0, 1, reduce_op=6),
     "fused_all_gather_matmul": OpLayout(_K.ALL_GATHER, 3, 0),
     "fused_all_gather_scaled_matmul": OpLayout(_K.ALL_GATHER, 5, 0),
-    "fused_matmul_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 4, 0, reduce_op=2),
-    "fused_scaled_matmul_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 7, 0, reduce_op=4),
+    "fused_matmul_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 4, 0, reduce_op=2, factor=1),
+    "fused_scaled_matmul_reduce_scatter": OpLayout(
+        _K.REDUCE_SCATTER, 7, 0, reduce_op=4, factor=1, dtype=11
+    ),
     "_low_contention_all_gather": OpLayout(_K.ALL_GATHER, 1, 0),
     "_low_contention_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 2, 0, reduce_op=1),
 }
@@ -196,7 +203,7 @@ def process_group(value: Any) -> dist.ProcessGroup:
     return _resolve_process_group(cast(Any, value)) if isinstance(value, str) else value
 
 
-_RED_OP_TYPES: dict[str, Any] = dist.ReduceOp.RedOpType.__members__
+_RED_OP_TYPES: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
 _REDUCE_OPS = {int(op): name.lower() for name, op in _RED_OP_TYPES.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from enum import Enum, auto
+from enum import IntEnum, auto
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,8 +27,8 @@ from shardscope._torch.module_calls import CALL_CODE
 __all__ = ["WITNESSES", "Role", "find_roles", "nested_code"]
 
 
-class Role(Enum):
-    """What a frame of torch's means to us."""
+class Role(IntEnum):
+    """What a frame of torch's means to us. An int, because hashing a plain Enum is slow."""
 
     MODULE_CALL = auto()
     ENGINE = auto()

@@ -1,7 +1,7 @@
 """Every collective of this process, shown to observers before it is issued.
 
 Three doors, none of which an ordinary op passes, so ordinary ops pay nothing:
-- the C++ kernels of `c10d::*`, which eager calls, C++ code (DDP's reducer) and other threads reach;
+- the way to the C++ kernels of `c10d::*`, for eager calls, C++ code (DDP's reducer), other threads;
 - the callables behind `torch.ops` for functional and symmetric-memory ops, which Python, compiled
   graphs and fake or meta tensors reach;
 - the function that answers `c10d::*` for meta and fake tensors.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
@@ -23,14 +22,17 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
 from torch._C._distributed_c10d import FakeWork
 from torch._guards import CompileContext, TracingContext
-from torch.library import Library, get_kernel
+from torch.library import Library
 
 from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
+from shardscope._torch.dispatch import has_fakes
 from shardscope._torch.uncompiled import keep_uncompiled
 
-__all__ = ["Issued", "Observer", "has_kernel", "intercept", "meta_kernel"]
+__all__ = ["Issued", "Observer", "intercept", "meta_kernel"]
 
-_KERNEL_KEYS = ("CPU", "CUDA", "XPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
+# The last stop of a call before the kernels of all devices.
+_KERNELS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+_META = torch._C.DispatchKey.Meta
 
 
 class Issued:
@@ -122,21 +124,12 @@ def _install() -> ExitStack:
 
 def _override_kernels() -> Library:
     library = Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        # torch warns once per process that a kernel is overridden; that is what we are here for.
-        warnings.simplefilter("ignore")
-        for name, layout in OPS["c10d"].items():
-            for key in _KERNEL_KEYS:
-                if has_kernel(f"c10d::{name}", key):
-                    kernel = get_kernel(f"c10d::{name}", key)
-                    door = _kernel_door(f"c10d.{name}", layout, kernel)
-                    library.impl(name, door, key, with_keyset=True)
+    for name, layout in OPS["c10d"].items():
+        packet = getattr(torch.ops.c10d, name, None)
+        if packet is not None:
+            door = _kernel_door(f"c10d.{name}", layout, packet.default)
+            library.impl(name, door, "BackendSelect", with_keyset=True)
     return library
-
-
-def has_kernel(op: str, key: str) -> bool:
-    """Whether `op` has a kernel of its own for tensors of this dispatch key."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
 
 
 def _python_entries(namespace: str, name: str) -> list[tuple[Any, Any]]:
@@ -147,19 +140,20 @@ def _python_entries(namespace: str, name: str) -> list[tuple[Any, Any]]:
     return [(packet, packet.default._schema), (packet.default, packet.default._schema)]
 
 
-def _kernel_door(op: str, layout: OpLayout, kernel: Any) -> Callable[..., Any]:
-    call = kernel.call_boxed
+def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]:
+    # Not a kernel's call_boxed: it keeps the GIL, which a thread of gloo's may wait for meanwhile.
+    call = overload.redispatch
 
     def door(keyset: Any, *args: Any) -> Any:
         inside = _inside
-        if inside.depth:
-            return call(keyset, *args)
+        if inside.depth or keyset.has(_META):
+            return call(keyset & _KERNELS, *args)
         issued = Issued(op, layout, args)
         for observer in _observers:
             observer.before(issued)
         inside.depth = 1
         try:
-            result = call(keyset, *args)
+            result = call(keyset & _KERNELS, *args)
         finally:
             inside.depth = 0
         return _amend(issued, result) if _amenders else result
@@ -171,24 +165,50 @@ def _kernel_door(op: str, layout: OpLayout, kernel: Any) -> Callable[..., Any]:
 class _PythonDoor:
     """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 
-    __slots__ = ("_call", "_layout", "_op_name", "_schema")
+    __slots__ = ("_call", "_layout", "_op_name", "_positions")
 
     def __init__(self, op: str, layout: OpLayout, schema: Any, call: Callable[..., Any]) -> None:
         self._op_name = op
         self._layout = layout
-        self._schema = schema
+        self._positions = [
+            (argument.name, argument.default_value)
+            for argument in schema.arguments
+            if not argument.kwarg_only
+        ]
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _inside.depth or _is_tracing():
+        inside = _inside
+        if inside.depth or _is_up_to_a_mode():
             return self._call(*args, **kwargs)
-        positional = self._positional(args, kwargs) if kwargs else args
-        issued = Issued(self._op_name, self._layout, positional, kwargs.get("out"))
-        return _pass(issued, self._call, args, kwargs)
+        if _is_tracing():
+            return self._trace(args, kwargs)
+        if len(args) != len(self._positions):
+            positional = self._positional(args, kwargs)
+            issued = Issued(self._op_name, self._layout, positional, kwargs.get("out"))
+        else:
+            issued = Issued(self._op_name, self._layout, args, kwargs.get("out"))
+        for observer in _observers:
+            observer.before(issued)
+        inside.depth = 1
+        try:
+            result = self._call(*args, **kwargs)
+        finally:
+            inside.depth = 0
+        return _amend(issued, result) if _amenders else result
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Write a graph. What is tried out on fake tensors meanwhile is not issued either."""
+        _inside.depth = int(has_fakes(args))
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            _inside.depth = 0
 
     def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        names = [argument.name for argument in self._schema.arguments]
-        return (*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs))
+        """All arguments in their places, with the defaults of those left out."""
+        missing = self._positions[len(args) :]
+        return (*args, *(kwargs.get(name, default) for name, default in missing))
 
     def __hash__(self) -> int:
         return hash(self._call)
@@ -232,14 +252,33 @@ def _pass_meta(
     return _pass(Issued(f"c10d.{name}", layout, args), answer, answer_args, {})
 
 
+_compile_context, _tracing_context = CompileContext.try_get, TracingContext.try_get
+_dispatch_mode = torch._C._get_dispatch_mode
+_PROXY, _FUNCTIONAL = (
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+)
+
+
 def _is_tracing() -> bool:
     """Whether torch is only writing a graph: what it dispatches then is not issued."""
     return (
-        CompileContext.try_get() is not None
-        or TracingContext.try_get() is not None
-        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+        _compile_context() is not None
+        or _tracing_context() is not None
+        or _dispatch_mode(_PROXY) is not None
+        or _dispatch_mode(_FUNCTIONAL) is not None
     )
+
+
+def _is_up_to_a_mode() -> bool:
+    """Whether a dispatch mode, not one of torch's own three, decides if the op is issued at all.
+
+    Selective checkpointing answers with what it had saved; one that issues the op comes back here.
+    """
+    num_modes = torch._C._len_torch_dispatch_stack()
+    if not num_modes:
+        return False
+    return getattr(torch._C._get_dispatch_stack_at(num_modes - 1), "_mode_key", None) is None
 
 
 def _pass(

@@ -34,7 +34,9 @@ class ModuleWatcher(Protocol):
         """The innermost call on this thread, of `module`, has ended, perhaps by an exception."""
 
 
-_unwrapped = nn.Module.__call__
+_torchs_own = nn.Module.__call__
+_unwrapped = _torchs_own  # or what another tool had put in its place when we came
+_above: Any = None  # what another tool had put in our place when we left; it calls us
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _watchers: tuple[ModuleWatcher, ...] = ()
 _lock = threading.RLock()
@@ -47,7 +49,12 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     for watcher in watchers:
         watcher.enter(module)
     try:
-        return _unwrapped(module, *args, **kwargs)
+        if _unwrapped is not _torchs_own:
+            return _unwrapped(module, *args, **kwargs)
+        # What torch's own does: to call it would take a deep model past the limit of recursion.
+        if module._compiled_call_impl is not None:
+            return module._compiled_call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)
     finally:
         for watcher in watchers:
             watcher.exit(module)
@@ -79,13 +86,19 @@ def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
 
 
 def _wrap() -> None:
-    nn.Module.__call__ = _watched_call
+    global _unwrapped
+    if nn.Module.__call__ not in (_above, _watched_call):
+        _unwrapped = nn.Module.__call__
+        nn.Module.__call__ = _watched_call
     callback_handler.register_start_callback(_on_compile_start)
     callback_handler.register_end_callback(_on_compile_end)
 
 
 def _unwrap() -> None:
-    nn.Module.__call__ = _unwrapped
+    global _above
+    is_ours = nn.Module.__call__ in (_watched_call, _unwrapped)
+    _above = None if is_ours else nn.Module.__call__
+    _exchange(_watched_call, _unwrapped)
     # torch._dynamo.reset() may have forgotten them.
     if _on_compile_start in callback_handler.start_callbacks:
         callback_handler.remove_start_callback(_on_compile_start)
@@ -94,9 +107,15 @@ def _unwrap() -> None:
 
 
 def _on_compile_start(_: object) -> None:
-    nn.Module.__call__ = _unwrapped
+    _exchange(_watched_call, _unwrapped)
 
 
 def _on_compile_end(_: object) -> None:
     if _watchers:
-        nn.Module.__call__ = _watched_call
+        _exchange(_unwrapped, _watched_call)
+
+
+def _exchange(found: Any, wanted: Any) -> None:
+    """Put `wanted` in place, unless another tool has meanwhile put its own there."""
+    if nn.Module.__call__ is found:
+        nn.Module.__call__ = wanted

@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Activati
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["is_wrapper", "named_places", "own_parameters"]
+__all__ = ["is_wrapper", "named_places", "own_parameters", "unwrap"]
 
 _WRAPPERS: dict[type[nn.Module], str] = {
     OptimizedModule: "_orig_mod",
@@ -24,6 +24,13 @@ _WRAPPERS: dict[type[nn.Module], str] = {
 def is_wrapper(module: nn.Module) -> bool:
     """Whether torch put `module` around one of the user's."""
     return isinstance(module, tuple(_WRAPPERS))
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's module within the wrappers that torch put around it."""
+    while (name := _wrapped_name(module)) is not None:
+        module = module._modules[name]  # type: ignore[assignment]
+    return module
 
 
 def named_places(

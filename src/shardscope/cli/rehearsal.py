@@ -121,7 +121,9 @@ def _parallelized(program: Program, model: Any, mesh: DeviceMesh, report: Report
     if program.parallelize is None:
         return model
     report("sharding the model")
-    with _theirs(program, "parallelize()"):
+    is_meta = any(tensor.is_meta for tensor in model.parameters())
+    remedy = " If it needs tensors with data, as DDP does, run again with --data." if is_meta else ""
+    with _theirs(program, "parallelize()", remedy):
         sharded = program.parallelize(model, mesh)
     return sharded if isinstance(sharded, nn.Module) else model
 
@@ -144,11 +146,12 @@ def _run(
 
 
 @contextmanager
-def _theirs(program: Program, part: str) -> Iterator[None]:
+def _theirs(program: Program, part: str, remedy: str = "") -> Iterator[None]:
     """Tell a failure of the user's function from one of ours."""
     try:
         yield
     except ShardscopeError:
         raise
     except Exception as error:
-        raise TargetError(f"{program.name}'s {part} failed: {describe_failure(error)}.") from error
+        fact = f"{program.name}'s {part} failed: {describe_failure(error)}."
+        raise TargetError(fact + remedy) from error

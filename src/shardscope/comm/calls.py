@@ -10,10 +10,18 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
-from shardscope._torch.autograd import next_sequence_number
+from shardscope._torch.autograd import (
+    current_node,
+    is_in_backward,
+    next_sequence_number,
+    node_origin,
+)
+from shardscope.comm.buckets import BucketBook
 from shardscope.comm.names import NO_MODULE, ModuleNames
 
 __all__ = ["ModuleCalls"]
@@ -32,6 +40,10 @@ class _Marks:
         self.starts = array("q", [-1])
         self.owners = array("q", [_UNWATCHED])
 
+    def mark(self, owner: int) -> None:
+        self.starts.append(next_sequence_number())
+        self.owners.append(owner)
+
     def find(self, number: int) -> int | None:
         owner = self.owners[bisect_right(self.starts, number) - 1]
         return None if owner == _UNWATCHED else owner
@@ -45,18 +57,40 @@ class _Thread(threading.local):
 class ModuleCalls:
     """The watcher of module calls: knows the running module and the makers of autograd nodes."""
 
-    __slots__ = ("_find", "_marks", "_thread")
+    __slots__ = ("_buckets", "_find", "_marks", "_names", "_report_gap", "_thread")
 
-    def __init__(self, names: ModuleNames) -> None:
+    def __init__(
+        self, names: ModuleNames, buckets: BucketBook, report_gap: Callable[[str, str], None]
+    ) -> None:
+        self._names = names
         self._find = names.find
+        self._buckets = buckets
+        self._report_gap = report_gap
         self._marks: dict[int, _Marks] = {}
         self._thread = _Thread(self._marks)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Until the context ends, what this thread makes outside of modules is no module's."""
+        marks = self._thread.marks
+        marks.mark(marks.stack[-1])
+        try:
+            yield
+        finally:
+            marks.mark(_UNWATCHED)
 
     def enter(self, module: nn.Module) -> None:
         """`module` is called on this thread."""
         marks = self._thread.marks
         stack = marks.stack
-        index = self._find(module, stack[-1])
+        try:
+            caller = stack[-1]
+            if caller == NO_MODULE and is_in_backward():
+                caller = self.recomputing()
+            index = self._find(module, caller)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self._report_gap(type(module).__name__, f"a module could not be named ({error!r})")
+            index = NO_MODULE
         stack.append(index)
         number = next_sequence_number()
         if marks.starts[-1] == number:
@@ -65,8 +99,10 @@ class ModuleCalls:
             marks.starts.append(number)
             marks.owners.append(index)
 
-    def exit(self, _: nn.Module) -> None:
-        """The innermost call on this thread has ended."""
+    def exit(self, module: nn.Module) -> None:
+        """The innermost call on this thread, of `module`, has ended."""
+        if self._names.has_data_parallel:
+            self._buckets.exit(module)
         marks = self._thread.marks
         stack = marks.stack
         if len(stack) > 1:  # a call that began before we watched ends without one
@@ -77,6 +113,18 @@ class ModuleCalls:
         else:
             marks.starts.append(number)
             marks.owners.append(stack[-1])
+
+    def recomputing(self) -> int:
+        """The module whose node is at work: it is, or it called, what is now run again."""
+        node = current_node()
+        origin = None if node is None else node_origin(node)
+        if not isinstance(origin, int):
+            return NO_MODULE
+        own = threading.get_ident()
+        # The engine's own threads, which Python has not started, made no node of the forward's.
+        is_engines = all(thread.ident != own for thread in threading.enumerate())
+        maker = self.maker_of(origin, 0 if is_engines else own)
+        return NO_MODULE if maker is None else maker
 
     def running(self) -> int:
         """The innermost module called on this thread."""

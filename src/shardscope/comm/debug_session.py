@@ -52,8 +52,8 @@ class DebugSession:
         """Watch collectives and module calls on every thread until the context ends."""
         recorder = self.recorder
         with (
+            recorder.calls.watching(),
             watch_module_calls(recorder.calls),
-            watch_module_calls(recorder.buckets),
             watch_module_calls(self.positions),
             watch_module_calls(self.tracker),
             intercept(self),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -20,9 +20,12 @@ __all__ = ["Inventory"]
 class Inventory:
     """Describes each named module once, in the order in which they turn up."""
 
-    def __init__(self, names: ModuleNames, rank: int) -> None:
+    def __init__(
+        self, names: ModuleNames, rank: int, report_gap: Callable[[str, str], None]
+    ) -> None:
         self._names = names
         self._rank = rank
+        self._report_gap = report_gap
         self._num_described = 0
 
     def describe_new(self) -> Iterator[Module]:
@@ -30,20 +33,36 @@ class Inventory:
         first, self._num_described = self._num_described, len(self._names.names)
         if first == self._num_described:
             return
-        # A gathered parameter shows its full self; what the rank holds is the shard.
-        sharded = {
-            k: v for root in self._names.roots() for k, v in sharded_parameters(root).items()
-        }
+        sharded = self._sharded_parameters()
         for index in range(first, self._num_described):
             module = self._names.module(index)
             if module is not None and not self._names.is_alias(index):
-                yield Module(
-                    name=self._names.names[index],
-                    type=user_class(module).__name__,
-                    ranks=(RankSpan(self._rank),),
-                    parameters=tuple(_describe_parameters(module, sharded)),
-                    aliases=self._names.aliases(index),
-                )
+                try:
+                    yield self._describe(index, module, sharded)
+                except Exception as error:  # noqa: BLE001 - watching must not kill
+                    fact = f"a module could not be described ({error!r})"
+                    self._report_gap(self._names.names[index], fact)
+
+    def _sharded_parameters(self) -> dict[tuple[int, str], torch.Tensor]:
+        """A gathered parameter shows its full self; what the rank holds is the shard."""
+        sharded: dict[tuple[int, str], torch.Tensor] = {}
+        for root in self._names.roots():
+            try:
+                sharded |= sharded_parameters(root)
+            except Exception as error:  # noqa: BLE001 - watching must not kill
+                self._report_gap("FSDP", f"its shards could not be read ({error!r})")
+        return sharded
+
+    def _describe(
+        self, index: int, module: nn.Module, sharded: dict[tuple[int, str], torch.Tensor]
+    ) -> Module:
+        return Module(
+            name=self._names.names[index],
+            type=user_class(module).__name__,
+            ranks=(RankSpan(self._rank),),
+            parameters=tuple(_describe_parameters(module, sharded)),
+            aliases=self._names.aliases(index),
+        )
 
 
 def _describe_parameters(

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 import torch.fx
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from shardscope._torch.fsdp import outermost_module
-from shardscope._torch.modules import is_wrapper, named_places, own_parameters
+from shardscope._torch.fsdp import outermost_module, user_class
+from shardscope._torch.modules import is_wrapper, named_places, own_parameters, unwrap
 from shardscope.errors import TraceError
 
 __all__ = ["NO_MODULE", "Models", "ModuleNames"]
@@ -37,24 +38,20 @@ class ModuleNames:
         self._index: dict[str, int] = {}
         self._places: dict[int, list[int]] = {}
         self._guards: dict[int, weakref.ref[nn.Module]] = {}
-        self._parameters: dict[int, int] = {}
+        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
+        self._num_given = 0
+        self.has_data_parallel = False
         for prefix, model in _named_models(models).items():
             self._add(model, prefix)
+        self._num_given = len(self.names)
 
     def find(self, module: nn.Module, caller: int = NO_MODULE) -> int:
         """The index of `module`'s name, when `caller` is the index of the module calling it."""
-        places = self._places.get(id(module))
-        if places is None:
-            root = outermost_module(module)
-            self._add(root, self._unused(type(root).__name__))
-            places = self._places.get(id(module)) or self._add(
-                module, self._unused(type(module).__name__)
-            )
+        places = self._places.get(id(module)) or self._meet(module, caller)
         if len(places) == 1 or caller == NO_MODULE:
             return places[0]
-        prefix = f"{self.names[caller]}." if self.names[caller] else ""
-        return next((p for p in places if self.names[p].startswith(prefix)), places[0])
+        return self._nearest(places, self.names[caller])
 
     def name(self, index: int) -> str | None:
         """The name behind an index."""
@@ -71,7 +68,8 @@ class ModuleNames:
 
     def owner_of(self, parameter: torch.Tensor) -> int:
         """The module that holds `parameter`, as an index."""
-        return self._parameters.get(id(parameter), NO_MODULE)
+        reference, owner = self._parameters.get(id(parameter), (None, NO_MODULE))
+        return owner if reference is not None and reference() is parameter else NO_MODULE
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
         """The full clean name of `parameter`."""
@@ -99,23 +97,60 @@ class ModuleNames:
         module = self.module(index)
         return module is not None and self._places.get(id(module), [index])[0] != index
 
-    def _add(self, root: nn.Module, prefix: str) -> list[int]:
+    def _meet(self, module: nn.Module, caller: int) -> list[int]:
+        """Name a module that was not known before it was called."""
+        if isinstance(module, torch.fx.GraphModule) and caller != NO_MODULE:
+            return [caller]  # a graph that a compiler made of the caller
+        for root in (outermost_module(module), module):
+            if id(root) not in self._places:
+                self._add(root, self._name_root(root, caller))
+        return self._places[id(module)]
+
+    def _name_root(self, root: nn.Module, caller: int) -> str:
+        wrapped = root if self._keep_wrappers else unwrap(root)
+        if wrapped is not root and id(wrapped) in self._places:
+            return self.names[self._places[id(wrapped)][0]]
+        holder = None if caller == NO_MODULE else self.module(caller)
+        for name, child in () if holder is None else _called_children(holder):
+            if child is root:  # registered since the names were made
+                return f"{self.names[caller]}.{name}".lstrip(".")
+        # Forwards that make a module afresh each time would otherwise make names without end.
+        cls = type(root) if self._keep_wrappers else user_class(wrapped)
+        return self._unused(cls.__name__, may_be_dead=caller != NO_MODULE)
+
+    def _nearest(self, places: list[int], caller: str) -> int:
+        """The place below `caller` that is nearest to it, or else the one that it is within."""
+        prefix = f"{caller}." if caller else ""
+        below = [place for place in places if self.names[place].startswith(prefix)]
+        if below:
+            return min(below, key=lambda place: self.names[place].count("."))
+        around = (p for p in places if f"{caller}.".startswith(f"{self.names[p]}."))
+        return next(around, places[0])
+
+    def _add(self, root: nn.Module, prefix: str) -> None:
         for name, module in named_places(root, prefix, keep_wrappers=self._keep_wrappers):
+            if self._is_given(module):  # the user's names for it are the better ones
+                continue
             index = self._index.setdefault(name, len(self.names))
             if index == len(self.names):
                 self.names.append(name)
                 self._modules.append(weakref.ref(module))
-            elif self._is_wrapper(index):
+            elif self._is_replaceable(index):
                 self._modules[index] = weakref.ref(module)
             self._place(module, index)
+            self.has_data_parallel |= isinstance(module, DistributedDataParallel)
             for _, parameter in own_parameters(module):
-                self._parameters.setdefault(id(parameter), index)
-        self._roots.append(weakref.ref(root))
-        return self._places[id(root)]
+                if self.owner_of(parameter) == NO_MODULE:
+                    self._parameters[id(parameter)] = (weakref.ref(parameter), index)
+        self._roots = [*(known for known in self._roots if known() is not None), weakref.ref(root)]
 
-    def _is_wrapper(self, index: int) -> bool:
+    def _is_given(self, module: nn.Module) -> bool:
+        places = self._places.get(id(module))
+        return self._num_given > 0 and places is not None and places[0] < self._num_given
+
+    def _is_replaceable(self, index: int) -> bool:
         module = self.module(index)
-        return module is not None and is_wrapper(module)
+        return module is None or is_wrapper(module)
 
     def _place(self, module: nn.Module, index: int) -> None:
         key = id(module)
@@ -130,12 +165,23 @@ class ModuleNames:
         self._places.pop(key, None)
         self._guards.pop(key, None)
 
-    def _unused(self, name: str) -> str:
+    def _unused(self, name: str, *, may_be_dead: bool = False) -> str:
         candidate, count = name, 1
         while candidate in self._index:
+            if may_be_dead and self.module_named(candidate) is None:
+                break
             count += 1
             candidate = f"{name}#{count}"
         return candidate
+
+
+def _called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules that `module` holds itself, or in lists and dicts, which are never called."""
+    for name, child in module._modules.items():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _called_children(child, f"{prefix}{name}.")
+        elif child is not None:
+            yield f"{prefix}{name}", child
 
 
 def _named_models(models: Models) -> dict[str, nn.Module]:
@@ -149,7 +195,12 @@ def _named_models(models: Models) -> dict[str, nn.Module]:
     else:
         named = {"": models}
     for name, model in named.items():
-        if not isinstance(name, str) or not isinstance(model, nn.Module):
+        if not isinstance(name, str):
+            raise TraceError(
+                f"trace() got a dict of models with the key {name!r}. "
+                "Give names, which are strings: the modules' own names begin with them."
+            )
+        if not isinstance(model, nn.Module):
             raise TraceError(
                 f"trace() got {type(model).__name__} where it wants a module. Give a model, a list "
                 "of models or a dict from name to model, or nothing to follow every module called."

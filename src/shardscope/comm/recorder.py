@@ -9,7 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
+from types import CodeType
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from shardscope._torch.autograd import current_node, is_in_backward, node_origin
 from shardscope._torch.frames import Role
 from shardscope._torch.intercept import Issued
+from shardscope._torch.recompute import reentrant_nodes
 from shardscope.comm.buckets import BucketBook, common_module
 from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.causes import find_cause
@@ -70,22 +73,25 @@ class Recorder:
         self, rank: int, names: ModuleNames, groups: GroupBook, emit: Emit | None = None
     ) -> None:
         self.gaps: list[Gap] = []
-        self.calls = ModuleCalls(names)
         self.buckets = BucketBook(names, self.report_gap)
+        self.calls = ModuleCalls(names, self.buckets, self.report_gap)
         self.groups = groups
         self._collectives: list[Collective] = []
-        self._notes: list[_Note] = []
+        self._notes: deque[_Note] = deque()  # threads add while another writes
         self._rank = rank
         self._names = names
         self._emit = emit
         self._lock = threading.RLock()
         self._known_gaps: set[tuple[str, str]] = set()
+        # Which modules issued a collective at a line of forward, by name.
+        self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
+        self._issuers = defaultdict(dict)
         self._start_ns = time.perf_counter_ns()
 
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
         try:
-            self._note(issued, read_stack(sys._getframe(2)))
+            self._note(issued, read_stack(sys._getframe()))
             if self._emit is not None:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
@@ -100,8 +106,8 @@ class Recorder:
     def write(self) -> None:
         """Write out what has been noted."""
         with self._lock:
-            notes, self._notes = self._notes, []
-            for note in notes:
+            while self._notes:
+                note = self._notes.popleft()
                 try:
                     self._write(note)
                 except Exception as error:  # noqa: BLE001 - watching must not kill
@@ -120,14 +126,16 @@ class Recorder:
 
     def _note(self, issued: Issued, stack: Stack) -> None:
         start_ns = time.perf_counter_ns() - self._start_ns
-        phase = _phase(stack)
-        if phase is Phase.BACKWARD and not stack.backward_caller:
+        phase = _phase(stack.boundary)
+        if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
         for single in issued.singles():
             payload = Payload(single.op, single.layout, single.args, single.out, stack.reduction)
             note = _Note(payload, stack, phase, start_ns)
-            if phase is Phase.BACKWARD:
+            if phase is _BACKWARD:
                 self._note_node(note, single)
+            elif stack.boundary is Role.RECOMPUTE:
+                note.running = self.calls.recomputing()
             elif phase is not Phase.OPTIMIZER:
                 note.running = self.calls.running()
             self._notes.append(note)
@@ -135,23 +143,52 @@ class Recorder:
     def _note_node(self, note: _Note, issued: Issued) -> None:
         node = current_node()
         if node is None:  # a callback at the end of backward
+            if note.stack.api is None:  # which only C++ can have been
+                self._note_bucket(note, issued, None)
             return
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
             note.running = self._names.owner_of(origin)
-            if not note.stack.held and note.payload.kind is CollectiveKind.ALL_REDUCE:
-                num_elements = sum(tensor.numel() for tensor in issued.read().inputs)
-                note.bucket = self.buckets.find(num_elements, origin)
+            self._note_bucket(note, issued, origin)
         else:
             note.node_number = origin
+            if note.stack.is_nested:
+                note.running = self._recomputed_by()
             if note.stack.held:
                 note.node = node.name()
+
+    def _note_bucket(self, note: _Note, issued: Issued, last: torch.Tensor | None) -> None:
+        """DDP reduces a bucket as its `last` parameter gets its gradient, or all at the end."""
+        if note.stack.held or note.payload.kind is not CollectiveKind.ALL_REDUCE:
+            return
+        tensors = issued.read().inputs
+        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+            return  # DDP's own account of which parameters were used
+        note.bucket = self.buckets.find(sum(tensor.numel() for tensor in tensors), last)
+        if note.bucket is None and note.stack.api is None:
+            note.bucket = BucketReduce(bucket=None, parameters=())
+            self.report_gap(
+                "DDP",
+                "a bucket was reduced whose parameters are not known: they are read when a "
+                "forward ends inside the trace",
+            )
+
+    def _recomputed_by(self) -> int:
+        """The module whose checkpointed function, run again, is now in its own backward."""
+        own = threading.get_ident()
+        for node in reentrant_nodes(sys._getframe()):
+            maker = self.calls.maker_of(int(node._sequence_nr()), own)
+            if maker is not None and maker != NO_MODULE:
+                return maker
+        return NO_MODULE
 
     def _write(self, note: _Note) -> None:
         stack, payload = note.stack, note.payload
         trigger = self._trigger(note)
         cause, module = find_cause(payload.kind, stack, note.node)
         cause = note.bucket or cause
+        if note.phase is _FORWARD:
+            self._issuers[stack.user, stack.line][self._names.name(trigger)] = trigger
         group = self._group(payload.group, stack)
         owner = trigger if module is None else self._names.find(module)
         collective = Collective(
@@ -194,6 +231,8 @@ class Recorder:
 
     def _trigger(self, note: _Note) -> int:
         """The module that was running when the collective was issued."""
+        if note.stack.boundary is Role.RECOMPUTE:
+            return self._caller_of_function(note)
         if note.node_number is None:
             return note.running
         maker = self.calls.maker_of(note.node_number, note.stack.backward_caller)
@@ -204,24 +243,49 @@ class Recorder:
                 "is not known where only autograd could tell",
             )
             return NO_MODULE
-        return maker
+        return note.running if maker == NO_MODULE else maker
+
+    def _caller_of_function(self, note: _Note) -> int:
+        """The module that had called the function now run again.
+
+        A node of the function's tells a module within it. The one that called it is above, and
+        has issued a collective at the same line before.
+        """
+        index = note.running
+        name = self._names.name(index)
+        issuers = self._issuers.get((note.stack.user, note.stack.line), {})
+        while name and name not in issuers:
+            name = name.rpartition(".")[0]
+        return issuers.get(name, index)
 
 
-def _phase(stack: Stack) -> Phase:
-    boundary = stack.boundary
-    if boundary is Role.OPTIMIZER:
-        return Phase.OPTIMIZER
-    if boundary is Role.RECOMPUTE:
-        return Phase.RECOMPUTE
-    if boundary is Role.MODULE_CALL:
-        return Phase.RECOMPUTE if is_in_backward() else Phase.FORWARD
-    if boundary is Role.ENGINE or is_in_backward():
-        return Phase.BACKWARD
-    return Phase.OUTSIDE
+_PHASES = {
+    Role.OPTIMIZER: Phase.OPTIMIZER,
+    Role.RECOMPUTE: Phase.RECOMPUTE,
+    Role.ENGINE: Phase.BACKWARD,
+}
+_BACKWARD, _FORWARD, _RECOMPUTE, _OUTSIDE = (
+    Phase.BACKWARD,
+    Phase.FORWARD,
+    Phase.RECOMPUTE,
+    Phase.OUTSIDE,
+)
+
+
+def _phase(boundary: Role | None) -> Phase:
+    phase = _PHASES.get(boundary)  # type: ignore[arg-type]
+    if phase is not None:
+        return phase
+    is_backward = is_in_backward()
+    if boundary is None:
+        return _BACKWARD if is_backward else _OUTSIDE
+    return _RECOMPUTE if is_backward else _FORWARD
 
 
 def _owner_name(cause: Cause | None, owner: str | None) -> str | None:
-    return common_module(cause.parameters) if isinstance(cause, BucketReduce) else owner
+    if isinstance(cause, BucketReduce) and cause.parameters:
+        return common_module(cause.parameters)
+    return owner
 
 
 def _thread_name() -> str:

@@ -11,8 +11,8 @@ import linecache
 import os
 import sys
 import sysconfig
-import threading
 from pathlib import Path
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
@@ -39,6 +39,8 @@ _MACHINERY = (
     "_tensor.py",
     "_ops.py",
 )
+# What modes and tensor subclasses are called by: the user's, but not who asked.
+_PASSING_ON = ("__torch_dispatch__", "__torch_function__")
 _USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE, _END = range(8)
 _ROLE_KINDS = {
     Role.MODULE_CALL: _BOUNDARY,
@@ -47,6 +49,8 @@ _ROLE_KINDS = {
     Role.RECOMPUTE: _BOUNDARY,
     Role.EXPLICIT: _EXPLICIT,
 }
+
+_REDUCTION, _ENGINE, _RECOMPUTE = Role.REDUCTION, Role.ENGINE, Role.RECOMPUTE
 
 # By the identity of a code object, with the object itself, which keeps its identity its own.
 _facts: dict[int, tuple[int, Role | None, CodeType]] = {}
@@ -64,6 +68,7 @@ class Stack:
         "boundary",
         "graph",
         "held",
+        "is_nested",
         "line",
         "reduction",
         "user",
@@ -77,6 +82,7 @@ class Stack:
         self.graph: CodeType | None = None
         self.asked_by: CodeType | None = None
         self.backward_caller = 0  # thread that called backward, where the engine is at work
+        self.is_nested = False  # whether a recomputed function is in its own backward
         self.reduction: Any = None
         self.held: dict[Role, tuple[Any, ...]] = {}
 
@@ -109,6 +115,8 @@ def read_stack(frame: FrameType | None) -> Stack:
                     stack.api = code
             elif kind == _BOUNDARY:
                 boundary = role
+                if role == _ENGINE:
+                    stack.is_nested = _is_nested(frame)
                 if user is not None:
                     break
             elif kind != _OTHER:
@@ -116,41 +124,44 @@ def read_stack(frame: FrameType | None) -> Stack:
         frame = frame.f_back
     stack.user = user
     stack.boundary = boundary
-    if boundary is Role.ENGINE:
-        stack.backward_caller = threading.get_ident()
+    if boundary == _ENGINE:
+        stack.backward_caller = get_ident()
     return stack
+
+
+def _is_nested(engine: FrameType) -> bool:
+    caller = engine.f_back and engine.f_back.f_back
+    return caller is not None and _roles.get(id(caller.f_code)) == _RECOMPUTE
 
 
 def _meet(
     stack: Stack, kind: int, role: Role | None, frame: FrameType, user: CodeType | None
 ) -> None:
-    """A frame that tells something of the cause."""
-    if role is Role.REDUCTION:
-        stack.api = frame.f_code if user is None else stack.api
-        stack.reduction = frame.f_locals["op"]
-    elif kind == _CAUSE:
-        _hold(stack, role, frame)
-    elif kind == _EXPLICIT:
+    """A frame that tells something of the cause. Of its locals the few that say it are kept."""
+    if kind == _EXPLICIT:
         stack.asked_by = frame.f_code
-    elif user is None and stack.graph is None:
-        stack.graph = frame.f_code
-
-
-def _hold(stack: Stack, role: Role | None, frame: FrameType) -> None:
-    """Keep, of a frame that knows the cause, the few locals that say it, and no tensor."""
-    if role is not None and role not in stack.held:
+    elif kind == _GRAPH:
+        if user is None and stack.graph is None:
+            stack.graph = frame.f_code
+    elif role == _REDUCTION:
+        stack.reduction = frame.f_locals["op"]
+        if user is None:
+            stack.api = frame.f_code
+    elif role is not None and role not in stack.held:
         known = frame.f_locals
-        stack.held[role] = tuple(known[name] for name in WITNESSES[role])
+        stack.held[role] = tuple([known[name] for name in WITNESSES[role]])
 
 
 def find_backward_caller(stack: Stack) -> None:
     """On a thread of the engine's own, look for the line and the thread that called backward."""
+    own = get_ident()
     for thread, frame in sys._current_frames().items():
-        outer: FrameType | None = frame
-        while outer is not None and _roles.get(id(outer.f_code)) is not Role.ENGINE:
+        outer: FrameType | None = None if thread == own else frame
+        while outer is not None and _roles.get(id(outer.f_code)) != _ENGINE:
             outer = outer.f_back
         if outer is not None:
-            stack.backward_caller = thread
+            # A backward within backward, as checkpointing makes, was called from its own thread.
+            stack.backward_caller = stack.backward_caller or thread
             if stack.user is None:
                 caller = read_stack(outer)
                 stack.user, stack.line = caller.user, caller.line
@@ -161,7 +172,12 @@ def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:
     if not _roles:
         _roles.update(find_roles())
     role = _roles.get(id(code))
-    kind = _ROLE_KINDS.get(role, _CAUSE) if role is not None else _classify(code.co_filename)
+    if role is not None:
+        kind = _ROLE_KINDS.get(role, _CAUSE)
+    elif code.co_name in _PASSING_ON:
+        kind = _OTHER
+    else:
+        kind = _classify(code.co_filename)
     _facts[id(code)] = fact = (kind, role, code)
     return fact
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.intercept import intercept
 from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
@@ -76,10 +74,11 @@ class Trace:
     def __enter__(self) -> Self:
         if self._depth == 0:
             recorder = self._recorder or self._start()
+            if self._writer is not None:
+                self._writer.reopen()
             with ExitStack() as stack:
+                stack.enter_context(recorder.calls.watching())
                 stack.enter_context(watch_module_calls(recorder.calls))
-                if self._may_meet_ddp():
-                    stack.enter_context(watch_module_calls(recorder.buckets))
                 stack.enter_context(intercept(recorder))
                 self._exit = stack.pop_all()
         self._depth += 1
@@ -128,14 +127,16 @@ class Trace:
         return save(self.recording, self._ranked(path), force=force)
 
     def _start(self) -> Recorder:
-        meshes = list(self._meshes())
+        meshes, failure = self._find_meshes()
         self._run = _run_info(meshes)
-        self._inventory = Inventory(self._names, self._rank)
         if self._stream is not None:
             path = self._ranked(self._stream)
             self._writer = StreamWriter(path, self._run, force=self._force)
         emit = None if self._writer is None else self._emit
         self._recorder = Recorder(self._rank, self._names, GroupBook(meshes), emit)
+        if failure is not None:
+            self._recorder.report_gap("mesh", f"the model's meshes could not be read ({failure!r})")
+        self._inventory = Inventory(self._names, self._rank, self._recorder.report_gap)
         # Now, not when a module is called: by then FSDP has gathered its parameters.
         self._describe_modules()
         return self._recorder
@@ -148,19 +149,17 @@ class Trace:
     def _ranked(self, path: str | Path) -> Path:
         return Path(str(path).replace("{rank}", str(self._rank)))
 
-    def _meshes(self) -> Iterator[DeviceMesh]:
-        if self._mesh is not None:
-            yield self._mesh
+    def _find_meshes(self) -> tuple[list[DeviceMesh], Exception | None]:
+        """Every mesh there is to be found, and what went wrong if not all could be."""
         world = current_world()
-        if world is not None:
-            yield world.mesh
-        for model in self._names.roots():
-            yield from meshes_of(model)
-
-    def _may_meet_ddp(self) -> bool:
-        roots = list(self._names.roots())
-        modules = (module for root in roots for module in root.modules())
-        return not roots or any(isinstance(m, DistributedDataParallel) for m in modules)
+        given = (self._mesh, None if world is None else world.mesh)
+        meshes = [mesh for mesh in given if mesh is not None]
+        try:
+            for model in self._names.roots():
+                meshes.extend(meshes_of(model))
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            return meshes, error
+        return meshes, None
 
     def _describe_modules(self) -> None:
         """Write down the modules that have turned up since the last time."""

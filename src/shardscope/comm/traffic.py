@@ -46,7 +46,7 @@ class Payload:
         self.op = op
         self.kind = layout.kind
         self.group = process_group(args[layout.group])
-        inputs = () if layout.inputs is None else args[layout.inputs]
+        inputs: Any = () if layout.inputs is None else args[layout.inputs]
         outputs = out if layout.outputs is None else args[layout.outputs]
         num_args = len(args)
         reduce_op, peer, splits = layout.reduce_op, layout.peer, layout.input_splits
@@ -58,11 +58,18 @@ class Payload:
         self._peer = None if peer is None or peer >= num_args else args[peer]
         self._splits: Sequence[int] | None = None if splits is None else args[splits]
         self.num_tensors, self.input_bytes, self._dtype = _sizes(inputs)
+        if layout.factor is not None:
+            self._multiply(inputs, args[layout.factor], _at(args, layout.dtype))
         self._output_bytes = None
         if outputs is not None:
             num_outputs, self._output_bytes, dtype = _sizes(outputs)
             if not self.num_tensors:
                 self.num_tensors, self._dtype = num_outputs, dtype
+
+    def _multiply(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
+        """Carry the product of two matrices, not the first of them."""
+        self._dtype = dtype or a.dtype
+        self.input_bytes = a.numel() // a.shape[-1] * b.shape[-1] * self._dtype.itemsize
 
     @property
     def dtype(self) -> str:
@@ -97,6 +104,10 @@ class Payload:
     def global_peer(self) -> int | None:
         """The root, sender or receiver as a rank of the world."""
         return None if self._peer is None else dist.get_global_rank(self.group, self._peer)
+
+
+def _at(args: Sequence[Any], position: int | None) -> Any:
+    return None if position is None or position >= len(args) else args[position]
 
 
 def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:

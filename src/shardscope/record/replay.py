@@ -81,6 +81,7 @@ class _Reader:
             self._remember_damage(number, "a record of an unknown kind")
 
     def _keep(self, line: StreamLine) -> bool:
+        self._end = None  # a stream may be closed and go on: only what ends it is its end
         if line.collective is not None:
             self.collectives.append(line.collective)
         elif line.module is not None:

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 STREAM_FORMAT = "shardscope.stream"
+_CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
 
 StreamRecord = Group | Module | Collective | Finding | Gap
 
@@ -89,6 +90,15 @@ class StreamWriter:
             if self._write_line({_KEYS[type(record)]: record}):
                 self._num_records += 1
 
+    def reopen(self) -> None:
+        """Go on after `close`: what is written now follows the end marker, and so overrules it."""
+        with self._lock:
+            if self._file is None and self.failure is None and os.getpid() == self._pid:
+                try:
+                    self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | _CLOSE_ON_EXEC)
+                except OSError as error:
+                    self._fail(error)
+
     def close(self) -> None:
         """Append the end marker and close the file; closing twice is fine."""
         with self._lock:
@@ -104,17 +114,20 @@ class StreamWriter:
         try:
             _write_all(self._file, self._encoder.encode(line) + b"\n")
         except (OSError, ValueError, TypeError, OverflowError) as error:
-            reason = (isinstance(error, OSError) and error.strerror) or str(error)
-            self.failure = f"stream '{self.path}' stops after {self._num_records} records: {reason}"
+            self._fail(error)
             return False
         return True
+
+    def _fail(self, error: Exception) -> None:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        self.failure = f"stream '{self.path}' stops after {self._num_records} records: {reason}"
 
 
 def _open(path: str, *, force: bool) -> int:
     check_output(path, force=force)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | _CLOSE_ON_EXEC
     try:
-        return os.open(path, flags | os.O_TRUNC, 0o666)
+        return os.open(path, flags, 0o666)
     except OSError as error:
         raise OutputError(
             f"cannot write the stream '{path}': {error.strerror}. "

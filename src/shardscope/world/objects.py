@@ -65,8 +65,9 @@ def broadcast_object_list(
     group_src: int | None = None,
 ) -> None:
     """The root is taken to hold what this rank holds."""
+    root = _rank_in_group(src, group_src, group)
     for part in _parts(object_list):
-        dist.broadcast(part, src=src, group=group, group_src=group_src)
+        dist.broadcast(part, group=group, group_src=root)
 
 
 def scatter_object_list(
@@ -77,12 +78,16 @@ def scatter_object_list(
     group_src: int | None = None,
 ) -> None:
     """A root keeps its own piece; another rank keeps what its list holds."""
-    size, payload = _parts((scatter_object_input_list or scatter_object_output_list)[:1])
-    pieces = None if scatter_object_input_list is None else [payload] * dist.get_world_size(group)
-    dist.broadcast(size, src=src, group=group, group_src=group_src)
-    dist.scatter(torch.empty_like(payload), pieces, src=src, group=group, group_src=group_src)
-    if scatter_object_input_list is not None:
-        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
+    root, rank = _rank_in_group(src, group_src, group), dist.get_rank(group)
+    pieces = scatter_object_input_list if rank == root else None
+    # As torch does, all ranks send as many bytes as the largest object has.
+    size, payload = _parts([max(pieces or scatter_object_output_list[:1], key=_num_bytes)])
+    dist.broadcast(size, group=group, group_src=root)
+    for part in (payload, size):
+        parts = None if pieces is None else [part] * len(pieces)
+        dist.scatter(torch.empty_like(part), parts, group=group, group_src=root)
+    if pieces is not None:
+        scatter_object_output_list[0] = pieces[rank]
 
 
 def send_object_list(
@@ -107,15 +112,28 @@ def recv_object_list(
     use_batch: bool = False,
 ) -> int:
     """The list keeps what it holds."""
-    for part in _parts(object_list):
-        dist.recv(part, src=src, group=group, group_src=group_src)
-    return src if src is not None else group_src or 0
+    sizes, payload = _parts(object_list)
+    dist.recv(sizes, src=src, group=group, group_src=group_src)
+    return dist.recv(payload, src=src, group=group, group_src=group_src)
+
+
+def _rank_in_group(rank: int | None, group_rank: int | None, group: Any) -> int:
+    """The root as a rank of the group; torch takes rank 0 where none is named."""
+    if group_rank is not None or dist.get_rank(group) < 0:  # who is not in the group has no say
+        return group_rank or 0
+    world = dist.group.WORLD
+    assert world is not None
+    return dist.get_group_rank(group or world, rank or 0)
 
 
 def _parts(objects: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch sends for objects: a tensor of their sizes, and one of their bytes."""
-    num_bytes = sum(len(pickle.dumps(obj)) for obj in objects)
+    num_bytes = sum(_num_bytes(obj) for obj in objects)
     return torch.zeros(len(objects), dtype=torch.long), torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def _num_bytes(obj: Any) -> int:
+    return len(pickle.dumps(obj))
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
+from shardscope._torch.rank_maps import shared_rank_maps
 from shardscope._torch.simulated_group import (
     coalesced_ops_on_fake_tensors,
     fake_tensors,
@@ -23,6 +24,7 @@ from shardscope._torch.simulated_group import (
 from shardscope.errors import WorldError
 from shardscope.world.checks import CollectiveChecker
 from shardscope.world.objects import simulated_object_collectives
+from shardscope.world.ties import kept_ties
 
 __all__ = ["World", "current_world", "simulate"]
 
@@ -62,7 +64,8 @@ class World:
             self._stack.enter_context(fake_tensors())
             self._is_fake = True
         if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            model.to_empty(device=self.mesh.device_type)
+            with kept_ties(model):
+                model.to_empty(device=self.mesh.device_type)
         return model
 
     def _close(self) -> None:
@@ -86,6 +89,7 @@ def simulate(mesh: Mapping[str, int], *, rank: int = 0, device: str = "cpu") -> 
     _check_can_start(axes, rank)
     with ExitStack() as stack:
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
+        stack.enter_context(shared_rank_maps())
         device_mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(uncopied_mismatches())

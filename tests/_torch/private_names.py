@@ -1,0 +1,81 @@
+"""Every private torch name that a source file uses: imported, reached through torch, or spelt out.
+
+`torch.autograd._get_sequence_nr` stands for itself, `._sequence_nr` for an attribute of some object
+of torch's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["find_private_names"]
+
+_SPELT_OUT = re.compile(r"_[a-z][a-z0-9_]*")
+_NOT_TORCHS = {"self", "sys"}
+
+
+def find_private_names(path: Path) -> set[str]:
+    """The private names of torch's in the file at `path`."""
+    tree = ast.parse(path.read_text())
+    imported = dict(_imports(tree))
+    names = {name for name in imported.values() if _is_private(name)}
+    skipped = _positions_of_own_names(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private_part(node.attr):
+            names |= _attribute(node, imported)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if _SPELT_OUT.fullmatch(node.value) and id(node) not in skipped:
+                names.add(f".{node.value}")
+    return names
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names of this file that stand for something of torch's, and what."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    yield alias.asname or alias.name, alias.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _attribute(node: ast.Attribute, imported: dict[str, str]) -> set[str]:
+    """What `node` reaches: a name from torch on down, or an attribute of an object."""
+    chain = ast.unparse(node)
+    root = re.match(r"\w+", chain)
+    if root is None or root[0] in _NOT_TORCHS:
+        return set()
+    if not re.fullmatch(r"[\w.]+", chain):
+        return {f".{node.attr}"}
+    whole = next(
+        (
+            imported[name] + chain.removeprefix(name)
+            for name in sorted(imported, key=len, reverse=True)
+            if chain == name or chain.startswith(f"{name}.")
+        ),
+        chain,
+    )
+    return {whole} if whole.startswith("torch.") else {f".{node.attr}"}
+
+
+def _positions_of_own_names(tree: ast.Module) -> set[int]:
+    """Strings that name our own attributes: those in `__slots__`."""
+    return {
+        id(constant)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__"
+        for constant in ast.walk(node.value)
+    }
+
+
+def _is_private(name: str) -> bool:
+    return any(_is_private_part(part) for part in name.split("."))
+
+
+def _is_private_part(part: str) -> bool:
+    return part.startswith("_") and not part.startswith("__")

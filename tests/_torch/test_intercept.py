@@ -1,0 +1,87 @@
+"""The doors through which collectives are seen: nobody waits for us, and nothing stays behind."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardscope._torch.intercept import Issued, intercept
+from shardscope.world import simulate
+
+TIMEOUT = timedelta(seconds=20)
+
+
+class Log:
+    """Remembers the ops it was shown."""
+
+    def __init__(self) -> None:
+        self.ops: list[str] = []
+
+    def before(self, issued: Issued) -> None:
+        self.ops.append(issued.op)
+
+
+def gloo_group(store: dist.Store, rank: int) -> dist.ProcessGroup:
+    """One of two ranks that are threads of this process."""
+    group = dist.ProcessGroup(store, rank, 2)
+    backend = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def test_other_threads_run_while_a_collective_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Its kernel returns when both ranks are there: never, if the first to come keeps the GIL.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, log = dist.HashStore(), Log()
+
+    def meet(rank: int) -> bool:
+        group = gloo_group(store, rank)
+        group.monitored_barrier(TIMEOUT, wait_all_ranks=False)
+        return True
+
+    with intercept(log), ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(meet, range(2))) == [True, True]
+    assert log.ops == ["c10d.monitored_barrier_"] * 2
+
+
+def test_observers_come_and_go_in_any_order() -> None:
+    first, second = Log(), Log()
+    with simulate(mesh={"dp": 2}):
+        outer, inner = intercept(first), intercept(second)
+        outer.__enter__()
+        inner.__enter__()
+        dist.all_reduce(torch.ones(1))
+        outer.__exit__(None, None, None)
+        dist.barrier()
+        inner.__exit__(None, None, None)
+        dist.all_reduce(torch.ones(1))
+    assert first.ops == ["c10d.allreduce_"]
+    assert second.ops == ["c10d.allreduce_", "c10d.barrier"]
+
+
+def test_an_observer_that_raises_refuses_the_collective_and_others_still_see_the_next() -> None:
+    class Refuser(Log):
+        def before(self, issued: Issued) -> None:
+            super().before(issued)
+            if issued.op == "c10d.barrier":
+                raise PermissionError("no barriers")
+
+    log, refuser = Log(), Refuser()
+    with simulate(mesh={"dp": 2}), intercept(log), intercept(refuser):
+        with pytest.raises(PermissionError, match="no barriers"):
+            dist.barrier()
+        dist.all_reduce(torch.ones(1))
+    assert log.ops == refuser.ops == ["c10d.barrier", "c10d.allreduce_"]
+
+
+def test_sparse_tensors_are_seen() -> None:
+    log = Log()
+    with simulate(mesh={"dp": 2}), intercept(log):
+        dist.all_reduce(torch.eye(3).to_sparse())
+    assert log.ops == ["c10d.allreduce_"]

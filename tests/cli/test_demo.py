@@ -1,0 +1,61 @@
+"""`shardscope demo`, small enough for a test, and what it must print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardscope.cli import main
+from shardscope.record import load
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--layers", "3"])
+    assert result.exit_code == 0, result.output
+    recording = load(here / "demo.shardscope.json.gz")
+    assert recording.run.world_size == 1024
+    assert [(axis.name, axis.size) for axis in recording.run.axes] == [("dp", 128), ("tp", 8)]
+    assert not recording.gaps
+    assert not recording.findings
+    assert {c.phase.value for c in recording.collectives} == {"forward", "backward", "outside"}
+    for expected in ("×3", "By kind and mesh axis", "Costliest modules", "recording saved to"):
+        assert expected in result.output
+
+
+def test_megatron_and_fsdp_counts_of_the_demo_are_what_the_textbook_says(here: Path) -> None:
+    CliRunner().invoke(main, ["demo", "--layers", "4", "-o", "four.json"])
+    collectives = load(here / "four.json").collectives
+    forward = [c for c in collectives if c.phase.value == "forward"]
+    layer = [c for c in forward if (c.owner or "").startswith("layers.1")]
+    # Sequence parallel: attention and feed-forward each gather their input and scatter their sum.
+    assert [(c.kind.value, c.axis) for c in layer] == [
+        ("all_gather", "dp"),
+        ("all_gather", "tp"),
+        ("reduce_scatter", "tp"),
+        ("all_gather", "tp"),
+        ("reduce_scatter", "tp"),
+    ]
+    reduced = [c for c in collectives if c.axis == "dp" and c.kind.value == "reduce_scatter"]
+    assert sorted(c.owner or "" for c in reduced) == ["", *(f"layers.{i}" for i in range(4))]
+
+
+def test_second_demo_does_not_overwrite_the_first(here: Path) -> None:
+    for _ in range(2):
+        assert CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"]).exit_code == 0
+    names = sorted(path.name for path in here.iterdir())
+    assert names == ["demo-2.shardscope.json.gz", "demo.shardscope.json.gz"]
+
+
+def test_mesh_that_does_not_fit_the_model_is_a_sentence(here: Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--mesh", "tp=3", "--layers", "1"])
+    assert result.exit_code == 2
+    assert "which do not divide" in result.output
+    assert "Traceback" not in result.output

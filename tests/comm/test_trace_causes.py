@@ -1,0 +1,155 @@
+"""Why a collective was issued: the redistribution, the shard, the bucket or the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from shardscope import World, simulate, trace
+from shardscope.record import (
+    Call,
+    CollectiveKind,
+    FullyShard,
+    Phase,
+    Redistribute,
+)
+from small_models import MLP, Net, batch, facts, only, shard_net, split_mlp
+
+K = CollectiveKind
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}) as world:
+        yield world
+
+
+def test_explicit_redistribution_names_placements_and_call(world: World) -> None:
+    tensor = distribute_tensor(torch.ones(8, 8), world.mesh, [Shard(0)])
+    with trace() as t:
+        tensor.redistribute(placements=[Replicate()])
+    assert only(t).cause == Redistribute(
+        before=("Shard(0)",),
+        after=("Replicate",),
+        asked_by="DTensor.redistribute",
+        is_implicit=False,
+    )
+    assert only(t).source.text == "tensor.redistribute(placements=[Replicate()])"
+    assert (only(t).kind, only(t).input_bytes, only(t).output_bytes) == (K.ALL_GATHER, 64, 256)
+
+
+def test_full_tensor_names_itself(world: World) -> None:
+    tensor = DTensor.from_local(torch.ones(8), world.mesh, [Partial()])
+    with trace() as t:
+        tensor.full_tensor()
+    assert only(t).cause.asked_by == "DTensor.full_tensor"
+    assert only(t).cause.before == ("Partial(sum)",)
+    assert only(t).reduce_op == "sum"
+
+
+def test_change_of_sharded_dim_on_a_cpu_mesh_is_a_gather(world: World) -> None:
+    tensor = distribute_tensor(torch.ones(8, 8), world.mesh, [Shard(0)])
+    with trace() as t:
+        tensor.redistribute(placements=[Shard(1)])  # gloo has no all-to-all, so DTensor uses none
+    assert (only(t).kind, only(t).input_bytes, only(t).wire_bytes) == (K.ALL_GATHER, 64, 192)
+    assert (only(t).cause.before, only(t).cause.after) == (("Shard(0)",), ("Shard(1)",))
+
+
+def test_implicit_redistribution_names_the_op_that_asked(world: World) -> None:
+    tensor = distribute_tensor(torch.ones(8, 8), world.mesh, [Shard(1)])
+    with trace() as t:
+        torch.sort(tensor, dim=1)
+    cause = only(t).cause
+    assert (cause.is_implicit, cause.asked_by) == (True, "aten.sort.default")
+    assert (cause.before, cause.after) == (("Shard(1)",), ("Replicate",))
+
+
+def test_two_axes_of_a_mesh_are_two_placements() -> None:
+    with simulate({"dp": 2, "tp": 4}, rank=0) as world:
+        tensor = distribute_tensor(torch.ones(8, 8), world.mesh, [Shard(0), Shard(1)])
+        with trace() as t:
+            tensor.redistribute(placements=[Replicate(), Shard(1)])
+    assert only(t).cause.before == ("Shard(0)", "Shard(1)")
+    assert only(t).cause.after == ("Replicate", "Shard(1)")
+    assert (only(t).axis, only(t).num_ranks) == ("dp", 2)
+
+
+def test_tensor_parallel_style_is_what_asked(world: World) -> None:
+    model = nn.Sequential(nn.Linear(8, 32, bias=False), nn.Linear(32, 8, bias=False))
+    parallelize_module(model, world.mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    with trace(model) as t:
+        model(batch().requires_grad_()).sum().backward()
+    forward, backward = t.recording.collectives
+    assert forward.cause == Redistribute(
+        before=("Partial(sum)",),
+        after=("Replicate",),
+        asked_by="RowwiseParallel",
+        is_implicit=False,
+    )
+    assert isinstance(backward.cause, Redistribute)
+    assert (backward.cause.before, backward.cause.after) == (("Partial(sum)",), ("Replicate",))
+    assert backward.cause.is_implicit is False
+
+
+def test_fully_shard_says_what_it_does_and_for_how_many_parameters(world: World) -> None:
+    net = shard_net(Net(depth=1), world.mesh)
+    with trace(net) as t:
+        net(batch()).sum().backward()
+    causes = [cause for cause, kind in facts(t, "cause", "kind") if kind != K.ALL_REDUCE]
+    assert set(causes) == {
+        FullyShard(action="unshard", num_parameters=2),
+        FullyShard(action="reduce", num_parameters=2),
+    }
+
+
+def test_fully_shard_in_mixed_precision_sends_what_it_says(world: World) -> None:
+    model = nn.Linear(8, 8, bias=False)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mesh=world.mesh, mp_policy=policy)
+    with trace(model) as t:
+        model(batch()).sum().backward()
+    gather, reduction = t.recording.collectives
+    assert (gather.dtype, gather.input_bytes, gather.output_bytes) == ("bfloat16", 32, 128)
+    assert (reduction.dtype, reduction.input_bytes, reduction.output_bytes) == ("float32", 256, 64)
+    assert reduction.reduce_op in ("avg", "sum")
+
+
+def test_explicit_unshard_belongs_to_the_module_asked(world: World) -> None:
+    net = shard_net(Net(depth=1), world.mesh)
+    net(batch())  # FSDP sets itself up in its first forward
+    net.layers[0].reshard()
+    with trace(net) as t:
+        net.layers[0].unshard()
+    assert facts(t, "owner", "trigger", "phase") == [("layers.0", None, Phase.OUTSIDE)]
+
+
+def test_plain_call_in_a_hook_names_the_call(world: World) -> None:
+    model = nn.Linear(8, 8, bias=False)
+    model.weight.register_hook(lambda grad: dist.all_reduce(grad) and None)
+    with trace(model) as t:
+        model(batch()).sum().backward()
+    assert only(t).cause == Call(api="torch.distributed.all_reduce")
+    assert only(t).owner == ""
+
+
+def test_split_model_on_fake_tensors_has_the_same_causes(world: World) -> None:
+    with torch.device("meta"):
+        model = MLP()
+    split_mlp(model, world.mesh)
+    world.materialize(model)
+    with trace(model) as t:
+        model(batch())
+    assert only(t).cause.asked_by == "RowwiseParallel"

@@ -1,0 +1,267 @@
+"""Models as people really build them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardscope import Trace, World, simulate, trace
+from small_models import Block, Net, Own, Reduce, Sum, batch, facts
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}) as world:
+        yield world
+
+
+def run(model: nn.Module) -> Trace:
+    with trace(model) as t:
+        out = model(batch().requires_grad_())
+        out.sum().backward()
+    assert t.recording.gaps == ()
+    return t
+
+
+def owners(t: Trace) -> list[str | None]:
+    return [owner for (owner,) in facts(t, "owner")]
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list[torch.Tensor]
+
+
+class Structured(nn.Module):
+    """Takes and gives dicts, dataclasses and keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.inner({"x": x}, scale=2)
+        assert isinstance(out, Output)
+        return out.logits + out.hidden[0]
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = Sum()
+
+    def forward(self, inputs: dict[str, torch.Tensor], *, scale: int) -> Output:
+        hidden = self.sum(inputs["x"] * scale)
+        return Output(logits=hidden * 2, hidden=[hidden])
+
+
+def test_structured_inputs_and_outputs_keep_their_owners(world: World) -> None:
+    assert owners(run(Structured())) == ["inner.sum", "inner.sum"]
+
+
+def test_modules_without_parameters_own_collectives(world: World) -> None:
+    assert owners(run(nn.Sequential(nn.ReLU(), Sum(), nn.Tanh()))) == ["1", "1"]
+
+
+def test_layers_called_in_odd_order_are_charged_as_called(world: World) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Own() for _ in range(3))
+            self.named = nn.ModuleDict({"extra": Own()})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in (*reversed(self.layers), self.layers[2], self.named["extra"]):
+                x = layer(x)
+            return x
+
+    forward = ["layers.2", "layers.1", "layers.0", "layers.2", "named.extra"]
+    assert owners(run(Odd())) == forward + forward[::-1]
+
+
+def test_module_that_calls_itself_owns_every_level(world: World) -> None:
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+            if depth == 0:
+                return x
+            return Reduce.apply(self(x * 2, depth - 1))
+
+    model = nn.Sequential(Recursive())
+    assert owners(run(model)) == ["0"] * 6
+
+
+def test_calling_forward_directly_charges_the_module_that_did(world: World) -> None:
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Own()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner.forward(x)
+
+    assert owners(run(Direct())) == ["", ""]
+
+
+def nest(depth: int) -> nn.Module:
+    model: nn.Module = Own()
+    for _ in range(depth):
+        model = nn.Sequential(model)
+    return model
+
+
+def test_two_hundred_levels_deep(world: World) -> None:
+    t = run(nest(200))
+    assert owners(t) == [".".join(["0"] * 200)] * 2
+    assert len(t.recording.modules) == 202
+
+
+def test_scripted_module_is_one_module(world: World) -> None:
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) * 2
+
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(Plain())
+    model = nn.Sequential(scripted, Own())
+    t = run(model)
+    assert owners(t) == ["1", "1"]
+    assert [module.name for module in t.recording.modules][:3] == ["", "0", "1"]
+
+
+def test_wrapper_of_the_users_own_shows_in_names(world: World) -> None:
+    class Replicas(nn.Module):
+        """Like nn.DataParallel: holds the model as `module` and splits the batch."""
+
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.module(part) for part in x.chunk(2)])
+
+    assert owners(run(Replicas(Own()))) == ["module"] * 4
+
+
+def test_data_parallel_without_devices_passes_through(world: World) -> None:
+    assert owners(run(nn.DataParallel(Own()))) == ["module", "module"]
+
+
+def test_lambdas_as_hooks_that_replace_inputs_and_outputs(world: World) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].register_forward_pre_hook(lambda module, args: (Reduce.apply(args[0]),))
+    model[1].register_forward_hook(lambda module, args, out: Reduce.apply(out))
+    assert facts(run(model), "phase", "owner") == [
+        ("forward", "0"),
+        ("forward", "1"),
+        ("backward", "1"),
+        ("backward", "0"),
+    ]
+
+
+def test_module_with_its_own_call(world: World) -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Own()
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            dist.barrier()
+            return super().__call__(x)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    t = run(nn.Sequential(Calls()))
+    assert facts(t, "kind", "owner")[:2] == [("barrier", ""), ("all_reduce", "0.inner")]
+
+
+def test_model_on_meta_without_a_step_is_described(world: World) -> None:
+    with torch.device("meta"):
+        model = Net(depth=1)
+    with trace(model) as t:
+        model(torch.ones(4, 8, device="meta"))
+    assert owners(t) == ["layers.0.sum"]
+    (linear,) = [m for m in t.recording.modules if m.name == "embed"]
+    assert [p.shape for p in linear.parameters] == [(8, 8), (8,)]
+
+
+def test_generators_and_iterators_as_models_of_one_call(world: World) -> None:
+    class Stream(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Own()
+
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+            for _ in range(2):
+                yield self.block(x)
+
+    model = Stream()
+    with trace(model) as t:
+        list(model(batch()))
+    assert owners(t) == ["block", "block"]
+
+
+def test_in_place_and_no_grad_steps(world: World) -> None:
+    model = Block()
+    with torch.no_grad(), trace(model) as t:
+        model(batch())
+    with torch.inference_mode(), t:
+        model(batch())
+    assert facts(t, "phase", "owner") == [("forward", "sum"), ("forward", "sum")]
+
+
+def test_higher_derivatives_keep_their_owners(world: World) -> None:
+    class Squared(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Twice.apply(x) ** 3
+
+    model = nn.Sequential(nn.Linear(8, 8), Squared())
+    x = batch().requires_grad_()
+    with trace(model) as t:
+        (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        grad.square().sum().backward()
+    assert {owner for (owner,) in facts(t, "owner")} <= {"1", None}
+    assert facts(t, "phase", "owner")[:2] == [("forward", "1"), ("backward", "1")]
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        return grad * 2
+
+
+def test_tracing_costs_a_deep_model_no_stack(world: World) -> None:
+    limit = sys.getrecursionlimit()
+    frames: list[int] = []
+
+    class Deep(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            frame, count = sys._getframe(), 0
+            while frame is not None:
+                frame, count = frame.f_back, count + 1
+            frames.append(count)
+            return x
+
+    model: nn.Module = Deep()
+    for _ in range(50):
+        model = nn.Sequential(model)
+    model(batch())
+    with trace(model):
+        model(batch())
+    plain, traced = frames
+    assert traced == plain
+    assert sys.getrecursionlimit() == limit

@@ -1,0 +1,203 @@
+"""Symmetric-memory ops are known by name, and the table of ops agrees with torch's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+
+from shardscope import World, simulate, trace
+from shardscope._torch.calls import OPS, OpLayout
+from shardscope.record import CollectiveKind
+from small_models import everyone, facts, only
+
+K = CollectiveKind
+ops = torch.ops._c10d_functional
+autograd_ops = torch.ops._c10d_functional_autograd
+symm_mem = torch.ops.symm_mem
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}, rank=1) as world:
+        yield world
+
+
+def name() -> str:
+    return everyone().group_name
+
+
+def ones(size: int = 8) -> torch.Tensor:
+    return torch.ones(size)
+
+
+SYMMETRIC: dict[str, tuple[Callable[[], object], CollectiveKind, tuple[int, int, int, int]]] = {
+    "one_shot_all_reduce": (
+        lambda: symm_mem.one_shot_all_reduce(ones(), "sum", name()),
+        K.ALL_REDUCE,
+        (1, 32, 32, 48),
+    ),
+    "one_shot_all_reduce_copy": (
+        lambda: symm_mem.one_shot_all_reduce_copy(ones(64), ones(), "sum", name()),
+        K.ALL_REDUCE,
+        (1, 32, 32, 48),
+    ),
+    "fused_all_gather_matmul": (
+        lambda: symm_mem.fused_all_gather_matmul(torch.ones(2, 4), [torch.ones(4, 6)], 0, name()),
+        K.ALL_GATHER,
+        (1, 32, 128, 96),
+    ),
+    "fused_matmul_reduce_scatter": (  # the product, 8 × 6, is what is reduced
+        lambda: symm_mem.fused_matmul_reduce_scatter(
+            torch.ones(8, 4), torch.ones(4, 6), "sum", 0, name()
+        ),
+        K.REDUCE_SCATTER,
+        (1, 192, 48, 144),
+    ),
+    "_low_contention_all_gather": (
+        lambda: symm_mem._low_contention_all_gather(ones(), name()),
+        K.ALL_GATHER,
+        (1, 32, 128, 96),
+    ),
+    "_low_contention_reduce_scatter": (
+        lambda: symm_mem._low_contention_reduce_scatter(ones(32), "avg", name()),
+        K.REDUCE_SCATTER,
+        (1, 128, 32, 96),
+    ),
+}
+
+
+@pytest.mark.parametrize("op", SYMMETRIC)
+def test_symmetric_memory_op_is_recognised_by_name(world: World, op: str) -> None:
+    call, kind, carried = SYMMETRIC[op]
+    with FakeTensorMode(allow_non_fake_inputs=True), trace() as t:
+        call()
+    seen = only(t)
+    assert (seen.op, seen.kind, seen.dtype) == (f"symm_mem.{op}", kind, "float32")
+    sizes = (seen.num_tensors, seen.input_bytes, seen.output_bytes, seen.wire_bytes)
+    assert sizes == carried
+
+
+_SAMPLES: dict[str, Callable[[], object]] = {
+    "Tensor": ones,
+    "Tensor[]": lambda: [ones()],
+    "str": name,
+    "int": lambda: 2,
+    "bool": lambda: False,
+    "List[bool]": lambda: [False],
+}
+
+
+@pytest.mark.parametrize("op", OPS["symm_mem"])
+def test_symmetric_memory_op_is_recorded_even_where_the_hardware_is_missing(
+    world: World, op: str
+) -> None:
+    schema = getattr(symm_mem, op).default._schema
+    arguments = [_sample(argument) for argument in schema.arguments if not argument.kwarg_only]
+    large = {K.ALL_GATHER: OPS["symm_mem"][op].outputs, K.REDUCE_SCATTER: 0}
+    if large.get(OPS["symm_mem"][op].kind) is not None:
+        arguments[large[OPS["symm_mem"][op].kind]] = ones(32)
+    # Where torch cannot run it here, that is torch's to say.
+    cannot_run = suppress(RuntimeError, AssertionError, IndexError)
+    with FakeTensorMode(allow_non_fake_inputs=True), trace() as t, cannot_run:
+        getattr(symm_mem, op)(*arguments)
+    layout = OPS["symm_mem"][op]
+    (seen,) = t.recording.collectives
+    assert (seen.kind, seen.op, seen.group) == (layout.kind, f"symm_mem.{op}", "dp[0-3]")
+    assert seen.peer == (None if layout.peer is None else 2)
+    assert seen.reduce_op == (None if layout.reduce_op is None else "sum")
+
+
+def _sample(argument: Any) -> object:
+    if argument.name in _REDUCTIONS:
+        return "sum"
+    kind = str(argument.type)
+    if "Optional" in kind or kind.startswith("List[Opt"):
+        return [] if kind.startswith("List") else None
+    return _SAMPLES[kind.replace("List[Tensor]", "Tensor[]")]()
+
+
+def test_omitted_arguments_have_their_defaults(world: World) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), trace() as t:
+        for options in ({}, {"red_op": "avg"}):
+            symm_mem.nccl_reduce_scatter_offset(ones(32), [ones()], name(), 0, **options)
+    assert [op for (op,) in facts(t, "reduce_op")] == ["sum", "avg"]
+
+
+def _rows() -> Iterator[Any]:
+    for namespace, table in OPS.items():
+        for op, layout in table.items():
+            yield pytest.param(namespace, op, layout, id=f"{namespace}.{op}")
+
+
+_GROUPS = ("process_group", "group_name")
+_PEERS = ("root_rank", "root", "src", "dst")
+_REDUCTIONS = ("reduce_op", "red_op")
+_SPLITS = {"output_splits": "output_split_sizes", "input_splits": "input_split_sizes"}
+
+
+@pytest.mark.parametrize(("namespace", "op", "layout"), list(_rows()))
+def test_table_agrees_with_the_schema(namespace: str, op: str, layout: OpLayout) -> None:
+    packet = getattr(getattr(torch.ops, namespace), op)
+    arguments = packet.default._schema.arguments
+    names = [argument.name for argument in arguments]
+    assert packet.overloads() == ["default"]
+    assert names[layout.group] in _GROUPS
+    for position in (layout.inputs, layout.outputs):
+        if position is not None:
+            assert "Tensor" in str(arguments[position].type)
+    if layout.outputs is not None and layout.outputs != layout.inputs:
+        assert names[layout.outputs].startswith(("out", "tensor"))
+    if layout.inputs is not None and layout.outputs is not None and layout.inputs > 0:
+        assert names[layout.inputs].startswith(("input", "local_input"))
+    has_reduction = [n for n in names if n in _REDUCTIONS]
+    assert has_reduction == ([] if layout.reduce_op is None else [names[layout.reduce_op]])
+    has_peer = [n for n in names if n in _PEERS]
+    assert has_peer == ([] if layout.peer is None else [names[layout.peer]])
+    for field, argument in _SPLITS.items():
+        position = getattr(layout, field)
+        assert (argument in names) == (position is not None)
+        assert position is None or names[position] == argument
+
+
+def test_kind_agrees_with_the_name_of_every_op() -> None:
+    words = {
+        K.ALL_REDUCE: ("allreduce", "all_reduce"),
+        K.ALL_GATHER: ("allgather", "all_gather"),
+        K.REDUCE_SCATTER: ("reduce_scatter",),
+        K.ALL_TO_ALL: ("alltoall", "all_to_all"),
+        K.BARRIER: ("barrier",),
+        K.BROADCAST: ("broadcast",),
+        K.REDUCE: ("reduce",),
+        K.GATHER: ("gather",),
+        K.SCATTER: ("scatter",),
+        K.SEND: ("send", "batch_p2p_ops"),
+        K.RECV: ("recv",),
+    }
+    wrong = [
+        f"{namespace}.{op}"
+        for namespace, table in OPS.items()
+        for op, layout in table.items()
+        if not any(word in op for word in words[layout.kind])
+    ]
+    assert wrong == []
+
+
+def test_every_collective_that_torch_registers_is_in_the_table() -> None:
+    registered = {
+        schema.name
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith(("c10d::", "_c10d_functional::", "_c10d_functional_autograd::"))
+    }
+    known = {f"{namespace}::{op}" for namespace, table in OPS.items() for op in table}
+    assert registered - known == {
+        "c10d::check_for_nan",
+        "_c10d_functional::wait_tensor",
+        "_c10d_functional::_wrap_tensor_autograd",
+    }
+    assert dist.is_available()

@@ -1,0 +1,207 @@
+"""With `stream=`, events are on disk as they happen, and survive a rank that is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardscope import World, load, simulate, trace
+from shardscope.errors import OutputError
+from small_models import Net, batch, facts, shard_net
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}, rank=2) as world:
+        yield world
+
+
+def test_each_event_is_readable_as_soon_as_it_has_happened(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with trace(stream=path):
+        assert load(path).collectives == ()
+        for number in range(1, 4):
+            dist.all_reduce(torch.ones(number))
+            so_far = load(path)
+            assert [call.input_bytes for call in so_far.collectives] == [
+                4 * (n + 1) for n in range(number)
+            ]
+            assert [group.name for group in so_far.groups] == ["dp[0-3]"]
+            assert "still running" in so_far.gaps[0].fact
+    assert load(path).gaps == ()
+
+
+def test_collective_is_on_disk_before_it_is_issued(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    seen: list[int] = []
+    monkeypatch.setattr(
+        "shardscope.world.checks.CollectiveChecker.amend",
+        lambda self, issued, result: (seen.append(len(load(path).collectives)), result)[1],
+    )
+    with trace(stream=path):
+        dist.all_reduce(torch.ones(1))
+    assert seen == [1]
+
+
+def test_stream_holds_what_the_recording_holds(world: World, tmp_path: Path) -> None:
+    net = shard_net(Net(), world.mesh)
+    with trace(net, stream=tmp_path / "run.jsonl") as t:
+        net(batch()).sum().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    streamed = load(tmp_path / "run.jsonl")
+    assert streamed.run == t.recording.run
+    assert streamed.collectives == t.recording.collectives
+    assert streamed.groups == t.recording.groups
+    assert streamed.modules == t.recording.modules
+    assert streamed.gaps == t.recording.gaps == ()
+    assert len(streamed.collectives) > 6
+
+
+def test_streaming_changes_nothing_that_is_recorded(world: World, tmp_path: Path) -> None:
+    net = Net()
+    recorded = []
+    for path in (None, tmp_path / "run.jsonl"):
+        with trace(net, stream=path) as t:
+            net(batch()).sum().backward()
+        recorded.append(facts(t, "order", "kind", "phase", "owner", "trigger", "cause", "source"))
+    assert recorded[0] == recorded[1]
+
+
+def test_gap_of_a_failed_step_is_in_the_stream(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), trace(stream=tmp_path / "run.jsonl"):
+        raise ZeroDivisionError("boom")
+    (gap,) = load(tmp_path / "run.jsonl").gaps
+    assert gap.fact == "it ended early with ZeroDivisionError: boom"
+
+
+def test_modules_met_on_the_way_are_in_the_stream(world: World, tmp_path: Path) -> None:
+    net = Net(depth=1)
+    with trace(stream=tmp_path / "run.jsonl") as t:
+        net(batch())
+    assert load(tmp_path / "run.jsonl").modules == t.recording.modules
+    assert [module.name for module in t.recording.modules][:2] == ["Net", "Net.embed"]
+
+
+def test_rank_in_the_path_is_this_rank(world: World, tmp_path: Path) -> None:
+    with trace(stream=str(tmp_path / "run-{rank}.jsonl")) as t:
+        dist.barrier()
+    assert load(tmp_path / "run-2.jsonl").collectives == t.recording.collectives
+    assert t.save(tmp_path / "saved-{rank}.json") == tmp_path / "saved-2.json"
+    assert load(tmp_path / "saved-2.json") == t.recording
+
+
+def test_existing_file_is_refused_before_anything_happens(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("precious")
+    call = torch.nn.Module.__call__
+    with pytest.raises(OutputError, match="force"), trace(stream=path):
+        raise AssertionError("not reached")
+    assert path.read_text() == "precious"
+    assert torch.nn.Module.__call__ is call
+
+
+def test_existing_file_is_replaced_with_force(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("old")
+    with trace(stream=path, force=True) as t:
+        dist.barrier()
+    assert load(path).collectives == t.recording.collectives
+
+
+def test_stream_may_be_entered_again(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    t = trace(stream=path)
+    for _ in range(3):
+        with t:
+            dist.barrier()
+        assert load(path).gaps == ()
+    streamed = load(path)
+    assert len(t.recording.collectives) == 3
+    assert streamed.collectives == t.recording.collectives
+    assert streamed.gaps == ()
+
+
+def test_stream_entered_again_and_not_ended_says_so(world: World, tmp_path: Path) -> None:
+    t = trace(stream=tmp_path / "run.jsonl")
+    with t:
+        dist.barrier()
+    with t:
+        dist.barrier()
+        (gap,) = load(tmp_path / "run.jsonl").gaps
+    assert "still running" in gap.fact
+
+
+def test_stream_deleted_between_two_uses_is_a_gap(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    t = trace(stream=path)
+    with t:
+        dist.barrier()
+    path.unlink()
+    with t:
+        dist.barrier()
+    assert len(t.recording.collectives) == 2
+    assert [gap.place for gap in t.recording.gaps] == ["stream"]
+    assert "stops after 2 records: No such file or directory" in t.recording.gaps[0].fact
+
+
+KILLED = """
+    import os, signal, sys
+    sys.path.insert(0, {tests!r})
+    import torch, torch.distributed as dist
+    from shardscope import simulate, trace
+    from small_models import Net, batch
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with simulate({{"dp": 4}}, rank=1), trace(net := Net(), stream={path!r}):
+        net(batch()).sum().backward()
+        {deadly}
+"""
+
+DEADLY = {
+    "between collectives": ("kill()", 4),
+    "in a module": (
+        "net.embed.register_forward_hook(lambda *_: kill()); dist.barrier(); net(batch())",
+        5,
+    ),
+    # It dies in the kernel, where a rank that hangs would be: the collective is there already.
+    "inside a collective": (
+        "from shardscope.world.checks import CollectiveChecker as C; "
+        "C.amend = lambda *_: kill(); dist.barrier()",
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_killed_rank_leaves_a_readable_recording(tmp_path: Path, name: str) -> None:
+    deadly, num_collectives = DEADLY[name]
+    path = tmp_path / "run.jsonl"
+    program = textwrap.dedent(KILLED).format(tests=str(TESTS), path=str(path), deadly=deadly)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    recording = load(path)
+    assert len(recording.collectives) == num_collectives
+    assert [call.owner for call in recording.collectives[:4]] == [
+        "layers.0.sum",
+        "layers.1.sum",
+        "layers.1.sum",
+        "layers.0.sum",
+    ]
+    assert [module.name for module in recording.modules][:2] == ["", "embed"]
+    assert recording.run.ranks[0].first == 1
+    (gap,) = recording.gaps
+    assert "the run was killed, or is still running" in gap.fact

@@ -1,0 +1,211 @@
+"""Whatever goes wrong inside the tracer, the step goes on, and a gap says what is not known."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope import Trace, World, simulate, trace
+from shardscope._torch import frames
+from shardscope.comm import buckets, calls, causes, groups, inventory, names, recorder, stack
+from shardscope.comm.trace import Trace as TraceClass
+from shardscope.record import CollectiveKind
+from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}) as world:
+        yield world
+
+
+def broken(*_: object, **__: object) -> NoReturn:
+    raise LookupError("torch moved it")
+
+
+def run_step(model: nn.Module) -> Trace:
+    """A step whose result is checked, traced."""
+    x = batch().requires_grad_()
+    with trace(model) as t:
+        model(x).sum().backward()
+    assert x.grad is not None
+    assert t.recording.run.world_size == 4
+    return t
+
+
+BREAKAGES: dict[str, tuple[Any, str]] = {
+    "reading the stack": (recorder, "read_stack"),
+    "reading the payload": (recorder, "Payload"),
+    "finding the cause": (recorder, "find_cause"),
+    "finding the phase": (recorder, "_phase"),
+    "finding the node": (recorder, "current_node"),
+    "describing a group": (groups, "group_label"),
+    "reading the source line": (stack, "_source_at"),
+    "making the record": (recorder, "Collective"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_step_goes_on_when_a_collective_is_not_understood(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    holder, attribute = BREAKAGES[name]
+    assert hasattr(holder, attribute)
+    monkeypatch.setattr(holder, attribute, broken)
+    # A group that the mesh does not name, so that describing it takes every road.
+    group = dist.new_group([0, 1])
+    model = Block()
+    model.register_forward_hook(lambda *_: dist.barrier(group))
+    t = run_step(model)
+    facts_of_gaps = gap_facts(t)
+    assert any("it was issued but not understood" in fact for fact in facts_of_gaps)
+    assert any("LookupError('torch moved it')" in fact for fact in facts_of_gaps)
+    assert {gap.rank for gap in gaps(t)} == {0}
+    assert {gap.place for gap in gaps(t)} <= {"_c10d_functional.all_reduce", "c10d.barrier"}
+
+
+def test_step_goes_on_when_a_module_cannot_be_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names.ModuleNames, "find", broken)
+    t = run_step(Block())
+    assert gap_facts(t) == ["a module could not be named (LookupError('torch moved it'))"] * 3
+    assert [gap.place for gap in gaps(t)] == ["Block", "Linear", "Sum"]
+    assert facts(t, "phase", "owner") == [("forward", None), ("backward", None)]
+
+
+def test_step_goes_on_when_modules_cannot_be_described(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "_describe_parameter", broken)
+    t = run_step(Block())
+    assert gap_facts(t) == ["a module could not be described (LookupError('torch moved it'))"]
+    assert gaps(t)[0].place == "linear"
+    assert [module.name for module in t.recording.modules] == ["", "sum"]
+    assert facts(t, "owner") == [("sum",), ("sum",)]
+
+
+def test_step_goes_on_when_shards_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "sharded_parameters", broken)
+    t = run_step(Block())
+    assert gap_facts(t) == ["its shards could not be read (LookupError('torch moved it'))"]
+    assert len(t.recording.modules) == 3
+
+
+def test_step_goes_on_when_meshes_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardscope.comm.trace.meshes_of", broken)
+    t = run_step(Block())
+    assert gap_facts(t) == ["the model's meshes could not be read (LookupError('torch moved it'))"]
+    assert len(t.recording.collectives) == 2
+
+
+def test_step_goes_on_when_buckets_cannot_be_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "read_buckets", broken)
+    t = run_step(DistributedDataParallel(nn.Linear(8, 8)))
+    assert gap_facts(t)[0] == "its buckets could not be read (torch moved it)"
+    assert gap_facts(t)[1].startswith("a bucket was reduced whose parameters are not known")
+    kinds = [kind for kind, phase in facts(t, "kind", "phase") if phase == "backward"]
+    assert kinds == [CollectiveKind.ALL_REDUCE]
+
+
+def test_step_goes_on_when_shard_owners_cannot_be_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(causes, "param_group_module", broken)
+    t = run_step(shard_net(Net(depth=1), world.mesh))
+    assert [kind for (kind,) in facts(t, "kind")] == ["all_reduce", "all_reduce"]
+    assert {gap.place for gap in gaps(t)} == {
+        "c10d._allgather_base_",
+        "c10d._reduce_scatter_base_",
+    }
+
+
+def test_step_goes_on_when_the_number_of_autograd_nodes_is_unknown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = trace(model := Block())
+    with t:
+        monkeypatch.setattr(calls.ModuleCalls, "maker_of", broken)
+        model(batch()).sum().backward()
+    assert any("torch moved it" in fact for fact in gap_facts(t))
+
+
+def test_step_goes_on_when_findings_cannot_be_worked_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = run_step(Block())
+    monkeypatch.setattr("shardscope.comm.trace.find_comm_problems", broken)
+    with pytest.raises(LookupError):
+        _ = t.recording
+    monkeypatch.undo()
+    assert len(t.recording.collectives) == 2
+
+
+def test_torchs_missing_inner_function_is_a_sentence() -> None:
+    with pytest.raises(LookupError, match="defines no inner function 'nowhere'"):
+        frames.nested_code(torch.utils.checkpoint.checkpoint, "nowhere")
+
+
+def test_failing_disk_is_a_gap_and_the_step_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    model = Block()
+    with trace(model, stream=tmp_path / "run.jsonl") as t:
+        monkeypatch.setattr("shardscope.record.stream.os.write", _full)
+        model(batch()).sum().backward()
+        monkeypatch.undo()
+    assert len(t.recording.collectives) == 2
+    assert [gap.place for gap in gaps(t)] == ["stream"]
+    assert "No space left on device" in gap_facts(t)[0]
+
+
+def _full(*_: object) -> NoReturn:
+    raise OSError(28, "No space left on device")
+
+
+def test_module_with_hostile_attributes_is_no_problem(world: World) -> None:
+    class Hostile(Block):
+        def __getattr__(self, name: str) -> Any:
+            if name in ("weight", "module", "reducer", "_get_fsdp_state"):
+                raise RuntimeError("hands off")
+            return super().__getattr__(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise RuntimeError("no comparing")
+
+        __hash__ = nn.Module.__hash__  # torch itself needs it
+
+        def __repr__(self) -> str:
+            raise RuntimeError("no printing")
+
+        def __bool__(self) -> bool:
+            raise RuntimeError("no asking")
+
+    t = run_step(Hostile())
+    assert facts(t, "owner") == [("sum",), ("sum",)]
+    assert gaps(t) == ()
+
+
+def test_nothing_is_printed(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    run_step(Block())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_imports_made_inside_are_not_disturbed(world: World) -> None:
+    original = builtins.__import__
+    with trace():
+        assert builtins.__import__ is original
+        assert TraceClass is Trace

@@ -1,0 +1,138 @@
+"""Threads have their own module stacks and autograd numbers, and are not mixed up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from shardscope import World, simulate, trace
+from shardscope.record import Phase
+from small_models import Block, Net, Own, batch, facts
+
+FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate({"dp": 4}) as world:
+        yield world
+
+
+def in_thread(name: str, work: Callable[[], object]) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
+            errors.append(error)
+
+    worker = threading.Thread(target=run, name=name)
+    worker.start()
+    worker.join()
+    if errors:
+        raise errors[0]
+
+
+def test_each_thread_has_its_own_modules(world: World) -> None:
+    models = {"a": Net(), "b": Net(block=Own)}
+    start = threading.Barrier(2)
+
+    def step(model: nn.Module) -> None:
+        start.wait(10)
+        for _ in range(5):
+            model(batch()).sum().backward()
+
+    with trace(models) as t:
+        workers = [
+            threading.Thread(target=step, args=(model,), name=name)
+            for name, model in models.items()
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    expected = {
+        "a": ["a.layers.0.sum", "a.layers.1.sum", "a.layers.1.sum", "a.layers.0.sum"],
+        "b": ["b.layers.0", "b.layers.1", "b.layers.1", "b.layers.0"],
+    }
+    for name in models:
+        owners = [owner for thread, owner in facts(t, "thread", "owner") if thread == name]
+        assert owners == expected[name] * 5
+    assert t.recording.gaps == ()
+
+
+def test_backward_may_run_on_another_thread_than_forward(world: World) -> None:
+    model = Block()
+    losses: list[torch.Tensor] = []
+    with trace(model) as t:
+        in_thread("forward", lambda: losses.append(model(batch()).sum()))
+        losses.append(model(batch()).sum())
+        for number, loss in enumerate(losses):
+            in_thread(f"backward {number}", loss.backward)
+    assert facts(t, "thread", "phase", "owner") == [
+        ("forward", FORWARD, "sum"),
+        ("", FORWARD, "sum"),
+        ("backward 0", BACKWARD, "sum"),
+        ("backward 1", BACKWARD, "sum"),
+    ]
+
+
+def test_module_running_on_one_thread_does_not_own_what_another_issues(world: World) -> None:
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            in_thread("helper", lambda: torch.distributed.barrier())
+            return x
+
+    model = Waits()
+    with trace(model) as t:
+        model(batch())
+    assert facts(t, "thread", "owner", "phase") == [("helper", None, Phase.OUTSIDE)]
+
+
+def test_trace_opened_on_one_thread_may_be_read_on_another(world: World) -> None:
+    counts: list[int] = []
+    with trace() as t:
+        torch.distributed.barrier()
+        in_thread("reader", lambda: counts.append(len(t.recording.collectives)))
+        torch.distributed.barrier()
+    assert counts == [1]
+    assert len(t.recording.collectives) == 2
+
+
+def test_reading_while_others_issue_loses_and_repeats_nothing(world: World) -> None:
+    done = threading.Event()
+
+    def issue() -> None:
+        for _ in range(200):
+            torch.distributed.barrier()
+        done.set()
+
+    with trace() as t:
+        worker = threading.Thread(target=issue)
+        worker.start()
+        lengths = []
+        while not done.is_set():
+            lengths.append(len(t.recording.collectives))
+        worker.join()
+    assert lengths == sorted(lengths)
+    assert [order for (order,) in facts(t, "order")] == list(range(200))
+
+
+def test_traces_of_two_threads_each_see_the_whole_process(world: World) -> None:
+    recorded: list[int] = []
+
+    def watch() -> None:
+        with trace() as inner:
+            torch.distributed.barrier()
+        recorded.append(len(inner.recording.collectives))
+
+    with trace() as outer:
+        in_thread("watcher", watch)
+        torch.distributed.barrier()
+    assert recorded == [1]
+    assert len(outer.recording.collectives) == 2

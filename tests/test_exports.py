@@ -1,0 +1,145 @@
+"""What each module offers: `__all__` is complete, sorted and true, and the top level is lazy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import shardscope
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "shardscope"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    module_name(path): path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.name != "__main__.py"  # importing it runs the command line
+}
+
+
+def listed_names(path: Path) -> list[str] | None:
+    """`__all__` as written, or None."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            assert isinstance(names, list)
+            return names
+    return None
+
+
+def defined_names(path: Path) -> set[str]:
+    """Public functions, classes and constants that the module itself defines."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {name for name in names if not name.startswith("_")}
+
+
+def names_taken_elsewhere() -> dict[str, set[str]]:
+    """Names that other files of ours import, by the module they import them from."""
+    taken: dict[str, set[str]] = defaultdict(set)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardscope"):
+                taken[node.module or ""] |= {alias.name for alias in node.names}
+    return taken
+
+
+TAKEN = names_taken_elsewhere()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_lists_every_name_that_another_module_imports(name: str) -> None:
+    listed = listed_names(FILES[name])
+    submodules = {other.removeprefix(f"{name}.") for other in FILES if other.startswith(f"{name}.")}
+    taken = TAKEN[name] - submodules
+    if listed is None:
+        assert taken == set(), f"{name} has no __all__, yet others import {sorted(taken)} from it."
+        return
+    missing = taken - set(listed)
+    assert missing == set(), f"{name}.__all__ lacks {sorted(missing)}, which others import."
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_lists_only_what_exists(name: str) -> None:
+    module = import_module(name)
+    missing = [one for one in listed_names(FILES[name]) or [] if not hasattr(module, one)]
+    assert missing == [], f"{name}.__all__ lists {missing}, which the module does not have."
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_all_is_sorted_constants_first_then_classes_then_functions(name: str) -> None:
+    listed = listed_names(FILES[name]) or []
+
+    def rank(one: str) -> tuple[int, str]:
+        return (0 if one.isupper() else 1 if one[0].isupper() else 2, one)
+
+    assert listed == sorted(listed, key=rank)
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize("name", [name for name, path in FILES.items() if defined_names(path)])
+def test_every_module_that_defines_something_public_says_what_it_offers(name: str) -> None:
+    assert listed_names(FILES[name]) is not None, f"{name} has no __all__."
+
+
+def test_the_public_names_are_those_of_the_lazy_table() -> None:
+    assert shardscope.__all__ == list(shardscope._HOMES)
+    assert sorted(shardscope.__all__) == dir(shardscope)
+
+
+def test_every_public_name_resolves_to_what_its_home_holds() -> None:
+    for name, home in shardscope._HOMES.items():
+        assert getattr(shardscope, name) is getattr(import_module(home), name)
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    seen = {
+        (alias.name, node.module)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == set(shardscope._HOMES.items())
+
+
+def test_a_name_we_do_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'shardscope' has no attribute 'tracee'"):
+        _ = shardscope.tracee
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import shardscope",
+        "import shardscope; shardscope.load, shardscope.save, shardscope.merge",
+        "from shardscope import Recording, ShardscopeError, __version__",
+        "import shardscope.cli.show, shardscope.cli.export",
+        "import shardscope.report.text, shardscope.report.perfetto, shardscope.report.table",
+    ],
+)
+def test_reading_recordings_does_not_import_torch(statement: str) -> None:
+    program = f"{statement}\nimport sys\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")

@@ -1,0 +1,109 @@
+"""Imports point one way: each room may know only the rooms below it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "shardscope"
+
+EVERYTHING_BELOW_CLI = {"record", "_torch", "world", "comm", "report", "errors", "version"}
+
+# The rooms, and single files at the top, that files of a room may import besides their own.
+ALLOWED = {
+    "record": {"errors"},
+    "errors": set(),
+    "version": set(),
+    "_torch": {"record", "errors"},
+    "world": {"record", "_torch", "errors"},
+    "comm": {"record", "_torch", "world", "errors", "version"},
+    "report": {"record"},
+    "compat": EVERYTHING_BELOW_CLI,
+    "cli": EVERYTHING_BELOW_CLI | {"compat"},
+    "__main__": {"cli"},
+    # The public API, whose names load when first used.
+    "__init__": EVERYTHING_BELOW_CLI,
+}
+
+TORCHLESS = ("record", "report", "errors", "version")
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
+    """Every module that a file imports, anywhere in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively; say the whole name."
+            module = node.module or ""
+            # `from shardscope import record` names a room only in what it imports.
+            names = [alias.name for alias in node.names] if module == "shardscope" else [""]
+            yield from ((node.lineno, f"{module}.{name}".rstrip(".")) for name in names)
+
+
+def rooms_in_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Modules of ours that a file names in a string, to import them when they are needed."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(r"shardscope\.(\w+)(\.\w*)*", node.value)
+            if found is not None and found[1] in ALLOWED:
+                yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_file_imports_only_rooms_below_its_own(path: Path) -> None:
+    room = room_of(path)
+    assert room in ALLOWED, f"{room} is a new room: say here what it may import."
+    allowed = ALLOWED[room] | {room}
+    for line, module in (*imported_modules(path), *rooms_in_strings(path)):
+        if module.split(".")[0] != "shardscope":
+            continue
+        target = module.split(".")[1] if "." in module else "__init__"
+        assert target in allowed, (
+            f"{path.relative_to(SOURCE)}:{line} imports {module}, but {room} may import only "
+            f"{', '.join(sorted(allowed))}. Move the code to the room whose question it answers."
+        )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if room_of(path) in TORCHLESS],
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_reading_and_showing_a_recording_needs_no_torch(path: Path) -> None:
+    torch_imports = [
+        f"line {line}: {module}"
+        for line, module in imported_modules(path)
+        if module.split(".")[0] == "torch"
+    ]
+    assert torch_imports == []
+
+
+def test_the_check_sees_imports_wherever_they_hide(tmp_path: Path) -> None:
+    file = tmp_path / "hidden.py"
+    file.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n"
+        "    from shardscope.comm.trace import Trace\n"
+        "def late():\n"
+        "    import shardscope.cli.show as show\n"
+        "    from shardscope import world\n"
+        "    return 'shardscope.report.text'\n"
+    )
+    assert list(imported_modules(file)) == [
+        (1, "typing"),
+        (3, "shardscope.comm.trace"),
+        (5, "shardscope.cli.show"),
+        (6, "shardscope.world"),
+    ]
+    assert list(rooms_in_strings(file)) == [(7, "shardscope.report.text")]

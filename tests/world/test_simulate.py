@@ -1,0 +1,310 @@
+"""`simulate()`: the world it makes, what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    _random,
+    distribute_tensor,
+)
+
+from shardscope import simulate, trace
+from shardscope.errors import CollectiveError, WorldError
+from shardscope.world import current_world
+
+OBJECT_COLLECTIVES = (
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+)
+
+
+@pytest.mark.parametrize("rank", [0, 5, 7])
+def test_the_mesh_has_the_axes_asked_for_and_the_rank_its_place(rank: int) -> None:
+    with simulate(mesh={"dp": 2, "tp": 4}, rank=rank) as world:
+        assert world.axes == {"dp": 2, "tp": 4}
+        assert (world.rank, world.size) == (rank, 8)
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, 8)
+        assert world.mesh.mesh_dim_names == ("dp", "tp")
+        assert world.mesh.shape == (2, 4)
+        assert list(world.mesh.get_coordinate() or ()) == [rank // 4, rank % 4]
+        assert dist.get_process_group_ranks(world.mesh.get_group("dp")) == [rank % 4, rank % 4 + 4]
+        assert repr(world) == f"World(dp=2, tp=4; rank {rank} of 8)"
+        assert current_world() is world
+    assert current_world() is None
+
+
+def test_rank_0_is_the_default() -> None:
+    with simulate(mesh={"dp": 3}) as world:
+        assert (world.rank, dist.get_rank(), dist.get_backend()) == (0, 0, "fake")
+
+
+def test_a_world_of_one_rank_works() -> None:
+    with simulate(mesh={"dp": 1}) as world, trace() as t:
+        dist.all_reduce(torch.ones(4))
+        assert world.size == 1
+    assert t.recording.run.world_size == 1
+    assert [c.wire_bytes for c in t.recording.collectives] == [0]
+
+
+def test_a_world_of_16384_ranks_works() -> None:
+    with simulate(mesh={"dp": 1024, "tp": 16}, rank=16_383) as world:
+        local = distribute_tensor(torch.ones(1024, 16), world.mesh, [Shard(0), Shard(1)])
+        with trace() as t:
+            whole = local.redistribute(placements=[Replicate(), Replicate()])
+        assert local.to_local().shape == (1, 1)
+        assert whole.to_local().shape == (1024, 16)
+    assert t.recording.run.world_size == 16_384
+    assert {(c.axis, c.num_ranks) for c in t.recording.collectives} == {("dp", 1024), ("tp", 16)}
+
+
+@pytest.mark.parametrize("mesh", [{}, None, [("dp", 2)], 8])
+def test_a_mesh_without_axes_is_refused_with_an_example(mesh: Any) -> None:
+    with (
+        pytest.raises(WorldError, match=r"names no axis\. Give axis names.*\"dp\": 8, \"tp\": 4"),
+        simulate(mesh=mesh),
+    ):
+        pytest.fail("the world was entered")
+
+
+@pytest.mark.parametrize("size", [0, -2, 1.5, "4", True, None])
+def test_a_bad_axis_size_is_refused(size: Any) -> None:
+    sentence = "got the size .* for axis 'tp'. An axis has a whole number of ranks, at least one"
+    with (
+        pytest.raises(WorldError, match=sentence),
+        simulate(mesh={"dp": 2, "tp": size}),
+    ):
+        pytest.fail("the world was entered")
+
+
+@pytest.mark.parametrize("name", ["", 3])
+def test_a_bad_axis_name_is_refused(name: Any) -> None:
+    with (
+        pytest.raises(WorldError, match=r"got the axis name .*\. Axis names are strings"),
+        simulate(mesh={name: 2}),
+    ):
+        pytest.fail("the world was entered")
+
+
+@pytest.mark.parametrize("rank", [-1, 8, 2.0, "0", True, None])
+def test_a_rank_outside_the_mesh_is_refused(rank: Any) -> None:
+    sentence = r"but the mesh dp=2 × tp=4 has ranks 0 to 7\. Choose one of those"
+    with (
+        pytest.raises(WorldError, match=sentence),
+        simulate(mesh={"dp": 2, "tp": 4}, rank=rank),
+    ):
+        pytest.fail("the world was entered")
+
+
+def test_a_world_inside_a_world_is_refused_and_the_outer_one_stays() -> None:
+    with simulate(mesh={"dp": 2}) as world:
+        sentence = r"inside another simulated world \(World\(dp=2; rank 0 of 2\)\)\. Leave that one"
+        with pytest.raises(WorldError, match=sentence), simulate(mesh={"tp": 4}):
+            pytest.fail("the world was entered")
+        assert current_world() is world
+        assert dist.get_world_size() == 2
+
+
+def test_a_process_that_has_a_group_is_refused_and_keeps_it() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sentence = r"this one has one \(gloo, 1 ranks\)\. Call torch.distributed.destroy"
+        with pytest.raises(WorldError, match=sentence), simulate(mesh={"dp": 2}):
+            pytest.fail("the world was entered")
+        assert dist.get_backend() == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+def snapshot() -> dict[str, Any]:
+    """Everything of torch's that a world may change."""
+    functional = torch.ops._c10d_functional.all_reduce
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    return {
+        "is initialized": dist.is_initialized(),
+        "object collectives": [
+            getattr(module, name)
+            for module in (dist, distributed_c10d)
+            for name in OBJECT_COLLECTIVES
+        ],
+        "kernels": {
+            (name, key): torch._C._dispatch_dump(f"c10d::{name}").count("[kernel]")
+            + torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key)
+            for name in ("allreduce_", "allgather_", "alltoall_", "allreduce_coalesced_", "send")
+            for key in ("CPU", "Meta")
+        },
+        "kernel owners": torch._C._dispatch_dump("c10d::allreduce_"),
+        "functional ops": (functional._op, functional.default._op),
+        "meta answer": dist._meta_registrations.create_fakework,
+        "module call": nn.Module.__call__,
+        "stage methods": {
+            name: getattr(PipelineStage, name)
+            for name in ("_warmup_forward_vote", "_warmup_backward_result", "_recv_meta")
+        },
+        "modes": torch._C._len_torch_dispatch_stack(),
+        "rng tracker": _random._rng_tracker,
+        "log filters": list(logger.filters),
+        "random state": torch.get_rng_state().tolist(),
+        "new tensors": type(torch.empty(1)),
+    }
+
+
+def use_everything() -> None:
+    with simulate(mesh={"dp": 2, "tp": 2}, rank=3) as world:
+        dist.all_gather_object([None] * 4, "x")
+        model = world.materialize(nn.Linear(4, 4, device="meta"))
+        placed = distribute_tensor(torch.ones(4, 4), world.mesh["tp"], [Shard(0)])
+        with trace(model):
+            dist.all_reduce(model(torch.ones(2, 4)))
+            placed.full_tensor()
+
+
+def fail_inside() -> None:
+    def fail() -> None:
+        with simulate(mesh={"dp": 2}) as world:
+            world.materialize(nn.Linear(4, 4, device="meta"))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+
+def be_refused_inside() -> None:
+    def send_nowhere() -> None:
+        with simulate(mesh={"dp": 2}) as world:
+            world.materialize(nn.Linear(4, 4, device="meta"))
+            dist.send(torch.ones(1), dst=9)
+
+    with pytest.raises(CollectiveError):
+        send_nowhere()
+
+
+def stop_inside() -> None:
+    def stop() -> None:
+        with simulate(mesh={"dp": 2}), trace():
+            dist.all_reduce(torch.ones(1))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+
+
+def seed_dtensors() -> None:
+    with simulate(mesh={"dp": 2}):
+        # What DTensor does on the first random op of an accelerator's mesh.
+        _random._rng_tracker = _random.OffsetBasedRNGTracker.__new__(_random.OffsetBasedRNGTracker)
+
+
+def be_refused_at_the_door() -> None:
+    with pytest.raises(WorldError), simulate(mesh={"dp": 2}, rank=2):
+        pytest.fail("the world was entered")
+
+
+def fail_to_make_a_mesh() -> None:
+    with pytest.raises(RuntimeError), simulate(mesh={"dp": 2}, device="no such device"):
+        pytest.fail("the world was entered")
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        use_everything,
+        fail_inside,
+        be_refused_inside,
+        stop_inside,
+        seed_dtensors,
+        be_refused_at_the_door,
+        fail_to_make_a_mesh,
+    ],
+)
+def test_leaving_a_world_puts_everything_back(leave: Callable[[], None]) -> None:
+    before = snapshot()
+    leave()
+    after = snapshot()
+    assert {key: after[key] for key in before} == before
+    assert current_world() is None
+
+
+def test_a_group_left_open_by_the_program_inside_is_closed() -> None:
+    with simulate(mesh={"dp": 4}):
+        dist.new_group([0, 1])
+    assert not dist.is_initialized()
+    with simulate(mesh={"dp": 2}):
+        assert dist.get_world_size() == 2
+
+
+def test_a_program_may_destroy_the_group_itself() -> None:
+    with simulate(mesh={"dp": 4}):
+        dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def test_worlds_of_other_ranks_and_sizes_follow_one_another() -> None:
+    seen = []
+    for size in (2, 8, 3, 1024):
+        for rank in (0, size - 1):
+            with simulate(mesh={"dp": size}, rank=rank) as world:
+                world.materialize(nn.Linear(2, 2, device="meta"))
+                with trace() as t:
+                    dist.all_reduce(torch.ones(2))
+                (group,) = t.recording.groups
+                seen.append((dist.get_rank(), group.num_ranks))
+    assert seen == [(rank, size) for size in (2, 8, 3, 1024) for rank in (0, size - 1)]
+
+
+def shapes_on(rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    with simulate(mesh={"tp": 4}, rank=rank) as world:
+        by_row = distribute_tensor(torch.ones(10, 6), world.mesh, [Shard(0)])
+        by_column = by_row.redistribute(placements=[Shard(1)])
+        doubled = by_row + by_row
+        return (
+            tuple(by_row.to_local().shape),
+            tuple(by_column.to_local().shape),
+            tuple(doubled.redistribute(placements=[Shard(1)]).to_local().shape),
+        )
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 2, 3, 2)])
+def test_uneven_shards_have_each_ranks_own_shape(order: tuple[int, ...]) -> None:
+    rows, columns = (3, 3, 3, 1), (2, 2, 2, 0)
+    for rank in order:
+        expected = (10, columns[rank])
+        assert shapes_on(rank) == ((rows[rank], 6), expected, expected)
+
+
+def test_uneven_shards_of_a_model_have_each_ranks_own_shape() -> None:
+    rows = []
+    for rank in range(4):
+        with simulate(mesh={"tp": 4}, rank=rank) as world:
+            linear = nn.Linear(6, 10, bias=False, device="meta")
+            linear.weight = nn.Parameter(distribute_tensor(linear.weight, world.mesh, [Shard(0)]))
+            world.materialize(linear)
+            output = linear(DTensor.from_local(torch.ones(2, 6), world.mesh))
+            assert isinstance(output, DTensor)
+            assert output.shape == (2, 10)
+            rows.append((output.to_local().shape[1], output.full_tensor().shape[1]))
+    assert rows == [(3, 10), (3, 10), (3, 10), (1, 10)]
+
+
+def test_new_tensors_are_real_until_something_is_materialized() -> None:
+    with simulate(mesh={"dp": 2}) as world:
+        assert torch.ones(3).sum().item() == 3
+        world.materialize(nn.Linear(2, 2, device="meta"))
+        assert isinstance(torch.ones(3), FakeTensor)
+    assert torch.ones(3).sum().item() == 3
