@@ -1,8 +1,8 @@
 """What an accelerator does differently: the autograd engine has threads of its own there.
 
 Runs each scenario on the CPU and on the accelerator, in simulated worlds, and compares the records:
-who owns a collective, in which phase and why must not depend on the device. Run it once on a machine
-with an accelerator:  python benchmarks/accelerator_check.py
+who owns a collective, in which phase and why must not depend on the device. Run it on a machine with
+an accelerator: python benchmarks/accelerator_check.py
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Up, gelu, down."""
-        return self.down(F.gelu(self.up(x)))
+        return self.down(functional.gelu(self.up(x)))
 
 
 class Stack(nn.Module):
@@ -135,7 +135,7 @@ def context_parallel_attention() -> Recording:
             context_parallel(world.mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]),
         ):
             heads = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
-            F.scaled_dot_product_attention(*heads, is_causal=True).sum().backward()
+            functional.scaled_dot_product_attention(*heads, is_causal=True).sum().backward()
     return t.recording
 
 
@@ -181,7 +181,7 @@ def main() -> int:
     for scenario in SCENARIOS:
         try:
             failures += not compare(scenario, device)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the next scenario still runs
             failures += 1
             print(scenario.__name__, "FAILED")
             traceback.print_exc()
@@ -189,7 +189,7 @@ def main() -> int:
         recording = context_parallel_attention()
         kinds = [(c.kind.value, c.phase.value, c.axis) for c in recording.collectives]
         print("context parallel:", kinds, "gaps", recording.gaps)
-    except Exception:
+    except Exception:  # noqa: BLE001
         failures += 1
         traceback.print_exc()
     return int(failures > 0)

@@ -234,6 +234,19 @@ def test_deleted_model_and_a_new_one_at_its_address_are_told_apart(world: World)
     assert owners(t) == ["Own", "Own#2", "Own#3"]
 
 
+def test_module_at_the_address_of_a_dead_one_has_its_own_name() -> None:
+    names = ModuleNames(None)
+    dead = nn.ReLU()
+    address, first = id(dead), names.find(dead)
+    del dead
+    others = []
+    while id(born := nn.ReLU()) != address:
+        others.append(born)
+        assert len(others) < 10_000
+    assert names.names[names.find(born)] == "ReLU#2"
+    assert names.names[first] == "ReLU"
+
+
 def test_parameter_at_the_address_of_a_dead_one_has_its_own_name() -> None:
     names = ModuleNames({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
     gc.collect()

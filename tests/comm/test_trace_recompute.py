@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -103,9 +103,18 @@ def test_recompute_that_stops_early_leaves_the_stack_right(world: World) -> None
     ]
 
 
+Function = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+FUNCTIONS: dict[str, Function] = {
+    "a child's op is the first in backward": lambda m, y: m.linear(Reduce.apply(y).sin()),
+    "its own op is the first in backward": lambda m, y: Reduce.apply(m.linear(y)).sin(),
+}
+
+
 @both_kinds
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_checkpointed_function_belongs_to_the_module_that_called_it(
-    world: World, use_reentrant: bool
+    world: World, use_reentrant: bool, name: str
 ) -> None:
     class Calls(nn.Module):
         def __init__(self) -> None:
@@ -113,14 +122,19 @@ def test_checkpointed_function_belongs_to_the_module_that_called_it(
             self.linear = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(
-                lambda y: torch.sin(Reduce.apply(self.linear(y))), x, use_reentrant=use_reentrant
-            )
+            return checkpoint(partial(FUNCTIONS[name], self), x, use_reentrant=use_reentrant)
 
-    model = nn.Sequential(nn.Linear(8, 8), Calls())
+    model = nn.Sequential(nn.Linear(8, 8), Calls(), Calls())
     with trace(model) as t:
         model(batch()).sum().backward()
-    assert facts(t, "phase", "owner") == [(FORWARD, "1"), (RECOMPUTE, "1"), (BACKWARD, "1")]
+    assert facts(t, "phase", "owner") == [
+        (FORWARD, "1"),
+        (FORWARD, "2"),
+        (RECOMPUTE, "2"),
+        (BACKWARD, "2"),
+        (RECOMPUTE, "1"),
+        (BACKWARD, "1"),
+    ]
     assert t.recording.gaps == ()
 
 

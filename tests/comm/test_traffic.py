@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 
 from shardscope import World, simulate, trace
 from shardscope.comm.traffic import wire_bytes
@@ -159,3 +160,14 @@ def test_scalar_and_empty_tensors_are_recorded(world: World) -> None:
         dist.all_reduce(torch.ones(0))
     assert [call.input_bytes for call in t.recording.collectives] == [4, 0]
     assert [call.wire_bytes for call in t.recording.collectives] == [6, 0]
+
+
+def test_uneven_exchange_brings_in_what_the_others_send() -> None:
+    with simulate(mesh={"ep": 4}) as world, trace() as t:
+        received = funcol.all_to_all_single(
+            torch.ones(5, 3), [2, 1, 0, 3], [2, 0, 0, 3], world.mesh.get_group()
+        )
+        funcol.wait_tensor(received)
+    (exchange,) = t.recording.collectives
+    assert (exchange.input_bytes, exchange.output_bytes) == (5 * 3 * 4, 6 * 3 * 4)
+    assert exchange.wire_bytes == 3 * 3 * 4

@@ -122,7 +122,9 @@ def _parallelized(program: Program, model: Any, mesh: DeviceMesh, report: Report
         return model
     report("sharding the model")
     is_meta = any(tensor.is_meta for tensor in model.parameters())
-    remedy = " If it needs tensors with data, as DDP does, run again with --data." if is_meta else ""
+    remedy = (
+        " If it needs tensors with data, as DDP does, run again with --data." if is_meta else ""
+    )
     with _theirs(program, "parallelize()", remedy):
         sharded = program.parallelize(model, mesh)
     return sharded if isinstance(sharded, nn.Module) else model

@@ -57,13 +57,13 @@ class _Thread(threading.local):
 class ModuleCalls:
     """The watcher of module calls: knows the running module and the makers of autograd nodes."""
 
-    __slots__ = ("_buckets", "_find", "_marks", "_names", "_report_gap", "_thread")
+    __slots__ = ("_buckets", "_marks", "_names", "_only_places", "_report_gap", "_thread")
 
     def __init__(
         self, names: ModuleNames, buckets: BucketBook, report_gap: Callable[[str, str], None]
     ) -> None:
         self._names = names
-        self._find = names.find
+        self._only_places = names.only_places
         self._buckets = buckets
         self._report_gap = report_gap
         self._marks: dict[int, _Marks] = {}
@@ -82,22 +82,26 @@ class ModuleCalls:
     def enter(self, module: nn.Module) -> None:
         """`module` is called on this thread."""
         marks = self._thread.marks
-        stack = marks.stack
-        try:
-            caller = stack[-1]
-            if caller == NO_MODULE and is_in_backward():
-                caller = self.recomputing()
-            index = self._find(module, caller)
-        except Exception as error:  # noqa: BLE001 - watching must not kill
-            self._report_gap(type(module).__name__, f"a module could not be named ({error!r})")
-            index = NO_MODULE
-        stack.append(index)
+        index = self._only_places.get(id(module))
+        if index is None:
+            index = self._find(module, marks.stack[-1])
+        marks.stack.append(index)
         number = next_sequence_number()
-        if marks.starts[-1] == number:
+        starts = marks.starts
+        if starts[-1] == number:
             marks.owners[-1] = index
         else:
-            marks.starts.append(number)
+            starts.append(number)
             marks.owners.append(index)
+
+    def _find(self, module: nn.Module, caller: int) -> int:
+        try:
+            if caller == NO_MODULE and is_in_backward():
+                caller = self.recomputing()
+            return self._names.find(module, caller)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self._report_gap(type(module).__name__, f"a module could not be named ({error!r})")
+            return NO_MODULE
 
     def exit(self, module: nn.Module) -> None:
         """The innermost call on this thread, of `module`, has ended."""
@@ -108,10 +112,11 @@ class ModuleCalls:
         if len(stack) > 1:  # a call that began before we watched ends without one
             stack.pop()
         number = next_sequence_number()
-        if marks.starts[-1] == number:
+        starts = marks.starts
+        if starts[-1] == number:
             marks.owners[-1] = stack[-1]
         else:
-            marks.starts.append(number)
+            starts.append(number)
             marks.owners.append(stack[-1])
 
     def recomputing(self) -> int:

@@ -37,6 +37,7 @@ class ModuleNames:
         self._modules: list[weakref.ref[nn.Module]] = []
         self._index: dict[str, int] = {}
         self._places: dict[int, list[int]] = {}
+        self.only_places: dict[int, int] = {}  # of modules that have but one, which is most
         self._guards: dict[int, weakref.ref[nn.Module]] = {}
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
@@ -157,12 +158,17 @@ class ModuleNames:
         places = self._places.setdefault(key, [])
         if index not in places:
             places.append(index)
+        if len(places) == 1:
+            self.only_places[key] = index
+        else:
+            self.only_places.pop(key, None)
         if key not in self._guards:
             # The id of a dead module may come back as another's: forget it when it dies.
             self._guards[key] = weakref.ref(module, lambda _: self._forget(key))
 
     def _forget(self, key: int) -> None:
         self._places.pop(key, None)
+        self.only_places.pop(key, None)
         self._guards.pop(key, None)
 
     def _unused(self, name: str, *, may_be_dead: bool = False) -> str:

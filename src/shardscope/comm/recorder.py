@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from threading import get_ident
 from types import CodeType
 
 import torch
@@ -39,28 +40,18 @@ Emit = Callable[[Group | Collective | Gap], None]
 class _Note:
     """What is noted of a collective as it is issued. Holds no tensor."""
 
-    __slots__ = (
-        "bucket",
-        "node",
-        "node_number",
-        "payload",
-        "phase",
-        "running",
-        "stack",
-        "start_ns",
-        "thread",
-    )
+    # Defaults of the class, as in Stack.
+    thread = ""
+    running = NO_MODULE
+    node: str | None = None
+    node_number: int | None = None
+    bucket: BucketReduce | None = None
 
     def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int) -> None:
         self.payload = payload
         self.stack = stack
         self.phase = phase
         self.start_ns = start_ns
-        self.thread = _thread_name()
-        self.running = NO_MODULE
-        self.node: str | None = None
-        self.node_number: int | None = None
-        self.bucket: BucketReduce | None = None
 
 
 class Recorder:
@@ -132,6 +123,8 @@ class Recorder:
         for single in issued.singles():
             payload = Payload(single.op, single.layout, single.args, single.out, stack.reduction)
             note = _Note(payload, stack, phase, start_ns)
+            if get_ident() != _MAIN_THREAD:
+                note.thread = _thread_name()
             if phase is _BACKWARD:
                 self._note_node(note, single)
             elif stack.boundary is Role.RECOMPUTE:
@@ -188,7 +181,7 @@ class Recorder:
         cause, module = find_cause(payload.kind, stack, note.node)
         cause = note.bucket or cause
         if note.phase is _FORWARD:
-            self._issuers[stack.user, stack.line][self._names.name(trigger)] = trigger
+            self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger
         group = self._group(payload.group, stack)
         owner = trigger if module is None else self._names.find(module)
         collective = Collective(
@@ -253,7 +246,7 @@ class Recorder:
         """
         index = note.running
         name = self._names.name(index)
-        issuers = self._issuers.get((note.stack.user, note.stack.line), {})
+        issuers = self._issuers.get((note.stack.user, note.stack.instruction), {})
         while name and name not in issuers:
             name = name.rpartition(".")[0]
         return issuers.get(name, index)
@@ -289,9 +282,7 @@ def _owner_name(cause: Cause | None, owner: str | None) -> str | None:
 
 
 def _thread_name() -> str:
-    identity = threading.get_ident()
-    if identity == _MAIN_THREAD:
-        return ""
+    identity = get_ident()
     # Not current_thread(): it would leave an object behind for a thread that C++ started.
     named = (thread.name for thread in threading.enumerate() if thread.ident == identity)
     return next(named, "autograd")

@@ -11,9 +11,10 @@ import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from threading import get_ident
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -55,41 +56,28 @@ _REDUCTION, _ENGINE, _RECOMPUTE = Role.REDUCTION, Role.ENGINE, Role.RECOMPUTE
 # By the identity of a code object, with the object itself, which keeps its identity its own.
 _facts: dict[int, tuple[int, Role | None, CodeType]] = {}
 _roles: dict[int, Role] = {}
-_sources: dict[tuple[CodeType, int], Source] = {}
+_sources: dict[tuple[int, int], Source] = {}
 
 
 class Stack:
     """What the frames said; causes as the few locals of a frame that tell them."""
 
-    __slots__ = (
-        "api",
-        "asked_by",
-        "backward_caller",
-        "boundary",
-        "graph",
-        "held",
-        "is_nested",
-        "line",
-        "reduction",
-        "user",
-    )
-
-    def __init__(self) -> None:
-        self.boundary: Role | None = None
-        self.user: CodeType | None = None
-        self.line = 0
-        self.api: CodeType | None = None
-        self.graph: CodeType | None = None
-        self.asked_by: CodeType | None = None
-        self.backward_caller = 0  # thread that called backward, where the engine is at work
-        self.is_nested = False  # whether a recomputed function is in its own backward
-        self.reduction: Any = None
-        self.held: dict[Role, tuple[Any, ...]] = {}
+    # Defaults of the class: most stacks say little, and a walk should cost little.
+    boundary: Role | None = None
+    user: CodeType | None = None
+    instruction = 0  # where in the user's code; the line is looked up when it is wanted
+    api: CodeType | None = None
+    graph: CodeType | None = None
+    asked_by: CodeType | None = None
+    backward_caller = 0  # thread that called backward, where the engine is at work
+    is_nested = False  # whether a recomputed function is in its own backward
+    reduction: Any = None
+    held: Mapping[Role, tuple[Any, ...]] = MappingProxyType({})
 
     @property
     def source(self) -> Source | None:
         """The user's line."""
-        return None if self.user is None else _source_at(self.user, self.line)
+        return None if self.user is None else _source_at(self.user, self.instruction)
 
 
 def read_stack(frame: FrameType | None) -> Stack:
@@ -101,10 +89,12 @@ def read_stack(frame: FrameType | None) -> Stack:
     while frame is not None:
         code = frame.f_code
         kind, role, _ = learnt(id(code)) or _learn(code)
-        if kind == _USER:
+        if kind == _OTHER:
+            pass
+        elif kind == _USER:
             if user is None:
                 user = code
-                stack.line = frame.f_lineno
+                stack.instruction = frame.f_lasti
                 if boundary is not None:
                     break
         elif kind == _END:
@@ -117,15 +107,14 @@ def read_stack(frame: FrameType | None) -> Stack:
                 boundary = role
                 if role == _ENGINE:
                     stack.is_nested = _is_nested(frame)
+                    stack.backward_caller = get_ident()
                 if user is not None:
                     break
-            elif kind != _OTHER:
+            else:
                 _meet(stack, kind, role, frame, user)
         frame = frame.f_back
     stack.user = user
     stack.boundary = boundary
-    if boundary == _ENGINE:
-        stack.backward_caller = get_ident()
     return stack
 
 
@@ -149,7 +138,8 @@ def _meet(
             stack.api = frame.f_code
     elif role is not None and role not in stack.held:
         known = frame.f_locals
-        stack.held[role] = tuple([known[name] for name in WITNESSES[role]])
+        told = tuple([known[name] for name in WITNESSES[role]])
+        stack.held = {**stack.held, role: told}
 
 
 def find_backward_caller(stack: Stack) -> None:
@@ -164,7 +154,7 @@ def find_backward_caller(stack: Stack) -> None:
             stack.backward_caller = stack.backward_caller or thread
             if stack.user is None:
                 caller = read_stack(outer)
-                stack.user, stack.line = caller.user, caller.line
+                stack.user, stack.instruction = caller.user, caller.instruction
             return
 
 
@@ -199,15 +189,20 @@ def _classify(filename: str) -> int:
     return _OTHER if is_stdlib else _USER
 
 
-def _source_at(code: CodeType, line: int) -> Source:
-    """The record of a line, with its text."""
-    known = _sources.get((code, line))
+def _source_at(code: CodeType, instruction: int) -> Source:
+    """The record of the line of an instruction, with its text."""
+    known = _sources.get((id(code), instruction))
     if known is None:
-        file = code.co_filename
+        file, line = code.co_filename, _line_of(code, instruction)
         text = linecache.getline(file, line).strip()[:200]
         known = Source(file=_shown_path(file), line=line, function=code.co_qualname, text=text)
-        _sources[code, line] = known
+        _sources[id(code), instruction] = known
     return known
+
+
+def _line_of(code: CodeType, instruction: int) -> int:
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return next(lines, None) or code.co_firstlineno
 
 
 def _shown_path(file: str) -> str:

@@ -5,6 +5,7 @@ Logical bytes: a 32-byte slice of a 4 MiB storage is 32 bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,9 @@ class Payload:
         if layout.factor is not None:
             self._multiply(inputs, args[layout.factor], _at(args, layout.dtype))
         self._output_bytes = None
-        if outputs is not None:
+        if outputs is None and splits is not None:
+            self._output_bytes = _received(inputs, _at(args, layout.output_splits))
+        elif outputs is not None:
             num_outputs, self._output_bytes, dtype = _sizes(outputs)
             if not self.num_tensors:
                 self.num_tensors, self._dtype = num_outputs, dtype
@@ -108,6 +111,11 @@ class Payload:
 
 def _at(args: Sequence[Any], position: int | None) -> Any:
     return None if position is None or position >= len(args) else args[position]
+
+
+def _received(rows: torch.Tensor, splits: Sequence[int] | None) -> int | None:
+    """What an exchange of uneven numbers of rows brings in; None if they are even."""
+    return sum(splits) * math.prod(rows.shape[1:]) * rows.element_size() if splits else None
 
 
 def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:

@@ -26,9 +26,8 @@ def find_private_names(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_private_part(node.attr):
             names |= _attribute(node, imported)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _SPELT_OUT.fullmatch(node.value) and id(node) not in skipped:
-                names.add(f".{node.value}")
+        elif isinstance(node, ast.Constant) and id(node) not in skipped:
+            names |= _spelt_out(node)
     return names
 
 
@@ -61,6 +60,11 @@ def _attribute(node: ast.Attribute, imported: dict[str, str]) -> set[str]:
         chain,
     )
     return {whole} if whole.startswith("torch.") else {f".{node.attr}"}
+
+
+def _spelt_out(node: ast.Constant) -> set[str]:
+    is_name = isinstance(node.value, str) and _SPELT_OUT.fullmatch(node.value)
+    return {f".{node.value}"} if is_name else set()
 
 
 def _positions_of_own_names(tree: ast.Module) -> set[int]:

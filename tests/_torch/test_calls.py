@@ -1,0 +1,143 @@
+"""The ops we read: each is there, and its arguments are where the layout says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._meta_registrations as meta_registrations
+import torch.distributed._symmetric_memory
+import torch.distributed.tensor
+
+from shardscope._torch.calls import (
+    BATCH,
+    OPS,
+    OpLayout,
+    process_group,
+    read_call,
+    reduce_op_name,
+    split_batch,
+    tensors_in,
+)
+from shardscope._torch.intercept import _PythonDoor
+from shardscope.record import CollectiveKind
+from shardscope.world import simulate
+
+ALL_OPS = [
+    (namespace, name, layout) for namespace, ops in OPS.items() for name, layout in ops.items()
+]
+READ = {
+    "group": ("process_group", "group_name", "group"),
+    "reduce_op": ("reduce_op", "red_op"),
+    "peer": ("root", "root_rank", "src", "dst", "peer"),
+    "output_splits": ("output_split_sizes",),
+    "input_splits": ("input_split_sizes",),
+}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "layout"), ALL_OPS, ids=[f"{space}.{name}" for space, name, _ in ALL_OPS]
+)
+def test_an_op_has_its_arguments_where_the_layout_says(
+    namespace: str, name: str, layout: OpLayout
+) -> None:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    assert packet is not None, (
+        f"torch has no op {namespace}::{name} any more; _torch/calls.py needs it to see "
+        f"{layout.kind} collectives issued that way."
+    )
+    arguments = packet.default._schema.arguments
+    for part, names in READ.items():
+        position = getattr(layout, part)
+        if position is not None:
+            found = arguments[position].name
+            assert any(found.startswith(one) for one in names), (
+                f"{namespace}::{name} has {found!r} at {position}, where _torch/calls.py looks "
+                f"for its {part.replace('_', ' ')}."
+            )
+    for position in (layout.inputs, layout.outputs):
+        if position is not None:
+            assert "Tensor" in str(arguments[position].type)
+
+
+# Ops beside the collectives that send nothing.
+LOCAL_OPS = {"check_for_nan", "_wrap_tensor_autograd", "wait_tensor"}
+
+
+@pytest.mark.parametrize("namespace", ["c10d", "_c10d_functional", "_c10d_functional_autograd"])
+def test_no_collective_of_torchs_is_unknown_to_us(namespace: str) -> None:
+    registered = {
+        name.removeprefix(f"{namespace}::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(f"{namespace}::")
+    }
+    assert registered - set(OPS[namespace]) - LOCAL_OPS == set()
+    assert registered
+
+
+def test_torch_answers_collectives_on_meta_tensors_through_one_function() -> None:
+    silent = [
+        name
+        for name, function in meta_registrations._META_FUNCTIONS.items()
+        if "create_fakework" not in function.__code__.co_names
+    ]
+    assert silent == ["monitored_barrier_"], (
+        "torch no longer answers these ops through create_fakework; _torch/intercept.py needs it "
+        "to see eager collectives on fake and meta tensors."
+    )
+
+
+def test_an_op_hashes_by_its_callable_as_our_stand_in_does() -> None:
+    op = torch.ops._c10d_functional.all_reduce.default
+    door = _PythonDoor("op", OPS["_c10d_functional"]["all_reduce"], op._schema, op._op)
+    assert hash(op) == hash(op._op), (
+        "torch no longer hashes ops by `_op`; _torch/intercept.py needs it, for its stand-in must "
+        "hash like what it stands for."
+    )
+    assert hash(door) == hash(op._op)
+    assert door == op._op
+
+
+def test_groups_are_read_boxed_by_name_or_as_they_are() -> None:
+    with simulate(mesh={"dp": 2}) as world:
+        group = world.mesh.get_group()
+        assert process_group(group) is group
+        assert process_group(group.group_name) is group
+        assert process_group(group.boxed()) is group
+
+
+def test_tensors_are_found_in_any_nesting() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    assert tensors_in(one) == [one]
+    assert [id(t) for t in tensors_in([one, two])] == [id(one), id(two)]
+    assert [id(t) for t in tensors_in([[one], [two]])] == [id(one), id(two)]
+    assert tensors_in([]) == []
+    assert tensors_in([[]]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (dist.ReduceOp.SUM, "sum"),
+        (dist.ReduceOp.AVG, "avg"),
+        (dist.ReduceOp(dist.ReduceOp.MAX), "max"),
+        ("AVG", "avg"),
+        (None, None),
+    ],
+)
+def test_reductions_have_plain_names(value: object, name: str | None) -> None:
+    assert reduce_op_name(value) == name
+
+
+def test_a_batch_is_read_as_its_sends_and_receives() -> None:
+    with simulate(mesh={"dp": 2}) as world:
+        group = world.mesh.get_group().group_name
+        tensors = [torch.ones(1), torch.ones(2)]
+        batch = (["isend", "irecv"], [1, 1], [0, 0], tensors, group)
+        calls = [read_call("batch", layout, args) for layout, args in split_batch(batch)]
+    assert [call.kind for call in calls] == [CollectiveKind.SEND, CollectiveKind.RECV]
+    assert [call.peer for call in calls] == [1, 1]
+    assert calls[0].inputs[0] is tensors[0]
+    assert calls[1].outputs is not None
+    assert calls[1].outputs[0] is tensors[1]
+    assert BATCH.kind is CollectiveKind.SEND

@@ -1,0 +1,101 @@
+"""What torch's functions hold in their locals while they run: the cause of a collective."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch.autograd.graph
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch.distributed.fsdp import _runtime_utils as fsdp1
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+from shardscope._torch.frames import WITNESSES, Role, find_roles, nested_code
+
+FUNCTIONS: list[tuple[Role, Callable[..., Any]]] = [
+    (Role.ENGINE, torch.autograd.graph._engine_run_backward),
+    (Role.RECOMPUTE, torch.utils.checkpoint.CheckpointFunction.backward),
+    (Role.REDISTRIBUTE, _redistribute.redistribute_local_tensor),
+    (Role.IMPLICIT, OpDispatcher.redistribute_local_args),
+    (Role.EXPLICIT, DTensor.redistribute),
+    (Role.EXPLICIT, DTensor.full_tensor),
+    (Role.EXPLICIT, DTensor.to_local),
+    (Role.EXPLICIT, ColwiseParallel._prepare_output_fn),
+    (Role.EXPLICIT, RowwiseParallel._prepare_output_fn),
+    (Role.EXPLICIT, SequenceParallel._prepare_input_fn),
+    (Role.FSDP_UNSHARD, FSDPParamGroup.unshard),
+    (Role.FSDP_REDUCE, FSDPParamGroup.post_backward),
+    (Role.FSDP1_UNSHARD, fsdp1._unshard),
+    (Role.FSDP1_REDUCE, fsdp1._reduce_grad),
+    (Role.FSDP1_REDUCE, fsdp1._reduce_grad_no_shard),
+    (Role.REDUCTION, dist.all_reduce),
+    (Role.REDUCTION, dist.reduce),
+    (Role.REDUCTION, dist.reduce_scatter_tensor),
+]
+
+
+def code_of(function: Callable[..., Any]) -> CodeType:
+    return inspect.unwrap(function).__code__
+
+
+@pytest.mark.parametrize(("role", "function"), FUNCTIONS)
+def test_a_function_of_torchs_plays_its_role(role: Role, function: Callable[..., Any]) -> None:
+    assert find_roles()[id(code_of(function))] is role
+
+
+@pytest.mark.parametrize(
+    ("role", "function"), [(role, function) for role, function in FUNCTIONS if role in WITNESSES]
+)
+def test_a_function_still_has_the_locals_that_tell_the_cause(
+    role: Role, function: Callable[..., Any]
+) -> None:
+    code = code_of(function)
+    missing = set(WITNESSES[role]) - set(code.co_varnames) - set(code.co_cellvars)
+    assert missing == set(), (
+        f"torch's {function.__qualname__} has no local {missing} any more; _torch/frames.py needs "
+        f"it to tell the cause of a collective ({role.name})."
+    )
+
+
+def test_every_role_that_is_a_witness_is_checked() -> None:
+    assert set(WITNESSES) <= {role for role, _ in FUNCTIONS}
+
+
+def test_the_function_that_recomputes_still_knows_what() -> None:
+    inner = nested_code(
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
+    )
+    assert find_roles()[id(inner)] is Role.RECOMPUTE
+    assert "fn" in inner.co_freevars, (
+        "torch's recompute_fn no longer calls `fn`; _torch/recompute.py needs it to tell which "
+        "function is run again."
+    )
+
+
+@pytest.mark.parametrize("optimizer", [SGD, AdamW])
+def test_steps_of_optimizers_run_through_the_profiling_wrapper(optimizer: type[Optimizer]) -> None:
+    wrapper = nested_code(Optimizer.profile_hook_step, "wrapper")
+    parameter = torch.nn.Parameter(torch.ones(1))
+    step = optimizer([parameter], lr=0.1).step
+    codes = set()
+    while hasattr(step, "__wrapped__"):
+        codes.add(step.__code__)
+        step = step.__wrapped__
+    assert wrapper in codes, (
+        "torch no longer wraps optimizer steps in Optimizer.profile_hook_step; _torch/frames.py "
+        "needs it to tell the optimizer phase."
+    )
+    assert find_roles()[id(wrapper)] is Role.OPTIMIZER
+
+
+def test_a_missing_inner_function_is_a_sentence() -> None:
+    with pytest.raises(LookupError, match="defines no inner function 'nothing'"):
+        nested_code(Optimizer.profile_hook_step, "nothing")
