@@ -1,8 +1,8 @@
 """What an accelerator does differently: the autograd engine has threads of its own there.
 
 Runs each scenario on the CPU and on the accelerator, in simulated worlds, and compares the records:
-who owns a collective, in which phase and why must not depend on the device. Run it on a machine with
-an accelerator: python benchmarks/accelerator_check.py
+who owns a collective, in which phase and why must not depend on the device. To be run on a machine
+with an accelerator: python benchmarks/accelerator_check.py
 """
 
 from __future__ import annotations

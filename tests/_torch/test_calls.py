@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._meta_registrations as meta_registrations
 import torch.distributed._symmetric_memory
 import torch.distributed.tensor
 
@@ -73,18 +72,6 @@ def test_no_collective_of_torchs_is_unknown_to_us(namespace: str) -> None:
     }
     assert registered - set(OPS[namespace]) - LOCAL_OPS == set()
     assert registered
-
-
-def test_torch_answers_collectives_on_meta_tensors_through_one_function() -> None:
-    silent = [
-        name
-        for name, function in meta_registrations._META_FUNCTIONS.items()
-        if "create_fakework" not in function.__code__.co_names
-    ]
-    assert silent == ["monitored_barrier_"], (
-        "torch no longer answers these ops through create_fakework; _torch/intercept.py needs it "
-        "to see eager collectives on fake and meta tensors."
-    )
 
 
 def test_an_op_hashes_by_its_callable_as_our_stand_in_does() -> None:

@@ -253,14 +253,6 @@ CANARIES: dict[str, Canary] = {
         "tell compiling from running",
         lambda: torch._guards.TracingContext.try_get() is None,
     ),
-    "torch.distributed._meta_registrations": Canary(
-        "intercept.py",
-        "see eager collectives on fake and meta tensors",
-        lambda: dist._meta_registrations.create_fakework,
-    ),
-    "torch.distributed._meta_registrations._META_FUNCTIONS": Canary(
-        "intercept.py", "see eager collectives on fake and meta tensors"
-    ),
     "torch.distributed._symmetric_memory": Canary(
         "intercept.py", "see symmetric-memory collectives"
     ),

@@ -1,26 +1,22 @@
 """Every collective of this process, shown to observers before it is issued.
 
-Three doors, none of which an ordinary op passes, so ordinary ops pay nothing:
-- the way to the C++ kernels of `c10d::*`, for eager calls, C++ code (DDP's reducer), other threads;
-- the callables behind `torch.ops` for functional and symmetric-memory ops, which Python, compiled
-  graphs and fake or meta tensors reach;
-- the function that answers `c10d::*` for meta and fake tensors.
-An op that calls another on its way is one collective: the outermost door counts.
+Two doors, neither of which an ordinary op passes, so ordinary ops pay nothing:
+- the way to the kernels of `c10d::*`, for eager calls, C++ code (DDP's reducer), other threads;
+- the callables behind `torch.ops` for functional and symmetric-memory ops, for tensors without
+  data, which get no further.
+An op that calls another on its way is one collective, under the name of the outermost.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed._meta_registrations as meta_registrations
 import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
-from torch._C._distributed_c10d import FakeWork
 from torch._guards import CompileContext, TracingContext
 from torch.library import Library
 
@@ -28,7 +24,7 @@ from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_c
 from shardscope._torch.dispatch import has_fakes
 from shardscope._torch.uncompiled import keep_uncompiled
 
-__all__ = ["Issued", "Observer", "intercept", "meta_kernel"]
+__all__ = ["Issued", "Observer", "intercept"]
 
 # The last stop of a call before the kernels of all devices.
 _KERNELS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -72,7 +68,8 @@ class Amender(Observer, Protocol):
 
 
 class _Inside(threading.local):
-    depth = 0
+    depth = 0  # within a collective that has been shown
+    outer: tuple[_PythonDoor, tuple[Any, ...], dict[str, Any]] | None = None  # not yet shown
 
 
 _observers: tuple[Observer, ...] = ()
@@ -115,10 +112,6 @@ def _install() -> ExitStack:
                 for entry, schema in _python_entries(namespace, name):
                     stack.callback(setattr, entry, "_op", entry._op)
                     entry._op = _PythonDoor(f"{namespace}.{name}", layout, schema, entry._op)
-        stack.callback(
-            setattr, meta_registrations, "create_fakework", meta_registrations.create_fakework
-        )
-        meta_registrations.create_fakework = _meta_door(meta_registrations.create_fakework)
         return stack.pop_all()
 
 
@@ -146,9 +139,10 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
 
     def door(keyset: Any, *args: Any) -> Any:
         inside = _inside
-        if inside.depth or keyset.has(_META):
+        if inside.depth or (keyset.has(_META) and _is_tracing()):
             return call(keyset & _KERNELS, *args)
-        issued = Issued(op, layout, args)
+        outer = inside.outer
+        issued = Issued(op, layout, args) if outer is None else outer[0].issue(*outer[1:])
         for observer in _observers:
             observer.before(issued)
         inside.depth = 1
@@ -165,7 +159,7 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
 class _PythonDoor:
     """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 
-    __slots__ = ("_call", "_layout", "_op_name", "_positions")
+    __slots__ = ("_call", "_layout", "_op_name", "_positions", "_reaches_kernel")
 
     def __init__(self, op: str, layout: OpLayout, schema: Any, call: Callable[..., Any]) -> None:
         self._op_name = op
@@ -175,19 +169,20 @@ class _PythonDoor:
             for argument in schema.arguments
             if not argument.kwarg_only
         ]
+        self._reaches_kernel = op.startswith("_c10d_functional") and layout is not BATCH
         self._call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inside = _inside
-        if inside.depth or _is_up_to_a_mode():
+        if inside.depth:
+            return self._call(*args, **kwargs)
+        if self._reaches_kernel and _has_data(args):
+            return self._pass_on(args, kwargs)
+        if _is_up_to_a_mode():
             return self._call(*args, **kwargs)
         if _is_tracing():
             return self._trace(args, kwargs)
-        if len(args) != len(self._positions):
-            positional = self._positional(args, kwargs)
-            issued = Issued(self._op_name, self._layout, positional, kwargs.get("out"))
-        else:
-            issued = Issued(self._op_name, self._layout, args, kwargs.get("out"))
+        issued = self.issue(args, kwargs)
         for observer in _observers:
             observer.before(issued)
         inside.depth = 1
@@ -196,6 +191,21 @@ class _PythonDoor:
         finally:
             inside.depth = 0
         return _amend(issued, result) if _amenders else result
+
+    def issue(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Issued:
+        """The collective that the op was called for."""
+        is_whole = len(args) == len(self._positions)
+        positional = args if is_whole else self._positional(args, kwargs)
+        return Issued(self._op_name, self._layout, positional, kwargs.get("out"))
+
+    def _pass_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Leave it to the door before c10d's kernels, which tensors with data reach, if any."""
+        inside = _inside
+        inside.outer = (self, args, kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            inside.outer = None
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write a graph. What is tried out on fake tensors meanwhile is not issued either."""
@@ -220,36 +230,8 @@ class _PythonDoor:
         return getattr(self._call, name)
 
 
-def _meta_door(answer: Callable[..., Any]) -> Callable[..., Any]:
-    names = {id(f.__code__): name for name, f in meta_registrations._META_FUNCTIONS.items()}
-
-    def door(args: tuple[Any, ...], return_first_arg: bool = True) -> Any:
-        name = names.get(id(sys._getframe(1).f_code))
-        if name is None:
-            return answer(args, return_first_arg)
-        return _pass_meta(name, args, answer, (args, return_first_arg))
-
-    keep_uncompiled(door.__code__)
-    return door
-
-
-def meta_kernel(name: str) -> Callable[..., Any]:
-    """A kernel of the c10d op `name` for tensors without data, for ops that torch gives none."""
-
-    def kernel(*args: Any) -> Any:
-        return _pass_meta(name, args, FakeWork().boxed, ())
-
-    keep_uncompiled(kernel.__code__)
-    return kernel
-
-
-def _pass_meta(
-    name: str, args: tuple[Any, ...], answer: Callable[..., Any], answer_args: tuple[Any, ...]
-) -> Any:
-    layout = OPS["c10d"].get(name)
-    if layout is None or _inside.depth or _is_tracing():
-        return answer(*answer_args)
-    return _pass(Issued(f"c10d.{name}", layout, args), answer, answer_args, {})
+def _has_data(args: tuple[Any, ...]) -> bool:
+    return bool(args) and type(args[0]) is torch.Tensor and not args[0].is_meta
 
 
 _compile_context, _tracing_context = CompileContext.try_get, TracingContext.try_get
@@ -279,19 +261,6 @@ def _is_up_to_a_mode() -> bool:
     if not num_modes:
         return False
     return getattr(torch._C._get_dispatch_stack_at(num_modes - 1), "_mode_key", None) is None
-
-
-def _pass(
-    issued: Issued, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    for observer in _observers:
-        observer.before(issued)
-    _inside.depth = 1
-    try:
-        result = call(*args, **kwargs)
-    finally:
-        _inside.depth = 0
-    return _amend(issued, result) if _amenders else result
 
 
 def _amend(issued: Issued, result: Any) -> Any:
