@@ -10,11 +10,13 @@ Ranks are simulated by torch's fake group, so that every figure is one process o
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import math
 import platform
 import statistics
+import sys
 import time
 import tracemalloc
 import warnings
@@ -51,8 +53,10 @@ from shardscope.cli._llama import (
 )
 
 UNTRACED = "untraced"
+COMM_DEBUG_MODE = "torch CommDebugMode"
 TRACE = "shardscope trace"
 NUM_RANKS = 8
+NUM_STEPS = 4  # in each context
 
 
 class EmptyMode(TorchDispatchMode):
@@ -64,13 +68,12 @@ class EmptyMode(TorchDispatchMode):
 
 Contender = Callable[[nn.Module], AbstractContextManager[object]]
 
-# A fresh object for every step: CommDebugMode crashes when a module runs twice in its context.
 # The second untraced entry is the noise of this machine: read the others against it.
 CONTENDERS: dict[str, Contender] = {
     UNTRACED: lambda model: nullcontext(),
     "untraced, again": lambda model: nullcontext(),
     "empty TorchDispatchMode": lambda model: EmptyMode(),
-    "torch CommDebugMode": lambda model: CommDebugMode(),
+    COMM_DEBUG_MODE: lambda model: CommDebugMode(),
     "torch DebugMode": lambda model: DebugMode(),
     TRACE: trace,
 }
@@ -99,22 +102,27 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One step under one contender."""
+    """The steps of one contender in one round."""
 
     enter_ms: float
-    step_ms: float
+    first_ms: float
+    later_ms: float
     exit_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """All steps of one contender on one workload; the ratios are to the same round's untraced."""
+    """All steps of one contender on one workload; the ratios are to the same round's untraced.
+
+    The first step in a context finds caches cold that later ones find warm, and has its own ratio.
+    """
 
     workload: str
     shape: str
     contender: str
     ratio: float
     ratio_quartiles: tuple[float, float]
+    first_ratio: float
     step_ms: float
     enter_ms: float
     exit_ms: float
@@ -194,7 +202,7 @@ def measure_overhead(
     workload: Workload, *, num_rounds: int, synchronize: Callable[[], None]
 ) -> list[Overhead]:
     def run_round(names: list[str]) -> dict[str, Sample]:
-        return {name: time_step(workload, CONTENDERS[name], synchronize) for name in names}
+        return {name: time_steps(workload, name, synchronize) for name in names}
 
     names = list(CONTENDERS)
     for _ in range(3):
@@ -209,34 +217,51 @@ def measure_overhead(
     return [summarize(workload.name, shape, name, rounds) for name in names]
 
 
-def time_step(workload: Workload, contender: Contender, synchronize: Callable[[], None]) -> Sample:
+def time_steps(workload: Workload, name: str, synchronize: Callable[[], None]) -> Sample:
     # An untimed step first: nobody pays for what the contender before left cold.
     workload.step()
-    synchronize()
-    begun = time.perf_counter_ns()
-    with contender(workload.model):
-        entered = time.perf_counter_ns()
-        workload.step()
-        synchronize()
-        stepped = time.perf_counter_ns()
-    left = time.perf_counter_ns()
+    if name == COMM_DEBUG_MODE:  # crashes when a module runs twice in its context
+        contexts = [time_context(workload, name, 1, synchronize) for _ in range(NUM_STEPS)]
+    else:
+        contexts = [time_context(workload, name, NUM_STEPS, synchronize)]
+    first, *later = [step_ms for _, steps_ms, _ in contexts for step_ms in steps_ms]
     return Sample(
-        enter_ms=(entered - begun) / 1e6,
-        step_ms=(stepped - entered) / 1e6,
-        exit_ms=(left - stepped) / 1e6,
+        enter_ms=contexts[0][0],
+        first_ms=first,
+        later_ms=statistics.median(later),
+        exit_ms=contexts[0][2],
     )
+
+
+def time_context(
+    workload: Workload, name: str, num_steps: int, synchronize: Callable[[], None]
+) -> tuple[float, list[float], float]:
+    """How long it takes to enter, to step, to step again, … and to leave."""
+    synchronize()
+    times = [time.perf_counter_ns()]
+    with CONTENDERS[name](workload.model):
+        times.append(time.perf_counter_ns())
+        for _ in range(num_steps):
+            workload.step()
+            synchronize()
+            times.append(time.perf_counter_ns())
+    times.append(time.perf_counter_ns())
+    enter, *steps, leave = [(end - begin) / 1e6 for begin, end in itertools.pairwise(times)]
+    return enter, steps, leave
 
 
 def summarize(workload: str, shape: str, name: str, rounds: list[dict[str, Sample]]) -> Overhead:
     samples = [samples[name] for samples in rounds]
-    ratios = [samples[name].step_ms / samples[UNTRACED].step_ms for samples in rounds]
+    ratios = [samples[name].later_ms / samples[UNTRACED].later_ms for samples in rounds]
+    first_ratios = [samples[name].first_ms / samples[UNTRACED].first_ms for samples in rounds]
     return Overhead(
         workload=workload,
         shape=shape,
         contender=name,
         ratio=statistics.median(ratios),
         ratio_quartiles=quartiles(ratios),
-        step_ms=statistics.median(sample.step_ms for sample in samples),
+        first_ratio=statistics.median(first_ratios),
+        step_ms=statistics.median(sample.later_ms for sample in samples),
         enter_ms=statistics.median(sample.enter_ms for sample in samples),
         exit_ms=statistics.median(sample.exit_ms for sample in samples),
         num_rounds=len(rounds),
@@ -372,7 +397,7 @@ def overhead_table(overheads: list[Overhead]) -> Table:
     table = Table(title="A 4-layer forward + backward inside each tracer ÷ untraced")
     for column in ("workload", "tracer"):
         table.add_column(column)
-    for column in ("ratio", "quartiles", "step ms", "enter ms", "exit ms"):
+    for column in ("ratio", "quartiles", "first step", "step ms", "enter ms", "exit ms"):
         table.add_column(column, justify="right")
     for item in overheads:
         low, high = item.ratio_quartiles
@@ -381,6 +406,7 @@ def overhead_table(overheads: list[Overhead]) -> Table:
             item.contender,
             f"{item.ratio:.2f}×",
             f"{low:.2f} – {high:.2f}",
+            f"{item.first_ratio:.2f}×",
             f"{item.step_ms:.2f}",
             f"{item.enter_ms:.2f}",
             f"{item.exit_ms:.2f}",
@@ -473,7 +499,7 @@ def quieten_torch() -> None:
     # warns about the demo's gradient norm, which is reduced over two axes.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
 
 
 def print_report(
@@ -482,7 +508,7 @@ def print_report(
     retained: list[Retained],
     visits: list[SimulatedStep],
 ) -> None:
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(" · ".join(f"{key} {value}" for key, value in describe_machine(device).items()))
     console.print(overhead_table(overheads))
     console.print(retained_table(retained))

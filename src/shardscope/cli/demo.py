@@ -34,7 +34,7 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     Needs no GPU, no network and no arguments; takes seconds and writes a recording.
     """
     # The gradient norm is reduced over one axis after the other; torch would log advice on that.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
     path = output or _unused_path()
     check_output(path, force=force)
