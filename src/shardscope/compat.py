@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shardscope.comm.debug_mode import CommDebugMode
+from shardscope.comm.debug.mode import CommDebugMode
 
 __all__ = ["CommDebugMode"]

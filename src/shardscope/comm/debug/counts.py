@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from shardscope._torch.calls import OPS
-from shardscope.comm.debug_position import GLOBAL
+from shardscope.comm.debug.position import GLOBAL
 
 __all__ = ["CollectiveCounts", "op_key", "torch_registry", "watched_packets"]
 

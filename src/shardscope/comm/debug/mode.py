@@ -12,17 +12,17 @@ from typing import Any, Self
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order
-from shardscope.comm.debug_counts import torch_registry
-from shardscope.comm.debug_operations import Operation
-from shardscope.comm.debug_session import DebugSession
-from shardscope.comm.debug_tables import (
+from shardscope.comm.debug.counts import torch_registry
+from shardscope.comm.debug.operations import Operation
+from shardscope.comm.debug.session import DebugSession
+from shardscope.comm.debug.tables import (
     DebugResults,
     build_tree,
     format_module_table,
     format_table,
     strip_colours,
 )
-from shardscope.comm.debug_tracker import ModuleTracker
+from shardscope.comm.debug.tracker import ModuleTracker
 from shardscope.record import Gap
 
 __all__ = ["CommDebugMode"]

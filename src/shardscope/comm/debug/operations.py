@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from shardscope.comm.debug_position import Position
+from shardscope.comm.debug.position import Position
 
 __all__ = ["Operation", "OperationLists"]
 

@@ -13,10 +13,10 @@ from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dispatch import has_fakes, op_packet
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.module_calls import watch_module_calls
-from shardscope.comm.debug_counts import CollectiveCounts, op_key, watched_packets
-from shardscope.comm.debug_operations import OperationLists
-from shardscope.comm.debug_position import GLOBAL, Position, Positions
-from shardscope.comm.debug_tracker import ModuleTracker
+from shardscope.comm.debug.counts import CollectiveCounts, op_key, watched_packets
+from shardscope.comm.debug.operations import OperationLists
+from shardscope.comm.debug.position import GLOBAL, Position, Positions
+from shardscope.comm.debug.tracker import ModuleTracker
 from shardscope.comm.groups import GroupBook
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.recorder import Recorder

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.dispatch import without_modes
 from shardscope._torch.fsdp import sharded_parameters
 from shardscope._torch.modules import own_parameters
-from shardscope.comm.debug_position import GLOBAL, Positions
+from shardscope.comm.debug.position import GLOBAL, Positions
 
 __all__ = ["ModuleTracker"]
 

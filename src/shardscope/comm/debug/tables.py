@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardscope.comm.debug_operations import Operation
-from shardscope.comm.debug_position import GLOBAL
+from shardscope.comm.debug.operations import Operation
+from shardscope.comm.debug.position import GLOBAL
 
 __all__ = ["DebugResults", "build_tree", "format_module_table", "format_table", "strip_colours"]
 
