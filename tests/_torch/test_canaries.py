@@ -222,7 +222,7 @@ CANARIES: dict[str, Canary] = {
         "intercept.py", "pass collectives on to torch's own kernels"
     ),
     "torch._C._distributed_c10d.FakeWork": Canary(
-        "intercept.py and simulated_group.py",
+        "simulated_group.py",
         "answer collectives on tensors without data",
         lambda: torch._C._distributed_c10d.FakeWork().boxed() is not None,
     ),
@@ -301,23 +301,18 @@ CANARIES: dict[str, Canary] = {
             )
         ),
     ),
-    # module_calls.py and uncompiled.py
-    "torch._dynamo": Canary("module_calls.py", "load dynamo before nn.Module.__call__ is wrapped"),
-    "torch._dynamo.callback.callback_handler": Canary(
-        "module_calls.py",
-        "show the compiler the unwrapped nn.Module.__call__",
-        lambda: all(
-            hasattr(torch._dynamo.callback.callback_handler, name)
-            for name in (
-                "register_start_callback",
-                "register_end_callback",
-                "remove_start_callback",
-                "remove_end_callback",
-                "start_callbacks",
-                "end_callbacks",
+    "torch.distributed.distributed_c10d._world": Canary(
+        "meshes.py",
+        "tell one world from the next, and groups of the same ranks by the order they were made",
+        in_mesh(
+            lambda mesh: (
+                next(iter(torch.distributed.distributed_c10d._world.pg_group_ranks))
+                is torch.distributed.distributed_c10d._world.default_pg
             )
         ),
     ),
+    # module_calls.py and uncompiled.py
+    "torch._dynamo": Canary("module_calls.py", "load dynamo before nn.Module.__call__ is wrapped"),
     "torch._dynamo.eval_frame.skip_code": Canary(
         "module_calls.py", "keep module calls out of compiled graphs"
     ),

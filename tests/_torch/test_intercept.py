@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardscope._torch.intercept import Issued, intercept
 from shardscope.world import simulate
@@ -85,3 +86,29 @@ def test_sparse_tensors_are_seen() -> None:
     with simulate(mesh={"dp": 2}), intercept(log):
         dist.all_reduce(torch.eye(3).to_sparse())
     assert log.ops == ["c10d.allreduce_"]
+
+
+def test_op_that_a_mode_answers_in_its_own_way_is_what_the_mode_issues() -> None:
+    class Other(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op is torch.ops._c10d_functional.all_reduce.default:
+                dist.barrier()
+                dist.broadcast(torch.ones(1), 0)
+                return args[0]
+            return op(*args, **(kwargs or {}))
+
+    log = Log()
+    with simulate(mesh={"dp": 2}), intercept(log), Other():
+        torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
+    assert log.ops == ["c10d.barrier", "c10d.broadcast_"]
+
+
+def test_op_that_a_mode_passes_on_is_shown_once_and_under_its_own_name() -> None:
+    class PassOn(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            return op(*args, **(kwargs or {}))
+
+    log = Log()
+    with simulate(mesh={"dp": 2}), intercept(log), PassOn():
+        torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
+    assert log.ops == ["_c10d_functional.all_reduce"]

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import Trace, World, simulate, trace
-from shardscope.record import BucketReduce, CollectiveKind, Phase
+from shardscope.record import BucketReduce, Call, CollectiveKind, Phase
 from small_models import MLP, batch, facts, gap_facts
 
 K = CollectiveKind
@@ -242,3 +242,14 @@ def test_data_parallel_models_die_while_the_trace_is_open(world: World) -> None:
         gc.collect()
         assert [reference() for reference in references] == [None, None]
     assert len(buckets(t)) == 1
+
+
+def test_users_own_reduction_of_a_gradient_is_no_bucket(world: World) -> None:
+    linear = nn.Linear(8, 8, bias=False)
+    linear.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+    model = ddp(linear)
+    with trace(model) as t:
+        step(model)
+    causes = [c.cause for c in t.recording.collectives if c.phase is Phase.BACKWARD]
+    assert [type(cause) for cause in causes].count(BucketReduce) == 1
+    assert Call(api="torch.distributed.all_reduce") in causes

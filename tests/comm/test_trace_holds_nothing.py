@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardscope import World, simulate, trace
-from small_models import MLP, Net, Reduce, batch, split_mlp
+from small_models import MLP, Net, Reduce, batch, facts, shard_net, split_mlp
 
 
 @pytest.fixture
@@ -99,3 +99,15 @@ def retained_by(num_ops: int) -> int:
 
 def test_nothing_is_retained_per_ordinary_op(world: World) -> None:
     assert retained_by(1000) - retained_by(1) < 1000  # less than a byte an op
+
+
+def test_sharded_models_die_while_the_trace_is_open(world: World) -> None:
+    net = shard_net(Net(depth=1), world.mesh)
+    with trace(net) as t:
+        net(batch()).sum().backward()
+        reference = weakref.ref(net)
+        del net
+        gc.collect()
+        assert reference() is None
+        owners = {owner for owner, kind in facts(t, "owner", "kind") if kind == "all_gather"}
+    assert owners == {"", "layers.0"}

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._meta_registrations as meta_registrations
 from torch import nn
-from torch._dynamo.callback import callback_handler
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -50,11 +48,6 @@ def torch_state() -> dict[str, Any]:
         },
         "kernels": {op: torch._C._dispatch_dump(f"c10d::{op}") for op in OPS["c10d"]},
         "ops": [(id(packet._op), hash(packet)) for packet in packets()],
-        "meta": meta_registrations.create_fakework,
-        "compile callbacks": (
-            list(callback_handler.start_callbacks),
-            list(callback_handler.end_callbacks),
-        ),
         "dispatch modes": _get_current_dispatch_mode_stack(),
         "function modes": torch.overrides._get_current_function_mode_stack(),
         "threads": threading.enumerate(),

@@ -103,7 +103,7 @@ def test_traces_may_end_in_the_order_they_began(world: World) -> None:
     assert nn.Module.__call__ is call
 
 
-def test_one_recording_can_follow_several_worlds() -> None:
+def test_traces_can_follow_one_another_through_several_worlds() -> None:
     sizes = []
     for rank, size in ((1, 2), (5, 8)):
         with simulate({"dp": size}, rank=rank), trace() as t:
@@ -187,7 +187,7 @@ def test_exception_keeps_the_recording_and_is_named_in_a_gap(world: World, where
         Gap(place="step", fact=f"it ended early with ZeroDivisionError: {message}", rank=0),
     )
     assert nn.Module.__call__ is call
-    assert len(intercept._observers) == 1  # the world's own
+    assert len(intercept._audience[0]) == 1  # the world's own
 
 
 def test_exception_in_a_collective_is_named_in_a_gap(world: World) -> None:

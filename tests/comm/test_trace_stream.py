@@ -66,6 +66,7 @@ def test_stream_holds_what_the_recording_holds(world: World, tmp_path: Path) -> 
     assert streamed.groups == t.recording.groups
     assert streamed.modules == t.recording.modules
     assert streamed.gaps == t.recording.gaps == ()
+    assert streamed == t.recording
     assert len(streamed.collectives) > 6
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope import Trace, World, simulate, trace
 from shardscope._torch import frames
 from shardscope.comm import buckets, calls, causes, groups, inventory, names, recorder, stack
-from shardscope.comm.trace import Trace as TraceClass
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
 
@@ -106,7 +105,7 @@ def test_step_goes_on_when_shards_cannot_be_read(
 def test_step_goes_on_when_meshes_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.comm.trace.meshes_of", broken)
+    monkeypatch.setattr("shardscope.comm.watch.meshes_of", broken)
     t = run_step(Block())
     assert gap_facts(t) == ["the model's meshes could not be read (LookupError('torch moved it'))"]
     assert len(t.recording.collectives) == 2
@@ -149,11 +148,9 @@ def test_step_goes_on_when_findings_cannot_be_worked_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = run_step(Block())
-    monkeypatch.setattr("shardscope.comm.trace.find_comm_problems", broken)
-    with pytest.raises(LookupError):
-        _ = t.recording
-    monkeypatch.undo()
+    monkeypatch.setattr("shardscope.comm.watch.find_comm_problems", broken)
     assert len(t.recording.collectives) == 2
+    assert [gap.place for gap in gaps(t)] == ["findings"]
 
 
 def test_torchs_missing_inner_function_is_a_sentence() -> None:
@@ -206,8 +203,36 @@ def test_nothing_is_printed(world: World, capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
-def test_imports_made_inside_are_not_disturbed(world: World) -> None:
-    original = builtins.__import__
-    with trace():
-        assert builtins.__import__ is original
-        assert TraceClass is Trace
+def test_module_that_holds_itself_is_no_problem(world: World) -> None:
+    model = Block()
+    model.linear.parent = model
+    t = run_step(model)
+    assert [module.name for module in t.recording.modules] == ["", "linear", "sum"]
+    assert facts(t, "owner") == [("sum",), ("sum",)]
+    assert gaps(t) == ()
+
+
+def test_exception_that_cannot_say_what_it_is_stays_the_one_raised(world: World) -> None:
+    class Mute(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    with pytest.raises(Mute), trace(Block()) as t:
+        raise Mute
+    assert gap_facts(t) == ["it ended early with Mute"]
+    assert len(t.recording.modules) == 3
+
+
+def test_program_without_arguments_is_no_problem(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    assert run_step(Block()).recording.run.command == ""
+
+
+def test_mesh_of_a_world_that_has_ended_is_a_gap() -> None:
+    with simulate({"dp": 4}) as world:
+        net = shard_net(Net(depth=1), world.mesh)
+    with trace(net) as t:
+        pass
+    assert {gap.place for gap in gaps(t)} == {"mesh"}

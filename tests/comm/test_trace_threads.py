@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -136,3 +137,79 @@ def test_traces_of_two_threads_each_see_the_whole_process(world: World) -> None:
         torch.distributed.barrier()
     assert recorded == [1]
     assert len(outer.recording.collectives) == 2
+
+
+def test_owner_is_a_gap_where_two_threads_may_have_run_its_forward(world: World) -> None:
+    models = {"a": Net(), "b": Net(block=Own)}
+    losses: dict[str, torch.Tensor] = {}
+    start = threading.Barrier(2)
+
+    def run(name: str) -> None:
+        losses[name] = models[name](batch()).sum()
+        start.wait(10)  # both alive, so that neither gets the other's identity
+
+    with trace(models) as t:
+        workers = [threading.Thread(target=run, args=(name,)) for name in models]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        losses["b"].backward()
+    owners = {owner for phase, owner in facts(t, "phase", "owner") if phase == BACKWARD}
+    assert owners <= {None, "b.layers.0", "b.layers.1"}
+    assert ["forwards ran on several threads" in gap.fact for gap in t.recording.gaps] == [True]
+
+
+def test_thread_that_has_ended_is_not_taken_for_the_one_with_its_identity(world: World) -> None:
+    models = {"a": Block(), "b": nn.Linear(8, 8)}
+    losses: list[torch.Tensor] = []
+    with trace(models) as t:
+        in_thread("first", lambda: losses.append(models["a"](batch()).sum()))
+        in_thread("second", lambda: models["b"](batch(1)[:0]))
+        losses[0].backward()
+    owners = [owner for phase, owner in facts(t, "phase", "owner") if phase == BACKWARD]
+    assert owners == ["a.sum"] or (owners == [None] and len(t.recording.gaps) == 1)
+
+
+def test_models_met_on_many_threads_get_names_of_their_own(world: World) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            models = [Block() for _ in range(8)]
+            start = threading.Barrier(len(models))
+
+            def run(model: nn.Module, start: threading.Barrier = start) -> None:
+                start.wait(10)
+                model(batch())
+
+            with trace() as t:
+                workers = [threading.Thread(target=run, args=(model,)) for model in models]
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+            assert len({owner for (owner,) in facts(t, "owner")}) == len(models)
+            assert len(t.recording.modules) == 3 * len(models)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_modules_are_known_while_another_thread_compiles(world: World) -> None:
+    model = Block()
+    is_compiling, has_run = threading.Event(), threading.Event()
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        is_compiling.set()
+        has_run.wait(30)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    with trace(model) as t:
+        worker = threading.Thread(target=compiled, args=(batch(),))
+        worker.start()
+        assert is_compiling.wait(30)
+        model(batch())
+        has_run.set()
+        worker.join()
+    assert facts(t, "phase", "owner") == [(FORWARD, "sum")]

@@ -162,9 +162,13 @@ def test_full_disk_is_remembered_and_not_raised():
     assert writer.failure == "stream '/dev/full' stops after 0 records: No space left on device"
 
 
-def test_text_that_cannot_be_encoded_is_remembered_and_not_raised(tmp_path):
-    writer = _write(tmp_path / "run.jsonl", [make_collective(), Gap(place="\udce9", fact="")])
-    assert "stops after 1 records" in writer.failure
+def test_text_that_is_not_utf8_does_not_end_the_stream(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = _write(path, [Gap(place="\udce9", fact=""), make_collective()])
+    assert writer.failure is None
+    recording = load(path)
+    assert recording.gaps == (Gap(place="\\udce9", fact=""),)
+    assert recording.collectives == (make_collective(),)
 
 
 def test_writing_after_close_is_silent(tmp_path):

@@ -13,6 +13,7 @@ __all__ = [
     "current_node",
     "is_in_backward",
     "next_sequence_number",
+    "node_number",
     "node_origin",
 ]
 
@@ -39,4 +40,9 @@ def node_origin(node: Any) -> torch.Tensor | int:
     if type(node).__name__ == "AccumulateGrad":
         leaf: torch.Tensor = node.variable
         return leaf
+    return node_number(node)
+
+
+def node_number(node: Any) -> int:
+    """The number that `node` was given, counted by the thread that made it."""
     return int(node._sequence_nr())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Bucket", "read_buckets"]
+__all__ = ["Bucket", "is_in_comm_hook", "read_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,12 @@ def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
         Bucket(bucket.index(), bucket.buffer().numel(), tuple(bucket.parameters()))
         for bucket in buckets
     ]
+
+
+def is_in_comm_hook(frame: FrameType | None) -> bool:
+    """Whether around `frame` runs a function that DDP has handed a bucket, to reduce it."""
+    while frame is not None:
+        if any(type(value) is dist.GradBucket for value in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False

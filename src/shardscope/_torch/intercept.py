@@ -72,8 +72,8 @@ class _Inside(threading.local):
     outer: tuple[_PythonDoor, tuple[Any, ...], dict[str, Any]] | None = None  # not yet shown
 
 
-_observers: tuple[Observer, ...] = ()
-_amenders: tuple[Amender, ...] = ()
+# Observers, and those of them that amend: one object, so that a thread never sees half a change.
+_audience: tuple[tuple[Observer, ...], tuple[Amender, ...]] = ((), ())
 _installed: ExitStack | None = None
 _lock = threading.RLock()
 _inside = _Inside()
@@ -86,21 +86,23 @@ def intercept(observer: Observer) -> Iterator[None]:
     with _lock:
         if _installed is None:
             _installed = _install()
-        _set_observers((*_observers, observer))
+        _set_observers((*_audience[0], observer))
     try:
         yield
     finally:
         with _lock:
-            _set_observers(tuple(other for other in _observers if other is not observer))
-            if not _observers and _installed is not None:
+            _set_observers(tuple(other for other in _audience[0] if other is not observer))
+            if not _audience[0] and _installed is not None:
                 installed, _installed = _installed, None
                 installed.close()
 
 
 def _set_observers(observers: tuple[Observer, ...]) -> None:
-    global _observers, _amenders
-    _observers = observers
-    _amenders = tuple(cast(Amender, one) for one in observers if hasattr(one, "amend"))
+    global _audience
+    _audience = (
+        observers,
+        tuple(cast(Amender, one) for one in observers if hasattr(one, "amend")),
+    )
 
 
 def _install() -> ExitStack:
@@ -141,16 +143,9 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
         inside = _inside
         if inside.depth or (keyset.has(_META) and _is_tracing()):
             return call(keyset & _KERNELS, *args)
-        outer = inside.outer
+        outer, inside.outer = inside.outer, None
         issued = Issued(op, layout, args) if outer is None else outer[0].issue(*outer[1:])
-        for observer in _observers:
-            observer.before(issued)
-        inside.depth = 1
-        try:
-            result = call(keyset & _KERNELS, *args)
-        finally:
-            inside.depth = 0
-        return _amend(issued, result) if _amenders else result
+        return _issue(issued, call, (keyset & _KERNELS, *args), {})
 
     keep_uncompiled(door.__code__)
     return door
@@ -176,21 +171,13 @@ class _PythonDoor:
         inside = _inside
         if inside.depth:
             return self._call(*args, **kwargs)
-        if self._reaches_kernel and _has_data(args):
-            return self._pass_on(args, kwargs)
         if _is_up_to_a_mode():
             return self._call(*args, **kwargs)
+        if self._reaches_kernel and _has_data(args):
+            return self._pass_on(args, kwargs)
         if _is_tracing():
             return self._trace(args, kwargs)
-        issued = self.issue(args, kwargs)
-        for observer in _observers:
-            observer.before(issued)
-        inside.depth = 1
-        try:
-            result = self._call(*args, **kwargs)
-        finally:
-            inside.depth = 0
-        return _amend(issued, result) if _amenders else result
+        return _issue(self.issue(args, kwargs), self._call, args, kwargs)
 
     def issue(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Issued:
         """The collective that the op was called for."""
@@ -263,7 +250,17 @@ def _is_up_to_a_mode() -> bool:
     return getattr(torch._C._get_dispatch_stack_at(num_modes - 1), "_mode_key", None) is None
 
 
-def _amend(issued: Issued, result: Any) -> Any:
-    for amender in _amenders:
+def _issue(
+    issued: Issued, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    observers, amenders = _audience
+    for observer in observers:
+        observer.before(issued)
+    _inside.depth = 1
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        _inside.depth = 0
+    for amender in amenders:
         result = amender.amend(issued, result)
     return result

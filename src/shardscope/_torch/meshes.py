@@ -9,13 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.fsdp import fsdp_meshes
 
 __all__ = [
     "axis_names",
+    "default_group",
     "describe_placements",
+    "earlier_twins",
     "group_axes",
     "group_backend",
     "group_label",
@@ -43,16 +46,12 @@ def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
     return tuple(mesh.mesh_dim_names or (f"dim_{i}" for i in range(mesh.ndim)))
 
 
-def group_axes(meshes: Iterable[DeviceMesh]) -> dict[str, str]:
-    """Axis name by process-group name, for the groups of `meshes` and of their flattened parts."""
+def group_axes(mesh: DeviceMesh) -> dict[str, str]:
+    """Axis name by process-group name, for the groups of `mesh` and of its flattened parts."""
     axes: dict[str, str] = {}
-    seen: set[int] = set()
-    for mesh in meshes:
-        root = root_mesh(mesh)
-        for candidate in (root, mesh, *getattr(root, "_flatten_mapping", {}).values()):
-            if id(candidate) not in seen:
-                seen.add(id(candidate))
-                axes = {**_axes_of(candidate), **axes}
+    root = root_mesh(mesh)
+    for candidate in (root, mesh, *getattr(root, "_flatten_mapping", {}).values()):
+        axes = {**_axes_of(candidate), **axes}
     return axes
 
 
@@ -68,6 +67,22 @@ def group_label(group: dist.ProcessGroup) -> str | None:
     if description.startswith("mesh_") and description != "mesh_default":
         return description.removeprefix("mesh_")
     return None
+
+
+def default_group() -> dist.ProcessGroup | None:
+    """The group of all ranks, or None before there is one: the world's identity."""
+    return _world.default_pg
+
+
+def earlier_twins(group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup]:
+    """Groups of the same ranks that were made before `group`."""
+    members = _world.pg_group_ranks
+    ranks = members.get(group)
+    for other, its_ranks in members.items():
+        if other is group:
+            return
+        if ranks is not None and len(its_ranks) == len(ranks) and list(its_ranks) == list(ranks):
+            yield other
 
 
 def group_backend(group: dist.ProcessGroup) -> str:

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 import torch._dynamo  # must keep its own reference to the unwrapped method before we wrap it
 from torch import nn
-from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 
 from shardscope._torch.uncompiled import keep_uncompiled
@@ -63,8 +62,6 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 CALL_CODE: CodeType = _watched_call.__code__
 """The code that every watched module call runs through, to be known on a stack of frames."""
 
-skip_code(CALL_CODE)
-
 
 @contextmanager
 def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
@@ -87,11 +84,10 @@ def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
 
 def _wrap() -> None:
     global _unwrapped
+    skip_code(CALL_CODE)
     if nn.Module.__call__ not in (_above, _watched_call):
         _unwrapped = nn.Module.__call__
         nn.Module.__call__ = _watched_call
-    callback_handler.register_start_callback(_on_compile_start)
-    callback_handler.register_end_callback(_on_compile_end)
 
 
 def _unwrap() -> None:
@@ -99,20 +95,6 @@ def _unwrap() -> None:
     is_ours = nn.Module.__call__ in (_watched_call, _unwrapped)
     _above = None if is_ours else nn.Module.__call__
     _exchange(_watched_call, _unwrapped)
-    # torch._dynamo.reset() may have forgotten them.
-    if _on_compile_start in callback_handler.start_callbacks:
-        callback_handler.remove_start_callback(_on_compile_start)
-    if _on_compile_end in callback_handler.end_callbacks:
-        callback_handler.remove_end_callback(_on_compile_end)
-
-
-def _on_compile_start(_: object) -> None:
-    _exchange(_watched_call, _unwrapped)
-
-
-def _on_compile_end(_: object) -> None:
-    if _watchers:
-        _exchange(_unwrapped, _watched_call)
 
 
 def _exchange(found: Any, wanted: Any) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Activati
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["is_wrapper", "named_places", "own_parameters", "unwrap"]
+__all__ = ["called_children", "is_wrapper", "named_places", "own_parameters", "unwrap"]
 
 _WRAPPERS: dict[type[nn.Module], str] = {
     OptimizedModule: "_orig_mod",
@@ -39,13 +39,30 @@ def named_places(
     """Every module below `root` with its clean name; a shared one once for each of its places.
 
     Wrappers add no name: they and what they wrap come under one, unless they are to be kept.
+    A module that holds one it is held by has no further place there.
     """
-    yield prefix, root
-    wrapped = None if keep_wrappers else _wrapped_name(root)
-    for name, child in root._modules.items():
-        if child is not None:
-            place = prefix if name == wrapped else f"{prefix}.{name}".lstrip(".")
-            yield from named_places(child, place, keep_wrappers=keep_wrappers)
+    yield from _places_below(root, prefix, keep_wrappers, ())
+
+
+def _places_below(
+    module: nn.Module, place: str, keep_wrappers: bool, holders: tuple[nn.Module, ...]
+) -> Iterator[tuple[str, nn.Module]]:
+    yield place, module
+    holders = (*holders, module)
+    wrapped = None if keep_wrappers else _wrapped_name(module)
+    for name, child in module._modules.items():
+        if child is not None and not any(child is holder for holder in holders):
+            below = place if name == wrapped else f"{place}.{name}".lstrip(".")
+            yield from _places_below(child, below, keep_wrappers, holders)
+
+
+def called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The modules that `module` holds itself, or in lists and dicts, which are never called."""
+    for name, child in module._modules.items():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from called_children(child, f"{prefix}{name}.")
+        elif child is not None:
+            yield f"{prefix}{name}", child
 
 
 def _wrapped_name(module: nn.Module) -> str | None:

@@ -33,9 +33,10 @@ _UNWATCHED = -2
 class _Marks:
     """Whose the autograd nodes of one thread are: module `owners[i]` from number `starts[i]` on."""
 
-    __slots__ = ("owners", "stack", "starts")
+    __slots__ = ("owners", "stack", "starts", "thread")
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int) -> None:
+        self.thread = thread  # its identity, which another may get when it has ended
         self.stack = [NO_MODULE]
         self.starts = array("q", [-1])
         self.owners = array("q", [_UNWATCHED])
@@ -50,8 +51,9 @@ class _Marks:
 
 
 class _Thread(threading.local):
-    def __init__(self, register: dict[int, _Marks]) -> None:
-        self.marks = register[threading.get_ident()] = _Marks()
+    def __init__(self, register: list[_Marks]) -> None:
+        self.marks = _Marks(threading.get_ident())
+        register.append(self.marks)
 
 
 class ModuleCalls:
@@ -66,7 +68,7 @@ class ModuleCalls:
         self._only_places = names.only_places
         self._buckets = buckets
         self._report_gap = report_gap
-        self._marks: dict[int, _Marks] = {}
+        self._marks: list[_Marks] = []
         self._thread = _Thread(self._marks)
 
     @contextmanager
@@ -140,8 +142,21 @@ class ModuleCalls:
 
         Numbers are counted by thread: `thread` called backward, and so most likely forward.
         """
-        first = self._marks.get(thread)
-        others = [marks for marks in self._marks.values() if marks is not first]
-        makers = [marks.find(number) for marks in ([first] if first else []) + others]
-        known = [maker for maker in makers if maker is not None]
-        return next((maker for maker in known if maker != NO_MODULE), known[0] if known else None)
+        callers: list[int] = []
+        others: list[int] = []
+        for marks in tuple(self._marks):
+            maker = marks.find(number)
+            if maker is not None:
+                (callers if marks.thread == thread else others).append(maker)
+        for makers in (callers, others):
+            modules = {maker for maker in makers if maker != NO_MODULE}
+            if len(modules) == 1:
+                return modules.pop()
+            if modules:
+                self._report_gap(
+                    "backward",
+                    "forwards ran on several threads and backward on another, so which module a "
+                    "collective belongs to is not known where only autograd could tell",
+                )
+                return NO_MODULE
+        return NO_MODULE if callers or others else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType
+from typing import Any
 
 from torch import nn
 
@@ -12,28 +14,40 @@ from shardscope._torch.meshes import describe_placements
 from shardscope.comm.stack import Stack
 from shardscope.record import Call, Cause, CollectiveKind, Compiled, FullyShard, Redistribute
 
-__all__ = ["find_cause"]
+__all__ = ["find_cause", "hold_lightly"]
 
 _FSDP = {Role.FSDP_UNSHARD: "unshard", Role.FSDP_REDUCE: "reduce"}
 _FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
 
 
+def hold_lightly(stack: Stack, find: Callable[[nn.Module], int]) -> None:
+    """Keep of torch's own objects, which hold parameters and more, what will be asked of them."""
+    light: tuple[Any, ...]
+    for role, held in stack.held.items():
+        if role in _FSDP:
+            (group,) = held
+            light = (find(param_group_module(group)), param_group_size(group))
+        elif role in _FSDP1:
+            light = (find(flat_handle_module(held[0])), 1)
+        elif role is Role.IMPLICIT:
+            light = (held[0].op,)
+        else:
+            continue
+        stack.held = {**stack.held, role: light}
+
+
 def find_cause(
     kind: CollectiveKind, stack: Stack, node: str | None
-) -> tuple[Cause | None, nn.Module | None]:
-    """The cause, and the module that owns the collective where FSDP says so.
+) -> tuple[Cause | None, int | None]:
+    """The cause, and the index of the module that owns the collective where FSDP says so.
 
     `node` is the name of the autograd node being executed.
     """
     for role, held in stack.held.items():
-        if role in _FSDP:
-            (group,) = held
-            action = _action(kind, _FSDP[role])
-            cause = FullyShard(action=action, num_parameters=param_group_size(group))
-            return cause, param_group_module(group)
-        if role in _FSDP1:
-            action = _action(kind, _FSDP1[role])
-            return FullyShard(action=action, num_parameters=1), flat_handle_module(held[0])
+        action = _FSDP.get(role) or _FSDP1.get(role)
+        if action is not None:
+            owner, num_parameters = held
+            return FullyShard(action=_action(kind, action), num_parameters=num_parameters), owner
     if Role.REDISTRIBUTE in stack.held:
         return _redistribution(stack, node), None
     if stack.graph is not None:
@@ -58,8 +72,8 @@ def _redistribution(stack: Stack, node: str | None) -> Redistribute:
 
 def _asked_by(stack: Stack, node: str | None) -> str:
     if Role.IMPLICIT in stack.held:
-        (schema,) = stack.held[Role.IMPLICIT]
-        return str(schema.op)
+        (op,) = stack.held[Role.IMPLICIT]
+        return str(op)
     if stack.asked_by is not None:
         qualified = stack.asked_by.co_qualname
         return qualified if qualified.startswith("DTensor.") else qualified.split(".")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from shardscope._torch.fsdp import sharded_parameters, user_class
 from shardscope._torch.meshes import axis_names, describe_placements, local_shape
 from shardscope._torch.modules import own_parameters
 from shardscope.comm.names import ModuleNames
+from shardscope.comm.recorder import Recorder
 from shardscope.record import Module, Parameter, RankSpan
 
 __all__ = ["Inventory"]
@@ -20,12 +21,10 @@ __all__ = ["Inventory"]
 class Inventory:
     """Describes each named module once, in the order in which they turn up."""
 
-    def __init__(
-        self, names: ModuleNames, rank: int, report_gap: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, names: ModuleNames, recorder: Recorder) -> None:
         self._names = names
-        self._rank = rank
-        self._report_gap = report_gap
+        self._recorder = recorder
+        self._report_gap = recorder.report_gap
         self._num_described = 0
 
     def describe_new(self) -> Iterator[Module]:
@@ -59,7 +58,7 @@ class Inventory:
         return Module(
             name=self._names.names[index],
             type=user_class(module).__name__,
-            ranks=(RankSpan(self._rank),),
+            ranks=(RankSpan(self._recorder.rank),),
             parameters=tuple(_describe_parameters(module, sharded)),
             aliases=self._names.aliases(index),
         )

@@ -5,6 +5,7 @@ A shared module has a name for each of its places; the module that calls it tell
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +15,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.fsdp import outermost_module, user_class
-from shardscope._torch.modules import is_wrapper, named_places, own_parameters, unwrap
+from shardscope._torch.modules import (
+    called_children,
+    is_wrapper,
+    named_places,
+    own_parameters,
+    unwrap,
+)
 from shardscope.errors import TraceError
 
 __all__ = ["NO_MODULE", "Models", "ModuleNames"]
@@ -42,6 +49,7 @@ class ModuleNames:
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._roots: list[weakref.ref[nn.Module]] = []
         self._num_given = 0
+        self._lock = threading.RLock()  # models are met on any thread
         self.has_data_parallel = False
         for prefix, model in _named_models(models).items():
             self._add(model, prefix)
@@ -102,17 +110,18 @@ class ModuleNames:
         """Name a module that was not known before it was called."""
         if isinstance(module, torch.fx.GraphModule) and caller != NO_MODULE:
             return [caller]  # a graph that a compiler made of the caller
-        for root in (outermost_module(module), module):
-            if id(root) not in self._places:
-                self._add(root, self._name_root(root, caller))
-        return self._places[id(module)]
+        with self._lock:
+            for root in (outermost_module(module), module):
+                if id(root) not in self._places:
+                    self._add(root, self._name_root(root, caller))
+            return self._places[id(module)]
 
     def _name_root(self, root: nn.Module, caller: int) -> str:
         wrapped = root if self._keep_wrappers else unwrap(root)
         if wrapped is not root and id(wrapped) in self._places:
             return self.names[self._places[id(wrapped)][0]]
         holder = None if caller == NO_MODULE else self.module(caller)
-        for name, child in () if holder is None else _called_children(holder):
+        for name, child in () if holder is None else called_children(holder):
             if child is root:  # registered since the names were made
                 return f"{self.names[caller]}.{name}".lstrip(".")
         # Forwards that make a module afresh each time would otherwise make names without end.
@@ -179,15 +188,6 @@ class ModuleNames:
             count += 1
             candidate = f"{name}#{count}"
         return candidate
-
-
-def _called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that `module` holds itself, or in lists and dicts, which are never called."""
-    for name, child in module._modules.items():
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from _called_children(child, f"{prefix}{name}.")
-        elif child is not None:
-            yield f"{prefix}{name}", child
 
 
 def _named_models(models: Models) -> dict[str, nn.Module]:

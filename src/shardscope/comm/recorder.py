@@ -9,22 +9,25 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType
 
 import torch
-import torch.distributed as dist
 
-from shardscope._torch.autograd import current_node, is_in_backward, node_origin
+from shardscope._torch.autograd import current_node, is_in_backward, node_number, node_origin
+from shardscope._torch.calls import process_group
+from shardscope._torch.ddp import is_in_comm_hook
 from shardscope._torch.frames import Role
 from shardscope._torch.intercept import Issued
+from shardscope._torch.meshes import default_group
 from shardscope._torch.recompute import reentrant_nodes
 from shardscope.comm.buckets import BucketBook, common_module
 from shardscope.comm.calls import ModuleCalls
-from shardscope.comm.causes import find_cause
-from shardscope.comm.groups import GroupBook
+from shardscope.comm.causes import find_cause, hold_lightly
+from shardscope.comm.groups import GroupBook, Membership
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.comm.stack import Stack, find_backward_caller, read_stack
 from shardscope.comm.traffic import Payload
@@ -58,10 +61,17 @@ class Recorder:
     """Writes down collectives. Whatever goes wrong in here becomes a gap, never an exception.
 
     With `emit`, records are written at once and handed to it; without, when they are asked for.
+    `enter_world` is called before the first collective in a world, and tells whether to record it.
     """
 
     def __init__(
-        self, rank: int, names: ModuleNames, groups: GroupBook, emit: Emit | None = None
+        self,
+        names: ModuleNames,
+        groups: GroupBook,
+        *,
+        rank: int,
+        emit: Emit | None = None,
+        enter_world: Callable[[], bool] = lambda: True,
     ) -> None:
         self.gaps: list[Gap] = []
         self.buckets = BucketBook(names, self.report_gap)
@@ -69,9 +79,11 @@ class Recorder:
         self.groups = groups
         self._collectives: list[Collective] = []
         self._notes: deque[_Note] = deque()  # threads add while another writes
-        self._rank = rank
+        self.rank = rank
         self._names = names
         self._emit = emit
+        self._enter_world = enter_world
+        self._world: Callable[[], object] = object  # equal to none
         self._lock = threading.RLock()
         self._known_gaps: set[tuple[str, str]] = set()
         # Which modules issued a collective at a line of forward, by name.
@@ -87,6 +99,11 @@ class Recorder:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
             self.report_gap(issued.op, f"it was issued but not understood ({error!r})")
+
+    @property
+    def has_collectives(self) -> bool:
+        """Whether any collective was noted."""
+        return bool(self._collectives or self._notes)
 
     @property
     def collectives(self) -> list[Collective]:
@@ -110,7 +127,7 @@ class Recorder:
         if (place, fact) in self._known_gaps:
             return
         self._known_gaps.add((place, fact))
-        gap = Gap(place=place, fact=fact, rank=self._rank)
+        gap = Gap(place=place, fact=fact, rank=self.rank)
         self.gaps.append(gap)
         if self._emit is not None:
             self._emit(gap)
@@ -120,8 +137,13 @@ class Recorder:
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
+        if stack.held:
+            hold_lightly(stack, self._names.find)
         for single in issued.singles():
-            payload = Payload(single.op, single.layout, single.args, single.out, stack.reduction)
+            group = self._membership(single, stack)
+            if group is None:
+                continue
+            payload = Payload(single, group=group, asked=stack.reduction)
             note = _Note(payload, stack, phase, start_ns)
             if get_ident() != _MAIN_THREAD:
                 note.thread = _thread_name()
@@ -132,6 +154,15 @@ class Recorder:
             elif phase is not Phase.OPTIMIZER:
                 note.running = self.calls.running()
             self._notes.append(note)
+
+    def _is_in_our_world(self) -> bool:
+        with self._lock:
+            if not self._enter_world():
+                return False
+            self.groups.start_world()
+            default = default_group()
+            self._world = (lambda: None) if default is None else weakref.ref(default)
+            return True
 
     def _note_node(self, note: _Note, issued: Issued) -> None:
         node = current_node()
@@ -154,6 +185,8 @@ class Recorder:
         """DDP reduces a bucket as its `last` parameter gets its gradient, or all at the end."""
         if note.stack.held or note.payload.kind is not CollectiveKind.ALL_REDUCE:
             return
+        if note.stack.api is not None and not is_in_comm_hook(sys._getframe()):
+            return  # a call of the user's own, in a hook of the gradient's
         tensors = issued.read().inputs
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
             return  # DDP's own account of which parameters were used
@@ -170,7 +203,7 @@ class Recorder:
         """The module whose checkpointed function, run again, is now in its own backward."""
         own = threading.get_ident()
         for node in reentrant_nodes(sys._getframe()):
-            maker = self.calls.maker_of(int(node._sequence_nr()), own)
+            maker = self.calls.maker_of(node_number(node), own)
             if maker is not None and maker != NO_MODULE:
                 return maker
         return NO_MODULE
@@ -178,14 +211,13 @@ class Recorder:
     def _write(self, note: _Note) -> None:
         stack, payload = note.stack, note.payload
         trigger = self._trigger(note)
-        cause, module = find_cause(payload.kind, stack, note.node)
+        cause, owner = find_cause(payload.kind, stack, note.node)
         cause = note.bucket or cause
         if note.phase is _FORWARD:
             self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger
-        group = self._group(payload.group, stack)
-        owner = trigger if module is None else self._names.find(module)
+        group = payload.group.record
         collective = Collective(
-            rank=self._rank,
+            rank=self.rank,
             order=len(self._collectives),
             group=group.name,
             group_order=self.groups.next_order(group),
@@ -199,7 +231,7 @@ class Recorder:
             output_bytes=payload.output_bytes,
             wire_bytes=payload.wire_bytes,
             phase=note.phase,
-            owner=_owner_name(cause, self._names.name(owner)),
+            owner=_owner_name(cause, self._names.name(trigger if owner is None else owner)),
             trigger=self._names.name(trigger),
             cause=cause,
             source=stack.source,
@@ -212,15 +244,21 @@ class Recorder:
         if self._emit is not None:
             self._emit(collective)
 
-    def _group(self, process_group: dist.ProcessGroup, stack: Stack) -> Group:
-        if process_group in self.groups:
-            return self.groups.find(process_group)
-        if Role.REDISTRIBUTE in stack.held:
-            self.groups.add_mesh(stack.held[Role.REDISTRIBUTE][0].mesh)
-        group = self.groups.find(process_group)
-        if self._emit is not None:
-            self._emit(group)
-        return group
+    def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
+        """Of the group, which the run may have destroyed by the time the record is written."""
+        if default_group() is not self._world() and not self._is_in_our_world():
+            return None
+        group = process_group(issued.args[issued.layout.group])
+        known = self.groups.find(group)
+        if known is not None:
+            return known
+        with self._lock:
+            if Role.REDISTRIBUTE in stack.held:
+                self.groups.add_mesh(stack.held[Role.REDISTRIBUTE][0].mesh)
+            known = self.groups.meet(group)
+            if self._emit is not None:
+                self._emit(known.record)
+        return known
 
     def _trigger(self, note: _Note) -> int:
         """The module that was running when the collective was issued."""

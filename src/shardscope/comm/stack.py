@@ -143,19 +143,25 @@ def _meet(
 
 
 def find_backward_caller(stack: Stack) -> None:
-    """On a thread of the engine's own, look for the line and the thread that called backward."""
+    """On a thread of the engine's own, look for the line and the thread that called backward.
+
+    Where several threads are in backward, which of them called this one is not to be known.
+    """
     own = get_ident()
+    callers = []
     for thread, frame in sys._current_frames().items():
         outer: FrameType | None = None if thread == own else frame
         while outer is not None and _roles.get(id(outer.f_code)) != _ENGINE:
             outer = outer.f_back
         if outer is not None:
-            # A backward within backward, as checkpointing makes, was called from its own thread.
-            stack.backward_caller = stack.backward_caller or thread
-            if stack.user is None:
-                caller = read_stack(outer)
-                stack.user, stack.instruction = caller.user, caller.instruction
-            return
+            callers.append((thread, outer))
+    if len(callers) == 1:
+        thread, engine = callers[0]
+        # A backward within backward, as checkpointing makes, was called from its own thread.
+        stack.backward_caller = stack.backward_caller or thread
+        if stack.user is None:
+            caller = read_stack(engine)
+            stack.user, stack.instruction = caller.user, caller.instruction
 
 
 def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:

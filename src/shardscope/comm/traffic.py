@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from shardscope._torch.calls import OpLayout, process_group, reduce_op_name, tensors_in
+from shardscope._torch.calls import reduce_op_name, tensors_in
+from shardscope._torch.intercept import Issued
+from shardscope.comm.groups import Membership
 from shardscope.record import CollectiveKind
 
 __all__ = ["Payload", "wire_bytes"]
@@ -37,18 +38,23 @@ class Payload:
     )
 
     def __init__(
-        self, op: str, layout: OpLayout, args: Sequence[Any], out: Any, asked: Any = None
+        self,
+        issued: Issued,
+        *,
+        group: Membership,
+        asked: Any = None,
     ) -> None:
         """`asked` is the reduction as the caller in Python named it, where there is one.
 
         A boxed process group or reduction that is kept slows every later collective, and asking a
         boxed reduction for its name is slow too, so neither is kept and the second is avoided.
         """
-        self.op = op
+        layout, args = issued.layout, issued.args
+        self.op = issued.op
         self.kind = layout.kind
-        self.group = process_group(args[layout.group])
+        self.group = group
         inputs: Any = () if layout.inputs is None else args[layout.inputs]
-        outputs = out if layout.outputs is None else args[layout.outputs]
+        outputs = issued.out if layout.outputs is None else args[layout.outputs]
         num_args = len(args)
         reduce_op, peer, splits = layout.reduce_op, layout.peer, layout.input_splits
         self._reduce_op = None
@@ -90,23 +96,23 @@ class Payload:
         if self._output_bytes is not None:
             return self._output_bytes
         if self.kind is _K.ALL_GATHER:
-            return self.input_bytes * self.group.size()
+            return self.input_bytes * self.group.num_ranks
         if self.kind is _K.REDUCE_SCATTER:
-            return self.input_bytes // self.group.size()
+            return self.input_bytes // self.group.num_ranks
         return 0 if self.kind is _K.SEND else self.input_bytes
 
     @property
     def wire_bytes(self) -> int:
         """What this rank sends if the group runs a ring."""
         if self.kind is _K.ALL_TO_ALL and self._splits:
-            kept = self._splits[self.group.rank()] / max(1, sum(self._splits))
+            kept = self._splits[self.group.own_rank] / max(1, sum(self._splits))
             return round(self.input_bytes * (1 - kept))
-        return wire_bytes(self.kind, self.input_bytes, self.output_bytes, self.group.size())
+        return wire_bytes(self.kind, self.input_bytes, self.output_bytes, self.group.num_ranks)
 
     @property
     def global_peer(self) -> int | None:
         """The root, sender or receiver as a rank of the world."""
-        return None if self._peer is None else dist.get_global_rank(self.group, self._peer)
+        return None if self._peer is None else self.group.global_rank(self._peer)
 
 
 def _at(args: Sequence[Any], position: int | None) -> Any:

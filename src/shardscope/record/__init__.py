@@ -1,4 +1,4 @@
-"""WHAT WE KNOW: frozen records and their codec; imports nothing of ours, and no torch."""
+"""WHAT WE KNOW: frozen records and their codec; of ours imports errors alone, and no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardscope.record.ranks import (
     count_ranks,
     expand_ranks,
     format_ranks,
+    rank_at,
 )
 from shardscope.record.recording import (
     FORMAT,
@@ -71,6 +72,7 @@ __all__ = [
     "load",
     "merge",
     "merge_files",
+    "rank_at",
     "read_stream",
     "save",
     "write_file",

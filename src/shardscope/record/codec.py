@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from shardscope.errors import RecordingError
+from shardscope.record.encoding import encode_json
 from shardscope.record.files import read_file, write_file
 from shardscope.record.header import FileHeader, check_schema, explain_damage, read_header
-from shardscope.record.ranks import RankSpan
+from shardscope.record.ranks import RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, Recording
 from shardscope.record.replay import read_stream
 from shardscope.record.stream import STREAM_FORMAT
@@ -52,22 +52,7 @@ def _decode(data: bytes, name: str) -> Recording:
 
 def encode(recording: Recording) -> bytes:
     """The JSON of a recording, ending in a newline."""
-    try:
-        return msgspec.json.encode(recording) + b"\n"
-    except UnicodeEncodeError:
-        # File names that are not UTF-8 reach Python as lone surrogates, which JSON cannot hold.
-        plain = _replace_surrogates(msgspec.to_builtins(recording))
-        return msgspec.json.encode(plain) + b"\n"
-
-
-def _replace_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {key: _replace_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_surrogates(item) for item in value]
-    return value
+    return encode_json(recording)
 
 
 def _find_header(data: bytes, name: str) -> FileHeader:
@@ -100,6 +85,11 @@ def _check_ranks(recording: Recording, name: str) -> None:
                     f"'{name}' names rank {last} at {place}, but its world has {world_size} "
                     f"ranks. The file was damaged or edited; record again."
                 )
+        if count_ranks(spans) > world_size:
+            raise RecordingError(
+                f"'{name}' names {count_ranks(spans)} ranks at {place}, some of them twice, for "
+                f"its world has {world_size}. The file was damaged or edited; record again."
+            )
 
 
 def _places_with_ranks(recording: Recording) -> list[tuple[str, tuple[RankSpan, ...]]]:
@@ -107,4 +97,9 @@ def _places_with_ranks(recording: Recording) -> list[tuple[str, tuple[RankSpan, 
         ("$.run.ranks", recording.run.ranks),
         *((f"$.groups[{i}].ranks", group.ranks) for i, group in enumerate(recording.groups)),
         *((f"$.modules[{i}].ranks", module.ranks) for i, module in enumerate(recording.modules)),
+        *(
+            (f"$.collectives[{i}].rank", (RankSpan(one.rank),))
+            for i, one in enumerate(recording.collectives)
+            if one.rank >= recording.run.world_size
+        ),
     ]

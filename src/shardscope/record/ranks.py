@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 __all__ = [
+    "MAX_RANKS",
     "Natural",
     "NumRanks",
     "Rank",
@@ -16,10 +17,11 @@ __all__ = [
     "count_ranks",
     "expand_ranks",
     "format_ranks",
+    "rank_at",
 ]
 
 # Bounds hold when a file is read, so that a hostile one cannot name 10**18 ranks.
-MAX_RANKS = 2**24
+MAX_RANKS = 2**20
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 NumRanks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
@@ -68,6 +70,15 @@ def expand_ranks(spans: Iterable[RankSpan]) -> tuple[int, ...]:
 def count_ranks(spans: Iterable[RankSpan]) -> int:
     """How many ranks the spans hold."""
     return sum(span.count for span in spans)
+
+
+def rank_at(spans: Iterable[RankSpan], position: int) -> int:
+    """The rank at a position among all those of the spans."""
+    for span in spans:
+        if position < span.count:
+            return span.first + position * span.step
+        position -= span.count
+    raise IndexError(f"there is no rank at position {position} past the last")
 
 
 def format_ranks(spans: Iterable[RankSpan]) -> str:

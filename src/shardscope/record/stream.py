@@ -9,10 +9,10 @@ import os
 import threading
 from typing import final
 
-import msgspec
 from msgspec import Struct
 
 from shardscope.errors import OutputError
+from shardscope.record.encoding import encode_json
 from shardscope.record.files import check_output
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
@@ -77,7 +77,6 @@ class StreamWriter:
     def __init__(self, path: str | os.PathLike[str], run: RunInfo, *, force: bool = False) -> None:
         self.path = os.fspath(path)
         self.failure: str | None = None
-        self._encoder = msgspec.json.Encoder()
         self._lock = threading.RLock()  # a signal handler may record while we write
         self._pid = os.getpid()
         self._num_records = 0
@@ -112,7 +111,7 @@ class StreamWriter:
         if self._file is None or self.failure is not None or os.getpid() != self._pid:
             return False
         try:
-            _write_all(self._file, self._encoder.encode(line) + b"\n")
+            _write_all(self._file, encode_json(line))
         except (OSError, ValueError, TypeError, OverflowError) as error:
             self._fail(error)
             return False

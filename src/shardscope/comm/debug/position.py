@@ -46,6 +46,8 @@ class _Call(NamedTuple):
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls: list[_Call] = []
+        self.task = NO_GRAPH_TASK
+        self.caller = 0  # the thread that called backward `task`
 
 
 class Positions:
@@ -55,7 +57,6 @@ class Positions:
         self._names = names
         self._calls = calls
         self._thread = _Thread()
-        self._callers: dict[int, int] = {}
 
     def enter(self, _: nn.Module) -> None:
         """`calls` knows the module by now."""
@@ -64,7 +65,9 @@ class Positions:
 
     def exit(self, _: nn.Module) -> None:
         """The innermost call on this thread has ended."""
-        self._thread.calls.pop()
+        calls = self._thread.calls
+        if calls:  # a call that began before we watched ends without one
+            calls.pop()
 
     def running(self) -> list[str]:
         """The modules called on this thread, outermost first."""
@@ -104,13 +107,13 @@ class Positions:
 
     def _caller(self, task: int) -> int:
         """The thread that called backward, looked for once in each."""
-        caller = self._callers.get(task)
-        if caller is None:
+        thread = self._thread
+        if thread.task != task:
             stack = read_stack(sys._getframe())
             if not stack.backward_caller:
                 find_backward_caller(stack)
-            caller = self._callers[task] = stack.backward_caller
-        return caller
+            thread.task, thread.caller = task, stack.backward_caller
+        return thread.caller
 
     def _name(self, index: int) -> str:
         return GLOBAL if index == NO_MODULE else self._names.names[index]

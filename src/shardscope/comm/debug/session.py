@@ -37,9 +37,9 @@ class DebugSession:
     """An observer of collectives and a listener to ops."""
 
     def __init__(self) -> None:
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        rank = dist.get_rank() if dist.is_initialized() else 0
         self._names = ModuleNames(None, keep_wrappers=True)
-        self.recorder = Recorder(rank, self._names, GroupBook(()), self._hear)
+        self.recorder = Recorder(self._names, GroupBook(), rank=rank, emit=self._hear)
         self.positions = Positions(self._names, self.recorder.calls)
         self.tracker = ModuleTracker(self.positions, self.recorder.report_gap)
         self.counts = CollectiveCounts()
@@ -70,17 +70,12 @@ class DebugSession:
         with self._lock:
             self.recorder.before(issued)
         if thread.owner is None:
-            position = self._position()
-            self._count(op_key(issued.op), position.module, is_backward=position.is_backward)
-
-    def amend(self, _: Issued, result: object) -> object:
-        """Counting changes nothing."""
-        return result
+            self._count_at(op_key(issued.op), self._position())
 
     def list_op(self, op: Any, args: Sequence[Any]) -> None:
         """Put an op that is about to run on the list of the module at work."""
         position = self._position()
-        self.operations.add(op, args, position.module, position)
+        self._list(op, args, position.module, position)
 
     def run_op(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], extra: set[Any]) -> Any:
         """Run an op and list it; count it too if it is one of `extra`."""
@@ -88,14 +83,14 @@ class DebugSession:
         packet = op_packet(op)
         is_collective = packet in watched_packets()
         if not is_collective and packet in extra:
-            self._count(packet, position.module, is_backward=position.is_backward)
+            self._count_at(packet, position)
             with self._muted():
                 result = op(*args, **kwargs)
         else:
             result = op(*args, **kwargs)
         if not has_fakes(args):
             module = self._take_owner() if is_collective else None
-            self.operations.add(op, args, module or position.module, position)
+            self._list(op, args, module or position.module, position)
         return result
 
     def _hear(self, record: object) -> None:
@@ -103,6 +98,18 @@ class DebugSession:
             # A checkpointed function that is no module's call has an owner all the same.
             owner = record.owner or self._position().module
             self._count(op_key(record.op), owner, is_backward=record.phase in _BACKWARD)
+
+    def _count_at(self, key: Any, position: Position) -> None:
+        try:
+            self._count(key, position.module, is_backward=position.is_backward)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self.recorder.report_gap(str(key), f"it was issued but not counted ({error!r})")
+
+    def _list(self, op: Any, args: Sequence[Any], module: str, position: Position) -> None:
+        try:
+            self.operations.add(op, args, module, position)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self.recorder.report_gap(str(op), f"it ran but could not be listed ({error!r})")
 
     def _count(self, key: Any, owner: str, *, is_backward: bool) -> None:
         self._thread.owner = owner

@@ -67,10 +67,12 @@ class ModuleTracker:
 
     def enter(self, module: nn.Module) -> None:
         """Take note of a module that is called for the first time."""
-        running = self._positions.running()
-        name = running[-1]
-        if not self.has_met(name):
-            self._add(name, module, self.enclosing(name))
+        try:
+            name = self._positions.running()[-1]
+            if not self.has_met(name):
+                self._add(name, module, self.enclosing(name))
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self._report_gap("module", f"it was called but not understood ({error!r})")
 
     def exit(self, _: nn.Module) -> None:
         """Nothing to do: `positions` knows."""

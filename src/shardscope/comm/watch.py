@@ -1,0 +1,261 @@
+"""What one trace has seen: who this process is, its modules and collectives, and their stream."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from pathlib import Path
+from typing import final
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope.comm.findings import find_comm_problems
+from shardscope.comm.groups import GroupBook
+from shardscope.comm.inventory import Inventory
+from shardscope.comm.names import ModuleNames
+from shardscope.comm.recorder import Recorder
+from shardscope.errors import OutputError, TraceError
+from shardscope.record import (
+    Axis,
+    Finding,
+    Module,
+    RankSpan,
+    Recording,
+    RunInfo,
+    StreamWriter,
+    check_output,
+)
+from shardscope.record.stream import StreamRecord
+from shardscope.version import __version__
+from shardscope.world import current_world
+
+__all__ = ["Watch", "name_for_rank"]
+
+
+@final
+class Watch:
+    """The state behind a trace. A world may begin after the trace does: then it is read late."""
+
+    def __init__(
+        self,
+        names: ModuleNames,
+        *,
+        mesh: DeviceMesh | None,
+        stream: str | Path | None,
+        force: bool,
+    ) -> None:
+        self._names = names
+        self._mesh = mesh
+        self._stream = stream
+        self._force = force
+        self._writer: StreamWriter | None = None
+        self._waiting: list[StreamRecord] = []  # for the stream, which waits for this rank's number
+        self._modules: list[Module] = []
+        self._findings: tuple[Finding, ...] = ()
+        self._lock = threading.RLock()
+        rank, world_size = _read_identity()
+        self.recorder = Recorder(
+            names,
+            GroupBook(),
+            rank=rank,
+            emit=None if stream is None else self._emit,
+            enter_world=self._enter_world,
+        )
+        self._run = _describe_run(rank, world_size, self._read_axes())
+        self._inventory = Inventory(names, self.recorder)
+        if stream is not None:
+            if dist.is_initialized() or "RANK" in os.environ:
+                self._open_stream()
+            elif "{rank}" not in str(stream):
+                check_output(stream, force=force)
+        # Now, not when a module is called: by then FSDP has gathered its parameters.
+        self._describe_modules()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.recorder.rank
+
+    def recording(self) -> Recording:
+        """All that was seen so far."""
+        self._describe_modules()
+        collectives = self.recorder.collectives
+        recording = Recording(
+            run=self._run,
+            groups=self.recorder.groups.groups,
+            modules=tuple(self._modules),
+            collectives=tuple(collectives),
+            findings=(),
+            gaps=tuple(self.recorder.gaps),
+        )
+        try:
+            return msgspec.structs.replace(recording, findings=find_comm_problems(recording))
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            self.recorder.report_gap("findings", f"they could not be looked for ({error!r})")
+            return msgspec.structs.replace(recording, gaps=tuple(self.recorder.gaps))
+
+    def resume(self) -> None:
+        """Go on after `pause`, in the same world."""
+        now = _read_identity()
+        then = (self.rank, self._run.world_size)
+        if now != then and self.recorder.has_collectives:
+            raise TraceError(
+                f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
+                f"{now[0]} of {now[1]}. Make a new trace for each world."
+            )
+        if self._writer is not None:
+            self._writer.reopen()
+
+    def pause(self, error: BaseException | None) -> None:
+        """Write down what is left to write, and how the step ended."""
+        self.recorder.write()
+        if error is not None:
+            self.recorder.report_gap("step", f"it ended early with {_sentence(error)}")
+        self._describe_modules()
+        if self._stream is None:
+            return
+        with self._lock:
+            if self._writer is None:
+                self._open_late()
+            self._emit_findings()
+            if self._writer is not None:
+                self._writer.close()
+                if self._writer.failure is not None:
+                    self.recorder.report_gap("stream", self._writer.failure)
+
+    def _enter_world(self) -> bool:
+        """Before the first collective in a world: whether it is this trace's to record."""
+        rank, world_size = _read_identity()
+        if (rank, world_size) != (self.rank, self._run.world_size):
+            if self.recorder.has_collectives:
+                self.recorder.report_gap(
+                    "world",
+                    f"it became another, seen as rank {rank} of {world_size}, whose collectives "
+                    "are not recorded: make a trace for each world",
+                )
+                return False
+            self._become(rank)
+        self._run = _describe_run(rank, world_size, self._read_axes())
+        if self._stream is not None and self._writer is None:
+            self._open_late()
+        return True
+
+    def _become(self, rank: int) -> None:
+        """What was written down before the rank was known is this rank's."""
+        replace = msgspec.structs.replace
+        self.recorder.rank = rank
+        self.recorder.gaps[:] = [replace(gap, rank=rank) for gap in self.recorder.gaps]
+        self._modules = [replace(one, ranks=(RankSpan(rank),)) for one in self._modules]
+        self._waiting = [*self._modules, *self.recorder.gaps] if self._waiting else []
+
+    def _read_axes(self) -> tuple[Axis, ...]:
+        """The axes of the largest mesh; and the groups of all of them get their names."""
+        largest: DeviceMesh | None = None
+        for mesh in self._find_meshes():
+            try:
+                self.recorder.groups.add_mesh(mesh)
+                root = root_mesh(mesh)
+                if largest is None or root.size() > largest.size():
+                    largest = root
+            except Exception as error:  # noqa: BLE001 - watching must not kill
+                self.recorder.report_gap("mesh", f"a mesh could not be read ({error!r})")
+        if largest is None:
+            return ()
+        sizes = zip(axis_names(largest), largest.shape, strict=True)
+        return tuple(Axis(name=name, size=size) for name, size in sizes)
+
+    def _find_meshes(self) -> list[DeviceMesh]:
+        world = current_world()
+        given = (self._mesh, None if world is None else world.mesh)
+        meshes = [mesh for mesh in given if mesh is not None]
+        try:
+            for model in self._names.roots():
+                meshes.extend(mesh for mesh in meshes_of(model) if mesh not in meshes)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            fact = f"the model's meshes could not be read ({error!r})"
+            self.recorder.report_gap("mesh", fact)
+        return meshes
+
+    def _describe_modules(self) -> None:
+        """Write down the modules that have turned up since the last time."""
+        with self._lock:
+            for module in self._inventory.describe_new():
+                self._modules.append(module)
+                if self._stream is not None:
+                    self._emit(module)
+
+    def _emit(self, record: StreamRecord) -> None:
+        with self._lock:
+            if self._writer is not None:
+                self._writer.write(record)
+            else:
+                self._waiting.append(record)
+
+    def _emit_findings(self) -> None:
+        """Those that are not in the stream yet: it may be closed and go on."""
+        known, self._findings = self._findings, self.recording().findings
+        for finding in self._findings:
+            if finding not in known:
+                self._emit(finding)
+
+    def _open_late(self) -> None:
+        try:
+            self._open_stream()
+        except OutputError as error:
+            self._stream = None
+            self.recorder.report_gap("stream", str(error))
+
+    def _open_stream(self) -> None:
+        assert self._stream is not None
+        path = name_for_rank(self._stream, self.rank)
+        self._writer = StreamWriter(path, self._run, force=self._force)
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            self._writer.write(record)
+
+
+def name_for_rank(path: str | Path, rank: int) -> Path:
+    """The path, in which `{rank}` becomes the rank."""
+    return Path(str(path).replace("{rank}", str(rank)))
+
+
+def _read_identity() -> tuple[int, int]:
+    """This process's rank and the size of its world; before there is one, as it was launched."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+        return int(rank), int(size)
+    return 0, 1
+
+
+def _describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo:
+    return RunInfo(
+        torch_version=str(torch.__version__),
+        shardscope_version=__version__,
+        world_size=world_size,
+        ranks=(RankSpan(rank),),
+        axes=axes,
+        is_simulated=current_world() is not None,
+        command=_describe_command(),
+    )
+
+
+def _describe_command() -> str:
+    if not sys.argv or not sys.argv[0]:
+        return ""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _sentence(error: BaseException) -> str:
+    try:
+        text = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - an exception may fail to say what it is
+        text = []
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,168 @@
+"""Worlds and groups that begin, end or change while a trace is open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardscope import load, simulate, trace
+from shardscope.errors import TraceError
+from shardscope.record import RankSpan
+from small_models import Block, batch, facts
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_group_destroyed_inside_the_trace_keeps_its_collectives() -> None:
+    with simulate({"dp": 2, "tp": 4}, rank=5), trace() as t:
+        group = dist.new_group([4, 5])
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.broadcast(torch.ones(2), src=4, group=group)
+        dist.destroy_process_group(group)
+    assert facts(t, "kind", "group", "num_ranks", "peer", "wire_bytes") == [
+        ("all_reduce", "group[4-5]", 2, None, 8),
+        ("broadcast", "group[4-5]", 2, 4, 8),
+    ]
+    assert t.recording.gaps == ()
+
+
+def test_world_destroyed_inside_the_trace_keeps_its_collectives() -> None:
+    with simulate({"dp": 4}), trace() as t:
+        dist.all_gather([torch.ones(2) for _ in range(4)], torch.ones(2))
+        dist.destroy_process_group()
+    assert facts(t, "group", "output_bytes") == [("dp[0-3]", 32)]
+    assert t.recording.gaps == ()
+
+
+def test_trace_may_outlive_the_world(tmp_path: Path) -> None:
+    model = Block()
+    with trace(model) as t, simulate({"dp": 8}, rank=7):
+        model(batch()).sum().backward()
+    assert facts(t, "rank", "group", "owner") == [(7, "dp[0-7]", "sum")] * 2
+    run = t.recording.run
+    assert (run.world_size, run.ranks, run.is_simulated) == (8, (RankSpan(7),), True)
+    assert {module.ranks for module in t.recording.modules} == {(RankSpan(7),)}
+    assert [axis.name for axis in run.axes] == ["dp"]
+    assert load(t.save(tmp_path / "run.json")) == t.recording
+
+
+def test_stream_of_a_trace_that_began_before_the_world_is_this_ranks(tmp_path: Path) -> None:
+    with (
+        trace(Block(), stream=tmp_path / "{rank}.jsonl") as t,
+        simulate({"dp": 8}, rank=3),
+    ):
+        dist.barrier()
+    assert os.listdir(tmp_path) == ["3.jsonl"]
+    assert load(tmp_path / "3.jsonl") == t.recording
+    assert len(t.recording.modules) == 3
+
+
+def test_stream_of_a_trace_without_any_world_is_there_all_the_same(tmp_path: Path) -> None:
+    with trace(model := Block(), stream=tmp_path / "{rank}.jsonl") as t:
+        model.linear(batch())
+    assert load(tmp_path / "0.jsonl") == t.recording
+
+
+def test_stream_that_cannot_be_opened_late_is_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "3.jsonl").write_text("precious")
+    with trace(stream=tmp_path / "{rank}.jsonl") as t, simulate({"dp": 8}, rank=3):
+        dist.barrier()
+    assert len(t.recording.collectives) == 1
+    (gap,) = t.recording.gaps
+    assert gap.place == "stream"
+    assert "already exists" in gap.fact
+    assert (tmp_path / "3.jsonl").read_text() == "precious"
+
+
+def test_rank_is_known_from_the_launcher_before_there_is_a_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with trace() as t:
+        pass
+    assert (t.recording.run.world_size, t.recording.run.ranks) == (4, (RankSpan(2),))
+
+
+def test_entering_a_trace_again_in_another_world_is_refused() -> None:
+    t = trace()
+    with simulate({"dp": 2}), t:
+        dist.barrier()
+    with (
+        simulate({"dp": 8}, rank=3),
+        pytest.raises(TraceError, match=r"rank 0 of 2 and is entered again as rank 3 of 8\. Make"),
+        t,
+    ):
+        raise AssertionError("not reached")
+    assert len(t.recording.collectives) == 1
+
+
+def test_another_world_inside_one_trace_is_a_gap(tmp_path: Path) -> None:
+    with trace() as t:
+        with simulate({"dp": 2}):
+            dist.barrier()
+        with simulate({"dp": 8}, rank=3):
+            dist.barrier()
+            dist.barrier()
+        with simulate({"dp": 2}):
+            dist.barrier()
+    assert facts(t, "rank", "group", "group_order") == [(0, "dp[0-1]", 0), (0, "dp[0-1]", 1)]
+    (gap,) = t.recording.gaps
+    assert gap.place == "world"
+    assert "seen as rank 3 of 8" in gap.fact
+    assert len(t.recording.groups) == 1
+    assert load(t.save(tmp_path / "run.json")) == t.recording
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_groups_of_the_same_ranks_are_numbered_as_they_were_made(order: tuple[int, int]) -> None:
+    with simulate({"dp": 4}), trace() as t:
+        twins = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        for index in order:
+            dist.all_reduce(torch.ones(index + 1), group=twins[index])
+    names = {size: group for size, group in facts(t, "input_bytes", "group")}
+    assert names == {4: "group[0-1]", 8: "group[0-1]#2"}
+
+
+def test_trace_around_a_whole_program_sees_its_group_come_and_go(tmp_path: Path) -> None:
+    program = """
+        import sys
+        import torch
+        import torch.distributed as dist
+        from shardscope import load, trace
+
+        rank, folder = int(sys.argv[1]), sys.argv[2]
+
+        def main():
+            dist.init_process_group(
+                "gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2
+            )
+            dist.all_reduce(torch.ones(3))
+            dist.destroy_process_group()
+
+        with trace(stream=folder + "/{rank}.jsonl") as t:
+            main()
+        assert load(f"{folder}/{rank}.jsonl") == t.recording, t.recording
+        (call,) = t.recording.collectives
+        print(call.rank, call.group, t.recording.run.world_size, t.recording.gaps)
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "src")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "program.py"), str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    assert said == ["0 world[0-1] 2 ()", "1 world[0-1] 2 ()"]
