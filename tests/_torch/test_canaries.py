@@ -217,6 +217,22 @@ CANARIES: dict[str, Canary] = {
         "tell which module an FSDP1 collective belongs to",
         fsdp1_module(lambda model: model._handle._fully_sharded_module is model.module),
     ),
+    "._param_infos": Canary(
+        "fsdp.py",
+        "tell how many parameters FSDP1 gathers together",
+        fsdp1_module(lambda model: len(model._handle.flat_param._param_infos) == 2),
+    ),
+    # calls.py
+    "._indices": Canary(
+        "calls.py",
+        "count the bytes of a sparse tensor",
+        lambda: torch.eye(2).to_sparse()._indices().shape == (2, 2),
+    ),
+    "._values": Canary(
+        "calls.py",
+        "count the bytes of a sparse tensor",
+        lambda: torch.eye(2).to_sparse()._values().shape == (2,),
+    ),
     # intercept.py
     "torch._C._dispatch_keyset_full_after": Canary(
         "intercept.py", "pass collectives on to torch's own kernels"

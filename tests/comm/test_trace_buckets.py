@@ -230,7 +230,9 @@ def test_account_of_used_parameters_is_no_bucket(world: World) -> None:
         model(torch.ones(1, 1)).sum().backward()
     assert len(buckets(t)) == 1
     integers = [call for call in t.recording.collectives if call.dtype == "int32"]
-    assert [call.cause for call in integers] == [None]
+    assert [call.cause for call in integers] == [
+        Call(api="torch.nn.parallel.DistributedDataParallel")
+    ]
 
 
 def test_data_parallel_models_die_while_the_trace_is_open(world: World) -> None:

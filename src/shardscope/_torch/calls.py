@@ -21,6 +21,7 @@ __all__ = [
     "OPS",
     "CollectiveCall",
     "OpLayout",
+    "num_bytes",
     "process_group",
     "read_call",
     "reduce_op_name",
@@ -194,6 +195,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if value and isinstance(value[0], torch.Tensor):
         return list(value)
     return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Logical bytes; of a sparse tensor, those of its indices and values."""
+    if tensor.layout is torch.strided:
+        return tensor.numel() * tensor.element_size()
+    if tensor.layout is torch.sparse_coo:
+        return num_bytes(tensor._indices()) + num_bytes(tensor._values())
+    return tensor.numel() * tensor.element_size()
 
 
 def process_group(value: Any) -> dist.ProcessGroup:

@@ -24,7 +24,11 @@ from torch.optim import Optimizer
 
 from shardscope._torch.module_calls import CALL_CODE
 
-__all__ = ["WITNESSES", "Role", "find_roles", "nested_code"]
+__all__ = ["COMPILED_MODULES", "WITNESSES", "Role", "find_roles", "nested_code"]
+
+
+COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
+"""What the names of the modules begin with that inductor writes and loads."""
 
 
 class Role(IntEnum):

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 __all__ = [
     "flat_handle_module",
+    "flat_handle_size",
     "fsdp_meshes",
     "outermost_module",
     "param_group_module",
@@ -30,6 +31,11 @@ def param_group_module(group: Any) -> nn.Module:
 def param_group_size(group: Any) -> int:
     """How many parameters the group gathers together."""
     return len(group.fsdp_params)
+
+
+def flat_handle_size(handle: Any) -> int:
+    """How many parameters FSDP1's flat parameter holds."""
+    return len(handle.flat_param._param_infos)
 
 
 def flat_handle_module(handle: Any) -> nn.Module:

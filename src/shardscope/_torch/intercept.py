@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
+import torch.fx
 from torch._guards import CompileContext, TracingContext
 from torch.library import Library
 
@@ -154,7 +155,7 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
 class _PythonDoor:
     """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 
-    __slots__ = ("_call", "_layout", "_op_name", "_positions", "_reaches_kernel")
+    __slots__ = ("__weakref__", "_call", "_layout", "_op_name", "_positions", "_reaches_kernel")
 
     def __init__(self, op: str, layout: OpLayout, schema: Any, call: Callable[..., Any]) -> None:
         self._op_name = op
@@ -175,6 +176,8 @@ class _PythonDoor:
             return self._call(*args, **kwargs)
         if self._reaches_kernel and _has_data(args):
             return self._pass_on(args, kwargs)
+        if any(isinstance(arg, torch.fx.Proxy) for arg in args):
+            return self._call(*args, **kwargs)
         if _is_tracing():
             return self._trace(args, kwargs)
         return _issue(self.issue(args, kwargs), self._call, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +12,16 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Activati
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["called_children", "is_wrapper", "named_places", "own_parameters", "unwrap"]
+__all__ = [
+    "called_children",
+    "is_wrapper",
+    "named_places",
+    "own_parameters",
+    "parameter_named",
+    "unwrap",
+]
+
+_MAX_PLACES = 32
 
 _WRAPPERS: dict[type[nn.Module], str] = {
     OptimizedModule: "_orig_mod",
@@ -39,21 +49,28 @@ def named_places(
     """Every module below `root` with its clean name; a shared one once for each of its places.
 
     Wrappers add no name: they and what they wrap come under one, unless they are to be kept.
-    A module that holds one it is held by has no further place there.
+    A module has no place within itself, and at most 32 in all: layers that each hold all layers
+    before them have more places than anyone could count.
     """
-    yield from _places_below(root, prefix, keep_wrappers, ())
+    yield from _places_below(root, prefix, keep_wrappers, (), Counter())
 
 
 def _places_below(
-    module: nn.Module, place: str, keep_wrappers: bool, holders: tuple[nn.Module, ...]
+    module: nn.Module,
+    place: str,
+    keep_wrappers: bool,
+    holders: tuple[int, ...],
+    num_places: Counter[int],
 ) -> Iterator[tuple[str, nn.Module]]:
     yield place, module
-    holders = (*holders, module)
+    num_places[id(module)] += 1
+    holders = (*holders, id(module))
     wrapped = None if keep_wrappers else _wrapped_name(module)
     for name, child in module._modules.items():
-        if child is not None and not any(child is holder for holder in holders):
+        is_held = id(child) in holders or num_places[id(child)] >= _MAX_PLACES
+        if child is not None and not is_held:
             below = place if name == wrapped else f"{place}.{name}".lstrip(".")
-            yield from _places_below(child, below, keep_wrappers, holders)
+            yield from _places_below(child, below, keep_wrappers, holders, num_places)
 
 
 def called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -74,3 +91,8 @@ def own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
+
+
+def parameter_named(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter that `module` itself holds under `name`."""
+    return module._parameters.get(name)

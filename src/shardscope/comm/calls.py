@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from torch.fx import GraphModule
 
 from shardscope._torch.autograd import (
     current_node,
@@ -21,8 +22,9 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_origin,
 )
+from shardscope._torch.modules import unwrap
 from shardscope.comm.buckets import BucketBook
-from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.comm.names import NO_MODULE, UNNAMED, ModuleNames
 
 __all__ = ["ModuleCalls"]
 
@@ -98,12 +100,13 @@ class ModuleCalls:
 
     def _find(self, module: nn.Module, caller: int) -> int:
         try:
-            if caller == NO_MODULE and is_in_backward():
+            is_graph = isinstance(unwrap(module), GraphModule)
+            if caller == NO_MODULE and is_in_backward() and not is_graph:
                 caller = self.recomputing()
             return self._names.find(module, caller)
         except Exception as error:  # noqa: BLE001 - watching must not kill
             self._report_gap(type(module).__name__, f"a module could not be named ({error!r})")
-            return NO_MODULE
+            return UNNAMED
 
     def exit(self, module: nn.Module) -> None:
         """The innermost call on this thread, of `module`, has ended."""

@@ -9,9 +9,15 @@ from typing import Any
 from torch import nn
 
 from shardscope._torch.frames import Role
-from shardscope._torch.fsdp import flat_handle_module, param_group_module, param_group_size
+from shardscope._torch.fsdp import (
+    flat_handle_module,
+    flat_handle_size,
+    param_group_module,
+    param_group_size,
+)
 from shardscope._torch.meshes import describe_placements
 from shardscope.comm.stack import Stack
+from shardscope.comm.traffic import Payload
 from shardscope.record import Call, Cause, CollectiveKind, Compiled, FullyShard, Redistribute
 
 __all__ = ["find_cause", "hold_lightly"]
@@ -28,7 +34,7 @@ def hold_lightly(stack: Stack, find: Callable[[nn.Module], int]) -> None:
             (group,) = held
             light = (find(param_group_module(group)), param_group_size(group))
         elif role in _FSDP1:
-            light = (find(flat_handle_module(held[0])), 1)
+            light = (find(flat_handle_module(held[0])), flat_handle_size(held[0]))
         elif role is Role.IMPLICIT:
             light = (held[0].op,)
         else:
@@ -36,13 +42,12 @@ def hold_lightly(stack: Stack, find: Callable[[nn.Module], int]) -> None:
         stack.held = {**stack.held, role: light}
 
 
-def find_cause(
-    kind: CollectiveKind, stack: Stack, node: str | None
-) -> tuple[Cause | None, int | None]:
+def find_cause(payload: Payload, stack: Stack, node: str | None) -> tuple[Cause | None, int | None]:
     """The cause, and the index of the module that owns the collective where FSDP says so.
 
     `node` is the name of the autograd node being executed.
     """
+    kind = payload.kind
     for role, held in stack.held.items():
         action = _FSDP.get(role) or _FSDP1.get(role)
         if action is not None:
@@ -52,7 +57,11 @@ def find_cause(
         return _redistribution(stack, node), None
     if stack.graph is not None:
         return Compiled(graph=stack.graph.co_name), None
-    return (None if stack.api is None else Call(api=_api_name(stack.api))), None
+    if stack.api is not None:
+        return Call(api=_api_name(stack.api)), None
+    if stack.is_bare:  # C++ in backward, and no bucket: how DDP learns which parameters were used
+        return Call(api="torch.nn.parallel.DistributedDataParallel"), None
+    return Call(api=f"torch.ops.{payload.op}"), None
 
 
 def _action(kind: CollectiveKind, action: str) -> str:

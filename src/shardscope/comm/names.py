@@ -5,6 +5,7 @@ A shared module has a name for each of its places; the module that calls it tell
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +21,20 @@ from shardscope._torch.modules import (
     is_wrapper,
     named_places,
     own_parameters,
+    parameter_named,
     unwrap,
 )
+from shardscope.comm.stack import is_called_by_torch
 from shardscope.errors import TraceError
 
-__all__ = ["NO_MODULE", "Models", "ModuleNames"]
+__all__ = ["NO_MODULE", "UNNAMED", "Models", "ModuleNames"]
 
 Models = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | None
 """One model, several with names, several without, or None for whichever are called."""
 
 NO_MODULE = -1
+UNNAMED = -3
+"""Indices, as all below zero, without a name: outside any module, or in one that has none."""
 
 
 class ModuleNames:
@@ -46,7 +51,7 @@ class ModuleNames:
         self._places: dict[int, list[int]] = {}
         self.only_places: dict[int, int] = {}  # of modules that have but one, which is most
         self._guards: dict[int, weakref.ref[nn.Module]] = {}
-        self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._parameters: dict[int, tuple[int, str]] = {}  # who holds it, under which name
         self._roots: list[weakref.ref[nn.Module]] = []
         self._num_given = 0
         self._lock = threading.RLock()  # models are met on any thread
@@ -58,13 +63,13 @@ class ModuleNames:
     def find(self, module: nn.Module, caller: int = NO_MODULE) -> int:
         """The index of `module`'s name, when `caller` is the index of the module calling it."""
         places = self._places.get(id(module)) or self._meet(module, caller)
-        if len(places) == 1 or caller == NO_MODULE:
+        if len(places) == 1 or caller < 0:
             return places[0]
         return self._nearest(places, self.names[caller])
 
     def name(self, index: int) -> str | None:
         """The name behind an index."""
-        return None if index == NO_MODULE else self.names[index]
+        return None if index < 0 else self.names[index]
 
     def module(self, index: int) -> nn.Module | None:
         """The module behind an index, unwrapped, if it is still alive."""
@@ -77,17 +82,25 @@ class ModuleNames:
 
     def owner_of(self, parameter: torch.Tensor) -> int:
         """The module that holds `parameter`, as an index."""
-        reference, owner = self._parameters.get(id(parameter), (None, NO_MODULE))
-        return owner if reference is not None and reference() is parameter else NO_MODULE
+        name = self._own_name(parameter)
+        if name is None:  # it may have taken another's place since
+            for index in range(len(self.names)):
+                self._add_parameters(index)
+            name = self._own_name(parameter)
+        return NO_MODULE if name is None else self._parameters[id(parameter)][0]
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
         """The full clean name of `parameter`."""
         owner = self.owner_of(parameter)
-        module = None if owner == NO_MODULE else self.module(owner)
-        for name, candidate in own_parameters(module) if module is not None else ():
-            if candidate is parameter:
-                return f"{self.names[owner]}.{name}".lstrip(".")
-        return None
+        name = self._own_name(parameter)
+        return None if name is None else f"{self.names[owner]}.{name}".lstrip(".")
+
+    def _own_name(self, parameter: torch.Tensor) -> str | None:
+        """The name of `parameter` in the module that was last seen to hold it, if it still does."""
+        index, name = self._parameters.get(id(parameter), (NO_MODULE, ""))
+        module = None if index == NO_MODULE else self.module(index)
+        is_held = module is not None and parameter_named(module, name) is parameter
+        return name if is_held else None
 
     def roots(self) -> Iterator[nn.Module]:
         """The models that the names begin at."""
@@ -108,7 +121,7 @@ class ModuleNames:
 
     def _meet(self, module: nn.Module, caller: int) -> list[int]:
         """Name a module that was not known before it was called."""
-        if isinstance(module, torch.fx.GraphModule) and caller != NO_MODULE:
+        if isinstance(unwrap(module), torch.fx.GraphModule) and is_called_by_torch(sys._getframe()):
             return [caller]  # a graph that a compiler made of the caller
         with self._lock:
             for root in (outermost_module(module), module):
@@ -120,13 +133,13 @@ class ModuleNames:
         wrapped = root if self._keep_wrappers else unwrap(root)
         if wrapped is not root and id(wrapped) in self._places:
             return self.names[self._places[id(wrapped)][0]]
-        holder = None if caller == NO_MODULE else self.module(caller)
+        holder = None if caller < 0 else self.module(caller)
         for name, child in () if holder is None else called_children(holder):
             if child is root:  # registered since the names were made
                 return f"{self.names[caller]}.{name}".lstrip(".")
         # Forwards that make a module afresh each time would otherwise make names without end.
         cls = type(root) if self._keep_wrappers else user_class(wrapped)
-        return self._unused(cls.__name__, may_be_dead=caller != NO_MODULE)
+        return self._unused(cls.__name__, may_be_dead=caller >= 0)
 
     def _nearest(self, places: list[int], caller: str) -> int:
         """The place below `caller` that is nearest to it, or else the one that it is within."""
@@ -149,10 +162,15 @@ class ModuleNames:
                 self._modules[index] = weakref.ref(module)
             self._place(module, index)
             self.has_data_parallel |= isinstance(module, DistributedDataParallel)
-            for _, parameter in own_parameters(module):
-                if self.owner_of(parameter) == NO_MODULE:
-                    self._parameters[id(parameter)] = (weakref.ref(parameter), index)
+            self._add_parameters(index)
         self._roots = [*(known for known in self._roots if known() is not None), weakref.ref(root)]
+
+    def _add_parameters(self, index: int) -> None:
+        # Without a reference, even a weak one: torch does not move tensors that have any.
+        module = self.module(index)
+        for name, parameter in () if module is None else own_parameters(module):
+            if self._own_name(parameter) is None:
+                self._parameters[id(parameter)] = (index, name)
 
     def _is_given(self, module: nn.Module) -> bool:
         places = self._places.get(id(module))

@@ -16,6 +16,7 @@ from threading import get_ident
 from types import CodeType
 
 import torch
+from torch import nn
 
 from shardscope._torch.autograd import current_node, is_in_backward, node_number, node_origin
 from shardscope._torch.calls import process_group
@@ -29,6 +30,7 @@ from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.causes import find_cause, hold_lightly
 from shardscope.comm.groups import GroupBook, Membership
 from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.comm.signals import raise_if_from_signal
 from shardscope.comm.stack import Stack, find_backward_caller, read_stack
 from shardscope.comm.traffic import Payload
 from shardscope.record import BucketReduce, Cause, Collective, CollectiveKind, Gap, Group, Phase
@@ -98,6 +100,7 @@ class Recorder:
             if self._emit is not None:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
+            raise_if_from_signal(error)
             self.report_gap(issued.op, f"it was issued but not understood ({error!r})")
 
     @property
@@ -119,6 +122,7 @@ class Recorder:
                 try:
                     self._write(note)
                 except Exception as error:  # noqa: BLE001 - watching must not kill
+                    raise_if_from_signal(error)
                     op = note.payload.op
                     self.report_gap(op, f"it was issued but not understood ({error!r})")
 
@@ -138,7 +142,7 @@ class Recorder:
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
         if stack.held:
-            hold_lightly(stack, self._names.find)
+            hold_lightly(stack, self._find_sharded)
         for single in issued.singles():
             group = self._membership(single, stack)
             if group is None:
@@ -153,6 +157,11 @@ class Recorder:
                 note.running = self.calls.recomputing()
             elif phase is not Phase.OPTIMIZER:
                 note.running = self.calls.running()
+                if note.running == NO_MODULE and stack.boundary is Role.MODULE_CALL:
+                    # Only a graph that a compiler made was called, and that is no module.
+                    note.phase = _BACKWARD if is_in_backward() else _OUTSIDE
+                    if note.phase is _BACKWARD:
+                        self._note_node(note, single)
             self._notes.append(note)
 
     def _is_in_our_world(self) -> bool:
@@ -167,7 +176,7 @@ class Recorder:
     def _note_node(self, note: _Note, issued: Issued) -> None:
         node = current_node()
         if node is None:  # a callback at the end of backward
-            if note.stack.api is None:  # which only C++ can have been
+            if note.stack.is_bare:
                 self._note_bucket(note, issued, None)
             return
         origin = node_origin(node)
@@ -185,13 +194,13 @@ class Recorder:
         """DDP reduces a bucket as its `last` parameter gets its gradient, or all at the end."""
         if note.stack.held or note.payload.kind is not CollectiveKind.ALL_REDUCE:
             return
-        if note.stack.api is not None and not is_in_comm_hook(sys._getframe()):
+        if not note.stack.is_bare and not is_in_comm_hook(sys._getframe()):
             return  # a call of the user's own, in a hook of the gradient's
         tensors = issued.read().inputs
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
             return  # DDP's own account of which parameters were used
         note.bucket = self.buckets.find(sum(tensor.numel() for tensor in tensors), last)
-        if note.bucket is None and note.stack.api is None:
+        if note.bucket is None and note.stack.is_bare:
             note.bucket = BucketReduce(bucket=None, parameters=())
             self.report_gap(
                 "DDP",
@@ -211,7 +220,7 @@ class Recorder:
     def _write(self, note: _Note) -> None:
         stack, payload = note.stack, note.payload
         trigger = self._trigger(note)
-        cause, owner = find_cause(payload.kind, stack, note.node)
+        cause, owner = find_cause(payload, stack, note.node)
         cause = note.bucket or cause
         if note.phase is _FORWARD:
             self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger
@@ -244,6 +253,9 @@ class Recorder:
         if self._emit is not None:
             self._emit(collective)
 
+    def _find_sharded(self, module: nn.Module) -> int:
+        return self._names.find(module, self.calls.running())
+
     def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
         """Of the group, which the run may have destroyed by the time the record is written."""
         if default_group() is not self._world() and not self._is_in_our_world():
@@ -270,8 +282,9 @@ class Recorder:
         if maker is None:
             self.report_gap(
                 "backward",
-                "its forward ran before the trace began, so which module a collective belongs to "
-                "is not known where only autograd could tell",
+                "its forward ran before the trace began, or on another thread outside any module, "
+                "so which module a collective belongs to is not known where only autograd could "
+                "tell",
             )
             return NO_MODULE
         return note.running if maker == NO_MODULE else maker
@@ -323,4 +336,4 @@ def _thread_name() -> str:
     identity = get_ident()
     # Not current_thread(): it would leave an object behind for a thread that C++ started.
     named = (thread.name for thread in threading.enumerate() if thread.ident == identity)
-    return next(named, "autograd")
+    return next(named, "autograd" if is_in_backward() else "unnamed")

@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from shardscope._torch.frames import WITNESSES, Role, find_roles
+from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
 from shardscope.record import Source
 
-__all__ = ["Stack", "find_backward_caller", "read_stack"]
+__all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_TORCH_LIBRARY = os.path.join(_TORCH, "_library") + os.sep  # what calls registered ops
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _OUR_DEMO = os.path.join(_OURS, "cli", "_llama.py")
 _OUR_CLI = os.path.join(_OURS, "cli") + os.sep
@@ -39,7 +40,11 @@ _MACHINERY = (
     "function.py",
     "_tensor.py",
     "_ops.py",
+    "_compile.py",
+    os.path.join("checkpoint", "logger.py"),
 )
+# torch marks functions as deprecated with a package that is not its own.
+_WRAPPERS = ("typing_extensions.py",)
 # What modes and tensor subclasses are called by: the user's, but not who asked.
 _PASSING_ON = ("__torch_dispatch__", "__torch_function__")
 _USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE, _END = range(8)
@@ -70,6 +75,7 @@ class Stack:
     graph: CodeType | None = None
     asked_by: CodeType | None = None
     backward_caller = 0  # thread that called backward, where the engine is at work
+    is_bare = False  # whether the engine, or a thread of its own, called from C++
     is_nested = False  # whether a recomputed function is in its own backward
     reduction: Any = None
     held: Mapping[Role, tuple[Any, ...]] = MappingProxyType({})
@@ -88,7 +94,7 @@ def read_stack(frame: FrameType | None) -> Stack:
     learnt = _facts.get
     while frame is not None:
         code = frame.f_code
-        kind, role, _ = learnt(id(code)) or _learn(code)
+        kind, role, _ = learnt(id(code)) or _learn(frame)
         if kind == _OTHER:
             pass
         elif kind == _USER:
@@ -106,6 +112,7 @@ def read_stack(frame: FrameType | None) -> Stack:
             elif kind == _BOUNDARY:
                 boundary = role
                 if role == _ENGINE:
+                    stack.is_bare = user is None and stack.api is None
                     stack.is_nested = _is_nested(frame)
                     stack.backward_caller = get_ident()
                 if user is not None:
@@ -113,6 +120,8 @@ def read_stack(frame: FrameType | None) -> Stack:
             else:
                 _meet(stack, kind, role, frame, user)
         frame = frame.f_back
+    else:
+        stack.is_bare = user is None and boundary is None and stack.api is None
     stack.user = user
     stack.boundary = boundary
     return stack
@@ -164,7 +173,18 @@ def find_backward_caller(stack: Stack) -> None:
             stack.user, stack.instruction = caller.user, caller.instruction
 
 
-def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:
+def is_called_by_torch(frame: FrameType | None) -> bool:
+    """Whether it is torch that called what of ours `frame` belongs to, not the user."""
+    while frame is not None:
+        kind, _, code = _facts.get(id(frame.f_code)) or _learn(frame)
+        if not code.co_filename.startswith(_OURS):
+            return kind != _USER
+        frame = frame.f_back
+    return True
+
+
+def _learn(frame: FrameType) -> tuple[int, Role | None, CodeType]:
+    code = frame.f_code
     if not _roles:
         _roles.update(find_roles())
     role = _roles.get(id(code))
@@ -172,6 +192,8 @@ def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:
         kind = _ROLE_KINDS.get(role, _CAUSE)
     elif code.co_name in _PASSING_ON:
         kind = _OTHER
+    elif str(frame.f_globals.get("__name__")).startswith(COMPILED_MODULES):
+        kind = _GRAPH
     else:
         kind = _classify(code.co_filename)
     _facts[id(code)] = fact = (kind, role, code)
@@ -179,8 +201,10 @@ def _learn(code: CodeType) -> tuple[int, Role | None, CodeType]:
 
 
 def _classify(filename: str) -> int:
-    if filename.startswith("<eval_with_key>") or "torchinductor" in filename:
+    if filename.startswith("<eval_with_key>"):
         return _GRAPH
+    if filename.startswith(_TORCH_LIBRARY) or filename.endswith(_WRAPPERS):
+        return _OTHER
     if filename.startswith(_TORCH):
         return _OTHER if filename.endswith(_MACHINERY) else _API
     if filename == _OUR_DEMO:  # plays the user
@@ -211,9 +235,16 @@ def _line_of(code: CodeType, instruction: int) -> int:
     return next(lines, None) or code.co_firstlineno
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd() + os.sep
+    except OSError:  # it has been deleted
+        return os.sep * 2
+
+
 def _shown_path(file: str) -> str:
     """Relative to the working directory, or to the folder of packages, where that is shorter."""
-    for folder in (os.getcwd() + os.sep, os.path.dirname(_OURS.rstrip(os.sep)) + os.sep):
+    for folder in (_working_directory(), os.path.dirname(_OURS.rstrip(os.sep)) + os.sep):
         if file.startswith(folder):
             return file.removeprefix(folder)
     return file.rpartition(f"site-packages{os.sep}")[2]

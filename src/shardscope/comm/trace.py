@@ -73,9 +73,10 @@ class Trace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._depth -= 1
-        if self._depth > 0:
+        if self._depth != 1:  # within itself, or left once too often
+            self._depth = max(0, self._depth - 1)
             return
+        self._depth = 0
         self._exit.close()
         if self._watch is not None:
             self._watch.pause(error)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shardscope._torch.calls import reduce_op_name, tensors_in
+from shardscope._torch.calls import num_bytes, reduce_op_name, tensors_in
 from shardscope._torch.intercept import Issued
 from shardscope.comm.groups import Membership
 from shardscope.record import CollectiveKind
@@ -64,6 +64,8 @@ class Payload:
             self._reduce_op = boxed if is_name else asked or reduce_op_name(boxed)
         self._peer = None if peer is None or peer >= num_args else args[peer]
         self._splits: Sequence[int] | None = None if splits is None else args[splits]
+        if layout.kind is _K.ALL_TO_ALL and isinstance(inputs, list):
+            self._splits = [num_bytes(tensor) for tensor in inputs]
         self.num_tensors, self.input_bytes, self._dtype = _sizes(inputs)
         if layout.factor is not None:
             self._multiply(inputs, args[layout.factor], _at(args, layout.dtype))
@@ -127,12 +129,11 @@ def _received(rows: torch.Tensor, splits: Sequence[int] | None) -> int | None:
 def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
     """How many tensors, how many bytes, and of which dtype."""
     if isinstance(value, torch.Tensor):
-        return 1, value.numel() * value.element_size(), value.dtype
+        return 1, num_bytes(value), value.dtype
     tensors = tensors_in(value)
     if not tensors:
         return 0, 0, None
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return len(tensors), num_bytes, tensors[0].dtype
+    return len(tensors), sum(num_bytes(tensor) for tensor in tensors), tensors[0].dtype
 
 
 def wire_bytes(kind: CollectiveKind, input_bytes: int, output_bytes: int, num_ranks: int) -> int:

@@ -75,7 +75,7 @@ class StreamWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], run: RunInfo, *, force: bool = False) -> None:
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(path)  # the run may change its directory
         self.failure: str | None = None
         self._lock = threading.RLock()  # a signal handler may record while we write
         self._pid = os.getpid()

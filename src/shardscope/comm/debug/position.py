@@ -116,4 +116,4 @@ class Positions:
         return thread.caller
 
     def _name(self, index: int) -> str:
-        return GLOBAL if index == NO_MODULE else self._names.names[index]
+        return self._names.name(index) or GLOBAL
