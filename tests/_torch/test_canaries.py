@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -233,6 +234,51 @@ CANARIES: dict[str, Canary] = {
         "count the bytes of a sparse tensor",
         lambda: torch.eye(2).to_sparse()._values().shape == (2,),
     ),
+    # object_calls.py
+    "torch.distributed.distributed_c10d._canonicalize_group_rank": Canary(
+        "object_calls.py",
+        "read the roots of object collectives as torch does",
+        in_mesh(
+            lambda mesh: (
+                torch.distributed.distributed_c10d._canonicalize_group_rank(
+                    dist.group.WORLD, None, 1
+                )
+                == 1
+            )
+        ),
+    ),
+    "torch.distributed.distributed_c10d._check_not_self_rank": Canary(
+        "object_calls.py",
+        "refuse to send objects to oneself",
+        in_mesh(
+            lambda mesh: (
+                torch.distributed.distributed_c10d._check_not_self_rank(
+                    dist.group.WORLD, 1, "destination"
+                )
+                is None
+            )
+        ),
+    ),
+    "torch.distributed.distributed_c10d._warn_not_in_group": Canary(
+        "object_calls.py", "warn of object collectives in groups of others"
+    ),
+    "torch.distributed.distributed_c10d._new_process_group_helper": Canary(
+        "simulated_group.py",
+        "simulate groups of any backend",
+        lambda: (
+            {"backend", "backend_options"}
+            <= set(
+                inspect.signature(
+                    torch.distributed.distributed_c10d._new_process_group_helper
+                ).parameters
+            )
+        ),
+    ),
+    "._buffers": Canary(
+        "simulated_group.py",
+        "give simulated models buffers",
+        lambda: list(nn.BatchNorm1d(1)._buffers),
+    ),
     # intercept.py
     "torch._C._dispatch_keyset_full_after": Canary(
         "intercept.py", "pass collectives on to torch's own kernels"
@@ -241,6 +287,12 @@ CANARIES: dict[str, Canary] = {
         "simulated_group.py",
         "answer collectives on tensors without data",
         lambda: torch._C._distributed_c10d.FakeWork().boxed() is not None,
+    ),
+    "torch.jit._builtins._register_builtin": Canary(
+        "intercept.py", "let torch.jit.script compile collectives inside a trace"
+    ),
+    "torch.jit._builtins._get_builtin_table": Canary(
+        "intercept.py", "let torch.jit.script compile collectives inside a trace"
     ),
     "torch._C._get_dispatch_mode": Canary("intercept.py", "tell tracing a graph from running it"),
     "torch._C._TorchDispatchModeKey": Canary(
@@ -285,7 +337,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "intercept.py",
+        "intercept.py and simulated_group.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]
@@ -381,7 +433,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._parameters": Canary(
-        "modules.py",
+        "modules.py and simulated_group.py",
         "list a module's own parameters, tied ones too",
         lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
     ),

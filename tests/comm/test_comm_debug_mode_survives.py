@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from shardscope import World, simulate
@@ -61,3 +62,37 @@ def test_class_that_cannot_be_printed_is_no_problem(world: World) -> None:
     with CommDebugMode() as mode:
         assert Odd(8, 8)(batch()).shape == (4, 8)
     assert mode.get_total_counts() == 0
+
+
+def test_leaving_without_entering_does_no_harm(world: World) -> None:
+    mode = CommDebugMode()
+    mode.__exit__(None, None, None)
+    with mode:
+        Block()(batch())
+    assert mode.get_total_counts() == 1
+
+
+def test_counts_may_be_assigned(world: World) -> None:
+    with CommDebugMode() as mode:
+        Block()(batch())
+        mode.comm_counts = {}
+        mode.comm_module_counts = {}
+        mode.comm_module_operation_counts = {}
+    assert mode.get_total_counts() == 0
+    assert mode.get_comm_module_counts() == {}
+
+
+def test_op_taken_out_of_the_registry_is_not_counted(world: World) -> None:
+    mode = CommDebugMode()
+    mode.comm_registry.discard(torch.ops._c10d_functional.all_reduce)
+    with mode:
+        Block()(batch())
+        dist.barrier()
+    assert mode.get_comm_counts() == {torch.ops.c10d.barrier: 1}
+
+
+def test_every_module_called_has_a_list_of_ops(world: World) -> None:
+    with CommDebugMode() as mode:
+        nn.Sequential(nn.Identity())(batch())
+    lists = mode.comm_module_operation_counts
+    assert lists["Sequential"] == lists["Sequential.0"] == {"operations_list": []}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +24,7 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shardscope import World, simulate, trace
+from shardscope import World, load, simulate, trace
 from shardscope.record import (
     Call,
     CollectiveKind,
@@ -26,7 +32,7 @@ from shardscope.record import (
     Phase,
     Redistribute,
 )
-from small_models import MLP, Net, batch, facts, only, shard_net, split_mlp
+from small_models import MLP, Net, batch, everyone, facts, only, shard_net, split_mlp
 
 K = CollectiveKind
 
@@ -153,3 +159,77 @@ def test_split_model_on_fake_tensors_has_the_same_causes(world: World) -> None:
     with trace(model) as t:
         model(batch())
     assert only(t).cause.asked_by == "RowwiseParallel"
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_line_of_a_deprecated_function_is_its_callers(world: World) -> None:
+    with trace() as t:
+        dist.all_gather_into_tensor(torch.empty(4), torch.ones(1))  # here
+    ((source,),) = facts(t, "source")
+    assert source.text.endswith("# here")
+
+
+def test_methods_of_a_group_are_calls_of_their_ops(world: World) -> None:
+    linear = nn.Linear(8, 8, bias=False)
+    linear.weight.register_post_accumulate_grad_hook(
+        lambda p: print(everyone().allreduce([p.grad]).wait())
+    )
+    with trace(linear) as t:
+        everyone().barrier().wait()
+        linear(batch()).sum().backward()
+    assert facts(t, "cause", "owner") == [
+        (Call(api="torch.ops.c10d.barrier"), None),
+        (Call(api="torch.ops.c10d.allreduce_"), ""),
+    ]
+    assert t.recording.gaps == ()
+
+
+def test_exception_of_a_signal_handler_is_the_programs(world: World) -> None:
+    class Timeout(Exception):  # noqa: N818
+        pass
+
+    def handler(*_: object) -> None:
+        raise Timeout
+
+    recorder_module = importlib.import_module("shardscope.comm.recorder")
+    read_stack = recorder_module.read_stack
+
+    def interrupted(frame: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+        return read_stack(frame)
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        with (
+            mock.patch.object(recorder_module, "read_stack", interrupted),
+            trace() as t,
+            pytest.raises(Timeout),
+        ):
+            dist.barrier()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert t.recording.gaps == ()
+
+
+def test_deleted_working_directory_costs_nothing(world: World, tmp_path: Path) -> None:
+    before = os.getcwd()
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    os.chdir(folder)
+    try:
+        folder.rmdir()
+        with trace() as t:
+            exec(compile("dist.barrier()", "/elsewhere/program.py", "exec"), {"dist": dist})
+        ((source,),) = facts(t, "source")
+    finally:
+        os.chdir(before)
+    assert source.file == "/elsewhere/program.py"
+    assert t.recording.gaps == ()
+
+
+def test_path_that_is_not_utf8_is_written_out(world: World, tmp_path: Path) -> None:
+    with trace() as t:
+        exec(compile("dist.barrier()", "/tmp-\udcff.py", "exec"), {"dist": dist})
+    ((source,),) = facts(t, "source")
+    assert source.file == "/tmp-\\udcff.py"
+    assert load(t.save(tmp_path / "run.json")) == t.recording

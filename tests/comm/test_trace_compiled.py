@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from shardscope import World, simulate, trace
 from shardscope.record import CollectiveKind, Compiled, Phase
 from small_models import MLP, Net, batch, everyone, facts, shard_net, split_mlp
+
+TESTS = Path(__file__).parents[1]
 
 K = CollectiveKind
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
@@ -293,3 +300,62 @@ def test_tracing_a_graph_by_hand_counts_what_it_really_issues(
         assert len(t.recording.collectives) == num_issued
         graph(batch())
     assert [kind for (kind,) in facts(t, "kind")] == [K.ALL_REDUCE] * (num_issued + 1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_function_is_no_module(world: World, backend: str) -> None:
+    @torch.compile(backend=backend)
+    def scaled_sum(x: torch.Tensor) -> torch.Tensor:
+        return funcol.all_reduce(x * 2, "sum", everyone()) + 1
+
+    model = nn.Linear(8, 8)
+    with trace(model) as t:
+        scaled_sum(batch())
+    assert facts(t, "phase", "owner", "trigger") == [(Phase.OUTSIDE, None, None)]
+    assert [module.name for module in t.recording.modules] == [""]
+
+
+def test_compiled_backward_is_backward(world: World) -> None:
+    model = nn.Linear(8, 8)
+    model.weight.register_hook(lambda grad: funcol.all_reduce(grad, "sum", everyone()))
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        trace(model) as t,
+    ):
+        torch.compile(lambda: model(batch()).sum().backward(), backend="eager")()
+    assert {phase for (phase,) in facts(t, "phase")} == {Phase.BACKWARD}
+    assert [module.name for module in t.recording.modules] == [""]
+
+
+def test_compiled_code_is_known_wherever_it_is_kept(tmp_path: Path) -> None:
+    program = """
+        import torch
+        import torch.distributed as dist
+        from shardscope import simulate, trace
+
+        def reduce(x):
+            y = x + 1
+            dist.all_reduce(y)
+            return y
+
+        with simulate({"dp": 2}), trace() as t:
+            torch.compile(reduce)(torch.ones(4))
+            reduce(torch.ones(4))
+        print([(c.cause.__class__.__name__, c.source.function) for c in t.recording.collectives])
+    """
+    folder = tmp_path / "torchinductor_of_mine"
+    folder.mkdir()
+    (folder / "program.py").write_text(textwrap.dedent(program))
+    ran = subprocess.run(
+        [sys.executable, str(folder / "program.py")],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TESTS.parent / "src"),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kept"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert ran.stdout.strip() == "[('Compiled', 'reduce'), ('Call', 'reduce')]"

@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from shardscope import Trace, World, simulate, trace
-from small_models import Block, Net, Own, Reduce, Sum, batch, facts
+from small_models import MLP, Block, Net, Own, Reduce, Sum, batch, facts, split_mlp
 
 
 @pytest.fixture
@@ -265,3 +266,72 @@ def test_tracing_costs_a_deep_model_no_stack(world: World) -> None:
     plain, traced = frames
     assert traced == plain
     assert sys.getrecursionlimit() == limit
+
+
+def test_lazy_modules_are_described_once_they_have_shapes(world: World) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), Sum())
+    with trace(model) as t:
+        assert [module.name for module in t.recording.modules] == ["", "1"]
+        model(batch())
+    described = {module.name: module for module in t.recording.modules}
+    assert [parameter.shape for parameter in described["0"].parameters] == [(4, 8), (4,)]
+    assert t.recording.gaps == ()
+
+
+def test_model_can_be_moved_and_cast_inside_and_after(world: World) -> None:
+    model = split_mlp(MLP(), world.mesh)
+    with trace(model) as t:
+        model(batch())
+        model.double()
+        model(batch().double())
+    model.float()
+    torch.utils.swap_tensors(model.up.weight, nn.Parameter(model.up.weight.detach().clone()))
+    assert len(t.recording.collectives) == 2
+
+
+def test_parameters_that_took_anothers_place_have_an_owner(world: World) -> None:
+    model = Net(depth=1)
+    with trace(model) as t:
+        model.load_state_dict(model.state_dict(), assign=True)
+        model.embed.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+        model(batch()).sum().backward()
+    assert facts(t, "owner", "phase")[-1] == ("embed", "backward")
+    assert t.recording.gaps == ()
+
+
+def test_layers_that_hold_all_layers_before_them_are_no_burden(world: World) -> None:
+    class Dense(nn.Module):
+        def __init__(self, before: list[nn.Module]) -> None:
+            super().__init__()
+            self.before = nn.ModuleList(before[-2:])
+            self.sum = Sum()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.sum(x)
+
+    layers: list[nn.Module] = []
+    for _ in range(40):  # with a name for every path there would be hundreds of millions
+        layers.append(Dense(layers))
+    with trace(layers[-1]) as t:
+        layers[-1](batch())
+    assert facts(t, "owner") == [("sum",)]
+
+
+def test_place_of_a_shared_block_is_told_by_who_calls_it_when_fsdp_gathers(world: World) -> None:
+    class Half(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.block(x)
+
+    shared = nn.Linear(8, 8)
+    model = nn.ModuleDict({"encoder": Half(shared), "decoder": Half(shared)})
+    fully_shard(shared, mesh=world.mesh, reshard_after_forward=True)
+    with trace(model) as t:
+        model["decoder"](model["encoder"](batch()))
+    assert facts(t, "kind", "owner", "trigger") == [
+        ("all_gather", "encoder.block", "encoder.block"),
+        ("all_gather", "decoder.block", "decoder.block"),
+    ]

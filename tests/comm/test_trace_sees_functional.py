@@ -232,3 +232,15 @@ def test_sharding_dim_change_is_an_all_to_all(world: World) -> None:
     with trace() as t:
         torch.ops._dtensor.shard_dim_alltoall(torch.ones(4, 4), 0, 1, name())
     assert (only(t).kind, only(t).input_bytes, only(t).wire_bytes) == (K.ALL_TO_ALL, 64, 48)
+
+
+def test_functions_can_be_scripted_and_traced_symbolically_inside(world: World) -> None:
+    def reduce(x: torch.Tensor, group: str) -> torch.Tensor:
+        return torch.ops._c10d_functional.all_reduce(x, "sum", group)
+
+    with trace() as t:
+        graph = torch.fx.symbolic_trace(reduce, concrete_args={"group": everyone().group_name})
+        assert t.recording.collectives == ()
+        graph(torch.ones(2), everyone().group_name)
+    assert facts(t, "kind") == [("all_reduce",)]
+    assert t.recording.gaps == ()

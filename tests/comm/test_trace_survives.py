@@ -213,13 +213,13 @@ def test_module_that_holds_itself_is_no_problem(world: World) -> None:
 
 
 def test_exception_that_cannot_say_what_it_is_stays_the_one_raised(world: World) -> None:
-    class Mute(RuntimeError):
+    class MuteError(RuntimeError):
         def __str__(self) -> str:
             raise ValueError("no words")
 
-    with pytest.raises(Mute), trace(Block()) as t:
-        raise Mute
-    assert gap_facts(t) == ["it ended early with Mute"]
+    with pytest.raises(MuteError), trace(Block()) as t:
+        raise MuteError
+    assert gap_facts(t) == ["it ended early with MuteError"]
     assert len(t.recording.modules) == 3
 
 

@@ -127,7 +127,7 @@ def test_groups_of_the_same_ranks_are_numbered_as_they_were_made(order: tuple[in
         twins = [dist.new_group([0, 1]), dist.new_group([0, 1])]
         for index in order:
             dist.all_reduce(torch.ones(index + 1), group=twins[index])
-    names = {size: group for size, group in facts(t, "input_bytes", "group")}
+    names = dict(facts(t, "input_bytes", "group"))
     assert names == {4: "group[0-1]", 8: "group[0-1]#2"}
 
 

@@ -171,3 +171,19 @@ def test_uneven_exchange_brings_in_what_the_others_send() -> None:
     (exchange,) = t.recording.collectives
     assert (exchange.input_bytes, exchange.output_bytes) == (5 * 3 * 4, 6 * 3 * 4)
     assert exchange.wire_bytes == 3 * 3 * 4
+
+
+def test_uneven_exchange_sends_as_much_as_a_list_as_with_splits() -> None:
+    with simulate({"dp": 4}), trace() as t:
+        sizes = [100, 1, 1, 1]
+        dist.all_to_all([torch.ones(n) for n in sizes], [torch.ones(n) for n in sizes])
+        dist.all_to_all_single(torch.ones(103), torch.ones(103), sizes, sizes)
+    assert [call.wire_bytes for call in t.recording.collectives] == [12, 12]
+
+
+def test_sparse_tensor_counts_what_it_holds() -> None:
+    sparse = torch.eye(100_000, 8).to_sparse()
+    with simulate({"dp": 4}), trace() as t:
+        dist.all_reduce(sparse)
+    (call,) = t.recording.collectives
+    assert call.input_bytes == 8 * 4 + 2 * 8 * 8  # values, and two indices of each

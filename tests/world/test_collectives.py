@@ -13,7 +13,7 @@ from torch import empty, ones
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.utils._pytree import tree_leaves
 
-from shardscope import World, trace
+from shardscope import World, simulate, trace
 
 NUM_RANKS = 4
 
@@ -333,3 +333,39 @@ def test_groups_of_some_ranks_work(world: World) -> None:
         ("broadcast", 2, 3),
         ("barrier", 2, None),
     ]
+
+
+@pytest.mark.parametrize(
+    "issue",
+    [
+        lambda: dist.isend(torch.ones(3), 1),
+        lambda: dist.irecv(torch.ones(3), 1),
+        lambda: dist.irecv(torch.ones(3)),
+        lambda: dist.barrier(async_op=True),
+        lambda: dist.gather(torch.ones(3), None, 1, async_op=True),
+        lambda: dist.all_reduce(torch.ones(3), async_op=True),
+    ],
+    ids=["isend", "irecv", "irecv from anyone", "barrier", "gather", "all_reduce"],
+)
+def test_asynchronous_work_is_soon_completed(issue: Callable[[], Any]) -> None:
+    with simulate(mesh={"dp": 2}):
+        work = issue()
+        assert work.is_completed()
+        assert work.wait() is not None
+
+
+@pytest.mark.parametrize(
+    "issue",
+    [
+        lambda: dist.reduce_scatter_tensor(torch.ones(4), torch.ones(2, 4)),
+        lambda: dist.all_to_all_single(torch.ones(4, 2), torch.ones(8)),
+        lambda: dist.reduce_scatter(torch.ones(2, 2), [torch.ones(4), torch.ones(4)]),
+        lambda: dist.gather(torch.ones(1), [torch.ones(1), torch.ones(2)]),
+    ],
+    ids=["stacked", "other rows", "other shapes", "uneven"],
+)
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_shapes_that_only_nccl_takes_are_taken(issue: Callable[[], Any]) -> None:
+    with simulate(mesh={"dp": 2}), trace() as t:
+        issue()
+    assert len(t.recording.collectives) == 1

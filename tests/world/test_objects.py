@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import broadcast_object_list as imported_by_name
 
 from shardscope import World, simulate, trace
 
@@ -120,10 +121,10 @@ def test_rank_0_is_the_root_where_none_is_named() -> None:
     assert {c.peer for c in t.recording.collectives} == {0, None}
 
 
-def test_a_root_without_pieces_gets_torchs_own_error() -> None:
+def test_a_root_without_pieces_gets_an_error() -> None:
     with (
         simulate(mesh={"dp": 4}, rank=0),
-        pytest.raises(ValueError, match="must be specified on source rank"),
+        pytest.raises(ValueError, match="must be given on the source rank"),
     ):
         dist.scatter_object_list([None], None, src=0)
 
@@ -134,3 +135,48 @@ def test_a_rank_outside_the_group_takes_no_part() -> None:
         with pytest.warns(UserWarning, match="does not belong to the given group"):
             dist.broadcast_object_list(["x"], src=1, group=others)
     assert t.recording.collectives == ()
+
+
+def test_functions_imported_by_name_are_simulated_too() -> None:
+    held = ["x"]
+    with simulate(mesh={"dp": 4}, rank=2), trace() as t:
+        imported_by_name(held, src=0)
+    assert held == ["x"]
+    assert [call.kind for call in t.recording.collectives] == ["broadcast", "broadcast"]
+
+
+def test_a_rank_outside_the_group_keeps_its_list() -> None:
+    gathered = ["mine", "too"]
+    with simulate(mesh={"dp": 4}, rank=0):
+        others = dist.new_group([1, 2])
+        with pytest.warns(UserWarning, match="does not belong to the given group"):
+            dist.all_gather_object(gathered, "x", group=others)
+    assert gathered == ["mine", "too"]
+
+
+def test_objects_that_arrive_are_copies() -> None:
+    sent = {"a": [1]}
+    gathered: list[Any] = [None] * 3
+    with simulate(mesh={"dp": 2}):
+        dist.all_gather_object(gathered, sent)
+    assert gathered == [sent, sent, None]
+    assert gathered[0] is not sent
+    assert gathered[0] is not gathered[1]
+
+
+def test_lists_that_are_too_short_are_errors_as_for_real() -> None:
+    with simulate(mesh={"dp": 2}):
+        with pytest.raises(IndexError):
+            dist.gather_object("x", [None], dst=0)
+        with pytest.raises(ValueError, match="room for one object"):
+            dist.scatter_object_list([], ["a", "b"], src=0)
+
+
+def test_roots_and_peers_are_read_as_torch_reads_them() -> None:
+    with simulate(mesh={"dp": 2}):
+        with pytest.raises(ValueError, match="both"):
+            dist.broadcast_object_list(["x"], src=0, group_src=1)
+        with pytest.raises(ValueError, match="Must specify"):
+            dist.recv_object_list([None])
+        with pytest.raises(ValueError, match="same as"):
+            dist.recv_object_list([None], src=0)

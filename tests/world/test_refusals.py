@@ -392,3 +392,29 @@ def test_nothing_is_refused_outside_a_simulated_world() -> None:
         assert dist.send(ones(8), dst=99) is None
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("call", "fact"),
+    [
+        (lambda: dist.isend(torch.ones(1), 1), "names itself as receiver"),
+        (lambda: dist.irecv(torch.ones(1), 1), "names itself as sender"),
+        (lambda: dist.all_gather([], torch.ones(1)), "list has 0 tensors for 4 ranks"),
+        (
+            lambda: dist.scatter(torch.ones(2), [torch.ones(size) for size in (1, 2, 2, 2)], src=1),
+            "from 1 to 2 elements",
+        ),
+    ],
+    ids=["send to itself", "receive from itself", "empty list", "uneven pieces"],
+)
+def test_what_gloo_refuses_is_refused(call: Callable[[], object], fact: str) -> None:
+    with simulate(mesh={"dp": 4}, rank=1), pytest.raises(CollectiveError, match=fact):
+        call()
+
+
+def test_batch_may_hold_both_ends() -> None:
+    with simulate(mesh={"dp": 4}, rank=1), trace() as t:
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, torch.ones(1), 1), dist.P2POp(dist.irecv, torch.ones(1), 1)]
+        )
+    assert [call.peer for call in t.recording.collectives] == [1, 1]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -139,10 +143,15 @@ def snapshot() -> dict[str, Any]:
     return {
         "is initialized": dist.is_initialized(),
         "object collectives": [
-            getattr(module, name)
-            for module in (dist, distributed_c10d)
+            inspect.unwrap(getattr(dist, name)).__code__ for name in OBJECT_COLLECTIVES
+        ],
+        "object collectives' bodies": [
+            inspect.getclosurevars(getattr(dist, name)).nonlocals["func"]
             for name in OBJECT_COLLECTIVES
         ],
+        "making of groups": distributed_c10d._new_process_group_helper,
+        "making of meshes": dist.device_mesh.DeviceMesh.__init__,
+        "exception hook": sys.excepthook,
         "kernels": {
             (name, key): torch._C._dispatch_dump(f"c10d::{name}").count("[kernel]")
             + torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key)
@@ -216,7 +225,11 @@ def be_refused_at_the_door() -> None:
 
 
 def fail_to_make_a_mesh() -> None:
-    with pytest.raises(RuntimeError), simulate(mesh={"dp": 2}, device="no such device"):
+    with (
+        mock.patch.object(dist.device_mesh.DeviceMesh, "__init__", side_effect=ArithmeticError),
+        pytest.raises(ArithmeticError),
+        simulate(mesh={"dp": 2}),
+    ):
         pytest.fail("the world was entered")
 
 
@@ -307,3 +320,93 @@ def test_new_tensors_are_real_until_something_is_materialized() -> None:
         world.materialize(nn.Linear(2, 2, device="meta"))
         assert isinstance(torch.ones(3), FakeTensor)
     assert torch.ones(3).sum().item() == 3
+
+
+def test_further_groups_of_a_real_backend_are_simulated_too() -> None:
+    with simulate(mesh={"dp": 4}, rank=1), trace() as t:
+        group = dist.new_group([0, 1], backend="gloo")
+        dist.all_reduce(torch.ones(1), group=group)
+    assert [call.group for call in t.recording.collectives] == ["group[0-1]"]
+
+
+@pytest.mark.parametrize("device", ["nowhere", "cuda", "meta", None])
+def test_device_that_cannot_be_simulated_is_refused(device: Any) -> None:
+    if device == "cuda" and torch.backends.cuda.is_built():
+        return
+    with pytest.raises(WorldError, match="cannot simulate"), simulate({"dp": 2}, device=device):
+        pytest.fail("the world was entered")
+
+
+def test_device_may_be_torchs_own_object() -> None:
+    with simulate({"dp": 2}, device=torch.device("cpu")) as world:
+        assert world.mesh.device_type == "cpu"
+
+
+def test_sizes_and_ranks_may_be_numbers_of_other_makes() -> None:
+    numpy = pytest.importorskip("numpy")
+    with simulate({"dp": numpy.int64(4)}, rank=numpy.int32(3)) as world:
+        assert (world.size, world.rank, dist.get_rank()) == (4, 3, 3)
+
+
+def test_world_too_large_to_record_is_refused() -> None:
+    with (
+        pytest.raises(WorldError, match=r"1,099,511,627,776 ranks .* at most 1,048,576"),
+        simulate({"dp": 2**20, "tp": 2**20}),
+    ):
+        pytest.fail("the world was entered")
+
+
+def test_materialize_after_the_world_has_ended_is_refused() -> None:
+    with simulate({"dp": 4}) as world:
+        pass
+    with pytest.raises(WorldError, match=r"after its .* block had ended"):
+        world.materialize(nn.Linear(2, 2))
+    assert type(torch.ones(2)) is torch.Tensor
+
+
+@pytest.mark.parametrize("model", [None, "model", [nn.Linear(1, 1)], nn.Linear])
+def test_materialize_wants_a_module(model: Any) -> None:
+    with simulate({"dp": 4}) as world, pytest.raises(WorldError, match="is no module"):
+        world.materialize(model)
+
+
+def test_models_may_be_built_and_materialized_one_after_the_other() -> None:
+    with simulate({"dp": 4}) as world:
+        for _ in range(2):
+            model = nn.Sequential(nn.Linear(4, 4, device="meta"), nn.BatchNorm1d(4, device="meta"))
+            model[0].bias.requires_grad_(False)
+            world.materialize(model)
+            assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"cpu"}
+            assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def test_asking_for_data_that_is_not_there_is_explained() -> None:
+    with pytest.raises(RuntimeError) as raised, simulate({"dp": 4}) as world:
+        world.materialize(nn.Linear(2, 2, device="meta"))(torch.ones(1, 2)).sum().item()
+    assert "tensors have no data after materialize()" in raised.value.__notes__[0]
+
+
+def test_worlds_of_several_threads_do_not_meet() -> None:
+    outcomes: list[str] = []
+
+    def visit() -> None:
+        for _ in range(20):
+            try:
+                with simulate({"dp": 2}):
+                    dist.barrier()
+                outcomes.append("visited")
+            except WorldError as error:
+                outcomes.append(str(error))
+
+    threads = [threading.Thread(target=visit) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 60
+    assert {o.split("(")[0] for o in outcomes} <= {"visited", "simulate"}
+    assert "visited" in outcomes
+    assert not dist.is_initialized()
+    with simulate({"dp": 2}):
+        dist.barrier()

@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
+from shardscope._torch.modules import every_module
+
 __all__ = [
     "flat_handle_module",
     "flat_handle_size",
@@ -70,7 +72,7 @@ def outermost_module(module: nn.Module) -> nn.Module:
 
 
 def _groups_within(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
+    for module in every_module(model):
         if isinstance(module, FSDPModule):
             yield from _param_groups(module._get_fsdp_state())
 

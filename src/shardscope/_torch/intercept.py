@@ -19,6 +19,7 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
 import torch.fx
 from torch._guards import CompileContext, TracingContext
+from torch.jit._builtins import _get_builtin_table, _register_builtin
 from torch.library import Library
 
 from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
@@ -115,6 +116,8 @@ def _install() -> ExitStack:
                 for entry, schema in _python_entries(namespace, name):
                     stack.callback(setattr, entry, "_op", entry._op)
                     entry._op = _PythonDoor(f"{namespace}.{name}", layout, schema, entry._op)
+                    _register_builtin(entry._op, f"{namespace}::{name}")  # for torch.jit.script
+                    stack.callback(_get_builtin_table().pop, id(entry._op), None)
         return stack.pop_all()
 
 

@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.fsdp import fsdp_meshes
+from shardscope._torch.modules import every_module, own_parameters
 
 __all__ = [
     "axis_names",
@@ -35,9 +36,10 @@ def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 def meshes_of(model: nn.Module) -> Iterator[DeviceMesh]:
     """Every mesh that the parameters of `model` or its FSDP groups live on."""
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):
-            yield parameter.device_mesh
+    for module in every_module(model):
+        for _, parameter in own_parameters(module):
+            if isinstance(parameter, DTensor):
+                yield parameter.device_mesh
     yield from fsdp_meshes(model)
 
 

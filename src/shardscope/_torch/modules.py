@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "called_children",
+    "every_module",
     "is_wrapper",
     "named_places",
     "own_parameters",
@@ -52,25 +53,33 @@ def named_places(
     A module has no place within itself, and at most 32 in all: layers that each hold all layers
     before them have more places than anyone could count.
     """
-    yield from _places_below(root, prefix, keep_wrappers, (), Counter())
+    num_places: Counter[int] = Counter()
+    # A list of what is to come, not recursion: models may be deeper than Python's stack.
+    coming: list[tuple[str, nn.Module, frozenset[int]]] = [(prefix, root, frozenset())]
+    while coming:
+        place, module, holders = coming.pop()
+        if id(module) in holders or num_places[id(module)] >= _MAX_PLACES:
+            continue
+        yield place, module
+        num_places[id(module)] += 1
+        wrapped = None if keep_wrappers else _wrapped_name(module)
+        holders |= {id(module)}
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                below = place if name == wrapped else f"{place}.{name}".lstrip(".")
+                coming.append((below, child, holders))
 
 
-def _places_below(
-    module: nn.Module,
-    place: str,
-    keep_wrappers: bool,
-    holders: tuple[int, ...],
-    num_places: Counter[int],
-) -> Iterator[tuple[str, nn.Module]]:
-    yield place, module
-    num_places[id(module)] += 1
-    holders = (*holders, id(module))
-    wrapped = None if keep_wrappers else _wrapped_name(module)
-    for name, child in module._modules.items():
-        is_held = id(child) in holders or num_places[id(child)] >= _MAX_PLACES
-        if child is not None and not is_held:
-            below = place if name == wrapped else f"{place}.{name}".lstrip(".")
-            yield from _places_below(child, below, keep_wrappers, holders, num_places)
+def every_module(root: nn.Module) -> Iterator[nn.Module]:
+    """Every module below `root` and `root` itself, each once."""
+    seen: set[int] = set()
+    coming = [root]
+    while coming:
+        module = coming.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            coming.extend(child for child in module._modules.values() if child is not None)
 
 
 def called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

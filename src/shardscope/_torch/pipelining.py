@@ -49,13 +49,14 @@ def _vote_alone(original: Any) -> Any:
     return vote
 
 
-def _refuse_to_ask(original: Any) -> Any:
+def _refuse_to_ask(_: Any) -> Any:
     def receive(stage: Any, source: int) -> Any:
         wanted = "inputs" if source < stage.stage_index else "gradients"
         raise WorldError(
             f"Pipeline stage {stage.stage_index} asks stage {source} for the shapes of its "
             f"{wanted}, and in a simulated world nobody answers. Give PipelineStage its "
-            "input_args and output_args (tensors on meta will do)."
+            "input_args and output_args (tensors on meta will do, with requires_grad=True where "
+            "gradients flow back)."
         )
 
     return receive

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
+from torch import nn
 from torch._C._distributed_c10d import FakeWork, _create_work_from_future
 from torch._subclasses import fake_tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -24,25 +28,47 @@ __all__ = [
     "ReceivedFrom",
     "coalesced_ops_on_fake_tensors",
     "complete_work",
+    "empty_fakes",
+    "explained_lack_of_data",
     "fake_tensors",
     "simulated_group",
     "uncopied_mismatches",
 ]
 
 
+_FakeTensor = fake_tensor.FakeTensor
+
+
 @contextmanager
 def simulated_group(rank: int, size: int) -> Iterator[None]:
     """Make this process `rank` of a fake default group of `size`; leave nothing behind."""
-    tracker = dtensor_random._rng_tracker
+    tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     _forget_placements()
     dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=size)
     try:
-        yield
+        with _only_fake_groups():
+            yield
     finally:
         if dist.is_initialized():  # many programs close it themselves
             dist.destroy_process_group()
-        dtensor_random._rng_tracker = tracker
+        dtensor_random._rng_tracker, sys.excepthook = tracker, excepthook
         _forget_placements()
+
+
+@contextmanager
+def _only_fake_groups() -> Iterator[None]:
+    """Simulate further groups of any backend: a real one would wait for its other ranks."""
+    make_group = distributed_c10d._new_process_group_helper
+
+    def make_fake_group(*args: Any, **kwargs: Any) -> Any:
+        arguments = inspect.signature(make_group).bind(*args, **kwargs).arguments
+        return make_group(**{**arguments, "backend": "fake", "backend_options": None})
+
+    distributed_c10d._new_process_group_helper = make_fake_group
+    try:
+        yield
+    finally:
+        distributed_c10d._new_process_group_helper = make_group
 
 
 def _forget_placements() -> None:
@@ -67,6 +93,39 @@ def fake_tensors() -> Iterator[None]:
             yield
     finally:
         log.removeFilter(_is_news)
+
+
+@contextmanager
+def explained_lack_of_data() -> Iterator[None]:
+    """Say more of an exception that tensors without data raise when they are asked for some."""
+    try:
+        yield
+    except (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+    ) as error:
+        error.add_note(
+            "In a simulated world, tensors have no data after materialize(), so that nothing can "
+            "depend on a value (.item(), .tolist(), if loss > …). Leave that out, or build the "
+            "model with real tensors and do not call materialize()."
+        )
+        raise
+
+
+def empty_fakes(model: nn.Module, device: str) -> None:
+    """Do what `to_empty()` does for tensors that are fake already, which it cannot convert."""
+    for module in model.modules():
+        holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in holders:
+            for name, tensor in held.items():
+                if tensor is not None and tensor.is_meta and isinstance(tensor, _FakeTensor):
+                    held[name] = _empty_like(tensor, device)
+
+
+def _empty_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    empty = torch.empty_like(tensor.data, device=device)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -94,6 +153,9 @@ class ReceivedFrom(FakeWork):
     def _source_rank(self) -> int:
         return self._sender
 
+    def is_completed(self) -> bool:
+        return True
+
 
 _UNANSWERED = (
     "allgather_coalesced_",
@@ -116,7 +178,15 @@ def coalesced_ops_on_fake_tensors() -> Iterator[None]:
         library._destroy()
 
 
-_COPYING = ("_allgather_base_", "allgather_", "alltoall_")
+_COPYING = (
+    "_allgather_base_",
+    "_reduce_scatter_base_",
+    "allgather_",
+    "alltoall_",
+    "alltoall_base_",
+    "gather_",
+    "reduce_scatter_",
+)
 
 
 @contextmanager
@@ -129,19 +199,22 @@ def uncopied_mismatches() -> Iterator[None]:
             for name in _COPYING:
                 for key in ("CPU", "CUDA"):
                     if _has_kernel(f"c10d::{name}", key):
-                        answer = _copy_if_possible(get_kernel(f"c10d::{name}", key))
+                        answer = _copy_if_possible(name, get_kernel(f"c10d::{name}", key))
                         library.impl(name, answer, key, with_keyset=True)
         yield
     finally:
         library._destroy()
 
 
-def _copy_if_possible(kernel: Any) -> Callable[..., Any]:
+def _copy_if_possible(name: str, kernel: Any) -> Callable[..., Any]:
+    has_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
+
     def answer(keyset: Any, *args: Any) -> Any:
         try:
             return kernel.call_boxed(keyset, *args)
         except RuntimeError:  # other ranks' pieces, or a whole of another shape: both are allowed
-            return args[0], FakeWork().boxed()
+            work = FakeWork().boxed()
+            return (args[0], work) if has_outputs else work
 
     return answer
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from shardscope._torch.fsdp import sharded_parameters, user_class
 from shardscope._torch.meshes import axis_names, describe_placements, local_shape
@@ -26,16 +27,20 @@ class Inventory:
         self._recorder = recorder
         self._report_gap = recorder.report_gap
         self._num_described = 0
+        self._lazy: list[int] = []  # modules that do not know their own shapes yet
 
     def describe_new(self) -> Iterator[Module]:
         """Records of the modules that have turned up since the last time; shared ones once."""
         first, self._num_described = self._num_described, len(self._names.names)
-        if first == self._num_described:
+        new, self._lazy = [*self._lazy, *range(first, self._num_described)], []
+        if not new:
             return
         sharded = self._sharded_parameters()
-        for index in range(first, self._num_described):
+        for index in new:
             module = self._names.module(index)
-            if module is not None and not self._names.is_alias(index):
+            if module is not None and any(is_lazy(p) for _, p in own_parameters(module)):
+                self._lazy.append(index)
+            elif module is not None and not self._names.is_alias(index):
                 try:
                     yield self._describe(index, module, sharded)
                 except Exception as error:  # noqa: BLE001 - watching must not kill

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
-from shardscope.record import Source
+from shardscope.record import Source, replace_surrogates
 
 __all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack"]
 
@@ -225,7 +225,8 @@ def _source_at(code: CodeType, instruction: int) -> Source:
     if known is None:
         file, line = code.co_filename, _line_of(code, instruction)
         text = linecache.getline(file, line).strip()[:200]
-        known = Source(file=_shown_path(file), line=line, function=code.co_qualname, text=text)
+        shown = replace_surrogates(_shown_path(file))
+        known = Source(file=shown, line=line, function=code.co_qualname, text=text)
         _sources[id(code), instruction] = known
     return known
 

@@ -30,6 +30,7 @@ from shardscope.record import (
     RunInfo,
     StreamWriter,
     check_output,
+    replace_surrogates,
 )
 from shardscope.record.stream import StreamRecord
 from shardscope.version import __version__
@@ -250,7 +251,7 @@ def _describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo
 def _describe_command() -> str:
     if not sys.argv or not sys.argv[0]:
         return ""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return replace_surrogates(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def _sentence(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardscope.record.codec import encode, load, save
+from shardscope.record.encoding import replace_surrogates
 from shardscope.record.files import check_output, write_file
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.ranks import (
@@ -74,6 +75,7 @@ __all__ = [
     "merge_files",
     "rank_at",
     "read_stream",
+    "replace_surrogates",
     "save",
     "write_file",
 ]

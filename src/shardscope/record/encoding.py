@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["encode_json"]
+__all__ = ["encode_json", "replace_surrogates"]
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -16,15 +16,19 @@ def encode_json(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value) + b"\n"
     except UnicodeEncodeError:
-        # File names that are not UTF-8 reach Python as lone surrogates, which JSON cannot hold.
-        return _ENCODER.encode(_replace_surrogates(msgspec.to_builtins(value))) + b"\n"
+        return _ENCODER.encode(_make_plain(msgspec.to_builtins(value))) + b"\n"
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(text: str) -> str:
+    """Text that JSON can hold: file names that are not UTF-8 reach Python as lone surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _make_plain(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return replace_surrogates(value)
     if isinstance(value, dict):
-        return {key: _replace_surrogates(item) for key, item in value.items()}
+        return {key: _make_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replace_surrogates(item) for item in value]
+        return [_make_plain(item) for item in value]
     return value

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from typing import Any
+
+import torch.distributed as dist
 
 from shardscope._torch.calls import CollectiveCall
 from shardscope._torch.intercept import Issued
@@ -14,6 +18,8 @@ from shardscope.world.sizes import check_sizes, exchanged_together
 __all__ = ["CollectiveChecker", "check_call"]
 
 _K = CollectiveKind
+_ROLES = {_K.SEND: "receiver", _K.RECV: "sender"}
+_BATCH_CODE = inspect.unwrap(dist.batch_isend_irecv).__code__
 
 
 class CollectiveChecker:
@@ -28,15 +34,13 @@ class CollectiveChecker:
             check_call(single.read())
 
     def amend(self, issued: Issued, result: Any) -> Any:
-        """Put a future with the outputs where the fake group's has None."""
-        if not issued.op.startswith("c10d.") or issued.layout.outputs is None:
+        """Finished work, with a future of the outputs, for the fake group's, which has neither."""
+        if not issued.op.startswith("c10d.") or result is None:
             return result
         call = issued.read()
-        if not call.outputs or result is None:
-            return result
         if call.kind is _K.RECV and call.peer is None:
             return self._receive(call)
-        work = complete_work(call.outputs)
+        work = complete_work(call.outputs or [])
         return (result[0], work) if isinstance(result, tuple) else work
 
     def _receive(self, call: CollectiveCall) -> Any:
@@ -57,14 +61,26 @@ def _check_peer(call: CollectiveCall) -> None:
     size = call.group.size()
     if call.kind is _K.RECV and size == 1:
         refuse(call, "this rank is alone in the group", "Receive only where someone can send.")
+    role = _ROLES.get(call.kind, "root")
+    if call.kind in _ROLES and call.peer == call.group.rank() and not _is_batched():
+        refuse(
+            call,
+            f"this rank names itself as {role}",
+            "Name another rank, or copy the tensor; only a batch may hold both ends.",
+        )
     if call.peer is None or 0 <= call.peer < size:
         return
-    role = {_K.SEND: "receiver", _K.RECV: "sender"}.get(call.kind, "root")
     refuse(
         call,
         f"rank {call.peer} is named as {role}, but the group has ranks 0 to {size - 1}",
         "Name a rank of the group; with a sub-group, torch.distributed takes global ranks.",
     )
+
+
+def _is_batched() -> bool:
+    """Whether sends and receives are issued together, so that NCCL lets a rank be both."""
+    frames = traceback.walk_stack(None)
+    return any(frame.f_code is _BATCH_CODE for frame, _ in frames)
 
 
 def _check_dtypes(call: CollectiveCall) -> None:

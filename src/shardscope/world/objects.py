@@ -13,9 +13,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+
+from shardscope._torch.object_calls import (
+    refuse_self,
+    replace_body,
+    to_group_rank,
+    warn_not_in_group,
+)
 
 __all__ = ["simulated_object_collectives"]
+
+Group = dist.ProcessGroup | None
 
 
 @contextmanager
@@ -23,49 +31,54 @@ def simulated_object_collectives() -> Iterator[None]:
     """Put our versions in torch's place until the context ends."""
     with ExitStack() as stack:
         for function in _FUNCTIONS:
-            for module in (dist, distributed_c10d):
-                stack.callback(
-                    setattr, module, function.__name__, getattr(module, function.__name__)
-                )
-                setattr(module, function.__name__, function)
+            stack.enter_context(replace_body(function.__name__, function))
         yield
 
 
-def all_gather_object(
-    object_list: list[Any], obj: Any, group: dist.ProcessGroup | None = None
-) -> None:
+def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
     """Every rank is taken to hold what this one holds."""
+    if _is_outside(group, "all_gather_object"):
+        return
     for part in _parts([obj]):
-        dist.all_gather([torch.empty_like(part) for _ in object_list], part, group=group)
-    object_list[:] = [obj] * len(object_list)
+        outputs = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(outputs, part, group=group)
+    _fill(object_list, obj, group)
 
 
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     group_dst: int | None = None,
 ) -> None:
     """Every rank is taken to hold what this one holds."""
+    root = _root(dst, group_dst, group)
+    if _is_outside(group, "gather_object"):
+        return
+    is_root = dist.get_rank(group) == root
+    if is_root != (object_gather_list is not None):
+        raise ValueError("object_gather_list must be given on the destination rank and no other.")
     size, payload = _parts([obj])
     num_ranks = dist.get_world_size(group)
     dist.all_gather([torch.empty_like(size) for _ in range(num_ranks)], size, group=group)
-    gathered = None if object_gather_list is None else [torch.empty_like(payload)] * num_ranks
-    dist.gather(payload, gathered, dst=dst, group=group, group_dst=group_dst)
+    gathered = [torch.empty_like(payload) for _ in range(num_ranks)] if is_root else None
+    dist.gather(payload, gathered, group=group, group_dst=root)
     if object_gather_list is not None:
-        object_gather_list[:] = [obj] * num_ranks
+        _fill(object_gather_list, obj, group)
 
 
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     device: torch.device | None = None,
     group_src: int | None = None,
 ) -> None:
     """The root is taken to hold what this rank holds."""
-    root = _rank_in_group(src, group_src, group)
+    root = _root(src, group_src, group)
+    if _is_outside(group, "broadcast_object_list"):
+        return
     for part in _parts(object_list):
         dist.broadcast(part, group=group, group_src=root)
 
@@ -74,11 +87,18 @@ def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     group_src: int | None = None,
 ) -> None:
     """A root keeps its own piece; another rank keeps what its list holds."""
-    root, rank = _rank_in_group(src, group_src, group), dist.get_rank(group)
+    root = _root(src, group_src, group)
+    if _is_outside(group, "scatter_object_list"):
+        return
+    rank = dist.get_rank(group)
+    if not isinstance(scatter_object_output_list, list) or not scatter_object_output_list:
+        raise ValueError("scatter_object_output_list must be a list with room for one object.")
+    if rank == root and not scatter_object_input_list:
+        raise ValueError("scatter_object_input_list must be given on the source rank.")
     pieces = scatter_object_input_list if rank == root else None
     # As torch does, all ranks send as many bytes as the largest object has.
     size, payload = _parts([max(pieces or scatter_object_output_list[:1], key=_num_bytes)])
@@ -87,43 +107,76 @@ def scatter_object_list(
         parts = None if pieces is None else [part] * len(pieces)
         dist.scatter(torch.empty_like(part), parts, group=group, group_src=root)
     if pieces is not None:
-        scatter_object_output_list[0] = pieces[rank]
+        scatter_object_output_list[0] = _copy(pieces[rank])
 
 
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
     """As torch's: the sizes, then the objects."""
+    peer = _peer(dst, group_dst, group, "destination")
+    if _is_outside(group, "send_object_list"):
+        return
     for part in _parts(object_list):
-        dist.send(part, dst=dst, group=group, group_dst=group_dst)
+        dist.send(part, group=group, group_dst=peer)
 
 
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: Group = None,
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
     """The list keeps what it holds."""
+    peer = _peer(src, group_src, group, "source")
+    if _is_outside(group, "recv_object_list"):
+        return -1
     sizes, payload = _parts(object_list)
-    dist.recv(sizes, src=src, group=group, group_src=group_src)
-    return dist.recv(payload, src=src, group=group, group_src=group_src)
+    dist.recv(sizes, group=group, group_src=peer)
+    return dist.recv(payload, group=group, group_src=peer)
 
 
-def _rank_in_group(rank: int | None, group_rank: int | None, group: Any) -> int:
+def _root(rank: int | None, group_rank: int | None, group: Group) -> int:
     """The root as a rank of the group; torch takes rank 0 where none is named."""
-    if group_rank is not None or dist.get_rank(group) < 0:  # who is not in the group has no say
-        return group_rank or 0
-    world = dist.group.WORLD
+    if rank is None and group_rank is None:
+        rank = 0
+    return to_group_rank(_or_world(group), rank, group_rank)
+
+
+def _peer(rank: int | None, group_rank: int | None, group: Group, role: str) -> int:
+    peer = to_group_rank(_or_world(group), rank, group_rank)
+    refuse_self(_or_world(group), peer, role)
+    return peer
+
+
+def _or_world(group: Group) -> dist.ProcessGroup:
+    world = group or dist.group.WORLD
     assert world is not None
-    return dist.get_group_rank(group or world, rank or 0)
+    return world
+
+
+def _is_outside(group: Group, function: str) -> bool:
+    """Whether this rank is not in the group, and so takes no part: torch warns of that."""
+    is_outside = dist.get_rank(group) < 0
+    if is_outside:
+        warn_not_in_group(function)
+    return is_outside
+
+
+def _fill(objects: list[Any], obj: Any, group: Group) -> None:
+    for index in range(dist.get_world_size(group)):
+        objects[index] = _copy(obj)
+
+
+def _copy(obj: Any) -> Any:
+    return pickle.loads(pickle.dumps(obj))
 
 
 def _parts(objects: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TypeVar, final
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -17,11 +20,14 @@ from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.rank_maps import shared_rank_maps
 from shardscope._torch.simulated_group import (
     coalesced_ops_on_fake_tensors,
+    empty_fakes,
+    explained_lack_of_data,
     fake_tensors,
     simulated_group,
     uncopied_mismatches,
 )
 from shardscope.errors import WorldError
+from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
 from shardscope.world.objects import simulated_object_collectives
 from shardscope.world.ties import kept_ties
@@ -31,18 +37,21 @@ __all__ = ["World", "current_world", "simulate"]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 _current: World | None = None
+_taken = threading.Lock()
 
 
+@final
 class World:
     """A simulated world, seen from one of its ranks."""
 
-    def __init__(self, axes: Mapping[str, int], rank: int, mesh: DeviceMesh) -> None:
+    def __init__(self, axes: Mapping[str, int], *, rank: int, mesh: DeviceMesh) -> None:
         self.axes = dict(axes)
         self.rank = rank
         self.size = math.prod(axes.values())
         self.mesh = mesh
         self._stack = ExitStack()
         self._is_fake = False
+        self._has_ended = False
 
     def __repr__(self) -> str:
         mesh = ", ".join(f"{name}={size}" for name, size in self.axes.items())
@@ -54,21 +63,36 @@ class World:
         From here to the world's end every new tensor is such a tensor, so that a step of a model
         of any size costs neither memory nor arithmetic. Shard and slice meshes before, not after.
         """
+        self._check_can_materialize(model)
+        if not self._is_fake:
+            self._stack.enter_context(fake_tensors())
+            self._is_fake = True
+        device = self.mesh.device_type
+        with kept_ties(model):
+            empty_fakes(model, device)
+            if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+                model.to_empty(device=device)
+        return model
+
+    def _check_can_materialize(self, model: nn.Module) -> None:
+        if self._has_ended:
+            raise WorldError(
+                f"materialize() was called on {self!r} after its `with simulate(…)` block had "
+                "ended. Call it inside the block."
+            )
+        if not isinstance(model, nn.Module):
+            raise WorldError(
+                f"materialize() got {model!r:.60}, which is no module. Give it the model itself."
+            )
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise WorldError(
                 "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
                 "data that simulated tensors do not have. Build the model with real tensors "
                 "instead, and run it in the simulated world without materialize()."
             )
-        if not self._is_fake:
-            self._stack.enter_context(fake_tensors())
-            self._is_fake = True
-        if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-            with kept_ties(model):
-                model.to_empty(device=self.mesh.device_type)
-        return model
 
     def _close(self) -> None:
+        self._has_ended = True
         self._stack.close()
 
 
@@ -78,31 +102,63 @@ def current_world() -> World | None:
 
 
 @contextmanager
-def simulate(mesh: Mapping[str, int], *, rank: int = 0, device: str = "cpu") -> Iterator[World]:
+def simulate(
+    mesh: Mapping[str, int], *, rank: int = 0, device: str | torch.device = "cpu"
+) -> Iterator[World]:
     """Make this process rank `rank` of a simulated world whose mesh has these axes.
 
     `torch.distributed` behaves as on that rank, at any size, and sends nothing; what a real group
     would refuse is refused. On leaving, also by an exception, everything is as before.
     """
-    global _current
     axes = _checked_axes(mesh)
-    _check_can_start(axes, rank)
+    rank = _checked_rank(rank, axes)
+    device_type = _checked_device(device)
     with ExitStack() as stack:
+        stack.enter_context(_the_only_world())
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
         stack.enter_context(shared_rank_maps())
-        device_mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        device_mesh = init_device_mesh(
+            device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
+        )
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(uncopied_mismatches())
         stack.enter_context(simulated_object_collectives())
         stack.enter_context(lonely_stages())
         stack.enter_context(intercept(CollectiveChecker()))
-        world = World(axes, rank, device_mesh)
+        world = World(axes, rank=rank, mesh=device_mesh)
         stack.callback(world._close)
-        _current = world
-        try:
+        with _as_current(world), explained_lack_of_data():
             yield world
-        finally:
-            _current = None
+
+
+@contextmanager
+def _the_only_world() -> Iterator[None]:
+    """Refuse to be the second world of this process, whose group is one for all threads."""
+    if not _taken.acquire(blocking=False):
+        raise WorldError(
+            f"simulate() was called inside another simulated world ({_current or 'on its way'}). "
+            "Leave that one first: worlds follow one another, they do not nest."
+        )
+    try:
+        if dist.is_initialized():
+            raise WorldError(
+                "simulate() needs a process without a process group, and this one has one "
+                f"({dist.get_backend()}, {dist.get_world_size()} ranks). Call "
+                "torch.distributed.destroy_process_group() first, or trace() the real run instead."
+            )
+        yield
+    finally:
+        _taken.release()
+
+
+@contextmanager
+def _as_current(world: World) -> Iterator[None]:
+    global _current
+    _current = world
+    try:
+        yield
+    finally:
+        _current = None
 
 
 def _checked_axes(mesh: Mapping[str, int]) -> dict[str, int]:
@@ -111,33 +167,52 @@ def _checked_axes(mesh: Mapping[str, int]) -> dict[str, int]:
             f"simulate() got mesh={mesh!r}, which names no axis. "
             'Give axis names and sizes, for example mesh={"dp": 8, "tp": 4}.'
         )
-    for name, size in mesh.items():
+    axes = {name: _as_index(size) for name, size in mesh.items()}
+    for name, size in axes.items():
         if not isinstance(name, str) or not name:
             raise WorldError(f"simulate() got the axis name {name!r}. Axis names are strings.")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if size is None or size < 1:
             raise WorldError(
-                f"simulate() got the size {size!r} for axis {name!r}. "
+                f"simulate() got the size {mesh[name]!r} for axis {name!r}. "
                 "An axis has a whole number of ranks, at least one."
             )
-    return dict(mesh)
-
-
-def _check_can_start(axes: Mapping[str, int], rank: int) -> None:
-    size = math.prod(axes.values())
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
-        shape = " × ".join(f"{name}={n}" for name, n in axes.items())
+    sizes = {name: size for name, size in axes.items() if size is not None}
+    if math.prod(sizes.values()) > MAX_RANKS:
         raise WorldError(
-            f"simulate() got rank={rank!r}, but the mesh {shape} has ranks 0 to {size - 1}. "
+            f"simulate() got a mesh of {math.prod(sizes.values()):,} ranks ({_shape(sizes)}). "
+            f"Choose at most {MAX_RANKS:,}."
+        )
+    return sizes
+
+
+def _checked_rank(rank: int, axes: Mapping[str, int]) -> int:
+    number, size = _as_index(rank), math.prod(axes.values())
+    if number is None or not 0 <= number < size:
+        raise WorldError(
+            f"simulate() got rank={rank!r}, but the mesh {_shape(axes)} has ranks 0 to {size - 1}. "
             "Choose one of those."
         )
-    if _current is not None:
-        raise WorldError(
-            f"simulate() was called inside another simulated world ({_current!r}). "
-            "Leave that one first: worlds follow one another, they do not nest."
-        )
-    if dist.is_initialized():
-        raise WorldError(
-            f"simulate() needs a process without a process group, and this one has one "
-            f"({dist.get_backend()}, {dist.get_world_size()} ranks). Call "
-            "torch.distributed.destroy_process_group() first, or trace() the real run instead."
-        )
+    return number
+
+
+def _checked_device(device: str | torch.device) -> str:
+    name = device.type if isinstance(device, torch.device) else device
+    if name == "cpu" or (name == "cuda" and torch.backends.cuda.is_built()):  # type: ignore[no-untyped-call]
+        return name
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and name == accelerator.type:
+        return name
+    raise WorldError(
+        f"simulate() got device={device!r}, which this torch cannot simulate. Use 'cpu': shapes, "
+        "placements and collectives do not depend on it."
+    )
+
+
+def _as_index(value: object) -> int | None:
+    """A whole number of any make, numpy's too; None for everything else."""
+    is_number = hasattr(value, "__index__") and not isinstance(value, bool | torch.Tensor)
+    return operator.index(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _shape(axes: Mapping[str, int]) -> str:
+    return " × ".join(f"{name}={size}" for name, size in axes.items())

@@ -39,7 +39,7 @@ def _check_gathered(call: CollectiveCall, size: int) -> None:
             _check_list(call, pieces, one, size, "output")
     elif call.outputs is not None and not _is_list_form(call):
         _check_ratio(call, call.inputs, call.outputs, size, "output", "input")
-    elif call.outputs is not None and call.outputs and len(call.inputs) == 1:
+    elif call.outputs is not None and len(call.inputs) == 1 and not _is_sender_only(call):
         _check_list(call, call.outputs, call.inputs[0], size, "output")
 
 
@@ -56,8 +56,15 @@ def _check_scattered(call: CollectiveCall, size: int) -> None:
     elif _is_list_form(call):
         if call.inputs:
             _check_list(call, call.inputs, call.outputs[0], size, "input")
+            if call.kind is _K.SCATTER:
+                _check_even(call)
     else:
         _check_ratio(call, call.outputs, call.inputs, size, "input", "output")
+
+
+def _is_sender_only(call: CollectiveCall) -> bool:
+    """Whether the call is a gather on a rank that is not its root, which gets nothing."""
+    return call.kind is _K.GATHER and not call.outputs
 
 
 def _is_list_form(call: CollectiveCall) -> bool:
@@ -99,6 +106,16 @@ def _check_list(
             f"this rank's piece of the {side} list has {own.numel()} elements "
             f"and the tensor it stands for has {one.numel()}",
             "Make the two the same size.",
+        )
+
+
+def _check_even(call: CollectiveCall) -> None:
+    sizes = sorted({tensor.numel() for tensor in call.inputs})
+    if len(sizes) > 1:
+        refuse(
+            call,
+            f"the pieces of its input list have from {sizes[0]} to {sizes[-1]} elements",
+            "Scatter pieces of one size; pad the smaller ones.",
         )
 
 

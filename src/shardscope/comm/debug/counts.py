@@ -13,7 +13,7 @@ import torch
 from shardscope._torch.calls import OPS
 from shardscope.comm.debug.position import GLOBAL
 
-__all__ = ["CollectiveCounts", "op_key", "torch_registry", "watched_packets"]
+__all__ = ["CollectiveCounts", "named_packet", "op_key", "torch_registry", "watched_packets"]
 
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd")
 
@@ -38,6 +38,11 @@ class CollectiveCounts:
         if module not in self.by_module:
             self.by_module[module] = {"forward": defaultdict(int), "backward": defaultdict(int)}
         return self.by_module[module]
+
+
+def named_packet(op: str) -> Any:
+    """The packet of `op` itself."""
+    return _packet(*op.split("."))
 
 
 @cache

@@ -54,7 +54,7 @@ class CommDebugMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.comm_registry = torch_registry()
-        self._session = DebugSession()
+        self._session = DebugSession(self.comm_registry)
         self._is_used = False
         self._num_entered = 0
         self._exit = ExitStack()
@@ -82,6 +82,8 @@ class CommDebugMode(TorchDispatchMode):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
+        if self._thread.depth == 0:  # left without having been entered
+            return
         self._thread.depth -= 1
         if self._thread.depth == 0:
             super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
@@ -109,15 +111,30 @@ class CommDebugMode(TorchDispatchMode):
         """Number of collectives by op."""
         return self._session.counts.total
 
+    @comm_counts.setter
+    def comm_counts(self, counts: dict[Any, int]) -> None:
+        self._session.counts.total = counts
+
     @property
     def comm_module_counts(self) -> dict[str, dict[str, dict[Any, int]]]:
         """Number of collectives by module, pass and op; a module's include its children's."""
         return self._session.counts.by_module
 
+    @comm_module_counts.setter
+    def comm_module_counts(self, counts: dict[str, dict[str, dict[Any, int]]]) -> None:
+        self._session.counts.by_module = counts
+
     @property
     def comm_module_operation_counts(self) -> dict[str, dict[str, list[Operation]]]:
         """Every op by module. Equal ops are one object: copy an entry before changing it."""
-        return self._session.operations.by_module
+        lists = self._session.operations.by_module
+        for name in self.advanced_module_tracker.module_helper_dict if self._is_used else ():
+            lists.setdefault(name, {"operations_list": []})
+        return lists
+
+    @comm_module_operation_counts.setter
+    def comm_module_operation_counts(self, lists: dict[str, dict[str, list[Operation]]]) -> None:
+        self._session.operations.by_module = lists
 
     @property
     def advanced_module_tracker(self) -> ModuleTracker:
@@ -186,7 +203,7 @@ class CommDebugMode(TorchDispatchMode):
         self.advanced_module_tracker.print_sharding_info()
 
     def _start(self) -> None:
-        session = DebugSession() if self._is_used else self._session
+        session = DebugSession(self.comm_registry)
         with ExitStack() as stack:
             stack.enter_context(session.watch())
             self._exit = stack.pop_all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,13 @@ from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dispatch import has_fakes, op_packet
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.module_calls import watch_module_calls
-from shardscope.comm.debug.counts import CollectiveCounts, op_key, watched_packets
+from shardscope.comm.debug.counts import (
+    CollectiveCounts,
+    named_packet,
+    op_key,
+    torch_registry,
+    watched_packets,
+)
 from shardscope.comm.debug.operations import OperationLists
 from shardscope.comm.debug.position import GLOBAL, Position, Positions
 from shardscope.comm.debug.tracker import ModuleTracker
@@ -36,7 +42,9 @@ class _Thread(threading.local):
 class DebugSession:
     """An observer of collectives and a listener to ops."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: Set[Any]) -> None:
+        """`registry` is torch's set of ops, from which a user may have taken some."""
+        self._ignored = torch_registry() - registry
         rank = dist.get_rank() if dist.is_initialized() else 0
         self._names = ModuleNames(None, keep_wrappers=True)
         self.recorder = Recorder(self._names, GroupBook(), rank=rank, emit=self._hear)
@@ -63,7 +71,7 @@ class DebugSession:
     def before(self, issued: Issued) -> None:
         """Count a collective, also one of which the recorder can make nothing else."""
         thread = self._thread
-        if thread.is_muted:
+        if thread.is_muted or (self._ignored and named_packet(issued.op) in self._ignored):
             return
         thread.owner = None
         # One at a time, so that the recorder writes each on the thread that issued it.
