@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -234,3 +235,36 @@ def test_fsdp1() -> None:
         ("reduce_scatter", "dp", BYTES, "backward"),
     ]
     assert all(isinstance(c.cause, FullyShard) for c in recording.collectives)
+
+
+def count_calls(mesh: dict[str, int]) -> int:
+    """How many functions, of Python and C, a step calls that is not the world's first."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    with simulate(mesh, rank=3) as world:
+        with torch.device("meta"):
+            model = MLP()
+        parallelize_module(
+            model, world.mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        )
+        fully_shard(model, mesh=world.mesh["dp"])
+        world.materialize(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for is_first in (True, False):
+            sys.setprofile(None if is_first else count)
+            try:
+                model(torch.ones(2, 16)).sum().backward()
+                optimizer.step()
+            finally:
+                sys.setprofile(None)
+    return calls
+
+
+def test_step_calls_no_function_for_each_rank() -> None:
+    count_calls({"dp": 4, "tp": 4})  # what torch does once in a process
+    small, large = (count_calls({"dp": size, "tp": 4}) for size in (16, 1024))
+    assert abs(large - small) < 100, (small, large)  # where collections of garbage fall

@@ -140,6 +140,7 @@ _SYMMETRIC_MEMORY = {
     "nvshmem_all_to_all": OpLayout(_K.ALL_TO_ALL, 2, 0, 1),
     "nvshmem_broadcast": OpLayout(_K.BROADCAST, 2, 0, peer=1),
     "tile_reduce": OpLayout(_K.REDUCE, 3, 0, 1, reduce_op=4, peer=2),
+    "multi_root_tile_reduce": OpLayout(_K.REDUCE, 3, 0, 1, reduce_op=4),
     "nccl_reduce_scatter_offset": OpLayout(_K.REDUCE_SCATTER, 2, 0, 1, reduce_op=6),
     "fused_all_gather_matmul": OpLayout(_K.ALL_GATHER, 3, 0),
     "fused_all_gather_scaled_matmul": OpLayout(_K.ALL_GATHER, 5, 0),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, final
 
 import torch
 import torch.distributed._symmetric_memory
@@ -33,6 +33,7 @@ _KERNELS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSele
 _META = torch._C.DispatchKey.Meta
 
 
+@final
 class Issued:
     """A collective as an op was called for it. Reading it takes time: `read()` when needed."""
 
@@ -155,6 +156,7 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
     return door
 
 
+@final
 class _PythonDoor:
     """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -140,6 +140,7 @@ def complete_work(tensors: list[torch.Tensor]) -> Any:
     return _create_work_from_future(future).boxed()
 
 
+@final
 class ReceivedFrom(FakeWork):
     """Finished work of a receive from anyone, who turns out to be `sender`, a rank of the group.
 

@@ -40,6 +40,8 @@ __all__ = [
     "train_step",
 ]
 
+__frames__ = "user's"  # plays the user's program
+
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig:

@@ -22,6 +22,8 @@ from shardscope.world import simulate
 
 __all__ = ["Rehearsal", "is_launched", "parse_mesh", "rehearse_real", "rehearse_simulated"]
 
+__frames__ = "outermost"  # whoever called us did not write the program
+
 Report = Callable[[str], None]
 
 

@@ -6,6 +6,7 @@ DDP rebuilds its buckets in its second forward, so they are read at the end of e
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +21,7 @@ from shardscope.record import BucketReduce
 __all__ = ["BucketBook", "common_module"]
 
 
+@final
 class BucketBook:
     """The buckets of every DDP module called, to be told when such a call ends."""
 

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import final
 
 from torch import nn
 from torch.fx import GraphModule
@@ -32,6 +33,7 @@ __all__ = ["ModuleCalls"]
 _UNWATCHED = -2
 
 
+@final
 class _Marks:
     """Whose the autograd nodes of one thread are: module `owners[i]` from number `starts[i]` on."""
 
@@ -58,6 +60,7 @@ class _Thread(threading.local):
         register.append(self.marks)
 
 
+@final
 class ModuleCalls:
     """The watcher of module calls: knows the running module and the makers of autograd nodes."""
 

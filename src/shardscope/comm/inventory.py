@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import final
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from shardscope.record import Module, Parameter, RankSpan
 __all__ = ["Inventory"]
 
 
+@final
 class Inventory:
     """Describes each named module once, in the order in which they turn up."""
 

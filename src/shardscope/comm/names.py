@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from typing import final
 
 import torch
 import torch.fx
@@ -37,6 +38,7 @@ UNNAMED = -3
 """Indices, as all below zero, without a name: outside any module, or in one that has none."""
 
 
+@final
 class ModuleNames:
     """Names by module, for the models given and for any other that turns up.
 

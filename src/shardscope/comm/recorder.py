@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType
+from typing import final
 
 import torch
 from torch import nn
@@ -42,6 +43,7 @@ _MAIN_THREAD = threading.main_thread().ident
 Emit = Callable[[Group | Collective | Gap], None]
 
 
+@final
 class _Note:
     """What is noted of a collective as it is issued. Holds no tensor."""
 
@@ -59,6 +61,7 @@ class _Note:
         self.start_ns = start_ns
 
 
+@final
 class Recorder:
     """Writes down collectives. Whatever goes wrong in here becomes a gap, never an exception.
 

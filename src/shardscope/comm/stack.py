@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType, MappingProxyType
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -27,9 +27,6 @@ __all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack"]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_LIBRARY = os.path.join(_TORCH, "_library") + os.sep  # what calls registered ops
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
-_OUR_DEMO = os.path.join(_OURS, "cli", "_llama.py")
-_OUR_CLI = os.path.join(_OURS, "cli") + os.sep
-_OUR_APIS = os.path.join(_OURS, "world", "objects.py")
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _GENERATED = ("<eval_with_key>", "<frozen ", "<attrs ", "<torch_package")
 # Frames that stand between a caller and the function they called, and say nothing of either.
@@ -48,6 +45,8 @@ _WRAPPERS = ("typing_extensions.py",)
 # What modes and tensor subclasses are called by: the user's, but not who asked.
 _PASSING_ON = ("__torch_dispatch__", "__torch_function__")
 _USER, _API, _GRAPH, _OTHER, _BOUNDARY, _EXPLICIT, _CAUSE, _END = range(8)
+# What a module of ours may say of its own functions, as `__frames__`; of the rest nobody need know.
+_OWN_KINDS = {"user's": _USER, "torch's": _API, "outermost": _END}
 _ROLE_KINDS = {
     Role.MODULE_CALL: _BOUNDARY,
     Role.ENGINE: _BOUNDARY,
@@ -64,6 +63,7 @@ _roles: dict[int, Role] = {}
 _sources: dict[tuple[int, int], Source] = {}
 
 
+@final
 class Stack:
     """What the frames said; causes as the few locals of a frame that tell them."""
 
@@ -194,6 +194,8 @@ def _learn(frame: FrameType) -> tuple[int, Role | None, CodeType]:
         kind = _OTHER
     elif str(frame.f_globals.get("__name__")).startswith(COMPILED_MODULES):
         kind = _GRAPH
+    elif code.co_filename.startswith(_OURS):
+        kind = _OWN_KINDS.get(frame.f_globals.get("__frames__", ""), _OTHER)
     else:
         kind = _classify(code.co_filename)
     _facts[id(code)] = fact = (kind, role, code)
@@ -207,13 +209,7 @@ def _classify(filename: str) -> int:
         return _OTHER
     if filename.startswith(_TORCH):
         return _OTHER if filename.endswith(_MACHINERY) else _API
-    if filename == _OUR_DEMO:  # plays the user
-        return _USER
-    if filename.startswith(_OUR_CLI):  # whoever called us did not write the program
-        return _END
-    if filename == _OUR_APIS:  # stands in torch's place
-        return _API
-    if filename.startswith((_OURS, *_GENERATED)):
+    if filename.startswith(_GENERATED):
         return _OTHER
     is_stdlib = filename.startswith(_STDLIB) and "site-packages" not in filename
     return _OTHER if is_stdlib else _USER

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -21,6 +21,7 @@ __all__ = ["Payload", "wire_bytes"]
 _K = CollectiveKind
 
 
+@final
 class Payload:
     """What a collective carries on this rank. Keeps sizes, not tensors, and looks up later."""
 

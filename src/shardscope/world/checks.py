@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from typing import Any
+from typing import Any, final
 
 import torch.distributed as dist
 
@@ -22,6 +22,7 @@ _ROLES = {_K.SEND: "receiver", _K.RECV: "sender"}
 _BATCH_CODE = inspect.unwrap(dist.batch_isend_irecv).__code__
 
 
+@final
 class CollectiveChecker:
     """Refuses collectives that would fail for real; gives the rest a future that has a value."""
 

@@ -23,6 +23,8 @@ from shardscope._torch.object_calls import (
 
 __all__ = ["simulated_object_collectives"]
 
+__frames__ = "torch's"  # they stand in its place
+
 Group = dist.ProcessGroup | None
 
 

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 
@@ -18,6 +18,7 @@ __all__ = ["CollectiveCounts", "named_packet", "op_key", "torch_registry", "watc
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd")
 
 
+@final
 class CollectiveCounts:
     """Counts in all, and by module and pass, where a module's include those of what it encloses."""
 

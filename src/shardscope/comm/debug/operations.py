@@ -7,7 +7,7 @@ a kind already seen keeps nothing but a reference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +19,7 @@ Operation = dict[str, Any]
 """name, input_shape, input_sharding, device_mesh, is_bw, is_activation_checkpointing."""
 
 
+@final
 class OperationLists:
     """`by_module` maps a module's name to torch's `{"operations_list": [...]}`."""
 

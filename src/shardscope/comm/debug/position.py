@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ class _Thread(threading.local):
         self.caller = 0  # the thread that called backward `task`
 
 
+@final
 class Positions:
     """A watcher of module calls, to be told of each after `calls` was."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch.distributed as dist
 
@@ -39,6 +39,7 @@ class _Thread(threading.local):
         self.is_muted = False
 
 
+@final
 class DebugSession:
     """An observer of collectives and a listener to ops."""
 

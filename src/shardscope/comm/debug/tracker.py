@@ -6,7 +6,7 @@ The attributes are those of torch's tracker, so that what reaches into them keep
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from shardscope.comm.debug.position import GLOBAL, Positions
 __all__ = ["ModuleTracker"]
 
 
+@final
 class ModuleTracker:
     """A watcher of module calls, to be told of each after `positions` was."""
 
