@@ -1,6 +1,7 @@
 """What an accelerator does differently: the autograd engine has threads of its own there.
 
-Runs each scenario on the CPU and on the accelerator, in simulated worlds, and compares the records:
+Runs each scenario on the CPU and on the accelerator, in simulated worlds and in a real one of one
+rank (gloo, NCCL), and compares the records:
 who owns a collective, in which phase and why must not depend on the device. To be run on a machine
 with an accelerator: python benchmarks/accelerator_check.py
 """
@@ -9,11 +10,14 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
@@ -112,14 +116,48 @@ def compiled(device: str, mesh: DeviceMesh) -> Recording:
     return _record_step(torch.compile(model), device)
 
 
+class Talkative(nn.Module):
+    """Collectives of the program's own, forwards and in hooks of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.linear.weight.register_hook(lambda grad: funcol.all_reduce(grad, "sum", _everyone()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A collective of each kind on what the linear makes of `x`."""
+        x = self.linear(x)
+        held = x.detach().clone()
+        dist.all_reduce(held)
+        dist.broadcast(held, 0)
+        dist.all_gather([torch.empty_like(held) for _ in range(dist.get_world_size())], held)
+        dist.all_to_all_single(torch.empty_like(held), held)
+        dist.barrier()
+        return x
+
+
+def _everyone() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
+def explicit_calls(device: str, mesh: DeviceMesh) -> Recording:
+    """The program's own calls, and one from a hook on the engine's thread."""
+    model = Talkative().to(device)
+    return _record_step(model, device)
+
+
 SCENARIOS: tuple[Scenario, ...] = (
     tensor_parallel,
     checkpointed,
     checkpointed_reentrant,
     fsdp_and_tensor_parallel,
     ddp,
+    explicit_calls,
     compiled,
 )
+# The others have nothing to say in a world of one rank.
+REAL_SCENARIOS = (ddp, explicit_calls)
 
 
 def context_parallel_attention() -> Recording:
@@ -146,20 +184,42 @@ def _facts(recording: Recording) -> list[tuple[object, ...]]:
     ]
 
 
-def compare(scenario: Scenario, device: str) -> bool:
+World = Callable[[str], AbstractContextManager[DeviceMesh]]
+
+
+@contextmanager
+def simulated_world(device: str) -> Iterator[DeviceMesh]:
+    """Eight ranks, none of them real but this."""
+    with simulate({"dp": 4, "tp": 2}, device=device) as world:
+        yield world.mesh
+
+
+@contextmanager
+def real_world(device: str) -> Iterator[DeviceMesh]:
+    """One rank, whose collectives NCCL or gloo really runs."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh(device, (1, 1), mesh_dim_names=("dp", "tp"))
+    finally:
+        dist.destroy_process_group()
+
+
+def compare(scenario: Scenario, device: str, world: World) -> bool:
     """Whether the accelerator's records are the CPU's; prints what differs."""
     seen = {}
     for where in ("cpu", device):
         torch._dynamo.reset()
-        with simulate({"dp": 4, "tp": 2}, device=where) as world:
-            seen[where] = scenario(where, world.mesh)
+        with world(where) as mesh:
+            seen[where] = scenario(where, mesh)
     cpu, accelerator = (_facts(seen[where]) for where in ("cpu", device))
     phases = sorted({c.phase.value for c in seen[device].collectives})
     threads = sorted({c.thread or "main" for c in seen[device].collectives})
     has_lines = all(c.source is not None for c in seen[device].collectives)
     is_same = cpu == accelerator and not seen[device].gaps
     print(
-        f"{scenario.__name__:26} {'same' if is_same else 'DIFFERENT'}: {len(accelerator)} "
+        f"{scenario.__name__:26} in {world.__name__:15} "
+        f"{'same' if is_same else 'DIFFERENT'}: {len(accelerator)} "
         f"collectives, phases {phases}, threads {threads}, source lines {has_lines}"
     )
     if not is_same:
@@ -178,9 +238,11 @@ def main() -> int:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     print("torch", torch.__version__, "on", device)
     failures = 0
-    for scenario in SCENARIOS:
+    simulated = [(scenario, simulated_world) for scenario in SCENARIOS]
+    real = [(scenario, real_world) for scenario in REAL_SCENARIOS]
+    for scenario, world in simulated + real:
         try:
-            failures += not compare(scenario, device)
+            failures += not compare(scenario, device, world)
         except Exception:  # noqa: BLE001 - the next scenario still runs
             failures += 1
             print(scenario.__name__, "FAILED")
