@@ -68,7 +68,7 @@ def _tensor_parallel(model: Stack, mesh: DeviceMesh) -> None:
 def _record_step(model: nn.Module, device: str, num_steps: int = 1) -> Recording:
     with trace(model) as t:
         for _ in range(num_steps):
-            model(torch.randn(4, 64, device=device, requires_grad=True)).sum().backward()
+            model(torch.randn(8, 64, device=device, requires_grad=True)).sum().backward()
     return t.recording
 
 

@@ -200,11 +200,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def num_bytes(tensor: torch.Tensor) -> int:
     """Logical bytes; of a sparse tensor, those of its indices and values."""
-    if tensor.layout is torch.strided:
-        return tensor.numel() * tensor.element_size()
-    if tensor.layout is torch.sparse_coo:
-        return num_bytes(tensor._indices()) + num_bytes(tensor._values())
-    return tensor.numel() * tensor.element_size()
+    try:
+        return tensor.nbytes
+    except RuntimeError:  # it is sparse
+        is_listed = tensor.layout is torch.sparse_coo
+        parts = (tensor._indices(), tensor._values()) if is_listed else (tensor.values(),)
+        return sum(part.nbytes for part in parts)
 
 
 def process_group(value: Any) -> dist.ProcessGroup:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
 
 from torch import nn
 
@@ -28,18 +27,13 @@ _FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
 
 def hold_lightly(stack: Stack, find: Callable[[nn.Module], int]) -> None:
     """Keep of torch's own objects, which hold parameters and more, what will be asked of them."""
-    light: tuple[Any, ...]
-    for role, held in stack.held.items():
+    for role, (first, *_) in stack.held.items():
         if role in _FSDP:
-            (group,) = held
-            light = (find(param_group_module(group)), param_group_size(group))
+            stack.held[role] = (find(param_group_module(first)), param_group_size(first))
         elif role in _FSDP1:
-            light = (find(flat_handle_module(held[0])), flat_handle_size(held[0]))
+            stack.held[role] = (find(flat_handle_module(first)), flat_handle_size(first))
         elif role is Role.IMPLICIT:
-            light = (held[0].op,)
-        else:
-            continue
-        stack.held = {**stack.held, role: light}
+            stack.held[role] = (first.op,)
 
 
 def find_cause(payload: Payload, stack: Stack, node: str | None) -> tuple[Cause | None, int | None]:

@@ -51,9 +51,9 @@ class GroupBook:
         """Every group met, in the order of first use."""
         return tuple(self._records.values())
 
-    def find(self, group: dist.ProcessGroup) -> Membership | None:
-        """This rank's membership of `group`, if it was met before."""
-        return self._memberships.get(group.group_name)
+    def find(self, torch_name: str) -> Membership | None:
+        """This rank's membership of the group that torch calls so, if it was met before."""
+        return self._memberships.get(torch_name)
 
     def start_world(self) -> None:
         """From now on torch's names are those of other groups; equal groups keep their records."""
@@ -63,7 +63,7 @@ class GroupBook:
     def meet(self, group: dist.ProcessGroup) -> Membership:
         """This rank's membership of `group`, described now if it was not before."""
         with self._lock:
-            known = self.find(group)
+            known = self.find(group.group_name)
             if known is None:
                 known = Membership(self._describe(group), own_rank=group.rank())
                 self._records.setdefault(known.record.name, known.record)

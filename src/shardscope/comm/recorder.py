@@ -99,7 +99,7 @@ class Recorder:
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
         try:
-            self._note(issued, read_stack(sys._getframe()))
+            self._note(issued, read_stack(sys._getframe(2)))  # from the door on, not from here
             if self._emit is not None:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
@@ -263,10 +263,12 @@ class Recorder:
         """Of the group, which the run may have destroyed by the time the record is written."""
         if default_group() is not self._world() and not self._is_in_our_world():
             return None
-        group = process_group(issued.args[issued.layout.group])
-        known = self.groups.find(group)
+        group = issued.args[issued.layout.group]
+        is_name = type(group) is str  # what functional collectives are given
+        known = self.groups.find(group if is_name else process_group(group).group_name)
         if known is not None:
             return known
+        group = process_group(group)
         with self._lock:
             if Role.REDISTRIBUTE in stack.held:
                 self.groups.add_mesh(stack.held[Role.REDISTRIBUTE][0].mesh)

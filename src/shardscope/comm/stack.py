@@ -11,10 +11,9 @@ import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 from threading import get_ident
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType
 from typing import Any, final
 
 import torch
@@ -57,6 +56,8 @@ _ROLE_KINDS = {
 
 _REDUCTION, _ENGINE, _RECOMPUTE = Role.REDUCTION, Role.ENGINE, Role.RECOMPUTE
 
+_NOTHING: dict[Role, tuple[Any, ...]] = {}
+
 # By the identity of a code object, with the object itself, which keeps its identity its own.
 _facts: dict[int, tuple[int, Role | None, CodeType]] = {}
 _roles: dict[int, Role] = {}
@@ -78,7 +79,7 @@ class Stack:
     is_bare = False  # whether the engine, or a thread of its own, called from C++
     is_nested = False  # whether a recomputed function is in its own backward
     reduction: Any = None
-    held: Mapping[Role, tuple[Any, ...]] = MappingProxyType({})
+    held: dict[Role, tuple[Any, ...]] = _NOTHING
 
     @property
     def source(self) -> Source | None:
@@ -148,7 +149,9 @@ def _meet(
     elif role is not None and role not in stack.held:
         known = frame.f_locals
         told = tuple([known[name] for name in WITNESSES[role]])
-        stack.held = {**stack.held, role: told}
+        if stack.held is _NOTHING:
+            stack.held = {}
+        stack.held[role] = told
 
 
 def find_backward_caller(stack: Stack) -> None:
