@@ -122,6 +122,54 @@ def test_merge_with_a_damaged_file_is_a_gap(run, tmp_path):
     assert run("merge", *paths, "-o", "all.json", "--force", "--strict").exit_code == 1
 
 
+def _stream_ranks(folder, num_ranks=4):
+    """One stream per rank, each with five collectives that differ in dtype."""
+    paths = []
+    for rank in range(num_ranks):
+        paths.append(folder / f"rank{rank}.jsonl")
+        run = make_recording(world_size=num_ranks, ranks=(rank,)).run
+        writer = StreamWriter(paths[-1], run)
+        writer.write(make_recording(world_size=num_ranks).groups[0])
+        for order in range(5):
+            writer.write(
+                make_collective(rank=rank, order=order, group_order=order, dtype=f"int{order}")
+            )
+        writer.close()
+    return paths
+
+
+@pytest.mark.parametrize("damage", ["killed", "damaged line", "cut line"])
+def test_damaged_stream_is_a_gap_and_accuses_nobody(run, tmp_path, damage):
+    paths = _stream_ranks(tmp_path)
+    lines = paths[2].read_bytes().splitlines(keepends=True)
+    if damage == "killed":
+        del lines[-3:]
+    elif damage == "cut line":
+        lines = [*lines[:-3], lines[-3][:20]]
+    else:
+        lines[3] = b"garbage\n"
+    paths[2].write_bytes(b"".join(lines))
+    result = run("merge", *paths, "-o", "all.json")
+    assert "rank-mismatch" not in result.output
+    assert result.exit_code == 0
+    again = run("show", "all.json")
+    assert "rank-mismatch" not in again.output
+    assert again.exit_code == 0
+    half = run("merge", *paths[2:], "-o", "half.json")
+    assert half.exit_code == 0
+    assert run("merge", *paths[:2], "half.json", "-o", "both.json").exit_code == 0
+
+
+def test_rank_that_stopped_in_a_complete_stream_is_a_finding(run, tmp_path):
+    paths = _stream_ranks(tmp_path)
+    lines = paths[2].read_bytes().splitlines(keepends=True)
+    lines[-2:] = [b'{"end": {"num_records": 5}}\n']
+    paths[2].write_bytes(b"".join(lines))
+    result = run("merge", *paths, "-o", "all.json")
+    assert result.exit_code == 1
+    assert "rank 2 issued nothing after" in " ".join(result.output.split())
+
+
 def test_merge_does_not_overwrite(run, tmp_path):
     paths = _save_ranks(tmp_path)
     result = run("merge", *paths, "-o", paths[0])

@@ -174,6 +174,23 @@ def test_damaged_file_is_one_sentence_that_names_it(tmp_path, case):
     assert str(caught.value).endswith(".")
 
 
+_LONG = {
+    "format": b'{"format": "' + b"x" * 100_000 + b'"}',
+    "schema": _json(schema=0).replace(b'"schema":0', b'"schema":' + b"9" * 400),
+    "kind": _with_collective(kind="x" * 100_000),
+    "cause": _with_collective(cause={"type": "x" * 100_000}),
+}
+
+
+@pytest.mark.parametrize("case", _LONG)
+def test_long_values_of_a_foreign_file_are_not_repeated_whole(tmp_path, case):
+    path = tmp_path / "run.json"
+    path.write_bytes(_LONG[case])
+    with pytest.raises(RecordingError, match="…") as caught:
+        load(path)
+    assert len(str(caught.value)) < len(str(path)) + 500
+
+
 def test_missing_file_says_so(tmp_path):
     with pytest.raises(RecordingError, match=r"there is no file '.*gone.json'. Check the path"):
         load(tmp_path / "gone.json")

@@ -11,7 +11,7 @@ import msgspec
 from shardscope.errors import RecordingError
 from shardscope.record.encoding import encode_json
 from shardscope.record.files import read_file, write_file
-from shardscope.record.header import FileHeader, check_schema, explain_damage, read_header
+from shardscope.record.header import FileHeader, brief, check_schema, explain_damage, read_header
 from shardscope.record.ranks import RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, Recording
 from shardscope.record.replay import read_stream
@@ -68,7 +68,7 @@ def _find_header(data: bytes, name: str) -> FileHeader:
 
 
 def _explain_foreign(name: str, header: FileHeader) -> str:
-    says = f"its format is '{header.format}'" if header.format else "it has no 'format'"
+    says = f"its format is '{brief(header.format)}'" if header.format else "it has no 'format'"
     return (
         f"'{name}' is JSON but not a shardscope recording: {says} at $.format, not '{FORMAT}'. "
         f"Name a file that shardscope wrote."

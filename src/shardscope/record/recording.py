@@ -216,11 +216,16 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Gap(Struct, frozen=True, kw_only=True):
-    """Something we saw and did not understand."""
+    """Something we saw and did not understand.
+
+    `is_loss` says that records of `rank` (of any rank, where it is None) were lost: what its
+    recording does not hold may have happened all the same, so nobody may conclude from it.
+    """
 
     place: str
     fact: str
     rank: Rank | None = None
+    is_loss: bool = False
 
 
 class Recording(Struct, frozen=True, kw_only=True):
