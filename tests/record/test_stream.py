@@ -232,6 +232,20 @@ def test_stream_refuses_to_overwrite(tmp_path):
     assert load(path).run.world_size == 2
 
 
+def test_stream_keeps_a_file_that_appears_meanwhile(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    real_open = os.open
+
+    def open_late(name, flags, mode=0o777):
+        path.write_text("another rank's")
+        return real_open(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with pytest.raises(OutputError, match=r"already exists"):
+        StreamWriter(path, make_run())
+    assert path.read_text() == "another rank's"
+
+
 def test_stream_into_a_missing_folder_says_so(tmp_path):
     with pytest.raises(OutputError, match=r"there is no folder"):
         StreamWriter(tmp_path / "nowhere" / "run.jsonl", make_run())

@@ -12,12 +12,12 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def encode_json(value: Any) -> bytes:
-    """One line of JSON, ending in a newline."""
+    """A value as JSON on one line."""
     try:
-        return _ENCODER.encode(value) + b"\n"
+        return _ENCODER.encode(value)
     except UnicodeEncodeError:
         # File names that are not UTF-8 reach Python as lone surrogates, which JSON cannot hold.
-        return _ENCODER.encode(_replace_surrogates(msgspec.to_builtins(value))) + b"\n"
+        return _ENCODER.encode(_replace_surrogates(msgspec.to_builtins(value)))
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -20,6 +20,7 @@ from shardscope.record.recording import (
     Recording,
     RunInfo,
 )
+from shardscope.record.sharing import SharedValues
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 
 __all__ = ["read_stream"]
@@ -91,6 +92,7 @@ class _Reader:
         self._damaged: list[int] = []
         self._reason = ""
         self._decoder = msgspec.json.Decoder(StreamLine)
+        self._values = SharedValues()
 
     @property
     def is_hopeless(self) -> bool:
@@ -110,6 +112,7 @@ class _Reader:
     def _keep(self, line: StreamLine) -> bool:
         self._end = None  # a stream may be closed and go on: only what ends it is its end
         if line.collective is not None:
+            self._values.share(line.collective)
             self.collectives.append(line.collective)
         elif line.module is not None:
             self.modules.append(line.module)
