@@ -73,6 +73,6 @@ def format_bar(part: int, whole: int) -> Text:
     return Text.assemble((f"{share:4.0%} ", ""), (bar.ljust(_BAR_CELLS), "cyan"))
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, ending: str = "s") -> str:
     """`1 rank`, `1,024 ranks`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
