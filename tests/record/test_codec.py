@@ -275,7 +275,7 @@ _DAMAGED = {
     ),
     "rank beyond the world": (
         _json(modules=[{"name": "", "type": "", "ranks": [[0, 9]]}]),
-        r"names rank 8 at \$.modules\[0\].ranks, but its world has 8 ranks",
+        r"names rank 8 at \$.modules\[0\].ranks, but its world size is 8",
     ),
 }
 

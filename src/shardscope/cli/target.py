@@ -17,6 +17,7 @@ from torch import nn
 
 from shardscope.cli.failure import describe_failure
 from shardscope.errors import TargetError
+from shardscope.report.names import shorten
 
 __all__ = ["Program", "load_program", "name_target", "run_default_step"]
 
@@ -94,8 +95,8 @@ def _import(target: str) -> ModuleType:
     except BaseException as error:  # a program may also call sys.exit()
         if not is_file and _is_missing(target, error):
             raise TargetError(
-                f"There is no file or module {target!r} here. Give the path of a .py file "
-                "(train.py) or the dotted name of an importable module (package.train)."
+                f"There is no file or module {shorten(target, 80)!r} here. Give the path of a .py "
+                "file (train.py) or the dotted name of an importable module (package.train)."
             ) from error
         fact = f"{target} could not be imported: {describe_failure(error)}."
         hint = _suggest_dotted_name(Path(target)) if is_file and _is_relative(error) else ""
@@ -103,9 +104,9 @@ def _import(target: str) -> ModuleType:
 
 
 def _is_file(target: str) -> bool:
-    path = Path(target)
-    is_package = target.isidentifier() and (path / "__init__.py").is_file()
-    return target.endswith(".py") or (path.exists() and not is_package)
+    # os.path, unlike Path, says no and not OSError of a name that is too long for a file.
+    is_package = target.isidentifier() and os.path.isfile(os.path.join(target, "__init__.py"))
+    return target.endswith(".py") or (os.path.exists(target) and not is_package)
 
 
 def _is_missing(target: str, error: BaseException) -> bool:

@@ -114,13 +114,13 @@ def _check_ranks(recording: Recording, name: str) -> None:
             last = span.first + (span.count - 1) * span.step
             if last >= world_size:
                 raise RecordingError(
-                    f"'{name}' names rank {last} at {place}, but its world has {world_size} "
-                    f"ranks. The file was damaged or edited; record again."
+                    f"'{name}' names rank {last} at {place}, but its world size is {world_size}. "
+                    f"The file was damaged or edited; record again."
                 )
         if count_ranks(spans) > world_size:
             raise RecordingError(
                 f"'{name}' names {count_ranks(spans)} ranks at {place}, some of them twice, for "
-                f"its world has {world_size}. The file was damaged or edited; record again."
+                f"its world size is {world_size}. The file was damaged or edited; record again."
             )
 
 
