@@ -53,7 +53,11 @@ class TraceError(ShardscopeError):
 
 
 class TargetError(ShardscopeError):
-    """A TARGET on the command line that cannot be used."""
+    """A TARGET on the command line that cannot be used; `example` is how one looks, if it helps."""
+
+    def __init__(self, sentence: str, *, example: str = "") -> None:
+        super().__init__(sentence)
+        self.example = example
 
 
 class OutputError(ShardscopeError):

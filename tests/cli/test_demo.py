@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from shardscope.cli import main
-from shardscope.record import load
+from shardscope.errors import OutputError
+from shardscope.record import Recording, load
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,34 @@ def test_second_demo_does_not_overwrite_the_first(here: Path) -> None:
         assert CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"]).exit_code == 0
     names = sorted(path.name for path in here.iterdir())
     assert names == ["demo-2.shardscope.json.gz", "demo.shardscope.json.gz"]
+
+
+def test_demo_whose_name_is_taken_meanwhile_takes_another(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render_late(recording: Recording) -> str:
+        (here / "demo.shardscope.json.gz").write_text("another demo's")
+        return ""
+
+    monkeypatch.setattr("shardscope.cli.demo.render_summary", render_late)
+    result = CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"])
+    assert result.exit_code == 0, result.output
+    assert "recording saved to demo-2.shardscope.json.gz" in result.output
+    assert (here / "demo.shardscope.json.gz").read_text() == "another demo's"
+    assert load(here / "demo-2.shardscope.json.gz").collectives
+
+
+def test_demo_that_cannot_save_has_printed_what_it_learnt(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OutputError("cannot write 'x': No space left on device. Choose a place.")
+
+    monkeypatch.setattr("shardscope.cli.demo.save", fail)
+    result = CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"])
+    assert result.exit_code == 2
+    assert "By kind and mesh axis" in result.stdout
+    assert "No space left" in result.stderr
 
 
 def test_mesh_that_does_not_fit_the_model_is_a_sentence(here: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
 
 from sample_recordings import make_llama, make_varied
 from shardscope.cli import main
-from shardscope.record import save
+from shardscope.record import load, save
 from shardscope.version import __version__
 
 
@@ -140,6 +142,92 @@ def test_reader_that_never_reads_is_no_error(tmp_path):
         done = _shell(f'"$PYTHON" -m shardscope {verb} | true', tmp_path)
         assert done.stderr == b""
         assert done.returncode == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+@pytest.mark.parametrize(
+    "verb",
+    ["show run.json", "export run.json --to csv -o -", "merge run.json -o new.json", "--help"],
+)
+def test_full_disk_behind_standard_output_is_one_sentence(tmp_path, verb):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    done = _shell(f'"$PYTHON" -m shardscope {verb} > /dev/full', tmp_path)
+    assert done.stderr.startswith(b"shardscope: standard output cannot be written: No space left")
+    assert done.stderr.count(b"\n") == 1
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("verb", ["show run.json", "export run.json --to csv -o -"])
+def test_closed_standard_output_is_one_sentence(tmp_path, verb):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    done = _shell(f'"$PYTHON" -m shardscope {verb} >&-', tmp_path)
+    assert done.stderr == (
+        b"shardscope: standard output cannot be written: it is closed. "
+        b"Send it to a place that has room, or to /dev/null.\n"
+    )
+    assert done.returncode == 2
+
+
+def test_what_cannot_be_printed_is_saved_all_the_same(tmp_path):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    done = _shell('"$PYTHON" -m shardscope merge run.json -o new.json >&-', tmp_path)
+    assert done.returncode == 2
+    assert load(tmp_path / "new.json").run.ranks
+
+
+def _run_on_terminal(*args, folder, **environment):
+    """What a command writes to a terminal of its own as standard error."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", *args],
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+        env=os.environ | {"TERM": "xterm"} | environment,
+    )
+    os.close(theirs)
+    written = b""
+    with suppress(OSError):  # which a terminal gives at its end
+        while chunk := os.read(ours, 4096):
+            written += chunk
+    os.close(ours)
+    assert process.wait(60) == 0
+    return written.decode()
+
+
+_SLOW = """
+import time
+from importlib import import_module
+verb = import_module("shardscope.cli.{verb}")
+merge = import_module("shardscope.record.merge")
+def slowly(path, load=merge.load):
+    time.sleep({seconds})
+    return load(path)
+if hasattr(verb, "load"): verb.load = slowly
+merge.load = slowly
+from shardscope.cli import main
+main({args!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "said"),
+    [
+        ("show", ["show", "run.json"], "reading run.json"),
+        ("merge", ["merge", "run.json", "-o", "new.json"], "reading run.json (1 of 1)"),
+        ("export", ["export", "run.json", "--to", "csv"], "reading run.json"),
+    ],
+)
+def test_what_takes_long_says_on_a_terminal_what_it_does(tmp_path, verb, args, said):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    slow = _SLOW.format(verb=verb, seconds=1.5, args=args)
+    assert said in _run_on_terminal(slow, folder=tmp_path)
+
+
+def test_what_is_quick_shows_no_progress(tmp_path):
+    save(make_llama(num_layers=1), tmp_path / "run.json")
+    quick = _SLOW.format(verb="show", seconds=0, args=["show", "run.json"])
+    assert _run_on_terminal(quick, folder=tmp_path) == ""
 
 
 def test_output_is_plain_when_piped_and_with_no_color(tmp_path):

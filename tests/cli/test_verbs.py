@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from io import StringIO
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from sample_recordings import make_collective, make_llama, make_ranks, make_recording
 from shardscope.cli import main
+from shardscope.errors import OutputError
 from shardscope.record import Finding, Gap, Severity, StreamWriter, load, save
 
 
@@ -33,12 +35,23 @@ def _save_ranks(folder, num_ranks=4, *, short=None):
     return paths
 
 
-def test_show_prints_every_shape_of_recording(run, tmp_path, any_recording):
+_EXIT_CODES = {
+    "empty": 0,
+    "one rank": 0,
+    "many ranks": 0,
+    "ranks that differ": 1,
+    "hostile names": 1,
+}
+
+
+@pytest.mark.parametrize("by", ["module", "axis", "kind", "cause"])
+def test_show_prints_every_shape_and_exits_with_1_for_findings(
+    run, tmp_path, any_recording, request, by
+):
     save(any_recording, tmp_path / "run.json")
-    for by in ("module", "axis", "kind", "cause"):
-        result = run("show", "run.json", "--by", by)
-        assert result.output.startswith("shardscope · ")
-        assert result.exit_code == int(bool(any_recording.findings) or "≤" in result.output)
+    result = run("show", "run.json", "--by", by)
+    assert result.output.startswith("shardscope · ")
+    assert result.exit_code == _EXIT_CODES[request.node.callspec.params["any_recording"]]
 
 
 def test_show_without_findings_exits_with_0(run, tmp_path, llama):
@@ -74,7 +87,7 @@ def test_show_reads_a_stream(run, tmp_path):
     writer = StreamWriter(tmp_path / "run.jsonl", make_recording().run)
     writer.write(make_collective())
     writer.close()
-    assert "1 collectives per rank" in run("show", "run.jsonl").output
+    assert "1 collective per rank" in run("show", "run.jsonl").output
 
 
 def test_show_of_several_files_is_one_run(run, tmp_path):
@@ -92,7 +105,7 @@ def test_show_of_several_files_finds_ranks_that_disagree(run, tmp_path):
 def test_merge_writes_one_recording(run, tmp_path):
     result = run("merge", *_save_ranks(tmp_path), "-o", "all.json.gz")
     assert result.exit_code == 0
-    assert result.output == "4 of 4 ranks, 12 collectives → all.json.gz\n"
+    assert result.output == "4 of 4 ranks, 12 collectives\nrecording saved to all.json.gz\n"
     merged = load(tmp_path / "all.json.gz")
     assert len(merged.collectives) == 12
 
@@ -122,6 +135,54 @@ def test_merge_with_a_damaged_file_is_a_gap(run, tmp_path):
     assert run("merge", *paths, "-o", "all.json", "--force", "--strict").exit_code == 1
 
 
+def _stream_ranks(folder, num_ranks=4):
+    """One stream per rank, each with five collectives that differ in dtype."""
+    paths = []
+    for rank in range(num_ranks):
+        paths.append(folder / f"rank{rank}.jsonl")
+        run = make_recording(world_size=num_ranks, ranks=(rank,)).run
+        writer = StreamWriter(paths[-1], run)
+        writer.write(make_recording(world_size=num_ranks).groups[0])
+        for order in range(5):
+            writer.write(
+                make_collective(rank=rank, order=order, group_order=order, dtype=f"int{order}")
+            )
+        writer.close()
+    return paths
+
+
+@pytest.mark.parametrize("damage", ["killed", "damaged line", "cut line"])
+def test_damaged_stream_is_a_gap_and_accuses_nobody(run, tmp_path, damage):
+    paths = _stream_ranks(tmp_path)
+    lines = paths[2].read_bytes().splitlines(keepends=True)
+    if damage == "killed":
+        del lines[-3:]
+    elif damage == "cut line":
+        lines = [*lines[:-3], lines[-3][:20]]
+    else:
+        lines[3] = b"garbage\n"
+    paths[2].write_bytes(b"".join(lines))
+    result = run("merge", *paths, "-o", "all.json")
+    assert "rank-mismatch" not in result.output
+    assert result.exit_code == 0
+    again = run("show", "all.json")
+    assert "rank-mismatch" not in again.output
+    assert again.exit_code == 0
+    half = run("merge", *paths[2:], "-o", "half.json")
+    assert half.exit_code == 0
+    assert run("merge", *paths[:2], "half.json", "-o", "both.json").exit_code == 0
+
+
+def test_rank_that_stopped_in_a_complete_stream_is_a_finding(run, tmp_path):
+    paths = _stream_ranks(tmp_path)
+    lines = paths[2].read_bytes().splitlines(keepends=True)
+    lines[-2:] = [b'{"end": {"num_records": 5}}\n']
+    paths[2].write_bytes(b"".join(lines))
+    result = run("merge", *paths, "-o", "all.json")
+    assert result.exit_code == 1
+    assert "rank 2 issued nothing after" in " ".join(result.output.split())
+
+
 def test_merge_does_not_overwrite(run, tmp_path):
     paths = _save_ranks(tmp_path)
     result = run("merge", *paths, "-o", paths[0])
@@ -135,7 +196,8 @@ def test_merge_of_files_that_do_not_belong_together(run, tmp_path):
     paths = _save_ranks(tmp_path)
     result = run("merge", paths[0], paths[0], "-o", "all.json")
     assert result.exit_code == 2
-    assert result.stderr.startswith("shardscope: rank 0 is in more than one recording")
+    assert result.stderr.startswith("shardscope: rank 0 is in more than one recording, '")
+    assert result.stderr.count("rank0.json") == 2
 
 
 def test_export_writes_next_to_the_recording(run, tmp_path, llama):
@@ -178,11 +240,50 @@ def test_export_never_writes_a_recording_over_itself(run, tmp_path, llama):
     assert "would be written over itself. Name another with -o" in result.stderr
 
 
-def test_export_compresses_json_where_the_name_says_so(run, tmp_path, llama):
+@pytest.mark.parametrize("form", ["perfetto", "csv", "json"])
+def test_export_compresses_where_the_name_says_so(run, tmp_path, llama, form):
     save(llama, tmp_path / "run.json")
-    run("export", "run.json", "--to", "json", "-o", "copy.json.gz")
-    assert (tmp_path / "copy.json.gz").read_bytes().startswith(b"\x1f\x8b")
-    assert load(tmp_path / "copy.json.gz") == llama
+    run("export", "run.json", "--to", form, "-o", "copy.gz")
+    plain = run("export", "run.json", "--to", form, "-o", "-").stdout_bytes
+    assert gzip.decompress((tmp_path / "copy.gz").read_bytes()) == plain
+
+
+def test_export_counts_gaps_on_stderr_and_they_are_fatal_only_if_strict(run, tmp_path):
+    gaps = tuple(Gap(place="p", fact=fact) for fact in "ab")
+    save(make_recording(gaps=gaps), tmp_path / "two.json")
+    save(make_recording(gaps=gaps[:1]), tmp_path / "one.json")
+    result = run("export", "two.json", "--to", "csv", "-o", "-")
+    assert result.exit_code == 0
+    assert "the recording has 2 gaps; `shardscope show` prints them" in result.stderr
+    assert "gap" not in result.stdout
+    assert "has 1 gap;" in run("export", "one.json", "--to", "csv").stderr
+    strict = run("export", "two.json", "--to", "json", "-o", "copy.json", "--strict")
+    assert strict.exit_code == 1
+    assert (tmp_path / "copy.json").exists()
+
+
+def test_export_without_gaps_says_nothing_of_them(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    result = run("export", "run.json", "--to", "csv", "--strict")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_merge_that_cannot_save_has_printed_what_it_found(run, tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise OutputError("cannot write 'all.json': No space left on device. Choose a place.")
+
+    monkeypatch.setattr("shardscope.cli.merge.save", fail)
+    result = run("merge", *_save_ranks(tmp_path, short=1), "-o", "all.json")
+    assert result.exit_code == 2
+    assert "error rank-mismatch" in result.stdout
+    assert "No space left on device" in result.stderr
+    assert "saved" not in result.stdout
+
+
+def test_one_is_one_and_not_many(run, tmp_path):
+    save(make_recording((make_collective(),), world_size=1), tmp_path / "one.json")
+    result = run("merge", "one.json", "-o", "all.json")
+    assert result.output.startswith("1 of 1 rank, 1 collective\n")
 
 
 def test_export_of_every_shape(run, tmp_path, any_recording):

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_llama, make_ranks, make_recording
 from shardscope.comm.match import match_ranks
-from shardscope.record import CollectiveKind, Group, Phase, RankSpan, Severity, Source
+from shardscope.record import CollectiveKind, Gap, Group, Phase, RankSpan, Severity, Source
 
 
 def _change(recording, rank, order, **changes):
@@ -127,9 +127,62 @@ def test_ranks_without_a_recording_are_not_judged():
 
 
 def test_only_the_first_divergence_of_a_group_is_reported():
-    recording = _drop(make_ranks(4, [{"dtype": str(i)} for i in range(9)]), 2, 4)
+    recording = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    for order in (4, 6):
+        recording = _change(recording, 2, order, dtype="int8")
     (finding,) = match_ranks(recording)
     assert "position 4" in finding.fact
+
+
+def _lose(recording, rank, *orders, gap_rank=...):
+    """The rank's stream was damaged: these collectives are not in it."""
+    for order in orders:
+        recording = _drop(recording, rank, order)
+    gap_rank = rank if gap_rank is ... else gap_rank
+    gap = Gap(place="run-2.jsonl, line 3", fact="damaged", rank=gap_rank, is_loss=True)
+    return replace(recording, gaps=(*recording.gaps, gap))
+
+
+@pytest.mark.parametrize("orders", [(0,), (3,), (8,), (7, 8), (0, 1, 4), tuple(range(9))], ids=str)
+def test_rank_that_lost_records_is_not_accused(orders):
+    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_lose(whole, 2, *orders)) == ()
+
+
+def test_loss_of_no_rank_in_particular_may_be_any_ranks():
+    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_lose(whole, 2, 8, gap_rank=None)) == ()
+
+
+def test_gap_that_is_no_loss_excuses_nobody():
+    gap = Gap(place="op", fact="odd", rank=1)
+    recording = _drop(_uniform(CollectiveKind.ALL_REDUCE), 1, 2)
+    assert len(match_ranks(replace(recording, gaps=(gap,)))) == 1
+
+
+def test_what_is_left_of_a_damaged_recording_is_still_compared_at_its_place():
+    recording = _lose(make_ranks(4, [{"dtype": str(i)} for i in range(9)]), 2, 1)
+    (finding,) = match_ranks(_change(recording, 2, 5, dtype="int8"))
+    assert "disagree on dtype at position 5" in finding.fact
+    assert finding.rank == 2
+
+
+def test_others_are_compared_where_a_rank_lost_records_and_it_is_named_as_unknown():
+    recording = _lose(_uniform(CollectiveKind.ALL_REDUCE), 2, 2)
+    (finding,) = match_ranks(_drop(recording, 1, 2))
+    assert "rank 1 issued nothing after" in finding.fact
+    assert finding.fact.endswith("; not known of rank 2, whose recording lost records")
+    assert finding.rank == 1
+
+
+def test_hole_in_the_positions_is_a_loss_even_if_no_gap_says_so():
+    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_drop(whole, 2, 4)) == ()
+
+
+def test_position_of_any_size_is_no_work():
+    calls = tuple(make_collective(rank=rank, group_order=2**62) for rank in range(2))
+    assert match_ranks(make_recording(calls)) == ()
 
 
 def test_each_group_is_judged_for_itself():
@@ -216,3 +269,41 @@ def test_transfers_with_ranks_not_recorded_are_not_judged():
 
 def test_receive_from_anyone_is_not_judged():
     assert match_ranks(_transfers(("send", 0, 1, 8), ("recv", 1, None, 8))) == ()
+
+
+def _with_loss(recording, rank):
+    gap = Gap(place="run.jsonl", fact="no end", rank=rank, is_loss=True)
+    return replace(recording, gaps=(gap,))
+
+
+@pytest.mark.parametrize("lossy", [0, 1])
+def test_transfer_whose_other_end_may_be_lost_is_not_judged(lossy):
+    kind, rank, peer = ("send", 0, 1) if lossy == 1 else ("recv", 1, 0)
+    assert match_ranks(_with_loss(_transfers((kind, rank, peer, 8)), lossy)) == ()
+    assert len(match_ranks(_with_loss(_transfers((kind, rank, peer, 8)), 1 - lossy))) == 1
+
+
+def test_transfers_after_a_lost_one_are_not_paired_by_their_number():
+    moves = [("send", 0, 1, n) for n in (8, 16, 24)] + [("recv", 1, 0, n) for n in (8, 16, 24)]
+    recording = _drop(_transfers(*moves), 0, 1)
+    assert match_ranks(_with_loss(recording, 0)) == ()
+
+
+def test_transfers_before_the_loss_are_still_compared():
+    moves = [("send", 0, 1, 8), ("recv", 1, 0, 4), ("recv", 1, 0, 8)]
+    (finding,) = match_ranks(_with_loss(_transfers(*moves), 0))
+    assert "the two ends differ in size" in finding.fact
+
+
+def test_collectives_after_a_lost_transfer_are_not_compared():
+    # Whether the lost one was a send or a collective is not known, so neither is the position.
+    moves = [("send", 0, 1, 8), ("recv", 1, 0, 8)]
+    calls = [
+        make_collective(rank=rank, order=order + 1, group_order=order + 1, dtype=f"int{order}")
+        for rank in (0, 1)
+        for order in range(3)
+    ]
+    recording = _transfers(*moves, ranks=(0, 1))
+    recording = replace(recording, collectives=(*recording.collectives, *calls))
+    assert match_ranks(recording) == ()
+    assert match_ranks(_with_loss(_drop(recording, 0, 0), 0)) == ()

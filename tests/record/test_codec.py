@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -12,8 +15,17 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
 from shardscope.errors import OutputError, RecordingError
-from shardscope.record import Recording, Source, load, save
-from shardscope.record.files import read_file
+from shardscope.record import (
+    Recording,
+    Source,
+    check_output,
+    encode,
+    encode_pieces,
+    load,
+    save,
+    write_file,
+)
+from shardscope.record.input import read_file
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz", "RUN.JSON.GZ", "no ending"])
@@ -104,6 +116,112 @@ def test_save_follows_a_symlink(tmp_path):
     assert load(target) == make_recording()
 
 
+def test_save_keeps_a_file_that_appears_meanwhile(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_text("another's")
+    # As if it had not been there yet when save looked.
+    monkeypatch.setattr("shardscope.record.output.check_output", lambda *_, **__: None)
+    with pytest.raises(OutputError, match=r"already exists.*--force"):
+        save(make_recording(), path)
+    assert path.read_text() == "another's"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def _refuse_links(*_args):
+    raise PermissionError(1, "Operation not permitted")
+
+
+def test_save_works_and_keeps_files_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", _refuse_links)
+    path = save(make_recording(), tmp_path / "run.json")
+    assert load(path) == make_recording()
+    monkeypatch.setattr("shardscope.record.output.check_output", lambda *_, **__: None)
+    with pytest.raises(OutputError, match=r"already exists"):
+        save(make_recording((make_collective(),)), path)
+    assert load(path) == make_recording()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_many_threads_that_save_under_one_name_one_does(tmp_path):
+    together = threading.Barrier(8)
+
+    def write(number):
+        def pieces():
+            yield str(number).encode() * 1000
+            together.wait(10)
+            yield str(number).encode() * 1000
+
+        try:
+            write_file(pieces(), tmp_path / "run.json")
+        except OutputError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(write, range(8))) == 1
+    (path,) = tmp_path.iterdir()
+    assert len(path.read_text()) == 2000
+    assert len(set(path.read_text())) == 1
+
+
+def test_overwritten_file_keeps_its_mode(tmp_path):
+    path = save(make_recording(), tmp_path / "run.json")
+    path.chmod(0o640)
+    save(make_recording(), path, force=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_new_file_has_the_mode_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    path = save(make_recording(), tmp_path / "run.json")
+    assert path.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_folder_that_may_not_be_written_is_noticed_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "old.json").touch()
+    # Tests may run as root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) != str(tmp_path))
+    for name, force in (("new.json", False), ("old.json", True)):
+        with pytest.raises(OutputError, match=r"may not write in the folder '.*'. Choose another"):
+            check_output(tmp_path / name, force=force)
+    check_output("/dev/null")
+
+
+def test_name_of_any_length_the_disk_takes_is_fine(tmp_path):
+    name = "名" * 80 + ".json"
+    assert load(save(make_recording(), tmp_path / name)) == make_recording()
+
+
+@pytest.mark.parametrize("thing", [None, {}, "run.json", [1]], ids=repr)
+def test_save_of_something_else_says_what_it_wants(tmp_path, thing):
+    kind = type(thing).__name__
+    with pytest.raises(RecordingError, match=rf"save\(\) got {kind}, not a Recording. Give it"):
+        save(thing, tmp_path / "run.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pieces_are_the_json_of_the_whole(any_recording):
+    assert encode(any_recording) == msgspec.json.encode(any_recording) + b"\n"
+
+
+@pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 10_000])
+def test_pieces_fit_together_for_any_number_of_records(count):
+    whole = make_recording(tuple(make_collective(order=order) for order in range(count)))
+    assert encode(whole) == msgspec.json.encode(whole) + b"\n"
+    assert max(map(len, encode_pieces(whole))) < 4096 * 800
+
+
+def test_loaded_collectives_share_equal_values(tmp_path):
+    calls = tuple(
+        make_collective(order=n, owner="layers.0", source=Source(file="a.py", line=1))
+        for n in range(2)
+    )
+    first, second = load(save(make_recording(calls), tmp_path / "run.json")).collectives
+    assert first.owner is second.owner
+    assert first.source is second.source
+    assert (first, second) == calls
+
+
 def test_a_device_is_written_to_not_replaced():
     save(make_recording(), "/dev/null", force=True)
     assert not os.path.isfile("/dev/null")
@@ -157,7 +275,7 @@ _DAMAGED = {
     ),
     "rank beyond the world": (
         _json(modules=[{"name": "", "type": "", "ranks": [[0, 9]]}]),
-        r"names rank 8 at \$.modules\[0\].ranks, but its world has 8 ranks",
+        r"names rank 8 at \$.modules\[0\].ranks, but its world size is 8",
     ),
 }
 
@@ -172,6 +290,23 @@ def test_damaged_file_is_one_sentence_that_names_it(tmp_path, case):
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+_LONG = {
+    "format": b'{"format": "' + b"x" * 100_000 + b'"}',
+    "schema": _json(schema=0).replace(b'"schema":0', b'"schema":' + b"9" * 400),
+    "kind": _with_collective(kind="x" * 100_000),
+    "cause": _with_collective(cause={"type": "x" * 100_000}),
+}
+
+
+@pytest.mark.parametrize("case", _LONG)
+def test_long_values_of_a_foreign_file_are_not_repeated_whole(tmp_path, case):
+    path = tmp_path / "run.json"
+    path.write_bytes(_LONG[case])
+    with pytest.raises(RecordingError, match="…") as caught:
+        load(path)
+    assert len(str(caught.value)) < len(str(path)) + 500
 
 
 def test_missing_file_says_so(tmp_path):

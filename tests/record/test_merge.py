@@ -168,3 +168,47 @@ def test_files_none_of_which_can_be_read_are_an_error(tmp_path):
         merge_files([tmp_path / "a"])
     with pytest.raises(RecordingError, match=r"nothing to merge"):
         merge_files([])
+
+
+def _save_each(folder, recordings):
+    return [save(one, folder / f"{name}.json") for name, one in recordings.items()]
+
+
+@pytest.mark.parametrize(
+    ("recordings", "fact"),
+    [
+        (
+            {"new": _rank(0), "old": _rank(0)},
+            r"^rank 0 is in more than one recording, '.*new.json' and '.*old.json'. Merge one file",
+        ),
+        (
+            {"a": _rank(0), "b": _rank(1), "c": _rank(2, world_size=8)},
+            r"'.*/a.json' \(rank 0\) saw a world of 4, '.*/c.json' \(rank 2\) a world of 8",
+        ),
+        (
+            {
+                "real": _rank(0),
+                "made": _rank(1, run=make_run(world_size=4, ranks=(1,), is_simulated=True)),
+            },
+            r"'.*/made.json' \(rank 1\) was simulated, '.*/real.json' \(rank 0\) was real",
+        ),
+        (
+            {"none": make_recording(ranks=(), world_size=8), "some": _rank(1)},
+            r"'.*/none.json' saw a world of 8, '.*/some.json' \(rank 1\) a world of 4",
+        ),
+    ],
+    ids=["rank twice", "other world", "simulated", "no ranks"],
+)
+def test_files_that_do_not_belong_together_are_named(tmp_path, recordings, fact):
+    with pytest.raises(MergeError, match=fact):
+        merge_files(_save_each(tmp_path, recordings))
+
+
+def test_who_waits_for_a_merge_is_told_how_far_it_is(tmp_path):
+    told = []
+    merge_files(_save_each(tmp_path, {"a": _rank(0), "b": _rank(1)}), report=told.append)
+    assert told == [
+        f"reading {tmp_path}/a.json (1 of 2)",
+        f"reading {tmp_path}/b.json (2 of 2)",
+        "joining them",
+    ]

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 
-from sample_recordings import make_collective
-from shardscope.record import encode
+from shardscope.record import (
+    Axis,
+    Cause,
+    Collective,
+    CollectiveKind,
+    Finding,
+    Gap,
+    Group,
+    Module,
+    Parameter,
+    Phase,
+    RunInfo,
+    Severity,
+    Source,
+    encode,
+)
 from shardscope.record.schema import make_schema
 
 _ROOT = Path(__file__).parents[2]
 _PUBLISHED = _ROOT / "docs" / "reference" / "recording.schema.json"
+_REFERENCE = _ROOT / "docs" / "reference" / "recording.md"
 _GOLDEN = _ROOT / "tests" / "golden" / "recording_v1.json"
 
 
@@ -51,7 +68,79 @@ def test_golden_file_fits_the_schema():
     jsonschema.validate(json.loads(_GOLDEN.read_text()), make_schema())
 
 
-def test_every_field_is_in_the_reference():
-    reference = (_ROOT / "docs" / "reference" / "recording.md").read_text()
-    missing = [name for name in type(make_collective()).__struct_fields__ if name not in reference]
-    assert missing == []
+@pytest.mark.parametrize("field", ["format", "schema"])
+@pytest.mark.parametrize("change", ["missing", "another"])
+def test_schema_refuses_a_file_that_does_not_say_what_it_is(field, change):
+    plain = json.loads(_GOLDEN.read_text())
+    if change == "missing":
+        del plain[field]
+    else:
+        plain[field] = {"format": "chrome.trace", "schema": 2}[field]
+    with pytest.raises(jsonschema.ValidationError, match=rf"{field}|was expected"):
+        jsonschema.validate(plain, make_schema())
+
+
+def test_descriptions_are_not_indented():
+    records = make_schema()["$defs"].values()
+    assert [one["title"] for one in records if "\n " in one.get("description", "")] == []
+
+
+# The heading of the reference's table, and the record whose fields it lists.
+_TABLES = {
+    "run": RunInfo,
+    "axes": Axis,
+    "groups": Group,
+    "modules": Module,
+    "parameters": Parameter,
+    "collectives": Collective,
+    "source": Source,
+    "findings": Finding,
+    "gaps": Gap,
+}
+
+
+def _read_tables():
+    """The rows of every table in the reference, as cells, under the heading above it."""
+    tables, heading = {}, ""
+    for line in _REFERENCE.read_text().splitlines():
+        if line.startswith("#"):
+            heading = line.strip("#` ")
+        elif line.startswith("|") and not line.startswith("|---"):
+            tables.setdefault(heading, []).append(line.strip("|").split("|"))
+    return {heading: rows[1:] for heading, rows in tables.items()}
+
+
+def _names(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize("heading", _TABLES)
+def test_reference_lists_every_field_and_no_other(heading):
+    listed = [name for row in _read_tables()[heading] for name in _names(row[0])]
+    assert sorted(listed) == sorted(_TABLES[heading].__struct_fields__)
+
+
+def test_reference_lists_every_cause_with_its_fields():
+    listed = {_names(row[0])[0]: _names(row[1]) for row in _read_tables()["cause"]}
+    causes = {cause.__struct_config__.tag: cause for cause in get_args(Cause)}
+    assert listed == {tag: list(cause.__struct_fields__) for tag, cause in causes.items()}
+
+
+def test_reference_names_every_kind_phase_and_severity():
+    cells = {_names(row[0])[0]: row[1] for row in _read_tables()["collectives"]}
+    assert _names(cells["kind"]) == [kind.value for kind in CollectiveKind]
+    assert _names(cells["phase"]) == [phase.value for phase in Phase]
+    findings = {_names(row[0])[0]: row[1] for row in _read_tables()["findings"]}
+    assert _names(findings["severity"]) == [severity.value for severity in Severity]
+
+
+def test_every_record_of_a_recording_has_a_table():
+    tags = {cause.__struct_config__.tag for cause in get_args(Cause)}
+    covered = {record.__name__ for record in _TABLES.values()} | {"Recording", "RankSpan"}
+    structs = {
+        name
+        for name, one in make_schema()["$defs"].items()
+        if "properties" in one
+        and one["properties"].get("type", {}).get("enum", [""])[0] not in tags
+    }
+    assert structs <= covered

@@ -7,13 +7,25 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 
 import msgspec
 import pytest
 
 from sample_recordings import make_collective, make_recording, make_run
 from shardscope.errors import OutputError, RecordingError
-from shardscope.record import Finding, Gap, Module, RankSpan, Severity, StreamWriter, load, save
+from shardscope.record import (
+    Finding,
+    Gap,
+    Module,
+    RankSpan,
+    Severity,
+    StreamWriter,
+    load,
+    merge,
+    read_stream,
+    save,
+)
 from shardscope.record.stream import StreamHeader
 
 
@@ -118,6 +130,77 @@ def test_damaged_lines_are_one_gap_with_their_numbers(tmp_path):
     assert loss.fact == "3 of the 6 records written are missing"
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_losses_are_marked_and_stay_so_when_saved(tmp_path, closes):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records(), closes=closes)
+    lines = path.read_bytes().split(b"\n")
+    lines[3] = lines[3][:10]
+    path.write_bytes(b"\n".join(lines))
+    recording = load(path)
+    losses = [(gap.rank, gap.is_loss) for gap in recording.gaps]
+    assert losses == [(None, False), (0, True), (0, True)]
+    assert load(save(merge([recording]), tmp_path / "run.json")).gaps[-2:] == recording.gaps[-2:]
+
+
+def test_blank_lines_are_no_damage(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records())
+    whole = load(path)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n\n  \n\t\n"))
+    assert load(path) == whole
+
+
+def test_line_numbers_count_blank_lines(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, [])
+    header, end, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([header, b"", b"", b"x", b"", b"  y", end]))
+    assert load(path).gaps[0].place == f"{path}, line 4-6/2"
+
+
+def _peak_bytes(work):
+    tracemalloc.start()
+    try:
+        result = work()
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_millions_of_newlines_cost_no_memory(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records())
+    data = path.read_bytes().replace(b"\n", b"\n" * 500_000)
+    recording, peak = _peak_bytes(lambda: read_stream(data, "run.jsonl"))
+    assert len(recording.collectives) == 2
+    assert peak < 1_000_000
+
+
+def test_endless_damage_is_cut_short_and_costs_no_memory(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, _records())
+    data = path.read_bytes() + b"x\n\n" * 150_000
+    recording, peak = _peak_bytes(lambda: read_stream(data, "run.jsonl"))
+    assert len(recording.collectives) == 2
+    assert peak < 1_000_000
+    damage = recording.gaps[-1]
+    assert damage.is_loss
+    assert damage.fact.startswith("100000 of its lines cannot be read, the first: JSON is malf")
+    assert damage.fact.endswith("; reading stopped there")
+    assert damage.place.endswith(",…")
+    assert len(damage.place) < 500
+
+
+def test_damaged_line_is_not_repeated_whole(tmp_path):
+    path = tmp_path / "run.jsonl"
+    _write(path, [])
+    collective = msgspec.to_builtins(make_collective()) | {"kind": "x" * 100_000}
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode({"collective": collective}) + b"\n")
+    assert len(load(path).gaps[0].fact) < 300
+
+
 def test_deeply_nested_line_is_a_gap(tmp_path):
     path = tmp_path / "run.jsonl"
     _write(path, [])
@@ -147,6 +230,20 @@ def test_stream_refuses_to_overwrite(tmp_path):
         StreamWriter(path, make_run())
     StreamWriter(path, make_run(world_size=2), force=True).close()
     assert load(path).run.world_size == 2
+
+
+def test_stream_keeps_a_file_that_appears_meanwhile(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    real_open = os.open
+
+    def open_late(name, flags, mode=0o777):
+        path.write_text("another rank's")
+        return real_open(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", open_late)
+    with pytest.raises(OutputError, match=r"already exists"):
+        StreamWriter(path, make_run())
+    assert path.read_text() == "another rank's"
 
 
 def test_stream_into_a_missing_folder_says_so(tmp_path):

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from itertools import product
+
 import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
 from sample_recordings import HOSTILE_NAMES, make_collective, make_llama, make_ranks, make_recording
-from shardscope.record import Finding, Gap, Module, Phase, RankSpan, Severity, Source
+from shardscope.record import (
+    CollectiveKind,
+    Finding,
+    Gap,
+    Module,
+    Phase,
+    RankSpan,
+    Severity,
+    Source,
+)
 from shardscope.report.text import render_summary, render_text
 
 _VIEWS = ["module", "axis", "kind", "cause"]
 
 
 @pytest.mark.parametrize("by", _VIEWS)
-@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("width", [20, 40, 50, 80, 140])
 def test_every_view_fits_the_terminal(any_recording, by, width):
     for is_folded in (True, False):
         lines = render_text(any_recording, by=by, is_folded=is_folded, width=width).splitlines()
@@ -92,8 +105,86 @@ def test_totals_by_kind_and_axis_add_up(llama):
 
 def test_costliest_modules_count_folded_layers_together(llama):
     text = render_text(llama)
-    assert "layers.{0…31}                     96  216 MiB  6.76 GiB   31%" in text
-    assert "layers.{0…31}.attention.wo        64  112 MiB  3.50 GiB   16%" in text
+    assert "layers.{0…31}                     96  216 MiB  6.76 GiB    31%  ███" in text
+    assert "layers.{0…31}.attention.wo        64  112 MiB  3.50 GiB    16%  █" in text
+
+
+def _deep_names(width):
+    """The costliest of modules that differ only in a number in the middle and in their end."""
+    calls = tuple(
+        make_collective(
+            order=order,
+            group_order=order,
+            owner=f"model.language_model.decoder.layers.{layer}.self_attention.{part}_proj",
+            wire_bytes=(4 - layer) * 1024**2,
+        )
+        for order, (layer, part) in enumerate(product(range(4), "qkvo"))
+    )
+    text = render_text(make_recording(calls), width=width)
+    table = text.split("Costliest modules")[1].split("Why")[0].splitlines()
+    return [line.split()[0] for line in table if "_proj" in line]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80, 100, 140])
+def test_long_names_keep_their_end_and_stay_different(width):
+    names = _deep_names(width)
+    assert len(names) == len(set(names)) == 10
+    assert [name[-6:] for name in names[:4]] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+def test_long_names_are_cut_at_the_width_there_is():
+    assert [len(name) for name in _deep_names(100)] == [59] * 10
+    assert 35 < len(_deep_names(80)[0]) < 59
+
+
+def _figures(text):
+    """Every number of bytes, and how many of each."""
+    return Counter(re.findall(r"[\d.]+ [KMG]?i?B\b", text))
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80, 120])
+@pytest.mark.parametrize("by", ["module", "kind", "axis", "cause"])
+def test_names_and_numbers_are_whole_at_any_sensible_width(llama, width, by):
+    text = render_text(llama, width=width, by=by)
+    wide = render_text(llama, width=160, by=by)
+    # Columns may be missing, but each figure that is there is one that the wide table has.
+    assert set(_figures(text)) <= set(_figures(wide))
+    assert "21.5 GiB" in " ".join(text.split())
+    assert not re.search(r"\d [KMG]i?(…|\s)|\.\d*…", text)
+    if by == "module":
+        for name in ("layers", "feed_forward", "outside any module", "reduce_scatter"):
+            assert name in text
+        assert "layers.{0…31}.feed_forward.w2" in text
+
+
+@pytest.mark.parametrize(
+    ("width", "headers"),
+    [
+        (140, ["count", "each", "on wire", "share"]),
+        (70, ["count", "each", "on wire", "share"]),
+        (60, ["count", "each", "on wire"]),
+        (50, ["count", "on wire"]),
+        (40, ["on wire"]),
+    ],
+)
+def test_narrow_tables_leave_out_what_matters_least(llama, width, headers):
+    text = render_text(llama, width=width).split("Costliest modules")[1]
+    (line,) = [line for line in text.splitlines() if line.startswith("module ")]
+    assert re.split(r"  +", line) == ["module", *headers]
+
+
+def test_phases_are_counted_together_where_there_is_no_room_for_each(llama):
+    rows = [" ".join(line.split()) for line in render_text(llama, width=40).splitlines()]
+    assert "module count on wire" in rows
+    assert "└ 0 … 31 ×32 11 664 MiB" in rows
+    apart = [" ".join(line.split()) for line in render_text(llama, width=60).splitlines()]
+    assert "module forward backward optim. on wire" in apart
+
+
+def test_no_column_is_so_narrow_that_rows_become_columns(llama):
+    for width in (40, 50):
+        lines = render_text(llama, width=width).splitlines()
+        assert not [line for line in lines if len(line.strip()) == 1]
 
 
 def test_causes_have_an_example_line(llama):
@@ -138,9 +229,76 @@ def test_pipeline_stages_are_not_compared_with_each_other():
         make_collective(rank=1, owner="layers.1"),
         make_collective(rank=1, owner="layers.1", order=1, group_order=1),
     )
-    rows = [" ".join(line.split()) for line in render_text(make_recording(calls)).splitlines()]
+    text = render_text(make_recording(calls), width=50)
+    rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "├ 0 1 4.00 KiB 7.00 KiB" in rows
     assert "└ 1 2 8.00 KiB 14.0 KiB" in rows
+
+
+def _one_call_on_some_ranks(*, kinds):
+    """Four recorded ranks, of which the first issued one collective each, of another kind."""
+    calls = tuple(
+        make_collective(rank=rank, group=f"own {rank}", owner=f"stage{rank}", kind=kind)
+        for rank, kind in enumerate(kinds)
+    )
+    return make_recording(calls, world_size=4, ranks=(0, 1, 2, 3))
+
+
+_THREE_KINDS = [CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST]
+
+
+def test_rank_that_said_nothing_is_not_said_to_have_issued_any():
+    text = " ".join(render_text(_one_call_on_some_ranks(kinds=_THREE_KINDS)).split())
+    assert "≤ 1 collective per rank, ≤ 4.00 KiB put in, ≤ 7.00 KiB on the wire" in text
+
+
+def test_one_collective_is_one():
+    assert "\n1 collective per rank, 4.00" in render_text(make_recording((make_collective(),)))
+
+
+@pytest.mark.parametrize("by", ["module", "kind", "axis"])
+def test_totals_of_ranks_that_differ_are_sums_and_say_so(by):
+    text = render_text(_one_call_on_some_ranks(kinds=_THREE_KINDS), by=by)
+    table = text.split("  4 ranks together\n")[1].split("\n\n")[0].splitlines()
+    assert table[-1].split() == ["total", "3", "12.0", "KiB", "12.0", "KiB", "21.0", "KiB"]
+    assert [line.split()[-2] for line in table[1:-1]] == ["33%", "33%", "33%"]
+
+
+def test_totals_of_ranks_that_are_alike_are_those_of_one():
+    text = render_text(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))
+    assert "By kind and mesh axis  per rank" in text
+
+
+def test_totals_of_some_ranks_that_differ_count_all_of_them():
+    calls = make_ranks(4, [{}] * 3).collectives
+    text = render_text(make_recording(calls[:-1], world_size=4, ranks=(0, 1, 2, 3)), by="kind")
+    assert "4 ranks together" in text
+    assert "all_reduce  world  forward     11  44.0 KiB" in text
+
+
+def test_totals_of_a_thousand_axes_are_cut_short_and_keep_the_costliest():
+    calls = tuple(
+        make_collective(order=index, axis=f"axis{index:04}", wire_bytes=index)
+        for index in range(1000)
+    )
+    text = render_text(make_recording(calls), by="axis")
+    assert len(text.splitlines()) <= 80
+    assert "… 940 more, which cost less: see shardscope export --to csv" in text
+    assert "axis0999" in text
+    assert "axis0001" not in text
+    assert "total 1,000 3.91 MiB" in " ".join(text.split())
+
+
+def test_world_without_a_group_is_one_process():
+    alone = make_recording(world_size=1, groups=())
+    assert "1 rank · one process · torch" in render_text(alone)
+    assert "real process group" in render_text(make_recording(world_size=1))
+
+
+@pytest.mark.parametrize("by", ["module", "cause"])
+def test_lines_are_announced_only_if_there_are_any(llama, by):
+    assert "with a line that led to it" in render_text(llama, by=by)
+    assert "line that led" not in render_text(make_recording((make_collective(),)), by=by)
 
 
 def test_groups_without_an_axis_are_named_by_size():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import Any, final
 
 import click
 
+from shardscope.cli.stdout import explain_stdout, silence_stdout
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
 from shardscope.version import __version__
@@ -51,21 +51,29 @@ class _Verbs(click.Group):
             raise
         except (KeyboardInterrupt, click.Abort):
             _end(ctx, "interrupted", 2)
-        except BrokenPipeError:
-            # The reader has seen enough; Python would complain when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(0)
         except ShardscopeError as error:
-            _end(ctx, str(error), error.exit_code)
+            _end(ctx, str(error), error.exit_code, getattr(error, "example", ""))
         except Exception as error:  # noqa: BLE001 - the last resort of a command line
             fact = f"something unforeseen happened ({type(error).__name__}: {error})"
             _end(ctx, f"{fact}. Run `shardscope --debug …` again and report what it prints.", 2)
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """The same for `--help` and `--version`, which click prints by itself."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            silence_stdout()
+            click.echo(f"shardscope: {explain_stdout(error.strerror or str(error))}", err=True)
+            sys.exit(2)
 
-def _end(ctx: click.Context, sentence: str, exit_code: int) -> None:
+
+def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -> None:
+    """`example` is our own text, on lines of its own; a sentence may hold a stranger's."""
     if ctx.params.get("debug"):
         traceback.print_exc()
     click.echo(f"shardscope: {make_inert(sentence)}", err=True)
+    if example:
+        click.echo(f"\n{example}", err=True)
     ctx.exit(exit_code)
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
+from threading import Timer
 from typing import final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from shardscope.cli.stdout import silence_stdout, writing_out
 from shardscope.record import Recording, Severity
+from shardscope.report.names import make_inert
 
-__all__ = ["exit_code", "open_console", "show_progress"]
+__all__ = ["exit_code", "print_line", "print_out", "show_progress", "write_out"]
+
+_PATIENCE_S = 0.5  # until progress is worth showing
 
 
 @final
@@ -23,11 +27,30 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_stdout()
 
 
-def open_console() -> Console:
-    """Standard output: colours on a terminal unless NO_COLOR, plain otherwise."""
+def print_out(*things: RenderableType) -> None:
+    """Print to standard output: colours on a terminal unless NO_COLOR, plain otherwise."""
+    with writing_out():
+        console = _open_console()
+        for thing in things:
+            console.print(thing)
+
+
+def print_line(text: str = "") -> None:
+    """Print one line of our own, however long, with whatever strangers put in it made inert."""
+    with writing_out():
+        _open_console().print(make_inert(text), soft_wrap=True)
+
+
+def write_out(pieces: Iterable[bytes]) -> None:
+    """Send bytes to standard output."""
+    with writing_out():
+        sys.stdout.buffer.writelines(pieces)
+
+
+def _open_console() -> Console:
     if isinstance(sys.stdout, TextIOWrapper):
         # × and … are not in every encoding; a question mark is better than a traceback.
         sys.stdout.reconfigure(errors="replace")
@@ -36,13 +59,28 @@ def open_console() -> Console:
 
 @contextmanager
 def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is being done and since when, on a terminal only."""
+    """A line on standard error that says what is being done and since when.
+
+    On a terminal only, and only if it takes a while.
+    """
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    is_quiet = not (is_shown and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, disable=is_quiet) as progress:
-        task = progress.add_task(title)
-        yield lambda doing: progress.update(task, description=f"{title}: {doing}")
+    # What the user's program prints belongs on standard output, wherever that goes.
+    is_shared = sys.stdout is not None and sys.stdout.isatty()
+    progress = Progress(*columns, console=console, transient=True, redirect_stdout=is_shared)
+    task = progress.add_task(make_inert(title))
+    timer = Timer(_PATIENCE_S, progress.start)
+    timer.daemon = True
+    if is_shown and console.is_terminal:
+        timer.start()
+    try:
+        yield lambda doing: progress.update(task, description=make_inert(f"{title}: {doing}"))
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()
+        if progress.live.is_started:
+            progress.stop()
 
 
 def exit_code(recording: Recording, *, is_strict: bool = False) -> int:

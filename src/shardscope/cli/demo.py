@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 
 import click
@@ -11,12 +14,15 @@ import torch
 from torch import nn
 
 from shardscope.cli import _llama
-from shardscope.cli.console import open_console, show_progress
-from shardscope.cli.rehearsal import parse_mesh, rehearse_simulated
+from shardscope.cli.console import print_line, print_out, show_progress
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import force_option
+from shardscope.cli.rehearsal import rehearse_simulated
+from shardscope.cli.surroundings import name_command
 from shardscope.cli.target import Program
 from shardscope.comm.review import review
-from shardscope.errors import TargetError
-from shardscope.record import check_output, save
+from shardscope.errors import OutputError, TargetError
+from shardscope.record import Recording, check_output, save
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -27,7 +33,7 @@ __all__ = ["command"]
 @click.option("--rank", type=int, default=0, show_default=True, help="Rank to simulate.")
 @click.option("--layers", type=click.IntRange(1), default=32, show_default=True, help="Depth.")
 @click.option("-o", "--output", metavar="OUT", help="File to write (.json, .json.gz).")
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
+@force_option
 def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) -> None:
     """Simulate a training step of an 8B Llama on 1,024 ranks (FSDP2 + tensor parallel).
 
@@ -36,18 +42,19 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     # The gradient norm is reduced over one axis after the other; torch would log advice on that.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
-    path = output or _unused_path()
-    check_output(path, force=force)
+    check_output(output or next(_own_names()), force=force)
     with show_progress("simulating") as report:
         rehearsal = rehearse_simulated(_program(layers), axes, rank=rank, report=report)
     if rehearsal.failure is not None:
-        raise TargetError(f"The demo's step failed: {rehearsal.failure}") from rehearsal.error
-    recording = review(rehearsal.recording)
-    save(recording, path, force=force)
-    console = open_console()
-    console.print(render_summary(recording))
-    console.print(f"\nrecording saved to {path}", soft_wrap=True)
-    console.print(f"look at it again with: shardscope show {path} --by cause", soft_wrap=True)
+        raise TargetError(rehearsal.failure) from rehearsal.error
+    recording = review(name_command(rehearsal.recording))
+    try:
+        print_out(render_summary(recording))
+    finally:  # what cannot be printed can still be saved, and the other way round
+        path = save(recording, output, force=force) if output else _save_as_own(recording)
+    print_line()
+    print_line(f"recording saved to {path}")
+    print_line(f"look at it again with: shardscope show {path} --by cause")
 
 
 def _program(num_layers: int) -> Program:
@@ -63,10 +70,20 @@ def _program(num_layers: int) -> Program:
     return Program("demo", make_model, make_batch, _llama.parallelize, _llama.step)  # type: ignore[arg-type]
 
 
-def _unused_path() -> str:
-    """A name of its own for each demo, so that none overwrites another."""
-    count, path = 1, Path("demo.shardscope.json.gz")
-    while path.exists():
-        count += 1
-        path = Path(f"demo-{count}.shardscope.json.gz")
-    return str(path)
+def _save_as_own(recording: Recording) -> Path:
+    """Save under a name of its own; another demo may take the one we saw free meanwhile."""
+    for name in _own_names():
+        try:
+            return save(recording, name)
+        except OutputError:
+            if not os.path.lexists(name):
+                raise
+    raise AssertionError("there is always another name")
+
+
+def _own_names() -> Iterator[str]:
+    """Names that no file has yet, so that no demo overwrites another."""
+    names = chain(["demo"], (f"demo-{number}" for number in count(2)))
+    for name in (f"{name}.shardscope.json.gz" for name in names):
+        if not os.path.lexists(name):
+            yield name

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
+from shardscope.cli.console import print_line, show_progress, write_out
+from shardscope.cli.options import force_option, strict_option
 from shardscope.errors import OutputError
-from shardscope.record import Recording, check_output, encode, load, save, write_file
-from shardscope.report.perfetto import render_perfetto
-from shardscope.report.table import render_csv
+from shardscope.record import Recording, check_output, encode_pieces, load, write_file
+from shardscope.report.layout import plural
+from shardscope.report.perfetto import render_perfetto_pieces
+from shardscope.report.table import render_csv_pieces
 
 __all__ = ["command"]
 
-
-def _encode_csv(recording: Recording) -> bytes:
-    return render_csv(recording).encode("utf-8", "backslashreplace")
-
-
-_RENDERERS: dict[str, Callable[[Recording], bytes]] = {
-    "perfetto": render_perfetto,
-    "csv": _encode_csv,
-    "json": encode,
+_RENDERERS: dict[str, Callable[[Recording], Iterator[bytes]]] = {
+    "perfetto": render_perfetto_pieces,
+    "csv": render_csv_pieces,
+    "json": encode_pieces,
 }
 _ENDINGS = {"perfetto": ".perfetto.json", "csv": ".csv", "json": ".json"}
 _INPUT_ENDINGS = (".gz", ".jsonl", ".json")
@@ -32,25 +29,39 @@ _INPUT_ENDINGS = (".gz", ".jsonl", ".json")
 @click.command("export")
 @click.argument("file", metavar="FILE")
 @click.option("--to", "form", type=click.Choice(list(_RENDERERS)), required=True, help="Format.")
-@click.option("-o", "--output", metavar="OUT", help="File to write; - is standard output.")
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
-def command(file: str, form: str, output: str | None, force: bool) -> None:
+@click.option(
+    "-o", "--output", metavar="OUT", help="File to write (gzip if .gz); - is standard output."
+)
+@force_option
+@strict_option
+@click.pass_context
+def command(
+    ctx: click.Context, file: str, form: str, output: str | None, force: bool, strict: bool
+) -> None:
     """Turn the recording FILE into another format, next to it unless OUT says otherwise.
 
     A Perfetto trace opens in https://ui.perfetto.dev and chrome://tracing.
     """
-    if output == "-":
-        sys.stdout.buffer.write(_RENDERERS[form](load(file)))
-        sys.stdout.buffer.flush()  # here, where a reader that has left is no error
-        return
     target = output or _name_output(file, form)
-    check_output(target, force=force)
-    recording = load(file)
-    if form == "json":
-        save(recording, target, force=force)
+    if target != "-":
+        check_output(target, force=force)
+    with show_progress(f"reading {file}"):
+        recording = load(file)
+    _tell_gaps(recording)
+    pieces = _RENDERERS[form](recording)
+    if target == "-":
+        write_out(pieces)
     else:
-        write_file(_RENDERERS[form](recording), target, force=force)
-    click.echo(f"wrote {target}")
+        with show_progress(f"writing {target}"):
+            write_file(pieces, target, force=force)
+        print_line(f"wrote {target}")
+    ctx.exit(int(strict and bool(recording.gaps)))
+
+
+def _tell_gaps(recording: Recording) -> None:
+    if recording.gaps:
+        gaps = plural(len(recording.gaps), "gap")
+        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` prints them", err=True)
 
 
 def _name_output(file: str, form: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from shardscope.cli.console import exit_code, open_console
+from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.options import force_option, strict_option
 from shardscope.comm.review import review
 from shardscope.record import Recording, check_output, count_ranks, merge_files, save
+from shardscope.report.layout import plural
 from shardscope.report.problems import render_problems
 
 __all__ = ["command"]
@@ -17,8 +19,8 @@ __all__ = ["command"]
 @click.option(
     "-o", "--output", required=True, metavar="OUT", help="File to write (.json, .json.gz)."
 )
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
-@click.option("--strict", is_flag=True, help="Exit with 1 if the merged recording has gaps.")
+@force_option
+@strict_option
 @click.pass_context
 def command(
     ctx: click.Context, files: tuple[str, ...], output: str, force: bool, strict: bool
@@ -28,18 +30,20 @@ def command(
     A FILE that cannot be read becomes a gap. Exits with 1 if there is a finding.
     """
     check_output(output, force=force)
-    recording = review(merge_files(files))
-    path = save(recording, output, force=force)
-    console = open_console()
-    console.print(_describe(recording, str(path)), soft_wrap=True)
-    for problem in render_problems(recording):
-        console.print(problem)
+    with show_progress("merging") as report:
+        merged = merge_files(files, report=report)
+        report("comparing ranks")
+        recording = review(merged)
+    try:
+        print_out(_describe(recording), *render_problems(recording))
+    finally:  # what cannot be printed can still be saved, and the other way round
+        with show_progress(f"writing {output}"):
+            save(recording, output, force=force)
+    print_line(f"recording saved to {output}")
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def _describe(recording: Recording, path: str) -> str:
+def _describe(recording: Recording) -> str:
     run = recording.run
-    return (
-        f"{count_ranks(run.ranks):,} of {run.world_size:,} ranks, "
-        f"{len(recording.collectives):,} collectives → {path}"
-    )
+    num_ranks = f"{count_ranks(run.ranks):,} of {plural(run.world_size, 'rank')}"
+    return f"{num_ranks}, {plural(len(recording.collectives), 'collective')}"

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
-from shardscope.cli.console import exit_code, open_console
+from shardscope.cli.console import exit_code, print_out, show_progress
+from shardscope.cli.options import by_option, strict_option
 from shardscope.comm.review import review
 from shardscope.record import Recording, load, merge_files
 from shardscope.report.text import View, render_summary
 
-__all__ = ["command", "load_all"]
+__all__ = ["command"]
 
 
 @click.command("show")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--by",
-    type=click.Choice(["module", "axis", "kind", "cause"]),
-    default="module",
-    show_default=True,
-    help="What to sort collectives by.",
-)
-@click.option("--strict", is_flag=True, help="Exit with 1 if the recording has gaps.")
+@by_option
+@strict_option
 @click.option("--no-fold", is_flag=True, help="Show every module, repeated and silent ones too.")
 @click.pass_context
 def command(
@@ -31,11 +28,20 @@ def command(
 
     Exits with 1 if there is a finding.
     """
-    recording = review(load_all(files))
-    open_console().print(render_summary(recording, by=by, is_folded=not no_fold))
+    with show_progress("showing") as report:
+        recording = _load_all(files, report)
+        report("adding up")
+        summary = render_summary(recording, by=by, is_folded=not no_fold)
+    print_out(summary)
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def load_all(files: tuple[str, ...]) -> Recording:
+def _load_all(files: tuple[str, ...], report: Callable[[str], None]) -> Recording:
     """One file as it is; several merged."""
-    return load(files[0]) if len(files) == 1 else merge_files(files)
+    if len(files) > 1:
+        recording = merge_files(files, report=report)
+    else:
+        report(f"reading {files[0]}")
+        recording = load(files[0])
+    report("comparing ranks")
+    return review(recording)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from shardscope.cli.failure import describe_failure
 from shardscope.errors import TargetError
+from shardscope.report.names import shorten
 
-__all__ = ["Program", "describe_failure", "load_program", "run_default_step"]
+__all__ = ["Program", "load_program", "name_target", "run_default_step"]
 
 EXAMPLE = """\
     import torch
@@ -56,10 +58,11 @@ def load_program(target: str) -> Program:
         if not callable(getattr(module, name, None)):
             raise TargetError(
                 f"{target} defines no function {name}(), so there is no way to {purpose}. "
-                f"A target looks like this:\n\n{EXAMPLE}"
+                "A target looks like this:",
+                example=EXAMPLE,
             )
     return Program(
-        name=Path(target).stem if target.endswith(".py") else target.rpartition(".")[2],
+        name=name_target(target),
         model=module.model,
         batch=module.batch,
         parallelize=_optional_function(module, target, "parallelize"),
@@ -67,31 +70,70 @@ def load_program(target: str) -> Program:
     )
 
 
+def name_target(target: str) -> str:
+    """`train` for both train.py and package.train."""
+    return Path(target).stem if _is_file(target) else target.rpartition(".")[2]
+
+
 def _optional_function(module: ModuleType, target: str, name: str) -> Callable[..., Any] | None:
     value = getattr(module, name, None)
     if value is not None and not callable(value):
         raise TargetError(
             f"{target} defines {name} as {type(value).__name__}, not as a function. "
-            f"Define it as shown here, or leave it out:\n\n{EXAMPLE}"
+            "Define it as shown here, or leave it out:",
+            example=EXAMPLE,
         )
     return value
 
 
 def _import(target: str) -> ModuleType:
-    is_file = target.endswith(".py") or Path(target).exists()
+    is_file = _is_file(target)
     try:
-        return _import_file(Path(target)) if is_file else importlib.import_module(target)
-    except TargetError:
+        return _import_file(Path(target)) if is_file else _import_module(target)
+    except (TargetError, KeyboardInterrupt):
         raise
-    except ModuleNotFoundError as error:
-        if not is_file and error.name and target.startswith(error.name):
+    except BaseException as error:  # a program may also call sys.exit()
+        if not is_file and _is_missing(target, error):
             raise TargetError(
-                f"There is no file or module {target!r} here. Give the path of a .py file "
-                "(train.py) or the dotted name of an importable module (package.train)."
+                f"There is no file or module {shorten(target, 80)!r} here. Give the path of a .py "
+                "file (train.py) or the dotted name of an importable module (package.train)."
             ) from error
-        raise TargetError(f"{target} could not be imported: {describe_failure(error)}.") from error
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"{target} could not be imported: {describe_failure(error)}.") from error
+        fact = f"{target} could not be imported: {describe_failure(error)}."
+        hint = _suggest_dotted_name(Path(target)) if is_file and _is_relative(error) else ""
+        raise TargetError(fact + hint) from error
+
+
+def _is_file(target: str) -> bool:
+    # os.path, unlike Path, says no and not OSError of a name that is too long for a file.
+    is_package = target.isidentifier() and os.path.isfile(os.path.join(target, "__init__.py"))
+    return target.endswith(".py") or (os.path.exists(target) and not is_package)
+
+
+def _is_missing(target: str, error: BaseException) -> bool:
+    """Whether it is the target that was not found, and not something that it imports."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return False
+    return f"{target}.".startswith(f"{error.name}.")
+
+
+def _is_relative(error: BaseException) -> bool:
+    return isinstance(error, ImportError) and "relative import" in str(error)
+
+
+def _suggest_dotted_name(path: Path) -> str:
+    """A file of a package, named as one: only then does Python know what it is relative to."""
+    folder, name = path.resolve().parent, path.stem
+    folder, name = folder.parent, f"{folder.name}.{name}"
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    where = "" if folder == Path.cwd() else f" in the folder {folder}"
+    return f" It belongs to a package: name it {name}, not by its path, and run this{where}."
+
+
+def _import_module(name: str) -> ModuleType:
+    # `python -m` looks in the current folder first; an installed command does not by itself.
+    sys.path.insert(0, os.getcwd())
+    return importlib.import_module(name)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -107,20 +149,6 @@ def _import_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent.resolve()))
     spec.loader.exec_module(module)
     return module
-
-
-def describe_failure(error: BaseException) -> str:
-    """An exception of the user's program in one line, with the innermost line that is theirs."""
-    text = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_theirs(frame)]
-    return said if not frames else f"{said} ({frames[-1].filename}, line {frames[-1].lineno})"
-
-
-def _is_theirs(frame: traceback.FrameSummary) -> bool:
-    ours = str(Path(__file__).resolve().parents[1])
-    theirs = not frame.filename.startswith((ours, "<", str(Path(torch.__file__).parent)))
-    return theirs and "importlib" not in frame.filename
 
 
 def run_default_step(model: nn.Module, batch: Any) -> None:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-from pathlib import Path
+from collections.abc import Mapping
 
 import click
 
-from shardscope.cli.console import exit_code, open_console, show_progress
-from shardscope.cli.rehearsal import (
-    Rehearsal,
-    is_launched,
-    parse_mesh,
-    rehearse_real,
-    rehearse_simulated,
-)
-from shardscope.cli.target import Program, load_program
+from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import by_option, force_option, strict_option
+from shardscope.cli.rehearsal import Rehearsal, rehearse_real, rehearse_simulated
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import load_program, name_target
 from shardscope.comm.review import review
-from shardscope.errors import TargetError
+from shardscope.comm.watch import name_for_rank
+from shardscope.errors import OutputError, TargetError
 from shardscope.record import Recording, check_output, save
+from shardscope.report.names import make_inert
 from shardscope.report.text import View, render_summary
 
 __all__ = ["command"]
+
+_ENDING = ".shardscope.json.gz"
 
 
 @click.command("trace")
@@ -30,16 +31,15 @@ __all__ = ["command"]
 @click.option("--mesh", metavar="AXES", help="Axes of the mesh, such as dp=8,tp=4.")
 @click.option("--rank", type=int, default=0, show_default=True, help="Rank to simulate.")
 @click.option("--data", is_flag=True, help="Simulate with real tensors (DDP needs them).")
-@click.option("-o", "--output", metavar="OUT", help="File to write (.json, .json.gz).")
-@click.option("--force", is_flag=True, help="Overwrite OUT.")
 @click.option(
-    "--by",
-    type=click.Choice(["module", "axis", "kind", "cause"]),
-    default="module",
-    show_default=True,
-    help="What to sort collectives by.",
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="File to write (.json, .json.gz); {rank} in it becomes the rank.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 if the recording has gaps.")
+@force_option
+@by_option
+@strict_option
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -59,45 +59,63 @@ def command(
     With --mesh it runs in a simulated world, here, without data. Started by torchrun
     (torchrun --no-python shardscope trace …) it runs for real, and each rank writes a file.
     """
-    program = load_program(target)
-    axes = None if mesh is None else parse_mesh(mesh)
-    path = output or _default_path(program)
+    # Whatever is wrong with the command is said before the program, which may take long, runs.
+    axes = _choose_axes(target, mesh)
+    path = _choose_path(target, output, rank)
     check_output(path, force=force)
-    if is_launched():
-        with show_progress(f"tracing {program.name}", is_shown=_is_first()) as report:
-            rehearsal = rehearse_real(program, axes, report=report)
-    elif axes is None:
+    rehearsal = _rehearse(target, axes, rank=rank, has_data=data)
+    recording = review(name_command(rehearsal.recording))
+    try:
+        if is_first():
+            print_out(render_summary(recording, by=by))
+    finally:  # what cannot be printed can still be saved, and the other way round
+        save(recording, path, force=force)
+    if is_first():
+        print_line()
+        print_line(f"recording saved to {path}")
+    ctx.exit(_outcome(ctx, rehearsal, recording, strict))
+
+
+def _choose_axes(target: str, mesh: str | None) -> dict[str, int] | None:
+    if mesh is None and not is_launched():
         raise TargetError(
-            f"There is no mesh to run {program.name} on. Give one to simulate, such as "
+            f"There is no mesh to run {name_target(target)} on. Give one to simulate, such as "
             "--mesh dp=8,tp=4, or start the real thing with torchrun --no-python shardscope trace."
         )
-    else:
-        with show_progress(f"tracing {program.name}") as report:
-            rehearsal = rehearse_simulated(program, axes, rank=rank, has_data=data, report=report)
-    recording = review(rehearsal.recording)
-    save(recording, path, force=force)
-    if _is_first():
-        console = open_console()
-        console.print(render_summary(recording, by=by))
-        console.print(f"\nrecording saved to {path}", soft_wrap=True)
-    ctx.exit(_outcome(ctx, program, rehearsal, recording, strict))
+    return None if mesh is None else parse_mesh(mesh)
 
 
-def _outcome(
-    ctx: click.Context, program: Program, rehearsal: Rehearsal, recording: Recording, strict: bool
-) -> int:
+def _choose_path(target: str, output: str | None, rank: int) -> str:
+    if is_launched():
+        rank = launched_rank()
+        if output is not None and "{rank}" not in output and num_launched() > 1:
+            raise OutputError(
+                f"all {num_launched()} processes would write '{output}'. Put {{rank}} into the "
+                "name, as in -o run-{rank}.json.gz, and each writes a file of its own."
+            )
+    if output is None:
+        output = name_target(target) + ("-{rank}" if is_launched() else "") + _ENDING
+    return str(name_for_rank(output, rank))
+
+
+def _rehearse(
+    target: str, axes: Mapping[str, int] | None, *, rank: int, has_data: bool
+) -> Rehearsal:
+    with (
+        as_if_started(target),
+        show_progress(f"tracing {name_target(target)}", is_shown=is_first()) as report,
+    ):
+        program = load_program(target)
+        if is_launched():
+            return rehearse_real(program, axes, report=report)
+        assert axes is not None
+        return rehearse_simulated(program, axes, rank=rank, has_data=has_data, report=report)
+
+
+def _outcome(ctx: click.Context, rehearsal: Rehearsal, recording: Recording, strict: bool) -> int:
     if rehearsal.failure is None:
         return exit_code(recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and rehearsal.error is not None:
         traceback.print_exception(rehearsal.error)
-    click.echo(f"shardscope: {program.name}'s step() failed: {rehearsal.failure}", err=True)
+    click.echo(f"shardscope: {make_inert(rehearsal.failure)}", err=True)
     return 2
-
-
-def _default_path(program: Program) -> str:
-    suffix = f"-{os.environ['RANK']}" if is_launched() else ""
-    return str(Path(f"{program.name}{suffix}.shardscope.json.gz"))
-
-
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 from itertools import zip_longest
 
 from shardscope.comm.side import RANK_MISMATCH, describe_call, payload_bytes
@@ -14,8 +15,13 @@ __all__ = ["find_unpaired"]
 Route = tuple[int, int]
 
 
-def find_unpaired(group: str, calls: dict[int, list[Collective]]) -> list[Finding]:
-    """At most one finding: the first send or receive that no recorded rank answers."""
+def find_unpaired(
+    group: str, calls: dict[int, list[Collective]], incomplete: Set[int] = frozenset()
+) -> list[Finding]:
+    """At most one finding: the first send or receive that no recorded rank answers.
+
+    Of the ranks in `incomplete` the first calls are here, and more may have been issued.
+    """
     sends, receives, anonymous = _sort_into_routes(calls)
     problems: list[tuple[int, int, Finding]] = []
     for route in sorted(sends.keys() | receives.keys()):
@@ -23,7 +29,7 @@ def find_unpaired(group: str, calls: dict[int, list[Collective]]) -> list[Findin
         # A receive from anyone may take any send to its rank, so nothing is certain there.
         if sender not in calls or receiver not in calls or receiver in anonymous:
             continue
-        problem = _find_problem(group, route, sends[route], receives[route])
+        problem = _find_problem(group, route, sends[route], receives[route], incomplete)
         if problem is not None:
             problems.append(problem)
     return [finding for _, _, finding in sorted(problems, key=lambda item: item[:2])[:1]]
@@ -47,9 +53,16 @@ def _sort_into_routes(
 
 
 def _find_problem(
-    group: str, route: Route, sends: list[Collective], receives: list[Collective]
+    group: str,
+    route: Route,
+    sends: list[Collective],
+    receives: list[Collective],
+    incomplete: Set[int],
 ) -> tuple[int, int, Finding] | None:
+    sender, receiver = route
     for position, (send, receive) in enumerate(zip_longest(sends, receives)):
+        if (send is None and sender in incomplete) or (receive is None and receiver in incomplete):
+            return None
         fact = _compare(route, send, receive)
         if fact is not None:
             call = send or receive

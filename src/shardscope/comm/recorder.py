@@ -104,7 +104,7 @@ class Recorder:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
             raise_if_from_signal(error)
-            self.report_gap(issued.op, f"it was issued but not understood ({error!r})")
+            self._report_loss(issued.op, error)
 
     @property
     def has_collectives(self) -> bool:
@@ -126,18 +126,20 @@ class Recorder:
                     self._write(note)
                 except Exception as error:  # noqa: BLE001 - watching must not kill
                     raise_if_from_signal(error)
-                    op = note.payload.op
-                    self.report_gap(op, f"it was issued but not understood ({error!r})")
+                    self._report_loss(note.payload.op, error)
 
-    def report_gap(self, place: str, fact: str) -> None:
+    def report_gap(self, place: str, fact: str, *, is_loss: bool = False) -> None:
         """Write down, once, something that was seen and not understood."""
         if (place, fact) in self._known_gaps:
             return
         self._known_gaps.add((place, fact))
-        gap = Gap(place=place, fact=fact, rank=self.rank)
+        gap = Gap(place=place, fact=fact, rank=self.rank, is_loss=is_loss)
         self.gaps.append(gap)
         if self._emit is not None:
             self._emit(gap)
+
+    def _report_loss(self, op: str, error: Exception) -> None:
+        self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
     def _note(self, issued: Issued, stack: Stack) -> None:
         start_ns = time.perf_counter_ns() - self._start_ns

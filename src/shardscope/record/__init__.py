@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardscope.record.codec import encode, load, save
+from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.encoding import replace_surrogates
-from shardscope.record.files import check_output, write_file
 from shardscope.record.merge import merge, merge_files
+from shardscope.record.output import check_output, write_file
 from shardscope.record.ranks import (
     RankSpan,
     compress_ranks,
@@ -68,6 +68,7 @@ __all__ = [
     "compress_ranks",
     "count_ranks",
     "encode",
+    "encode_pieces",
     "expand_ranks",
     "format_ranks",
     "load",

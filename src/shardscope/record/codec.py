@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import gzip
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from shardscope.errors import RecordingError
 from shardscope.record.encoding import encode_json
-from shardscope.record.files import read_file, write_file
-from shardscope.record.header import FileHeader, check_schema, explain_damage, read_header
+from shardscope.record.header import FileHeader, brief, check_schema, explain_damage, read_header
+from shardscope.record.input import read_file
+from shardscope.record.output import write_file
 from shardscope.record.ranks import RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, Recording
 from shardscope.record.replay import read_stream
+from shardscope.record.sharing import SharedValues
 from shardscope.record.stream import STREAM_FORMAT
 
-__all__ = ["encode", "load", "save"]
+__all__ = ["encode", "encode_pieces", "load", "save"]
 
 _DECODER = msgspec.json.Decoder(Recording)
+_PIECE_SIZE = 4096  # records
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = False) -> Path:
     """Write a recording; the same recording gives the same bytes. `load` reads it back."""
-    data = encode(recording)
-    if os.fspath(path).lower().endswith(".gz"):
-        data = gzip.compress(data, mtime=0)
-    return write_file(data, path, force=force)
+    if not isinstance(recording, Recording):
+        raise RecordingError(
+            f"save() got {type(recording).__name__}, not a Recording. "
+            f"Give it what load(), merge() or a trace's `recording` gives."
+        )
+    return write_file(encode_pieces(recording), path, force=force)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -45,14 +50,41 @@ def load(path: str | os.PathLike[str]) -> Recording:
 
 def _decode(data: bytes, name: str) -> Recording:
     try:
-        return _DECODER.decode(data)
+        recording = _DECODER.decode(data)
     except (ValueError, RecursionError) as error:
         raise RecordingError(explain_damage(error, data, name)) from error
+    values = SharedValues()
+    for collective in recording.collectives:
+        values.share(collective)
+    return recording
 
 
 def encode(recording: Recording) -> bytes:
     """The JSON of a recording, ending in a newline."""
-    return encode_json(recording)
+    return b"".join(encode_pieces(recording))
+
+
+def encode_pieces(recording: Recording) -> Iterator[bytes]:
+    """The same, some thousand records at a time: the whole of it may be larger than memory."""
+    before = b"{"
+    for name in recording.__struct_fields__:
+        value = getattr(recording, name)
+        yield before + encode_json(name) + b":"
+        if isinstance(value, tuple):
+            yield from _encode_records(value)
+        else:
+            yield encode_json(value)
+        before = b","
+    yield b"}\n"
+
+
+def _encode_records(records: tuple[object, ...]) -> Iterator[bytes]:
+    before = b"["
+    for start in range(0, len(records), _PIECE_SIZE):
+        batch = encode_json(records[start : start + _PIECE_SIZE])
+        yield before + batch.removeprefix(b"[").removesuffix(b"]")
+        before = b","
+    yield b"]" if records else b"[]"
 
 
 def _find_header(data: bytes, name: str) -> FileHeader:
@@ -68,7 +100,7 @@ def _find_header(data: bytes, name: str) -> FileHeader:
 
 
 def _explain_foreign(name: str, header: FileHeader) -> str:
-    says = f"its format is '{header.format}'" if header.format else "it has no 'format'"
+    says = f"its format is '{brief(header.format)}'" if header.format else "it has no 'format'"
     return (
         f"'{name}' is JSON but not a shardscope recording: {says} at $.format, not '{FORMAT}'. "
         f"Name a file that shardscope wrote."
@@ -82,13 +114,13 @@ def _check_ranks(recording: Recording, name: str) -> None:
             last = span.first + (span.count - 1) * span.step
             if last >= world_size:
                 raise RecordingError(
-                    f"'{name}' names rank {last} at {place}, but its world has {world_size} "
-                    f"ranks. The file was damaged or edited; record again."
+                    f"'{name}' names rank {last} at {place}, but its world size is {world_size}. "
+                    f"The file was damaged or edited; record again."
                 )
         if count_ranks(spans) > world_size:
             raise RecordingError(
                 f"'{name}' names {count_ranks(spans)} ranks at {place}, some of them twice, for "
-                f"its world has {world_size}. The file was damaged or edited; record again."
+                f"its world size is {world_size}. The file was damaged or edited; record again."
             )
 
 

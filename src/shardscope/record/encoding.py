@@ -12,11 +12,11 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def encode_json(value: Any) -> bytes:
-    """One line of JSON, ending in a newline."""
+    """A value as JSON on one line."""
     try:
-        return _ENCODER.encode(value) + b"\n"
+        return _ENCODER.encode(value)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_make_plain(msgspec.to_builtins(value))) + b"\n"
+        return _ENCODER.encode(_make_plain(msgspec.to_builtins(value)))
 
 
 def replace_surrogates(text: str) -> str:

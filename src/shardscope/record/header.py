@@ -9,9 +9,10 @@ import msgspec
 from shardscope.errors import RecordingError
 from shardscope.record.recording import SCHEMA
 
-__all__ = ["FileHeader", "check_schema", "explain_damage", "read_header"]
+__all__ = ["FileHeader", "brief", "check_schema", "explain_damage", "read_header"]
 
 _OLDEST_SCHEMA = 1
+_MAX_ECHO = 120  # characters of a stranger's file that a message repeats
 
 
 class FileHeader(msgspec.Struct, frozen=True):
@@ -29,16 +30,22 @@ def read_header(line: bytes) -> FileHeader | None:
         return None
 
 
+def brief(text: str) -> str:
+    """As much of a stranger's text as a sentence can bear."""
+    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"
+
+
 def check_schema(header: FileHeader, name: str) -> None:
     """Raise RecordingError for a file of another time."""
+    schema = brief(str(header.schema))
     if header.schema > SCHEMA:
         raise RecordingError(
-            f"'{name}' was written by a newer shardscope (schema {header.schema} at $.schema; this "
+            f"'{name}' was written by a newer shardscope (schema {schema} at $.schema; this "
             f"version reads up to {SCHEMA}). Upgrade shardscope: pip install --upgrade shardscope."
         )
     if header.schema < _OLDEST_SCHEMA:
         raise RecordingError(
-            f"'{name}' has schema {header.schema} at $.schema, older than the oldest this version "
+            f"'{name}' has schema {schema} at $.schema, older than the oldest this version "
             f"reads ({_OLDEST_SCHEMA}). Record again, or read it with the shardscope that wrote it."
         )
 
@@ -61,9 +68,9 @@ def explain_damage(error: Exception, data: bytes, name: str) -> str:
 
 def _explain_wrong_value(error: msgspec.ValidationError, name: str) -> str:
     fact, _, place = str(error).partition(" - at ")
-    place = place.strip("`") or "the top level ($)"
+    place = brief(place.strip("`")) or "the top level ($)"
     return (
-        f"'{name}' is not a recording this version understands: at {place}: {_lower(fact)}. "
+        f"'{name}' is not a recording this version understands: at {place}: {brief(_lower(fact))}. "
         f"Name a file that shardscope wrote, or record again."
     )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.errors import MergeError, RecordingError
@@ -18,20 +19,46 @@ __all__ = ["merge", "merge_files"]
 _MISSING = "world"
 
 
-def merge_files(paths: Iterable[str | os.PathLike[str]]) -> Recording:
-    """Load and merge files; one that cannot be read becomes a gap, none that can is an error."""
-    recordings: list[Recording] = []
+class _Part(Struct, frozen=True):
+    """One of the recordings to join, and the file it came from, if any."""
+
+    recording: Recording
+    file: str = ""
+
+    @property
+    def run(self) -> RunInfo:
+        return self.recording.run
+
+    def name(self) -> str:
+        """`rank 3`, or `'run-3.json' (rank 3)`."""
+        ranks = f"rank {format_ranks(self.run.ranks)}" if self.run.ranks else ""
+        if not self.file:
+            return ranks or "a recording without ranks"
+        return f"'{self.file}' ({ranks})" if ranks else f"'{self.file}'"
+
+
+def merge_files(
+    paths: Iterable[str | os.PathLike[str]], *, report: Callable[[str], None] = lambda _: None
+) -> Recording:
+    """Load and merge files; one that cannot be read becomes a gap, none that can is an error.
+
+    `report` is told what is being done, for those who wait.
+    """
+    names = sorted(os.fspath(path) for path in paths)
+    parts: list[_Part] = []
     errors: list[RecordingError] = []
     gaps: list[Gap] = []
-    for path in sorted(os.fspath(path) for path in paths):
+    for number, path in enumerate(names, start=1):
+        report(f"reading {path} ({number:,} of {len(names):,})")
         try:
-            recordings.append(load(path))
+            parts.append(_Part(load(path), path))
         except RecordingError as error:
             errors.append(error)
             gaps.append(Gap(place=path, fact=str(error)))
-    if not recordings:
+    if not parts:
         raise _explain_none(errors)
-    merged = merge(recordings)
+    report("joining them")
+    merged = _merge(parts)
     return replace(merged, gaps=(*gaps, *merged.gaps))
 
 
@@ -45,11 +72,16 @@ def _explain_none(errors: list[RecordingError]) -> RecordingError:
 
 def merge(recordings: Iterable[Recording]) -> Recording:
     """Join recordings of one run's ranks; the result does not depend on their order."""
-    parts = sorted(recordings, key=_sort_key)
-    if not parts:
+    return _merge([_Part(recording) for recording in recordings])
+
+
+def _merge(unsorted: Sequence[_Part]) -> Recording:
+    if not unsorted:
         raise MergeError("there is nothing to merge. Name the recordings of a run's ranks.")
-    _check_same_world(parts)
-    _check_no_rank_twice(parts)
+    sources = sorted(unsorted, key=_sort_key)
+    _check_same_world(sources)
+    _check_no_rank_twice(sources)
+    parts = [source.recording for source in sources]
     groups, group_gaps = _merge_groups(parts)
     run = _merge_runs([part.run for part in parts])
     recorded = (gap for part in parts for gap in part.gaps if gap.place != _MISSING)
@@ -65,43 +97,41 @@ def merge(recordings: Iterable[Recording]) -> Recording:
     )
 
 
-def _sort_key(recording: Recording) -> tuple[list[int], bytes]:
-    ranks = sorted(expand_ranks(recording.run.ranks))
+def _sort_key(part: _Part) -> tuple[list[int], bytes]:
+    ranks = sorted(expand_ranks(part.run.ranks))
     # Ranks differ between parts that can be merged; only parts without any need a second key.
-    return ranks, b"" if ranks else msgspec.json.encode(recording)
+    return ranks, b"" if ranks else msgspec.json.encode(part.recording)
 
 
-def _check_same_world(parts: Sequence[Recording]) -> None:
-    first = parts[0].run
-    for run in (part.run for part in parts):
-        if run.world_size != first.world_size:
+def _check_same_world(parts: Sequence[_Part]) -> None:
+    first = parts[0]
+    for part in parts:
+        if part.run.world_size != first.run.world_size:
             raise MergeError(
-                f"these recordings are of different runs: {_name_ranks(first)} saw a world of "
-                f"{first.world_size}, {_name_ranks(run)} a world of {run.world_size}. "
+                f"these recordings are of different runs: {first.name()} saw a world of "
+                f"{first.run.world_size}, {part.name()} a world of {part.run.world_size}. "
                 f"Merge only the files of one run."
             )
-        if run.is_simulated != first.is_simulated:
-            real, simulated = (run, first) if first.is_simulated else (first, run)
+        if part.run.is_simulated != first.run.is_simulated:
+            real, simulated = (part, first) if first.run.is_simulated else (first, part)
             raise MergeError(
-                f"these recordings are of different runs: {_name_ranks(simulated)} was simulated, "
-                f"{_name_ranks(real)} was real. Merge only the files of one run."
+                f"these recordings are of different runs: {simulated.name()} was simulated, "
+                f"{real.name()} was real. Merge only the files of one run."
             )
 
 
-def _check_no_rank_twice(parts: Sequence[Recording]) -> None:
-    seen: set[int] = set()
+def _check_no_rank_twice(parts: Sequence[_Part]) -> None:
+    holders: dict[int, _Part] = {}
     for part in parts:
-        ranks = set(expand_ranks(part.run.ranks))
-        if twice := sorted(seen & ranks):
+        ranks = sorted(set(expand_ranks(part.run.ranks)))
+        if twice := [rank for rank in ranks if rank in holders]:
+            files = (holders[twice[0]].file, part.file)
+            where = f", '{files[0]}' and '{files[1]}'" if all(files) else ""
             raise MergeError(
-                f"rank {format_ranks(compress_ranks(twice))} is in more than one recording. "
+                f"rank {format_ranks(compress_ranks(twice))} is in more than one recording{where}. "
                 f"Merge one file per rank; a file left by an earlier run may be among them."
             )
-        seen |= ranks
-
-
-def _name_ranks(run: RunInfo) -> str:
-    return f"rank {format_ranks(run.ranks)}" if run.ranks else "a recording without ranks"
+        holders.update(dict.fromkeys(ranks, part))
 
 
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:

@@ -27,7 +27,7 @@ Rank = Annotated[int, Meta(ge=0, lt=MAX_RANKS)]
 NumRanks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
 
 
-class RankSpan(Struct, frozen=True, array_like=True):
+class RankSpan(Struct, frozen=True, array_like=True, gc=False):
     """`count` ranks: first, first + step, first + 2·step, …"""
 
     first: Rank

@@ -35,6 +35,9 @@ __all__ = [
 FORMAT = "shardscope.recording"
 SCHEMA = 1
 
+# gc=False throughout: records are frozen and so cannot refer to themselves, and the collector
+# would spend most of the time it takes to load a million of them on looking.
+
 
 class CollectiveKind(StrEnum):
     """What a collective does, whatever torch calls the op that did it."""
@@ -70,14 +73,14 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class Axis(Struct, frozen=True, kw_only=True):
+class Axis(Struct, frozen=True, kw_only=True, gc=False):
     """One axis of a device mesh."""
 
     name: str
     size: Natural
 
 
-class RunInfo(Struct, frozen=True, kw_only=True):
+class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Which run this is. `ranks` are the ranks whose records are in this recording."""
 
     torch_version: str
@@ -89,7 +92,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class Group(Struct, frozen=True, kw_only=True, gc=False):
     """A process group. `name` is ours, readable and the same on every rank: `tp[0-7]`."""
 
     name: str
@@ -100,7 +103,7 @@ class Group(Struct, frozen=True, kw_only=True):
     backend: str = ""
 
 
-class Parameter(Struct, frozen=True, kw_only=True):
+class Parameter(Struct, frozen=True, kw_only=True, gc=False):
     """One parameter of one module, as one rank holds it."""
 
     name: str
@@ -112,7 +115,7 @@ class Parameter(Struct, frozen=True, kw_only=True):
     is_trainable: bool = True
 
 
-class Module(Struct, frozen=True, kw_only=True):
+class Module(Struct, frozen=True, kw_only=True, gc=False):
     """One module and its own parameters; `ranks` hold it in exactly this form.
 
     The root's name is the empty string. `aliases` are further names of a shared module.
@@ -125,7 +128,7 @@ class Module(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
 
 
-class Source(Struct, frozen=True, kw_only=True):
+class Source(Struct, frozen=True, kw_only=True, gc=False):
     """A line of the user's program."""
 
     file: str
@@ -134,7 +137,7 @@ class Source(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Redistribute(Struct, frozen=True, kw_only=True, tag="redistribute"):
+class Redistribute(Struct, frozen=True, kw_only=True, gc=False, tag="redistribute"):
     """DTensor moved a tensor from one placement to another.
 
     `asked_by` is the op that needed it (`aten.mm.default`) or the call that wanted it
@@ -147,27 +150,27 @@ class Redistribute(Struct, frozen=True, kw_only=True, tag="redistribute"):
     is_implicit: bool
 
 
-class FullyShard(Struct, frozen=True, kw_only=True, tag="fully_shard"):
+class FullyShard(Struct, frozen=True, kw_only=True, gc=False, tag="fully_shard"):
     """FSDP gathered parameters (`unshard`) or reduced gradients (`reduce`, `all_reduce`)."""
 
     action: str
     num_parameters: Natural
 
 
-class BucketReduce(Struct, frozen=True, kw_only=True, tag="ddp_bucket"):
+class BucketReduce(Struct, frozen=True, kw_only=True, gc=False, tag="ddp_bucket"):
     """DDP reduced a bucket of gradients; `bucket` is None where the bucket is not known."""
 
     bucket: Natural | None
     parameters: tuple[str, ...]
 
 
-class Call(Struct, frozen=True, kw_only=True, tag="call"):
+class Call(Struct, frozen=True, kw_only=True, gc=False, tag="call"):
     """The program called a collective itself, through `api`."""
 
     api: str
 
 
-class Compiled(Struct, frozen=True, kw_only=True, tag="compiled"):
+class Compiled(Struct, frozen=True, kw_only=True, gc=False, tag="compiled"):
     """A graph made by torch.compile issued it."""
 
     graph: str
@@ -176,7 +179,7 @@ class Compiled(Struct, frozen=True, kw_only=True, tag="compiled"):
 Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled
 
 
-class Collective(Struct, frozen=True, kw_only=True):
+class Collective(Struct, frozen=True, kw_only=True, gc=False):
     """One collective as one rank issued it."""
 
     rank: Rank
@@ -203,7 +206,7 @@ class Collective(Struct, frozen=True, kw_only=True):
     start_ns: Natural = 0  # host clock since the recording began
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True, kw_only=True, gc=False):
     """Something a user should act on."""
 
     rule: str
@@ -215,15 +218,20 @@ class Finding(Struct, frozen=True, kw_only=True):
     source: Source | None = None
 
 
-class Gap(Struct, frozen=True, kw_only=True):
-    """Something we saw and did not understand."""
+class Gap(Struct, frozen=True, kw_only=True, gc=False):
+    """Something we saw and did not understand.
+
+    `is_loss` says that records of `rank` (of any rank, where it is None) were lost: what its
+    recording does not hold may have happened all the same, so nobody may conclude from it.
+    """
 
     place: str
     fact: str
     rank: Rank | None = None
+    is_loss: bool = False
 
 
-class Recording(Struct, frozen=True, kw_only=True):
+class Recording(Struct, frozen=True, kw_only=True, gc=False):
     """What one run told us, for one rank or for many."""
 
     run: RunInfo

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import final
 
 import msgspec
 
 from shardscope.errors import RecordingError
-from shardscope.record.header import check_schema, explain_damage, read_header
+from shardscope.record.header import brief, check_schema, explain_damage, read_header
 from shardscope.record.ranks import RankSpan, compress_ranks, count_ranks, format_ranks
 from shardscope.record.recording import (
     Collective,
@@ -18,19 +20,28 @@ from shardscope.record.recording import (
     Recording,
     RunInfo,
 )
+from shardscope.record.sharing import SharedValues
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 
 __all__ = ["read_stream"]
 
+# A stream with more damaged lines than this is none of ours; reading on would take hours.
+_MAX_DAMAGED = 100_000
+_MAX_NUMBERS = 50  # of damaged lines that are named
+
+# A line that holds something: blank ones are skipped in bulk, however many millions there are.
+_LINE = re.compile(rb"\S[^\n]*")
+
 
 def read_stream(data: bytes, name: str) -> Recording:
     """The recording in a stream up to where it was cut; `name` is what gaps call the file."""
-    # What follows the last newline is empty, or a line that was cut while it was written.
-    first, *lines = data.removesuffix(b"\n").split(b"\n")
-    run = _read_run(first, name)
+    header_end = data.find(b"\n")
+    run = _read_run(data if header_end < 0 else data[:header_end], name)
     reader = _Reader()
-    for number, line in enumerate(lines, start=2):
+    for number, line in _number_lines(data, header_end):
         reader.read_line(number, line)
+        if reader.is_hopeless:
+            break
     return Recording(
         run=run,
         groups=tuple(reader.groups),
@@ -51,6 +62,17 @@ def _read_run(line: bytes, name: str) -> RunInfo:
         raise RecordingError(explain_damage(error, line, name)) from error
 
 
+def _number_lines(data: bytes, header_end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines after the first, one at a time: a list of them would cost more than the file."""
+    if header_end < 0:
+        return
+    number, counted = 1, header_end
+    for found in _LINE.finditer(data, header_end):
+        number += data.count(b"\n", counted, found.start())
+        counted = found.start()
+        yield number, found.group()
+
+
 def _only_rank(ranks: tuple[RankSpan, ...]) -> int | None:
     return ranks[0].first if count_ranks(ranks) == 1 else None
 
@@ -66,9 +88,16 @@ class _Reader:
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self._end: StreamEnd | None = None
+        self._num_damaged = 0
         self._damaged: list[int] = []
         self._reason = ""
         self._decoder = msgspec.json.Decoder(StreamLine)
+        self._values = SharedValues()
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so much is damaged that the rest is not worth reading."""
+        return self._num_damaged >= _MAX_DAMAGED
 
     def read_line(self, number: int, data: bytes) -> None:
         """Keep the record of one line, or its number if it has none."""
@@ -83,6 +112,7 @@ class _Reader:
     def _keep(self, line: StreamLine) -> bool:
         self._end = None  # a stream may be closed and go on: only what ends it is its end
         if line.collective is not None:
+            self._values.share(line.collective)
             self.collectives.append(line.collective)
         elif line.module is not None:
             self.modules.append(line.module)
@@ -99,23 +129,38 @@ class _Reader:
         return True
 
     def _remember_damage(self, number: int, reason: str) -> None:
-        self._reason = self._reason or reason
-        self._damaged.append(number)
+        self._reason = self._reason or brief(reason)
+        self._num_damaged += 1
+        if len(self._damaged) < _MAX_NUMBERS:
+            self._damaged.append(number)
 
     def find_losses(self, name: str, rank: int | None) -> list[Gap]:
         """What the stream should hold and does not."""
         gaps = []
-        if self._damaged:
-            lines = format_ranks(compress_ranks(self._damaged))
-            fact = f"{len(self._damaged)} of its lines cannot be read, the first: {self._reason}"
-            gaps.append(Gap(place=f"{name}, line {lines}", fact=fact, rank=rank))
-        if self._end is None:
-            fact = "the stream has no end: the run was killed, or is still running"
-            gaps.append(Gap(place=name, fact=fact, rank=rank))
-        elif (num_lost := self._end.num_records - self._count()) > 0:
-            fact = f"{num_lost} of the {self._end.num_records} records written are missing"
-            gaps.append(Gap(place=name, fact=fact, rank=rank))
+        if self._num_damaged:
+            place = f"{name}, line {self._format_numbers()}"
+            gaps.append(Gap(place=place, fact=self._describe_damage(), rank=rank, is_loss=True))
+        fact = None if self.is_hopeless else self._describe_end()
+        if fact is not None:
+            gaps.append(Gap(place=name, fact=fact, rank=rank, is_loss=True))
         return gaps
+
+    def _format_numbers(self) -> str:
+        numbers = format_ranks(compress_ranks(self._damaged))
+        return numbers + (",…" if self._num_damaged > len(self._damaged) else "")
+
+    def _describe_damage(self) -> str:
+        fact = f"{self._num_damaged} of its lines cannot be read, the first: {self._reason}"
+        return f"{fact}; reading stopped there" if self.is_hopeless else fact
+
+    def _describe_end(self) -> str | None:
+        if self._end is None:
+            return "the stream has no end: the run was killed, or is still running"
+        num_lost = self._end.num_records - self._count()
+        if num_lost <= 0:
+            return None
+        verb = "is" if num_lost == 1 else "are"
+        return f"{num_lost} of the {self._end.num_records} records written {verb} missing"
 
     def _count(self) -> int:
         kinds = (self.groups, self.modules, self.collectives, self.findings, self.gaps)

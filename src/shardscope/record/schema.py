@@ -5,23 +5,36 @@ python -m shardscope.record.schema > docs/reference/recording.schema.json
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import msgspec
 
-from shardscope.record.recording import SCHEMA, Recording
+from shardscope.record.recording import FORMAT, SCHEMA, Recording
 
 __all__ = ["make_schema"]
 
 
 def make_schema() -> dict[str, Any]:
     """The schema of what `save` writes, from the records themselves."""
+    schema = msgspec.json.schema(Recording)
+    for record in schema["$defs"].values():
+        if "description" in record:
+            record["description"] = inspect.cleandoc(record["description"])
+    _demand_header(schema["$defs"]["Recording"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"shardscope recording, schema {SCHEMA}",
-        **msgspec.json.schema(Recording),
+        **schema,
     }
+
+
+def _demand_header(recording: dict[str, Any]) -> None:
+    # In Python they have defaults; a file that does not say what it is, is none of ours.
+    recording["properties"]["format"] = {"const": FORMAT}
+    recording["properties"]["schema"] = {"const": SCHEMA}
+    recording["required"] = [*recording["required"], "format", "schema"]
 
 
 if __name__ == "__main__":

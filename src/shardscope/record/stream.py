@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
-from shardscope.record.files import check_output
+from shardscope.record.output import check_output, explain_existing
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
 
@@ -111,7 +111,7 @@ class StreamWriter:
         if self._file is None or self.failure is not None or os.getpid() != self._pid:
             return False
         try:
-            _write_all(self._file, encode_json(line))
+            _write_all(self._file, encode_json(line) + b"\n")
         except (OSError, ValueError, TypeError, OverflowError) as error:
             self._fail(error)
             return False
@@ -125,8 +125,12 @@ class StreamWriter:
 def _open(path: str, *, force: bool) -> int:
     check_output(path, force=force)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | _CLOSE_ON_EXEC
+    if not force and not os.path.exists(path):
+        flags |= os.O_EXCL  # of two ranks given the same name, one is told
     try:
         return os.open(path, flags, 0o666)
+    except FileExistsError as error:
+        raise OutputError(explain_existing(path)) from error
     except OSError as error:
         raise OutputError(
             f"cannot write the stream '{path}': {error.strerror}. "

@@ -8,13 +8,22 @@ from msgspec import Struct
 from rich.console import RenderableType
 
 from shardscope.report.fold import ModuleNode
-from shardscope.report.layout import format_bar, make_table, make_text
+from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import format_bar, format_share, make_text
 from shardscope.report.traffic import Tally
 from shardscope.report.units import format_bytes, format_count
 
 __all__ = ["render_costliest"]
 
 _NUM_SHOWN = 10
+_COLUMNS = {
+    "module": Column("module", Look.NAME, 30),
+    "count": Column("count"),
+    "each": Column("each"),
+    "on wire": Column("on wire"),
+    "share": Column("share"),
+    "bar": Column("", Look.NAME, 8),
+}
 
 
 class _Cost(Struct, frozen=True):
@@ -34,17 +43,18 @@ def render_costliest(roots: tuple[ModuleNode, ...]) -> RenderableType:
     costs = [cost for root in roots for cost in _walk(root, "", 1) if cost.own.count]
     costs.sort(key=lambda cost: -cost.wire_bytes)
     whole = sum(cost.wire_bytes for cost in costs)
-    rows = [
-        (
-            make_text(cost.name, width=80),
-            format_count(cost.own.count * cost.repeat),
-            format_bytes(cost.own.wire_bytes),
-            format_bytes(cost.wire_bytes),
-            format_bar(cost.wire_bytes, whole),
-        )
+    rows: list[Row] = [
+        {
+            "module": make_text(cost.name),
+            "count": format_count(cost.own.count * cost.repeat),
+            "each": format_bytes(cost.own.wire_bytes),
+            "on wire": format_bytes(cost.wire_bytes),
+            "share": format_share(cost.wire_bytes, whole),
+            "bar": format_bar(cost.wire_bytes, whole),
+        }
         for cost in costs[:_NUM_SHOWN]
     ]
-    return make_table(("module", "count", "each", "on wire", "share"), rows)
+    return Grid(_COLUMNS, rows, leave_out(list(_COLUMNS), "bar", "share", "each", "count"))
 
 
 def _walk(node: ModuleNode, prefix: str, repeat: int) -> Iterator[_Cost]:

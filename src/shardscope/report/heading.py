@@ -10,7 +10,7 @@ from rich.text import Text
 from shardscope.record import Recording, count_ranks, format_ranks
 from shardscope.report.layout import make_text, plural
 from shardscope.report.traffic import RankClass, Tally, add_up, tally
-from shardscope.report.units import format_bytes, format_spread, spread
+from shardscope.report.units import Spread, format_bytes, format_spread
 
 __all__ = ["render_heading"]
 
@@ -37,7 +37,7 @@ def _describe_world(recording: Recording) -> Text:
     facts = [
         mesh,
         ranks,
-        "simulated" if run.is_simulated else "real process group",
+        _describe_reality(recording),
         f"torch {run.torch_version}",
     ]
     line = Text("shardscope", "bold cyan")
@@ -46,10 +46,19 @@ def _describe_world(recording: Recording) -> Text:
     return line
 
 
+def _describe_reality(recording: Recording) -> str:
+    if recording.run.is_simulated:
+        return "simulated"
+    # A world of one may have no process group at all; one that spoke has one.
+    is_alone = recording.run.world_size == 1 and not recording.groups
+    return "one process" if is_alone else "real process group"
+
+
 def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
     sums = [add_up(tally(call) for call in one.calls) for one in classes]
     line = Text()
-    line.append(_spread(sums, "count", "{:,}".format), "bold").append(" collectives per rank, ")
+    noun = "collective" if max(one.count for one in sums) == 1 else "collectives"
+    line.append(_spread(sums, "count", "{:,}".format), "bold").append(f" {noun} per rank, ")
     line.append(_spread(sums, "input_bytes", format_bytes), "bold").append(" put in, ")
     line.append(_spread(sums, "wire_bytes", format_bytes), "bold").append(" on the wire (rings)")
     if len(classes) > 1:
@@ -60,4 +69,6 @@ def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
 
 
 def _spread(sums: list[Tally], field: str, form: Callable[[int], str]) -> str:
-    return format_spread(spread(getattr(one, field) for one in sums), form)
+    # Over all ranks, also those that said nothing: `per rank` would not be true of them.
+    values = [getattr(one, field) for one in sums]
+    return format_spread(Spread(min(values), max(values)), form)

@@ -10,13 +10,18 @@ from shardscope.report.names import make_inert, shorten
 
 __all__ = ["format_source"]
 
+_MIN_FILE = 12  # characters of a path that tell which it is
 _MIN_CODE = 16  # characters of code worth showing
 
 
 def format_source(source: Source, *, width: int = 160) -> Text:
     """`train.py:12 forward   x = self.wq(x)`; the place matters more than the code."""
-    line = f":{source.line}" + (f" {make_inert(source.function)}" if source.function else "")
-    place = shorten(make_inert(source.file), max(12, width - len(line))) + line
+    line = f":{source.line}"
+    function = f" {make_inert(source.function)}" if source.function else ""
+    if _MIN_FILE + len(line + function) > width:
+        function = ""
+    place = shorten(make_inert(source.file), max(_MIN_FILE, width - len(line + function)))
+    place += line + function
     text = make_text(place, "dim", width=width)
     room = width - len(place) - 2
     if source.text.strip() and room >= _MIN_CODE:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-import msgspec
-
 from shardscope.record import Collective, Recording
+from shardscope.record.encoding import encode_json
 from shardscope.report.align import align_clocks
 
-__all__ = ["render_perfetto"]
+__all__ = ["render_perfetto", "render_perfetto_pieces"]
 
 _NOMINAL_NS = 10_000  # durations are not measured; a slice needs one to be seen
 _MIN_STEP_NS = 1_000  # between two collectives of one rank, so that none hides another
@@ -25,37 +24,37 @@ Event = dict[str, object]
 
 def render_perfetto(recording: Recording) -> bytes:
     """Open the result in ui.perfetto.dev; the same recording gives the same bytes."""
+    return b"".join(render_perfetto_pieces(recording))
+
+
+def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
+    """The same, one rank at a time: all events together would need many times the memory."""
+    other = {"producer": "shardscope", "note": _NOTE, "run": recording.run}
+    head = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": []}
+    yield encode_json(head).removesuffix(b"]}")
+    before = b""
+    for rank, mine, starts in _place_in_time(recording):
+        tracks = _number_tracks(mine)
+        events = [*_name_tracks(rank, tracks), *_make_slices(mine, starts, tracks)]
+        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        before = b","
+    yield b"]}\n"
+
+
+def _place_in_time(recording: Recording) -> Iterator[tuple[int, list[Collective], list[int]]]:
+    """Each rank's collectives, and their starts on one common clock that begins at zero."""
     calls: dict[int, list[Collective]] = defaultdict(list)
     for call in sorted(recording.collectives, key=lambda call: (call.rank, call.order)):
         calls[call.rank].append(call)
-    starts = _place_in_time(calls)
-    events: list[Event] = []
-    for rank, mine in calls.items():
-        tracks = _number_tracks(mine)
-        events.extend(_name_tracks(rank, tracks))
-        events.extend(_make_slices(mine, starts[rank], tracks))
-    run = msgspec.to_builtins(recording.run)
-    trace = {
-        "displayTimeUnit": "ns",
-        "otherData": {"producer": "shardscope", "note": _NOTE, "run": run},
-        "traceEvents": events,
-    }
-    return msgspec.json.encode(trace) + b"\n"
-
-
-def _place_in_time(calls: dict[int, list[Collective]]) -> dict[int, list[int]]:
-    """Each collective's start on one common clock that begins at zero."""
     offsets = align_clocks(calls)
     earliest = min((offsets[rank] + mine[0].start_ns for rank, mine in calls.items()), default=0)
-    starts: dict[int, list[int]] = {}
     for rank, mine in calls.items():
-        starts[rank] = []
+        starts: list[int] = []
         soonest = 0
         for call in mine:
-            start = max(soonest, call.start_ns + offsets[rank] - earliest)
-            starts[rank].append(start)
-            soonest = start + _MIN_STEP_NS
-    return starts
+            starts.append(max(soonest, call.start_ns + offsets[rank] - earliest))
+            soonest = starts[-1] + _MIN_STEP_NS
+        yield rank, mine, starts
 
 
 def _track(call: Collective) -> str:
@@ -102,5 +101,5 @@ def _make_slice(call: Collective, track: int, start_ns: int, duration_ns: int) -
         "dur": duration_ns / 1000,
         "name": f"{call.kind} {call.owner}" if call.owner else str(call.kind),
         "cat": str(call.phase),
-        "args": msgspec.to_builtins(call),
+        "args": call,
     }

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from shardscope.record import format_ranks
-from shardscope.report.layout import make_table, make_text
+from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import make_text
 from shardscope.report.traffic import RankClass, add_up, tally
 from shardscope.report.units import format_bytes, format_count
 
 __all__ = ["render_ranks"]
 
 _MAX_SHOWN = 8
+_COLUMNS = {
+    "ranks": Column("ranks", Look.NAME, 16),
+    "count": Column("count"),
+    "put in": Column("put in"),
+    "got out": Column("got out"),
+    "on wire": Column("on wire"),
+}
 
 
 def render_ranks(classes: tuple[RankClass, ...]) -> RenderableType:
     """A row for each class of ranks, the busiest first."""
     sums = [(one, add_up(tally(call) for call in one.calls)) for one in classes]
     sums.sort(key=lambda item: (-item[1].wire_bytes, item[0].ranks[0].first))
-    rows: list[list[Text | str]] = [
-        [
-            make_text(format_ranks(one.ranks), width=60),
-            format_count(total.count),
-            format_bytes(total.input_bytes),
-            format_bytes(total.output_bytes),
-            format_bytes(total.wire_bytes),
-        ]
+    rows: list[Row] = [
+        {
+            "ranks": make_text(format_ranks(one.ranks)),
+            "count": format_count(total.count),
+            "put in": format_bytes(total.input_bytes),
+            "got out": format_bytes(total.output_bytes),
+            "on wire": format_bytes(total.wire_bytes),
+        }
         for one, total in sums[:_MAX_SHOWN]
     ]
-    if len(sums) > _MAX_SHOWN:
-        rows.append([Text(f"… {len(sums) - _MAX_SHOWN:,} more", "dim")])
-    return make_table(("ranks", "count", "put in", "got out", "on wire"), rows)
+    num_hidden = len(sums) - _MAX_SHOWN
+    layouts = leave_out(list(_COLUMNS), "got out", "put in", "count")
+    return Grid(_COLUMNS, rows, layouts, note=f"… {num_hidden:,} more" if num_hidden > 0 else "")

@@ -17,7 +17,7 @@ from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
-from shardscope.report.totals import render_totals
+from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
 
@@ -60,16 +60,16 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
         yield make_title("Ranks", "those that issued the same share a row")
         yield render_ranks(classes)
     if by == "cause":
-        yield make_title("By cause", "with a line that led to it")
+        yield make_title("By cause", _note_lines(recording))
         yield render_causes(recording, classes)
         return
     roots = build_tree(recording, classes)
     if by == "module":
         yield from _render_modules(recording, classes, roots, is_folded)
     else:
-        yield make_title(f"By {by}")
+        yield make_title(f"By {by}", describe_totals(classes))
         other = "kind" if by == "axis" else "axis"
-        yield render_totals(_add_roots(roots), (by, other, "phase"))
+        yield render_totals(_add_roots(roots), classes, (by, other, "phase"))
 
 
 def _render_modules(
@@ -82,12 +82,18 @@ def _render_modules(
         roots = tuple(fold_repeated_layers(root) for root in roots)
     yield make_title("Modules", "collectives per rank, children included; ×n: figures of one")
     yield render_tree(roots, is_complete=not is_folded)
-    yield make_title("By kind and mesh axis")
-    yield render_totals(_add_roots(roots), ("kind", "axis"))
-    yield make_title("Costliest modules", "children not included; each: of one layer")
+    yield make_title("By kind and mesh axis", describe_totals(classes))
+    yield render_totals(_add_roots(roots), classes, ("kind", "axis"))
+    busiest = "; of the busiest rank" if len(classes) > 1 else ""
+    yield make_title("Costliest modules", f"children not included; each: of one layer{busiest}")
     yield render_costliest(roots)
-    yield make_title("Why", "with a line that led to it")
+    yield make_title("Why", _note_lines(recording))
     yield render_causes(recording, classes, limit=_NUM_CAUSES)
+
+
+def _note_lines(recording: Recording) -> str:
+    has_lines = any(call.source is not None for call in recording.collectives)
+    return "with a line that led to it" if has_lines else ""
 
 
 def _add_roots(roots: tuple[ModuleNode, ...]) -> Traffic:

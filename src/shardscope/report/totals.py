@@ -3,39 +3,66 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
-from shardscope.record import Phase
+from shardscope.record import Phase, count_ranks
 from shardscope.report.fold import Traffic
-from shardscope.report.layout import ByWidth, format_bar, make_table, make_text
-from shardscope.report.traffic import Facet, Tally, add_up
-from shardscope.report.units import Spread, format_bytes, format_count, format_spread, spread
+from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import format_bar, format_share, make_text, plural
+from shardscope.report.traffic import Facet, RankClass, Tally, add_up
+from shardscope.report.units import format_bytes, format_count
 
-__all__ = ["render_totals"]
+__all__ = ["describe_totals", "render_totals"]
 
-_WIDE = 100
+_MAX_ROWS = 60
 _PHASES = [str(phase) for phase in Phase]
+_FIGURES = {
+    "count": Column("count"),
+    "put in": Column("put in"),
+    "got out": Column("got out"),
+    "on wire": Column("on wire"),
+    "share": Column("share"),
+    "bar": Column("", Look.NAME, 8),
+}
+_MIN_WIDTHS = {"kind": 14, "axis": 8, "phase": 9}  # kinds and phases whole
 
-# The facets that name a row, and one tally per rank class.
-Sums = list[tuple[tuple[str, ...], list[Tally]]]
+# The facets that name a row, and what was said.
+Sums = list[tuple[tuple[str, ...], Tally]]
 
 
-def render_totals(totals: Traffic, facets: Sequence[str]) -> RenderableType:
+def describe_totals(classes: tuple[RankClass, ...]) -> str:
+    """Whose figures these are: one rank's where all are alike, else those of all together."""
+    # The busiest rank of each row would be another rank each time, and the rows never a sum.
+    if len(classes) == 1:
+        return "per rank"
+    return f"{plural(sum(count_ranks(one.ranks) for one in classes), 'rank')} together"
+
+
+def render_totals(
+    totals: Traffic, classes: tuple[RankClass, ...], facets: Sequence[str]
+) -> RenderableType:
     """A row for each combination of the facets (`kind`, `axis`, `phase`) that occurs."""
-    sums = _sum_by(totals, facets)
-    whole = [add_up(traffic.values()) for traffic in totals]
-    min_width = _WIDE if len(facets) > 2 else 0
-    return ByWidth(lambda width: _make_table(sums, whole, facets, has_share=width >= min_width))
+    sums = _sum_by(totals, classes, facets)
+    shown = _keep_costliest(sums)
+    whole = add_up(one for _, one in sums)
+    rows = _make_rows(shown, whole, facets)
+    if len(sums) > 1:
+        rows.append({facets[0]: "total", **_format_tally(whole)})
+    num_hidden = len(sums) - len(shown)
+    note = f"… {num_hidden:,} more, which cost less: see shardscope export --to csv"
+    columns = {name: Column(name, Look.NAME, _MIN_WIDTHS[name]) for name in facets} | _FIGURES
+    layouts = leave_out(list(columns), "bar", "share", "got out", "put in", "count")
+    return Grid(columns, rows, layouts, note=note if num_hidden else "")
 
 
-def _sum_by(totals: Traffic, facets: Sequence[str]) -> Sums:
-    sums: dict[tuple[str, ...], list[Tally]] = defaultdict(lambda: [Tally()] * len(totals))
-    for index, traffic in enumerate(totals):
-        for facet, one in traffic.items():
-            sums[_read(facet, facets)][index] += one
+def _sum_by(totals: Traffic, classes: tuple[RankClass, ...], facets: Sequence[str]) -> Sums:
+    sums: dict[tuple[str, ...], Tally] = defaultdict(Tally)
+    for one, traffic in zip(classes, totals, strict=True):
+        times = count_ranks(one.ranks) if len(classes) > 1 else 1
+        for facet, tally in traffic.items():
+            sums[_read(facet, facets)] += tally * times
     return sorted(sums.items(), key=lambda item: [_sort_key(name) for name in item[0]])
 
 
@@ -48,34 +75,34 @@ def _sort_key(name: str) -> tuple[int, str]:
     return (_PHASES.index(name), "") if name in _PHASES else (-1, name)
 
 
-def _make_table(
-    sums: Sums, whole: list[Tally], facets: Sequence[str], *, has_share: bool
-) -> RenderableType:
-    sent = _spread(whole, "wire_bytes").high
-    rows: list[list[Text | str]] = []
+def _keep_costliest(sums: Sums) -> Sums:
+    if len(sums) <= _MAX_ROWS:
+        return sums
+    least = sorted(one.wire_bytes for _, one in sums)[-_MAX_ROWS]
+    return [item for item in sums if item[1].wire_bytes >= least][:_MAX_ROWS]
+
+
+def _make_rows(sums: Sums, whole: Tally, facets: Sequence[str]) -> list[Row]:
+    rows: list[Row] = []
     previous: tuple[str, ...] = ()
-    for names, tallies in sums:
-        bar = [format_bar(_spread(tallies, "wire_bytes").high, sent)] if has_share else []
-        rows.append([*_blank_repeats(names, previous), *_format_tallies(tallies), *bar])
+    for names, one in sums:
+        row: dict[str, Cell] = {
+            name: make_text(text)
+            for index, (name, text) in enumerate(zip(facets, names, strict=True))
+            if names[: index + 1] != previous[: index + 1]
+        }
+        row |= _format_tally(one)
+        row["share"] = format_share(one.wire_bytes, whole.wire_bytes)
+        row["bar"] = format_bar(one.wire_bytes, whole.wire_bytes)
+        rows.append(row)
         previous = names
-    if len(sums) > 1:
-        rows.append(["total", *("" for _ in facets[1:]), *_format_tallies(whole)])
-    headers = [*facets, "count", "put in", "got out", "on wire", *(["share"] if has_share else [])]
-    return make_table(headers, rows, num_names=len(facets))
+    return rows
 
 
-def _blank_repeats(names: tuple[str, ...], previous: tuple[str, ...]) -> Iterator[Text]:
-    for index, name in enumerate(names):
-        is_last = index == len(names) - 1
-        is_repeat = not is_last and names[: index + 1] == previous[: index + 1]
-        yield Text() if is_repeat else make_text(name, width=40)
-
-
-def _format_tallies(tallies: list[Tally]) -> Iterator[str]:
-    yield format_spread(_spread(tallies, "count"), format_count)
-    for field in ("input_bytes", "output_bytes", "wire_bytes"):
-        yield format_spread(_spread(tallies, field), format_bytes)
-
-
-def _spread(tallies: list[Tally], field: str) -> Spread:
-    return spread(getattr(one, field) for one in tallies)
+def _format_tally(one: Tally) -> dict[str, Cell]:
+    return {
+        "count": format_count(one.count),
+        "put in": format_bytes(one.input_bytes),
+        "got out": format_bytes(one.output_bytes),
+        "on wire": format_bytes(one.wire_bytes),
+    }

@@ -44,6 +44,14 @@ class Tally(Struct, frozen=True):
             self.wire_bytes + other.wire_bytes,
         )
 
+    def __mul__(self, times: int) -> Tally:
+        return Tally(
+            self.count * times,
+            self.input_bytes * times,
+            self.output_bytes * times,
+            self.wire_bytes * times,
+        )
+
 
 class RankClass(Struct, frozen=True):
     """Ranks that issued the same collectives, and those of one of them."""

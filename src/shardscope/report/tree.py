@@ -10,24 +10,30 @@ from rich.text import Text
 
 from shardscope.record import Phase
 from shardscope.report.fold import ModuleNode
-from shardscope.report.layout import ByWidth, make_table, make_text
+from shardscope.report.grid import Branch, Cell, Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import make_text
 from shardscope.report.names import make_inert
 from shardscope.report.units import format_bytes, format_count, format_spread
 
 __all__ = ["render_tree"]
 
 _MAX_ROWS = 60
-_WIDE = 110
-_HEADERS = {
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.RECOMPUTE: "recomp.",
-    Phase.OPTIMIZER: "optim.",
-    Phase.OUTSIDE: "outside",
+_COLUMNS = {
+    "module": Column("module", Look.NAME, 22),
+    "type": Column("type", Look.NAME, 12),
+    "what": Column("what", Look.NAME, 42),
+    Phase.FORWARD: Column("forward"),
+    Phase.BACKWARD: Column("backward"),
+    Phase.RECOMPUTE: Column("recomp."),
+    Phase.OPTIMIZER: Column("optim."),
+    Phase.OUTSIDE: Column("outside"),
+    "count": Column("count"),
+    "put in": Column("put in"),
+    "on wire": Column("on wire"),
 }
 
 # A node, and the lines that lead to it.
-Row = tuple[ModuleNode, str]
+Place = tuple[ModuleNode, str]
 
 
 def render_tree(roots: tuple[ModuleNode, ...], *, is_complete: bool = False) -> RenderableType:
@@ -37,10 +43,11 @@ def render_tree(roots: tuple[ModuleNode, ...], *, is_complete: bool = False) -> 
     if not is_complete:
         rows, num_hidden = _limit(rows)
     phases = [phase for phase in Phase if any(node.count(phase=phase).high for node, _ in rows)]
-    return ByWidth(lambda width: _make_table(rows, phases, width, num_hidden))
+    note = f"… {num_hidden:,} more: --no-fold shows all" if num_hidden else ""
+    return Grid(_COLUMNS, [_make_row(*row) for row in rows], _make_layouts(phases), note=note)
 
 
-def _walk(node: ModuleNode, own: str, below: str, *, is_complete: bool) -> Iterator[Row]:
+def _walk(node: ModuleNode, own: str, below: str, *, is_complete: bool) -> Iterator[Place]:
     yield node, own
     children = [child for child in node.children if is_complete or child.count().high]
     for child in children:
@@ -49,7 +56,7 @@ def _walk(node: ModuleNode, own: str, below: str, *, is_complete: bool) -> Itera
         yield from _walk(child, below + guide, below + rest, is_complete=is_complete)
 
 
-def _limit(rows: list[Row]) -> tuple[list[Row], int]:
+def _limit(rows: list[Place]) -> tuple[list[Place], int]:
     """Leave out the deepest modules, whose figures are in their parents' too."""
     for depth in sorted({len(guide) for _, guide in rows}, reverse=True):
         kept = [row for row in rows if len(row[1]) <= depth]
@@ -58,39 +65,34 @@ def _limit(rows: list[Row]) -> tuple[list[Row], int]:
     return rows[:_MAX_ROWS], len(rows) - _MAX_ROWS
 
 
-def _make_table(
-    rows: list[Row], phases: list[Phase], width: int, num_hidden: int
-) -> RenderableType:
-    is_wide = width >= _WIDE
-    headers = ["module", *(["what"] if is_wide else [])]
-    cells = [_make_row(row, phases, is_wide=is_wide) for row in rows]
-    if num_hidden:
-        cells.append([Text(f"… {num_hidden:,} more: --no-fold shows all", "dim")])
-    numbers = [*(_HEADERS[phase] for phase in phases), "put in", "on wire"]
-    return make_table([*headers, *numbers], cells, num_names=len(headers))
+def _make_layouts(phases: list[Phase]) -> list[list[str]]:
+    """Phases stand side by side or, where there is no room for all, are counted together."""
+    apart = ["module", "type", "what", *phases, "put in", "on wire"]
+    together = ["module", "count", "put in", "on wire"]
+    return [*leave_out(apart, "type", "what", "put in"), *leave_out(together, "put in", "count")]
 
 
-def _make_row(row: Row, phases: list[Phase], *, is_wide: bool) -> list[Text | str]:
-    node, guide = row
-    return [
-        Text(guide, "dim").append_text(_format_label(node, has_type=is_wide)),
-        *([_describe_kinds(node)] if is_wide else []),
-        *(format_spread(node.count(phase=phase), format_count) for phase in phases),
-        format_spread(node.input_bytes(), format_bytes),
-        format_spread(node.wire_bytes(), format_bytes),
-    ]
+def _make_row(node: ModuleNode, guide: str) -> Row:
+    figures: dict[str, Cell] = {
+        phase: format_spread(node.count(phase=phase), format_count) for phase in Phase
+    }
+    return figures | {
+        "module": Branch(guide, _format_label(node)),
+        "type": make_text("|".join(node.types) if node.path else "", "dim"),
+        "what": _describe_kinds(node),
+        "count": format_spread(node.count(), format_count),
+        "put in": format_spread(node.input_bytes(), format_bytes),
+        "on wire": format_spread(node.wire_bytes(), format_bytes),
+    }
 
 
-def _format_label(node: ModuleNode, *, has_type: bool = False) -> Text:
-    """`wq`, `0 … 31 ×32 Block`, or the root's type."""
-    types = "|".join(node.types)
+def _format_label(node: ModuleNode) -> Text:
+    """`wq`, `0 … 31 ×32`, or the root's type."""
     if not node.path:
-        return make_text(types or "model", "bold", width=60)
-    label = make_text(node.label, width=80)
+        return make_text("|".join(node.types) or "model", "bold")
+    label = make_text(node.label)
     if node.repeat > 1:
         label.append(f" … {make_inert(node.last_label)}").append(f" ×{node.repeat}", "cyan")
-    if has_type and types:
-        label.append(" ").append_text(make_text(types, "dim", width=40))
     return label
 
 

@@ -1,0 +1,72 @@
+"""Bytes from disk, as many as a recording may have, and a sentence for whatever goes wrong."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from typing import IO
+
+from shardscope.errors import RecordingError
+
+__all__ = ["MAX_BYTES", "read_file"]
+
+MAX_BYTES = 2 * 1024**3  # of a recording after decompression
+_CHUNK_BYTES = 1024**2
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> bytes:
+    """All bytes of a file, decompressed if it is gzip whatever it is called."""
+    name = os.fspath(path)
+    try:
+        with open(path, "rb") as file:
+            data = _read_capped(file, name=name, max_bytes=max_bytes)
+    except (OSError, ValueError) as error:
+        raise RecordingError(_explain_input(name, error)) from error
+    return _decompress(data, name=name, max_bytes=max_bytes) if _is_gzip(data) else data
+
+
+def _is_gzip(data: bytes) -> bool:
+    return data.startswith(_GZIP_MAGIC)
+
+
+def _decompress(data: bytes, *, name: str, max_bytes: int) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            return _read_capped(file, name=name, max_bytes=max_bytes)
+    except EOFError as error:
+        raise RecordingError(
+            f"'{name}' is truncated: its gzip data stops after {len(data)} bytes without an end. "
+            f"Copy it again, or record again."
+        ) from error
+    except (OSError, zlib.error) as error:
+        raise RecordingError(
+            f"'{name}' is damaged: its gzip data cannot be decompressed ({error}). "
+            f"Copy it again, or record again."
+        ) from error
+
+
+def _read_capped(file: IO[bytes] | gzip.GzipFile, *, name: str, max_bytes: int) -> bytes:
+    # In chunks: a few kilobytes of gzip can hold terabytes, and a device never ends.
+    data = io.BytesIO()  # hands its bytes over without a copy
+    while chunk := file.read(_CHUNK_BYTES):
+        if data.tell() + len(chunk) > max_bytes:
+            raise RecordingError(
+                f"'{name}' holds more than {max_bytes} bytes, the most a recording may have. "
+                f"Check that it is a recording; if it is, record fewer steps."
+            )
+        data.write(chunk)
+    return data.getvalue()
+
+
+def _explain_input(name: str, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file '{name}'. Check the path."
+    if isinstance(error, IsADirectoryError):
+        return f"'{name}' is a folder, not a recording. Name the recording files inside it."
+    if isinstance(error, PermissionError):
+        return f"'{name}' may not be read by this user. Check its permissions."
+    reason = (isinstance(error, OSError) and error.strerror) or str(error)
+    return f"'{name}' cannot be read: {reason}. Check the path and the disk."

@@ -1,0 +1,171 @@
+"""Tables that fit the terminal: names are cut, columns left out, numbers kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import final
+
+from msgspec import Struct
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from shardscope.report.names import shorten_names
+
+__all__ = ["Branch", "Cell", "Column", "Grid", "Look", "Row", "leave_out"]
+
+_GAP = 2  # cells between two columns
+_MIN_NAME = 6  # cells of a name in a tree; where the tree is too deep for that, its lines give way
+
+
+class Branch(Struct, frozen=True):
+    """A name in a tree, with the lines that lead to it, which are never cut before the name is."""
+
+    guide: str
+    name: Text
+
+
+# The last makes prose once it is known how wide it may be.
+Cell = Text | str | Branch | Callable[[int], RenderableType]
+Row = Mapping[str, Cell]
+
+
+class Look(Enum):
+    """How a column uses its room."""
+
+    NAME = "cut in the middle"
+    NUMBER = "whole, on the right"
+    PROSE = "over several lines, as wide as there is room"
+
+
+class Column(Struct, frozen=True):
+    """A column; with fewer than `min_width` cells a name or prose cannot be read."""
+
+    header: str
+    look: Look = Look.NUMBER
+    min_width: int = 0
+
+
+def leave_out(layout: Sequence[str], *keys: str) -> list[list[str]]:
+    """Ever poorer layouts: the whole, then without the first of the keys, and so on."""
+    layouts = [list(layout)]
+    for key in keys:
+        layouts.append([one for one in layouts[-1] if one != key])
+    return layouts
+
+
+@final
+class Grid:
+    """Rows under the richest layout for which there is room; `layouts` has the richest first.
+
+    A layout names columns. A row has a cell for each column, or nothing to show there.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        rows: Sequence[Row],
+        layouts: Sequence[Sequence[str]],
+        *,
+        note: str = "",
+    ) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._layouts = [[key for key in layout if self._has_content(key)] for layout in layouts]
+        self._note = note
+        self._wanted = {key: self._measure(key) for layout in layouts for key in layout}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._make_table(options.max_width)
+        if self._note:
+            yield Text(self._note, "dim")
+
+    def _has_content(self, key: str) -> bool:
+        return any(row.get(key, "") for row in self._rows)
+
+    def _measure(self, key: str) -> int:
+        """The cells that a column would like to have."""
+        column = self._columns[key]
+        if self._is_prose(key):
+            return column.min_width
+        cells = (_read(row.get(key, "")) for row in self._rows)
+        return max([len(column.header), *(cell.cell_len for cell in cells)])
+
+    def _least(self, key: str) -> int:
+        wanted = self._wanted[key]
+        return wanted if self._is_number(key) else min(wanted, self._columns[key].min_width)
+
+    def _choose_layout(self, width: int) -> Sequence[str]:
+        for layout in self._layouts:
+            if sum(map(self._least, layout)) + _GAP * (len(layout) - 1) <= width:
+                return layout
+        return self._layouts[-1]
+
+    def _share_out(self, layout: Sequence[str], width: int) -> dict[str, int]:
+        """Numbers get what they want; names, then prose, share the rest."""
+        widths = {key: self._least(key) for key in layout}
+        room = width - _GAP * (len(layout) - 1) - sum(widths.values())
+        flexible = [key for key in layout if not self._is_number(key)]
+        while room < 0 and any(widths[key] > 1 for key in flexible):
+            # The last resort does not fit either: take from the widest.
+            widths[max(flexible, key=lambda key: widths[key])] -= 1
+            room += 1
+        # Who wants least comes first, so that others share what it leaves; prose takes the rest.
+        flexible.sort(key=lambda key: (self._is_prose(key), self._wanted[key] - widths[key]))
+        names = [key for key in flexible if not self._is_prose(key)]
+        for index, key in enumerate(names):
+            more = min(self._wanted[key] - widths[key], room // (len(names) - index))
+            widths[key] += max(0, more)
+            room -= max(0, more)
+        if len(flexible) > len(names):
+            widths[flexible[-1]] += max(0, room)
+        return widths
+
+    def _is_number(self, key: str) -> bool:
+        return self._columns[key].look is Look.NUMBER
+
+    def _is_prose(self, key: str) -> bool:
+        return self._columns[key].look is Look.PROSE
+
+    def _make_table(self, width: int) -> Table:
+        layout = self._choose_layout(width)
+        widths = self._share_out(layout, width)
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+        for key in layout:
+            column = self._columns[key]
+            table.add_column(
+                Text(column.header, no_wrap=True),
+                justify="right" if self._is_number(key) else "left",
+                no_wrap=not self._is_prose(key),
+                overflow="fold" if self._is_prose(key) else "ellipsis",
+                width=widths[key],
+            )
+        cells = [self._fit(key, widths[key]) for key in layout]
+        for row in zip(*cells, strict=True):
+            table.add_row(*row)
+        return table
+
+    def _fit(self, key: str, width: int) -> Sequence[RenderableType]:
+        """The cells of a column, no wider than that."""
+        cells = [row.get(key, "") for row in self._rows]
+        if self._is_prose(key):
+            return [cell(width) if callable(cell) else _read(cell) for cell in cells]
+        if any(isinstance(cell, Branch) for cell in cells):
+            return [_fit_branch(cell, width) for cell in cells]
+        texts = [_read(cell) for cell in cells]
+        return texts if self._is_number(key) else shorten_names(texts, width)
+
+
+def _fit_branch(cell: Cell, width: int) -> Text:
+    if not isinstance(cell, Branch) or width - len(cell.guide) < _MIN_NAME:
+        return shorten_names([_read(cell)], width)[0]
+    (name,) = shorten_names([cell.name], width - len(cell.guide))
+    return Text(cell.guide, "dim").append_text(name)
+
+
+def _read(cell: Cell) -> Text:
+    if isinstance(cell, Branch):
+        return Text(cell.guide, "dim").append_text(cell.name)
+    assert isinstance(cell, Text | str), "only prose waits for its width"
+    return Text(cell) if isinstance(cell, str) else cell
