@@ -31,6 +31,8 @@ __all__ = ["Issued", "Observer", "intercept"]
 # The last stop of a call before the kernels of all devices.
 _KERNELS = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _META = torch._C.DispatchKey.Meta
+_Tensor = torch.Tensor
+_num_modes = torch._C._len_torch_dispatch_stack
 
 
 @final
@@ -175,12 +177,18 @@ class _PythonDoor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inside = _inside
-        if inside.depth:
+        if inside.depth or (_num_modes() and _is_up_to_a_mode()):
             return self._call(*args, **kwargs)
-        if _is_up_to_a_mode():
-            return self._call(*args, **kwargs)
-        if self._reaches_kernel and _has_data(args):
-            return self._pass_on(args, kwargs)
+        if self._reaches_kernel and args and type(args[0]) is _Tensor and not args[0].is_meta:
+            # Tensors with data reach the door before c10d's kernels, if any: leave it to that one.
+            inside.outer = (self, args, kwargs)
+            try:
+                return self._call(*args, **kwargs)
+            finally:
+                inside.outer = None
+        return self._call_without_data(args, kwargs)
+
+    def _call_without_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(arg, torch.fx.Proxy) for arg in args):
             return self._call(*args, **kwargs)
         if _is_tracing():
@@ -192,15 +200,6 @@ class _PythonDoor:
         is_whole = len(args) == len(self._positions)
         positional = args if is_whole else self._positional(args, kwargs)
         return Issued(self._op_name, self._layout, positional, kwargs.get("out"))
-
-    def _pass_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Leave it to the door before c10d's kernels, which tensors with data reach, if any."""
-        inside = _inside
-        inside.outer = (self, args, kwargs)
-        try:
-            return self._call(*args, **kwargs)
-        finally:
-            inside.outer = None
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write a graph. What is tried out on fake tensors meanwhile is not issued either."""
@@ -225,10 +224,6 @@ class _PythonDoor:
         return getattr(self._call, name)
 
 
-def _has_data(args: tuple[Any, ...]) -> bool:
-    return bool(args) and type(args[0]) is torch.Tensor and not args[0].is_meta
-
-
 _compile_context, _tracing_context = CompileContext.try_get, TracingContext.try_get
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY, _FUNCTIONAL = (
@@ -248,14 +243,12 @@ def _is_tracing() -> bool:
 
 
 def _is_up_to_a_mode() -> bool:
-    """Whether a dispatch mode, not one of torch's own three, decides if the op is issued at all.
+    """Whether the innermost dispatch mode, if not torch's own, decides if the op is issued at all.
 
     Selective checkpointing answers with what it had saved; one that issues the op comes back here.
     """
-    num_modes = torch._C._len_torch_dispatch_stack()
-    if not num_modes:
-        return False
-    return getattr(torch._C._get_dispatch_stack_at(num_modes - 1), "_mode_key", None) is None
+    innermost = torch._C._get_dispatch_stack_at(_num_modes() - 1)
+    return getattr(innermost, "_mode_key", None) is None
 
 
 def _issue(
