@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -10,16 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardscope import World, simulate
+from shardscope import World
 from shardscope.comm.debug import operations, position, tracker
 from shardscope.compat import CommDebugMode
 from small_models import Block, batch
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def broken(*_: Any, **__: Any) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,12 +24,6 @@ from small_models import MLP, Block, Net, Own, Reduce, batch, facts, shard_net, 
 
 K = CollectiveKind
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def owners(t: Trace, phase: Phase, kind: CollectiveKind | None = None) -> list[str | None]:

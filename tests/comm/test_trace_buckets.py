@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +14,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope import Trace, World, simulate, trace
+from shardscope import Trace, World, trace
 from shardscope.record import BucketReduce, Call, CollectiveKind, Phase
 from small_models import MLP, batch, facts, gap_facts
 
 K = CollectiveKind
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def buckets(t: Trace) -> list[tuple[int | None, tuple[str, ...]]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,12 +34,6 @@ from shardscope.record import (
 from small_models import MLP, Net, batch, everyone, facts, only, shard_net, split_mlp
 
 K = CollectiveKind
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def test_explicit_redistribution_names_placements_and_call(world: World) -> None:

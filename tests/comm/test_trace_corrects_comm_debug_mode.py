@@ -7,7 +7,7 @@ longer does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,17 +18,11 @@ from torch._dynamo.testing import CompileCounter
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.checkpoint import checkpoint
 
-from shardscope import World, simulate, trace
+from shardscope import World, trace
 from shardscope.record import CollectiveKind, Phase
 from small_models import Block, Net, Own, batch, everyone, facts, gap_facts, shard_net
 
 K = CollectiveKind
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def test_bug_1_module_that_runs_twice_neither_crashes_nor_stays_broken(world: World) -> None:

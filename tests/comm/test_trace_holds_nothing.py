@@ -5,21 +5,13 @@ from __future__ import annotations
 import gc
 import tracemalloc
 import weakref
-from collections.abc import Iterator
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardscope import World, simulate, trace
+from shardscope import World, trace
 from small_models import MLP, Net, Reduce, batch, facts, shard_net, split_mlp
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 class Watched(nn.Module):

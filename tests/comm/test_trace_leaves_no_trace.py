@@ -6,7 +6,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +16,9 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from shardscope import World, simulate, trace
+from shardscope import World, trace
 from shardscope._torch.calls import OPS
 from small_models import Block, Net, batch, shard_net
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def packets() -> list[Any]:

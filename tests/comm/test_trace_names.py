@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,17 +13,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope import Trace, World, simulate, trace
+from shardscope import Trace, World, trace
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.errors import TraceError
 from shardscope.record import FullyShard
 from small_models import MLP, Block, Net, Own, batch, facts, split_mlp
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def owners(t: Trace) -> list[str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,12 +16,6 @@ from shardscope._torch import intercept
 from shardscope.errors import CollectiveError
 from shardscope.record import Gap
 from small_models import Block, Net, Reduce, batch, everyone, facts
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def test_two_traces_each_see_everything_inside_them(world: World) -> None:

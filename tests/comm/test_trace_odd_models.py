@@ -13,14 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shardscope import Trace, World, simulate, trace
+from shardscope import Trace, World, trace
 from small_models import MLP, Block, Net, Own, Reduce, Sum, batch, facts, split_mlp
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def run(model: nn.Module) -> Trace:

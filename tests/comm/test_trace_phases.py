@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shardscope import Trace, World, simulate, trace
+from shardscope import Trace, World, trace
 from shardscope.record import Call, CollectiveKind, Phase
 from small_models import Block, Net, batch, facts, gap_facts, shard_net
 
 K = CollectiveKind
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def test_gradient_clipping_is_outside_and_names_its_op(world: World) -> None:

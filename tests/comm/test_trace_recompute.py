@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
-from shardscope import World, simulate, trace
+from shardscope import World, trace
 from shardscope.record import CollectiveKind, Phase
 from small_models import MLP, Block, Net, Reduce, batch, facts, shard_net, split_mlp
 
@@ -29,12 +29,6 @@ K = CollectiveKind
 FORWARD, BACKWARD, RECOMPUTE = Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE
 
 both_kinds = pytest.mark.parametrize("use_reentrant", [False, True])
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def checkpointed(net: Net, **options: Any) -> Net:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -17,12 +16,6 @@ from shardscope._torch import frames
 from shardscope.comm import buckets, calls, causes, groups, inventory, names, recorder, stack
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def broken(*_: object, **__: object) -> NoReturn:

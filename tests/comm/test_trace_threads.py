@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 import torch
 from torch import nn
 
-from shardscope import World, simulate, trace
+from shardscope import World, trace
 from shardscope.record import Phase
 from small_models import Block, Net, Own, batch, facts
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with simulate({"dp": 4}) as world:
-        yield world
 
 
 def in_thread(name: str, work: Callable[[], object]) -> None:

@@ -1,0 +1,525 @@
+"""Every private name of torch's that a shim uses: who needs it, what for, and how to see it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope import simulate
+
+__all__ = ["CANARIES", "Canary", "resolve"]
+
+Probe = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A private name, the shims that need it, and what they need it for.
+
+    `probe` returns something true if the name is there; without one, the name is looked up.
+    """
+
+    shims: str
+    purpose: str
+    probe: Probe | None = None
+
+
+@contextmanager
+def sharded_model() -> Iterator[Any]:
+    with simulate(mesh={"dp": 2}) as world:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        yield fully_shard(model, mesh=world.mesh)
+
+
+def in_sharded_model(look: Callable[[Any], object]) -> Probe:
+    def probe() -> object:
+        with sharded_model() as model:
+            return look(model)
+
+    return probe
+
+
+def in_mesh(look: Callable[[Any], object]) -> Probe:
+    def probe() -> object:
+        with simulate(mesh={"dp": 2, "tp": 2}) as world:
+            return look(world.mesh)
+
+    return probe
+
+
+def fsdp1_module(look: Callable[[Any], object]) -> Probe:
+    def probe() -> object:
+        with simulate(mesh={"dp": 2}):
+            return look(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+
+    return probe
+
+
+def ddp_buckets_are_readable() -> bool:
+    with simulate(mesh={"dp": 2}):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        (bucket,) = model.reducer._get_zeros_like_grad_buckets()
+        held = {id(parameter) for parameter in bucket.parameters()}
+        return (
+            held == {id(parameter) for parameter in model.parameters()}
+            and bucket.buffer().numel() == 20
+            and bucket.index() == 0
+        )
+
+
+def node_of_an_op() -> Any:
+    return (torch.ones(1, requires_grad=True) * 2).grad_fn
+
+
+def functional_op() -> Any:
+    return torch.ops._c10d_functional.all_reduce.default
+
+
+def resolve(name: str) -> object:
+    """The object at a dotted name; raises if a part of it is not there."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def param_group(model: Any) -> Any:
+    state = model._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return state._fsdp_param_group if groups is None else groups[0]
+
+
+def fake_mode() -> Any:
+    return torch._subclasses.fake_tensor.FakeTensorMode()
+
+
+def stage_is_told(**shapes: Any) -> bool:
+    example = torch.empty(1, 4, device="meta")
+    shapes = {"input_args": example, "output_args": example, **shapes}
+    with simulate(mesh={"pp": 2}) as world:
+        group = world.mesh.get_group()
+        stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"), group=group, **shapes)
+        return bool(stage._user_meta.is_complete_for_forward())
+
+
+CANARIES: dict[str, Canary] = {
+    # autograd.py
+    "torch.autograd._get_sequence_nr": Canary(
+        "autograd.py", "number the autograd nodes that a module makes in forward"
+    ),
+    "torch._C._current_autograd_node": Canary(
+        "autograd.py", "know the node whose gradient a collective in backward belongs to"
+    ),
+    "torch._C._current_graph_task_id": Canary("autograd.py", "tell backward from forward"),
+    "._sequence_nr": Canary(
+        "autograd.py",
+        "find the module that made a node, in backward",
+        lambda: isinstance(node_of_an_op()._sequence_nr(), int),
+    ),
+    # calls.py
+    "torch.distributed.distributed_c10d._resolve_process_group": Canary(
+        "calls.py", "find the group that a functional collective names"
+    ),
+    # ddp.py
+    "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
+        "ddp.py", "read DDP's buckets without allocating them"
+    ),
+    "._get_zeros_like_grad_buckets": Canary(
+        "ddp.py", "tell which parameters a DDP bucket holds", ddp_buckets_are_readable
+    ),
+    # dispatch.py
+    "torch._guards.detect_fake_mode": Canary(
+        "dispatch.py", "tell ops that are only tried out from ops that are issued"
+    ),
+    "torch.utils._python_dispatch.TorchDispatchMode": Canary(
+        "dispatch.py", "list the ops of a module for compat.CommDebugMode"
+    ),
+    "torch.utils._python_dispatch._disable_current_modes": Canary(
+        "dispatch.py", "keep its own tensor work out of users' dispatch modes"
+    ),
+    "torch._ops": Canary(
+        "dispatch.py",
+        "recognise ops that take functions",
+        lambda: torch._ops.HigherOrderOperator,
+    ),
+    "._overloadpacket": Canary(
+        "dispatch.py",
+        "count ops under the names that CommDebugMode gives them",
+        lambda: functional_op()._overloadpacket is torch.ops._c10d_functional.all_reduce,
+    ),
+    # frames.py and recompute.py
+    "torch.autograd.graph._engine_run_backward": Canary(
+        "frames.py and recompute.py", "see on the stack that backward is running"
+    ),
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": Canary(
+        "frames.py and recompute.py", "tell recompute from backward"
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": Canary(
+        "frames.py",
+        "tell which module an FSDP2 all-gather or reduce-scatter belongs to",
+        lambda: (
+            resolve("torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.unshard")
+            and resolve(
+                "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward"
+            )
+        ),
+    ),
+    "torch.distributed.fsdp._runtime_utils": Canary(
+        "frames.py", "tell which module an FSDP1 collective belongs to"
+    ),
+    "torch.distributed.fsdp._runtime_utils._unshard": Canary(
+        "frames.py", "tell which module an FSDP1 all-gather belongs to"
+    ),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad": Canary(
+        "frames.py", "tell which module an FSDP1 reduce-scatter belongs to"
+    ),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad_no_shard": Canary(
+        "frames.py", "tell which module an FSDP1 all-reduce belongs to"
+    ),
+    "torch.distributed.tensor._redistribute": Canary(
+        "frames.py and simulated_group.py",
+        "say from which placements to which DTensor moved a tensor",
+        lambda: resolve("torch.distributed.tensor._redistribute.redistribute_local_tensor"),
+    ),
+    "torch.distributed.tensor._dispatch.OpDispatcher": Canary(
+        "frames.py",
+        "name the op for which DTensor moved a tensor unasked",
+        lambda: resolve("torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args"),
+    ),
+    # fsdp.py
+    "._get_fsdp_state": Canary(
+        "fsdp.py",
+        "find the parameter groups of a model under FSDP2",
+        in_sharded_model(lambda model: isinstance(model, FSDPModule) and model._get_fsdp_state()),
+    ),
+    "._fsdp_param_groups": Canary(
+        "fsdp.py",
+        "list the sharded parameters and meshes of FSDP2",
+        in_sharded_model(lambda model: param_group(model).fsdp_params),
+    ),
+    "._fsdp_param_group": Canary(
+        "fsdp.py",
+        "list the sharded parameters and meshes of FSDP2 in torch before 2.13",
+        in_sharded_model(lambda model: param_group(model).mesh_info.mesh),
+    ),
+    "._module_info": Canary(
+        "fsdp.py",
+        "name FSDP2's sharded parameters while they are gathered",
+        in_sharded_model(
+            lambda model: (
+                param_group(model).fsdp_params[0]._module_info.param_name == "weight"
+                and param_group(model).fsdp_params[0]._module_info.module is model[0]
+                and isinstance(param_group(model).fsdp_params[0].sharded_param, DTensor)
+            )
+        ),
+    ),
+    "._state_ctx": Canary(
+        "fsdp.py",
+        "find the outermost module of FSDP2",
+        in_sharded_model(lambda model: model._get_fsdp_state()._state_ctx.all_states is not None),
+    ),
+    "._is_root": Canary(
+        "fsdp.py",
+        "find the outermost module of FSDP2",
+        in_sharded_model(lambda model: hasattr(model._get_fsdp_state(), "_is_root")),
+    ),
+    "._fully_sharded_module": Canary(
+        "fsdp.py",
+        "tell which module an FSDP1 collective belongs to",
+        fsdp1_module(lambda model: model._handle._fully_sharded_module is model.module),
+    ),
+    "._param_infos": Canary(
+        "fsdp.py",
+        "tell how many parameters FSDP1 gathers together",
+        fsdp1_module(lambda model: len(model._handle.flat_param._param_infos) == 2),
+    ),
+    # calls.py
+    "._indices": Canary(
+        "calls.py",
+        "count the bytes of a sparse tensor",
+        lambda: torch.eye(2).to_sparse()._indices().shape == (2, 2),
+    ),
+    "._values": Canary(
+        "calls.py",
+        "count the bytes of a sparse tensor",
+        lambda: torch.eye(2).to_sparse()._values().shape == (2,),
+    ),
+    # object_calls.py
+    "torch.distributed.distributed_c10d._canonicalize_group_rank": Canary(
+        "object_calls.py",
+        "read the roots of object collectives as torch does",
+        in_mesh(
+            lambda mesh: (
+                torch.distributed.distributed_c10d._canonicalize_group_rank(
+                    dist.group.WORLD, None, 1
+                )
+                == 1
+            )
+        ),
+    ),
+    "torch.distributed.distributed_c10d._check_not_self_rank": Canary(
+        "object_calls.py",
+        "refuse to send objects to oneself",
+        in_mesh(
+            lambda mesh: (
+                torch.distributed.distributed_c10d._check_not_self_rank(
+                    dist.group.WORLD, 1, "destination"
+                )
+                is None
+            )
+        ),
+    ),
+    "torch.distributed.distributed_c10d._warn_not_in_group": Canary(
+        "object_calls.py", "warn of object collectives in groups of others"
+    ),
+    "torch.distributed.distributed_c10d._new_process_group_helper": Canary(
+        "simulated_group.py",
+        "simulate groups of any backend",
+        lambda: (
+            {"backend", "backend_options"}
+            <= set(
+                inspect.signature(
+                    torch.distributed.distributed_c10d._new_process_group_helper
+                ).parameters
+            )
+        ),
+    ),
+    "._buffers": Canary(
+        "simulated_group.py",
+        "give simulated models buffers",
+        lambda: list(nn.BatchNorm1d(1)._buffers),
+    ),
+    # intercept.py
+    "torch._C._dispatch_keyset_full_after": Canary(
+        "intercept.py", "pass collectives on to torch's own kernels"
+    ),
+    "torch._C._distributed_c10d.FakeWork": Canary(
+        "simulated_group.py",
+        "answer collectives on tensors without data",
+        lambda: torch._C._distributed_c10d.FakeWork().boxed() is not None,
+    ),
+    "torch.jit._builtins._register_builtin": Canary(
+        "intercept.py", "let torch.jit.script compile collectives inside a trace"
+    ),
+    "torch.jit._builtins._get_builtin_table": Canary(
+        "intercept.py", "let torch.jit.script compile collectives inside a trace"
+    ),
+    "torch._C._get_dispatch_mode": Canary("intercept.py", "tell tracing a graph from running it"),
+    "torch._C._TorchDispatchModeKey": Canary(
+        "intercept.py",
+        "tell tracing a graph from running it",
+        lambda: torch._C._TorchDispatchModeKey.PROXY and torch._C._TorchDispatchModeKey.FUNCTIONAL,
+    ),
+    "torch._C._get_dispatch_stack_at": Canary(
+        "intercept.py", "leave to selective checkpointing whether an op is issued"
+    ),
+    "torch._C._len_torch_dispatch_stack": Canary(
+        "intercept.py", "leave to selective checkpointing whether an op is issued"
+    ),
+    "._mode_key": Canary(
+        "intercept.py",
+        "tell torch's own dispatch modes from users'",
+        lambda: fake_mode()._mode_key is torch._C._TorchDispatchModeKey.FAKE,
+    ),
+    "torch._guards.CompileContext": Canary(
+        "intercept.py",
+        "tell compiling from running",
+        lambda: torch._guards.CompileContext.try_get() is None,
+    ),
+    "torch._guards.TracingContext": Canary(
+        "intercept.py",
+        "tell compiling from running",
+        lambda: torch._guards.TracingContext.try_get() is None,
+    ),
+    "torch.distributed._symmetric_memory": Canary(
+        "intercept.py", "see symmetric-memory collectives"
+    ),
+    "._destroy": Canary(
+        "intercept.py and simulated_group.py",
+        "give the c10d ops back as they were",
+        lambda: torch.library.Library._destroy,
+    ),
+    "._op": Canary(
+        "intercept.py",
+        "see functional and symmetric-memory collectives",
+        lambda: (
+            callable(functional_op()._op) and callable(torch.ops._c10d_functional.all_reduce._op)
+        ),
+    ),
+    "._schema": Canary(
+        "intercept.py and simulated_group.py",
+        "read collectives whose arguments are given by name",
+        lambda: (
+            [a.name for a in functional_op()._schema.arguments]
+            == ["input", "reduce_op", "group_name"]
+        ),
+    ),
+    # meshes.py and rank_maps.py
+    "._get_root_mesh": Canary(
+        "meshes.py",
+        "name the axes of a mesh that was sliced",
+        in_mesh(lambda mesh: mesh["tp"]._get_root_mesh() == mesh),
+    ),
+    "._flatten_mapping": Canary(
+        "meshes.py",
+        "name the axis that two axes were flattened into",
+        in_mesh(lambda mesh: (mesh._flatten("both"), mesh._flatten_mapping["both"])),
+    ),
+    "._flatten_rank_map": Canary(
+        "rank_maps.py",
+        "compare large meshes in constant time",
+        in_mesh(lambda mesh: tuple(mesh._flatten_rank_map) == (0, 1, 2, 3)),
+    ),
+    "._local_tensor": Canary(
+        "meshes.py",
+        "tell what a rank holds of a DTensor",
+        in_mesh(
+            lambda mesh: (
+                distribute_tensor(torch.ones(4), mesh["tp"], [Shard(0)])._local_tensor.shape == (2,)
+            )
+        ),
+    ),
+    "torch.distributed.distributed_c10d._world": Canary(
+        "meshes.py",
+        "tell one world from the next, and groups of the same ranks by the order they were made",
+        in_mesh(
+            lambda mesh: (
+                next(iter(torch.distributed.distributed_c10d._world.pg_group_ranks))
+                is torch.distributed.distributed_c10d._world.default_pg
+            )
+        ),
+    ),
+    # module_calls.py and uncompiled.py
+    "torch._dynamo": Canary("module_calls.py", "load dynamo before nn.Module.__call__ is wrapped"),
+    "torch._dynamo.eval_frame.skip_code": Canary(
+        "module_calls.py", "keep module calls out of compiled graphs"
+    ),
+    "._call_impl": Canary(
+        "module_calls.py",
+        "call a module as nn.Module.__call__ does",
+        lambda: nn.Module._call_impl,
+    ),
+    "._compiled_call_impl": Canary(
+        "module_calls.py",
+        "call a module that was compiled in place",
+        lambda: nn.Linear(1, 1)._compiled_call_impl is None,
+    ),
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": Canary(
+        "uncompiled.py", "keep torch.compile off our own code"
+    ),
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": Canary(
+        "uncompiled.py", "keep torch.compile off our own code"
+    ),
+    "torch._C._dynamo.eval_frame._FrameAction": Canary(
+        "uncompiled.py",
+        "keep torch.compile off our own code",
+        lambda: torch._C._dynamo.eval_frame._FrameAction.SKIP is not None,
+    ),
+    # modules.py
+    "torch._dynamo.OptimizedModule": Canary("modules.py", "give compiled modules clean names"),
+    "._orig_mod": Canary(
+        "modules.py",
+        "give compiled modules clean names",
+        lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,
+    ),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": Canary(
+        "modules.py", "give checkpointed modules clean names"
+    ),
+    "._checkpoint_wrapped_module": Canary(
+        "modules.py",
+        "give checkpointed modules clean names",
+        lambda: "_checkpoint_wrapped_module" in checkpoint_wrapper(nn.Linear(1, 1))._modules,
+    ),
+    "._fsdp_wrapped_module": Canary(
+        "modules.py",
+        "give modules under FSDP1 clean names",
+        fsdp1_module(lambda model: "_fsdp_wrapped_module" in model._modules),
+    ),
+    "._modules": Canary(
+        "modules.py and fsdp.py",
+        "walk the module tree, shared modules in each of their places",
+        in_sharded_model(
+            lambda model: len(model._modules) == 2 and model._get_fsdp_state()._modules[0] is model
+        ),
+    ),
+    "._parameters": Canary(
+        "modules.py and simulated_group.py",
+        "list a module's own parameters, tied ones too",
+        lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
+    ),
+    # pipelining.py
+    "._warmup_forward_vote": Canary(
+        "pipelining.py",
+        "let a pipeline stage start in a simulated world",
+        lambda: PipelineStage._warmup_forward_vote,
+    ),
+    "._warmup_backward_result": Canary(
+        "pipelining.py",
+        "let a pipeline stage start in a simulated world",
+        lambda: PipelineStage._warmup_backward_result,
+    ),
+    "._recv_meta": Canary(
+        "pipelining.py",
+        "say that a simulated stage has nobody to ask for shapes",
+        lambda: PipelineStage._recv_meta,
+    ),
+    "._user_meta": Canary(
+        "pipelining.py",
+        "know whether a pipeline stage was told its shapes",
+        lambda: stage_is_told() and not stage_is_told(input_args=None),
+    ),
+    # simulated_group.py
+    "torch._C._dispatch_has_kernel_for_dispatch_key": Canary(
+        "simulated_group.py",
+        "answer coalesced ops on fake tensors only where torch does not",
+        lambda: torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "CPU"),
+    ),
+    "torch._C._distributed_c10d._create_work_from_future": Canary(
+        "simulated_group.py", "give DDP a future that holds its bucket"
+    ),
+    "torch._subclasses.fake_tensor": Canary(
+        "simulated_group.py",
+        "give models shapes without data",
+        lambda: torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
+    ),
+    "torch.distributed.tensor._random": Canary(
+        "simulated_group.py", "put DTensor's random state back after a world"
+    ),
+    "torch.distributed.tensor._random._rng_tracker": Canary(
+        "simulated_group.py",
+        "put DTensor's random state back after a world",
+        lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
+    ),
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache": Canary(
+        "simulated_group.py", "let worlds of other ranks follow one another"
+    ),
+    "._gen_transform_infos": Canary(
+        "simulated_group.py",
+        "let worlds of other ranks follow one another",
+        lambda: torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear,
+    ),
+    "torch.testing._internal.distributed.fake_pg": Canary(
+        "simulated_group.py",
+        "make a process group of any size",
+        lambda: "fake" in dist.Backend.backend_list,
+    ),
+}
