@@ -60,8 +60,10 @@ def _only_fake_groups() -> Iterator[None]:
     """Simulate further groups of any backend: a real one would wait for its other ranks."""
     make_group = distributed_c10d._new_process_group_helper
 
+    signature = inspect.signature(make_group)
+
     def make_fake_group(*args: Any, **kwargs: Any) -> Any:
-        arguments = inspect.signature(make_group).bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         return make_group(**{**arguments, "backend": "fake", "backend_options": None})
 
     distributed_c10d._new_process_group_helper = make_fake_group
