@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -302,6 +303,21 @@ CANARIES: dict[str, Canary] = {
                 ).parameters
             )
         ),
+    ),
+    "._flatten": Canary(
+        "simulated_group.py",
+        "flatten meshes while tensors have no data",
+        lambda: hasattr(DeviceMesh, "_flatten"),
+    ),
+    "._unflatten": Canary(
+        "simulated_group.py",
+        "unflatten meshes while tensors have no data",
+        lambda: hasattr(DeviceMesh, "_unflatten"),
+    ),
+    "._rank_map": Canary(
+        "simulated_group.py",
+        "make meshes while tensors have no data",
+        lambda: "_rank_map" in inspect.signature(DeviceMesh.__init__).parameters,
     ),
     "._buffers": Canary(
         "simulated_group.py",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
@@ -17,11 +18,13 @@ from torch import nn
 from torch._C._distributed_c10d import FakeWork, _create_work_from_future
 from torch._subclasses import fake_tensor
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.library import Library, get_kernel
 
+from shardscope._torch.dispatch import without_modes
 from shardscope.errors import ShardscopeError
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "empty_fakes",
     "explained_lack_of_data",
     "fake_tensors",
+    "meshes_with_data",
     "simulated_group",
     "uncopied_mismatches",
 ]
@@ -95,6 +99,37 @@ def fake_tensors() -> Iterator[None]:
             yield
     finally:
         log.removeFilter(_is_news)
+
+
+_MESH_METHODS = ("__init__", "_flatten", "_unflatten", "from_group", "mesh")
+
+
+@contextmanager
+def meshes_with_data() -> Iterator[None]:
+    """Let meshes read their own lists of ranks, tensors too, where other tensors have no data."""
+    with ExitStack() as stack:
+        for name in _MESH_METHODS:
+            if name in vars(DeviceMesh):
+                method = vars(DeviceMesh)[name]
+                stack.callback(setattr, DeviceMesh, name, method)
+                setattr(DeviceMesh, name, _with_data(method))
+        yield
+
+
+def _with_data(function: Any) -> Any:
+    if isinstance(function, property):
+        return property(_with_data(function.fget))
+    if isinstance(function, staticmethod):
+        return staticmethod(_with_data(function.__func__))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with without_modes():
+            if isinstance(kwargs.get("_rank_map"), _FakeTensor):  # init_device_mesh() made it
+                kwargs["_rank_map"] = torch.arange(kwargs["_rank_map"].numel())
+            return function(*args, **kwargs)
+
+    return call
 
 
 @contextmanager

@@ -39,11 +39,11 @@ class _Marks:
 
     __slots__ = ("owners", "stack", "starts", "thread")
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, *, is_new: bool) -> None:
         self.thread = thread  # its identity, which another may get when it has ended
         self.stack = [NO_MODULE]
         self.starts = array("q", [-1])
-        self.owners = array("q", [_UNWATCHED])
+        self.owners = array("q", [NO_MODULE if is_new else _UNWATCHED])
 
     def mark(self, owner: int) -> None:
         self.starts.append(next_sequence_number())
@@ -55,8 +55,9 @@ class _Marks:
 
 
 class _Thread(threading.local):
-    def __init__(self, register: list[_Marks]) -> None:
-        self.marks = _Marks(threading.get_ident())
+    def __init__(self, register: list[_Marks], old_threads: set[int]) -> None:
+        identity = threading.get_ident()
+        self.marks = _Marks(identity, is_new=identity not in old_threads)
         register.append(self.marks)
 
 
@@ -64,7 +65,15 @@ class _Thread(threading.local):
 class ModuleCalls:
     """The watcher of module calls: knows the running module and the makers of autograd nodes."""
 
-    __slots__ = ("_buckets", "_marks", "_names", "_only_places", "_report_gap", "_thread")
+    __slots__ = (
+        "_buckets",
+        "_marks",
+        "_names",
+        "_old_threads",
+        "_only_places",
+        "_report_gap",
+        "_thread",
+    )
 
     def __init__(
         self, names: ModuleNames, buckets: BucketBook, report_gap: Callable[[str, str], None]
@@ -74,17 +83,24 @@ class ModuleCalls:
         self._buckets = buckets
         self._report_gap = report_gap
         self._marks: list[_Marks] = []
-        self._thread = _Thread(self._marks)
+        # Threads that may have made nodes while nobody watched.
+        self._old_threads: set[int] = set()
+        self._note_old_threads()
+        self._thread = _Thread(self._marks, self._old_threads)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Until the context ends, what this thread makes outside of modules is no module's."""
+        self._note_old_threads()
         marks = self._thread.marks
         marks.mark(marks.stack[-1])
         try:
             yield
         finally:
             marks.mark(_UNWATCHED)
+
+    def _note_old_threads(self) -> None:
+        self._old_threads.update(thread.ident or 0 for thread in threading.enumerate())
 
     def enter(self, module: nn.Module) -> None:
         """`module` is called on this thread."""
@@ -136,33 +152,38 @@ class ModuleCalls:
         own = threading.get_ident()
         # The engine's own threads, which Python has not started, made no node of the forward's.
         is_engines = all(thread.ident != own for thread in threading.enumerate())
-        maker = self.maker_of(origin, 0 if is_engines else own)
+        reached = None if is_engines else next_sequence_number()
+        maker = self.maker_of(origin, 0 if is_engines else own, reached=reached)
         return NO_MODULE if maker is None else maker
 
     def running(self) -> int:
         """The innermost module called on this thread."""
         return self._thread.marks.stack[-1]
 
-    def maker_of(self, number: int, thread: int) -> int | None:
+    def maker_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
         """The module that made the autograd node with this number; None if made unwatched.
 
-        Numbers are counted by thread: `thread` called backward, and so most likely forward.
+        Numbers are counted by thread: `thread` called backward, and so most likely forward; it had
+        `reached` a number by then. Where it may have made the node outside of any module, and
+        another thread in one, nobody knows.
         """
-        callers: list[int] = []
-        others: list[int] = []
+        claims: set[int] = set()
+        others: set[int] = set()
         for marks in tuple(self._marks):
             maker = marks.find(number)
             if maker is not None:
-                (callers if marks.thread == thread else others).append(maker)
-        for makers in (callers, others):
-            modules = {maker for maker in makers if maker != NO_MODULE}
-            if len(modules) == 1:
-                return modules.pop()
-            if modules:
-                self._report_gap(
-                    "backward",
-                    "forwards ran on several threads and backward on another, so which module a "
-                    "collective belongs to is not known where only autograd could tell",
-                )
-                return NO_MODULE
-        return NO_MODULE if callers or others else None
+                (claims if marks.thread == thread else others).add(maker)
+        modules, others = claims - {NO_MODULE}, others - {NO_MODULE}
+        if len(modules) == 1:
+            return modules.pop()
+        if not modules and not others:
+            return None if thread in self._old_threads and not claims else NO_MODULE
+        is_anothers = thread == 0 or (reached is not None and number >= reached)
+        if not modules and len(others) == 1 and is_anothers:
+            return others.pop()
+        self._report_gap(
+            "backward",
+            "forwards ran on several threads, so which module a collective belongs to is not known "
+            "where only autograd could tell",
+        )
+        return NO_MODULE

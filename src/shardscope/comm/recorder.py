@@ -19,7 +19,13 @@ from typing import final
 import torch
 from torch import nn
 
-from shardscope._torch.autograd import current_node, is_in_backward, node_number, node_origin
+from shardscope._torch.autograd import (
+    current_node,
+    is_in_backward,
+    next_sequence_number,
+    node_number,
+    node_origin,
+)
 from shardscope._torch.calls import process_group
 from shardscope._torch.ddp import is_in_comm_hook
 from shardscope._torch.frames import Role
@@ -52,6 +58,7 @@ class _Note:
     running = NO_MODULE
     node: str | None = None
     node_number: int | None = None
+    reached: int | None = None  # by the thread that called backward, where that is this one
     bucket: BucketReduce | None = None
 
     def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int) -> None:
@@ -190,6 +197,8 @@ class Recorder:
             self._note_bucket(note, issued, origin)
         else:
             note.node_number = origin
+            if note.stack.backward_caller == get_ident():
+                note.reached = next_sequence_number()
             if note.stack.is_nested:
                 note.running = self._recomputed_by()
             if note.stack.held:
@@ -217,7 +226,8 @@ class Recorder:
         """The module whose checkpointed function, run again, is now in its own backward."""
         own = threading.get_ident()
         for node in reentrant_nodes(sys._getframe()):
-            maker = self.calls.maker_of(node_number(node), own)
+            reached = next_sequence_number()
+            maker = self.calls.maker_of(node_number(node), own, reached=reached)
             if maker is not None and maker != NO_MODULE:
                 return maker
         return NO_MODULE
@@ -285,7 +295,9 @@ class Recorder:
             return self._caller_of_function(note)
         if note.node_number is None:
             return note.running
-        maker = self.calls.maker_of(note.node_number, note.stack.backward_caller)
+        maker = self.calls.maker_of(
+            note.node_number, note.stack.backward_caller, reached=note.reached
+        )
         if maker is None:
             self.report_gap(
                 "backward",

@@ -23,6 +23,7 @@ from shardscope._torch.simulated_group import (
     empty_fakes,
     explained_lack_of_data,
     fake_tensors,
+    meshes_with_data,
     simulated_group,
     uncopied_mismatches,
 )
@@ -30,7 +31,7 @@ from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
 from shardscope.world.objects import simulated_object_collectives
-from shardscope.world.ties import kept_ties
+from shardscope.world.ties import Materialized, kept_ties
 
 __all__ = ["World", "current_world", "simulate"]
 
@@ -51,6 +52,7 @@ class World:
         self.mesh = mesh
         self._stack = ExitStack()
         self._is_fake = False
+        self._materialized: Materialized = {}
         self._has_ended = False
 
     def __repr__(self) -> str:
@@ -65,10 +67,11 @@ class World:
         """
         self._check_can_materialize(model)
         if not self._is_fake:
+            self._stack.enter_context(meshes_with_data())
             self._stack.enter_context(fake_tensors())
             self._is_fake = True
         device = self.mesh.device_type
-        with kept_ties(model):
+        with kept_ties(model, self._materialized):
             empty_fakes(model, device)
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
                 model.to_empty(device=device)

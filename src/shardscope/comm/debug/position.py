@@ -17,6 +17,7 @@ from shardscope._torch.autograd import (
     NO_GRAPH_TASK,
     current_graph_task,
     current_node,
+    next_sequence_number,
     node_origin,
 )
 from shardscope._torch.recompute import find_recomputed, method_owner, reentrant_nodes
@@ -103,7 +104,9 @@ class Positions:
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
             return self._names.owner_of(origin)
-        maker = self._calls.maker_of(origin, self._caller(task))
+        caller = self._caller(task)
+        reached = next_sequence_number() if caller == threading.get_ident() else None
+        maker = self._calls.maker_of(origin, caller, reached=reached)
         return NO_MODULE if maker is None else maker
 
     def _caller(self, task: int) -> int:
