@@ -76,7 +76,7 @@ def test_demo_that_cannot_save_has_printed_what_it_learnt(
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OutputError("cannot write 'x': No space left on device. Choose a place.")
 
-    monkeypatch.setattr("shardscope.cli.demo.save", fail)
+    monkeypatch.setattr("shardscope.cli.own_names.save", fail)
     result = CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"])
     assert result.exit_code == 2
     assert "By kind and mesh axis" in result.stdout

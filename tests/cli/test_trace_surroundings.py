@@ -83,10 +83,10 @@ def test_file_of_a_package_that_imports_relatively_is_told_its_dotted_name(here:
     write(folder, "from .sizes import NUM\n")
     result = run("outer/inner/train.py", "--mesh", "dp=2")
     assert result.exit_code == 2
-    hint = "It belongs to a package: name it outer.inner.train, not by its path, and run this"
+    hint = "It belongs to a package: name it outer.inner.train, not by its path"
     assert f"{hint}.\n" in result.stderr
     os.chdir(folder)
-    assert f"{hint} in the folder {here}.\n" in run("train.py", "--mesh", "dp=2").stderr
+    assert f"{hint}, in the folder {here}.\n" in run("train.py", "--mesh", "dp=2").stderr
 
 
 @pytest.mark.parametrize("given", [{"RANK": "3"}, {"RANK": "3", "WORLD_SIZE": "4"}])

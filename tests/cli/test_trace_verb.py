@@ -77,7 +77,7 @@ def test_trace_that_cannot_save_has_printed_what_it_learnt(
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OutputError("cannot write 'x': No space left on device. Choose a place.")
 
-    monkeypatch.setattr("shardscope.cli.trace.save", fail)
+    monkeypatch.setattr("shardscope.cli.own_names.save", fail)
     result = run(write(here, TARGET), "--mesh", "dp=2")
     assert result.exit_code == 2
     assert "By kind and mesh axis" in result.stdout
@@ -169,9 +169,26 @@ def test_strict_trace_without_gaps_exits_with_0(here: Path) -> None:
 
 def test_recording_is_not_overwritten_without_force(here: Path) -> None:
     name = write(here, TARGET)
-    (here / "train.shardscope.json.gz").write_text("precious")
-    refused = run(name, "--mesh", "dp=2")
+    (here / "run.json").write_text("precious")
+    refused = run(name, "--mesh", "dp=2", "-o", "run.json")
     assert refused.exit_code == 2
     assert "--force" in refused.output
+    assert (here / "run.json").read_text() == "precious"
+    assert run(name, "--mesh", "dp=2", "-o", "run.json", "--force").exit_code == 0
+
+
+def test_run_whose_output_has_no_name_gets_a_free_one(here: Path) -> None:
+    name = write(here, TARGET)
+    (here / "train.shardscope.json.gz").write_text("precious")
+    result = run(name, "--mesh", "dp=2")
+    assert result.exit_code == 0
+    assert "recording saved to train-2.shardscope.json.gz" in result.stdout
     assert (here / "train.shardscope.json.gz").read_text() == "precious"
-    assert run(name, "--mesh", "dp=2", "--force").exit_code == 0
+
+
+def test_interrupted_step_is_saved_as_far_as_it_came(here: Path) -> None:
+    stop = "\ndef step(model, batch):\n    model(batch)\n    raise KeyboardInterrupt\n"
+    result = run(write(here, TARGET + stop), "--mesh", "dp=2")
+    assert result.exit_code == 2
+    assert result.stderr == "shardscope: interrupted\n"
+    assert len(load(here / "train.shardscope.json.gz").collectives) > 0

@@ -74,8 +74,6 @@ def test_root_and_many_ranks_are_named():
         {"cause": None},
         {"kind": CollectiveKind.ALL_REDUCE},
         {"output_bytes": 1024**2 - 1},
-        {"phase": Phase.OPTIMIZER},
-        {"phase": Phase.OUTSIDE},
     ],
 )
 def test_what_was_asked_for_or_is_small_is_no_finding(change):
@@ -91,3 +89,9 @@ def test_review_works_findings_out_afresh_and_keeps_those_of_others():
     once = review(merge([review(part) for part in parts]))
     assert [finding.rule for finding in once.findings] == ["implicit-gather", "other"]
     assert review(once) == once
+
+
+def test_gather_after_the_model_is_a_finding_outside_any_module():
+    call = _gather(phase=Phase.OUTSIDE, owner=None, trigger=None)
+    (finding,) = find_comm_problems(make_recording((call,)))
+    assert finding.subject == "outside any module"

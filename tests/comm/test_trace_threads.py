@@ -11,7 +11,7 @@ from torch import nn
 
 from shardscope import World, trace
 from shardscope.record import Phase
-from small_models import Block, Net, Own, batch, facts
+from small_models import Block, Net, Own, Reduce, batch, facts
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
 
@@ -206,3 +206,36 @@ def test_modules_are_known_while_another_thread_compiles(world: World) -> None:
         has_run.set()
         worker.join()
     assert facts(t, "phase", "owner") == [(FORWARD, "sum")]
+
+
+def test_thread_whose_forward_ran_before_the_trace_is_not_charged_to_another(world: World) -> None:
+    watched, unwatched = Net(), Net(block=Own)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        loss = unwatched(batch()).sum()
+        has_begun.set()
+        may_go_on.wait(30)
+        loss.backward()
+
+    worker = threading.Thread(target=work, name="worker")
+    worker.start()
+    assert has_begun.wait(30)
+    with trace({"watched": watched}) as t:
+        loss = watched(batch()).sum()
+        may_go_on.set()
+        worker.join()
+        loss.backward()
+    owners = {owner for thread, owner in facts(t, "thread", "owner") if thread == "worker"}
+    assert owners == {None}
+    assert len(t.recording.gaps) == 1
+
+
+def test_thread_that_does_all_itself_outside_of_modules_is_no_gap(world: World) -> None:
+    with trace() as t:
+        in_thread("worker", lambda: Reduce.apply(batch().requires_grad_()).sum().backward())
+    assert facts(t, "thread", "phase", "owner") == [
+        ("worker", Phase.OUTSIDE, None),
+        ("worker", BACKWARD, None),
+    ]
+    assert t.recording.gaps == ()

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import (
     DTensor,
@@ -410,3 +412,27 @@ def test_worlds_of_several_threads_do_not_meet() -> None:
     assert not dist.is_initialized()
     with simulate({"dp": 2}):
         dist.barrier()
+
+
+def test_meshes_can_be_made_after_materialize() -> None:
+    before = vars(DeviceMesh)["mesh"]
+    with simulate({"dp": 2, "tp": 2}, rank=3) as world:
+        world.materialize(nn.Linear(2, 2, device="meta"))
+        assert world.mesh["tp"].mesh.tolist() == [2, 3]
+        assert world.mesh[("dp", "tp")]._flatten("all").size() == 4
+        assert init_device_mesh("cpu", (4,)).get_local_rank() == 3
+        assert DeviceMesh("cpu", [0, 1, 2, 3]).size() == 4
+        fully_shard(nn.Linear(4, 4))
+        assert type(torch.ones(1)) is FakeTensor
+    assert vars(DeviceMesh)["mesh"] is before
+
+
+def test_models_that_share_a_parameter_share_it_still() -> None:
+    with torch.device("meta"):
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    with simulate({"dp": 2}) as world:
+        world.materialize(first)
+        world.materialize(second)
+        assert first.weight is second.weight
+        assert first.bias is not second.bias

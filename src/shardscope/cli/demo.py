@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-from collections.abc import Iterator
-from itertools import chain, count
-from pathlib import Path
 
 import click
 import torch
@@ -17,12 +13,13 @@ from shardscope.cli import _llama
 from shardscope.cli.console import print_line, print_out, show_progress
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option
+from shardscope.cli.own_names import check_own_name, save_under_own_name
 from shardscope.cli.rehearsal import rehearse_simulated
 from shardscope.cli.surroundings import name_command
 from shardscope.cli.target import Program
 from shardscope.comm.review import review
-from shardscope.errors import OutputError, TargetError
-from shardscope.record import Recording, check_output, save
+from shardscope.errors import TargetError
+from shardscope.record import check_output, save
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -42,7 +39,10 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     # The gradient norm is reduced over one axis after the other; torch would log advice on that.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
-    check_output(output or next(_own_names()), force=force)
+    if output:
+        check_output(output, force=force)
+    else:
+        check_own_name("demo")
     with show_progress("simulating") as report:
         rehearsal = rehearse_simulated(_program(layers), axes, rank=rank, report=report)
     if rehearsal.failure is not None:
@@ -51,7 +51,11 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     try:
         print_out(render_summary(recording))
     finally:  # what cannot be printed can still be saved, and the other way round
-        path = save(recording, output, force=force) if output else _save_as_own(recording)
+        path = (
+            save(recording, output, force=force)
+            if output
+            else save_under_own_name(recording, "demo")
+        )
     print_line()
     print_line(f"recording saved to {path}")
     print_line(f"look at it again with: shardscope show {path} --by cause")
@@ -68,22 +72,3 @@ def _program(num_layers: int) -> Program:
         return _llama.batch(model)
 
     return Program("demo", make_model, make_batch, _llama.parallelize, _llama.step)  # type: ignore[arg-type]
-
-
-def _save_as_own(recording: Recording) -> Path:
-    """Save under a name of its own; another demo may take the one we saw free meanwhile."""
-    for name in _own_names():
-        try:
-            return save(recording, name)
-        except OutputError:
-            if not os.path.lexists(name):
-                raise
-    raise AssertionError("there is always another name")
-
-
-def _own_names() -> Iterator[str]:
-    """Names that no file has yet, so that no demo overwrites another."""
-    names = chain(["demo"], (f"demo-{number}" for number in count(2)))
-    for name in (f"{name}.shardscope.json.gz" for name in names):
-        if not os.path.lexists(name):
-            yield name

@@ -143,8 +143,8 @@ def _run(
     try:
         with traced:
             program.step(model, batch)
-    except KeyboardInterrupt:
-        raise
+    except KeyboardInterrupt as error:
+        return Rehearsal(traced.recording, "interrupted", error)
     except BaseException as error:  # noqa: BLE001 - a program may raise anything, and sys.exit()
         failure = _explain(program, "step()", error, has_data=has_data)
         return Rehearsal(traced.recording, failure, error)

@@ -126,8 +126,8 @@ def _suggest_dotted_name(path: Path) -> str:
     folder, name = folder.parent, f"{folder.name}.{name}"
     while (folder / "__init__.py").is_file() and folder != folder.parent:
         folder, name = folder.parent, f"{folder.name}.{name}"
-    where = "" if folder == Path.cwd() else f" in the folder {folder}"
-    return f" It belongs to a package: name it {name}, not by its path, and run this{where}."
+    where = "" if folder == Path.cwd() else f", in the folder {folder}"
+    return f" It belongs to a package: name it {name}, not by its path{where}."
 
 
 def _import_module(name: str) -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
@@ -11,6 +12,7 @@ from shardscope.cli.console import exit_code, print_line, print_out, show_progre
 from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import by_option, force_option, strict_option
+from shardscope.cli.own_names import check_own_name, save_under_own_name
 from shardscope.cli.rehearsal import Rehearsal, rehearse_real, rehearse_simulated
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
@@ -22,8 +24,6 @@ from shardscope.report.names import make_inert
 from shardscope.report.text import View, render_summary
 
 __all__ = ["command"]
-
-_ENDING = ".shardscope.json.gz"
 
 
 @click.command("trace")
@@ -61,18 +61,26 @@ def command(
     """
     # Whatever is wrong with the command is said before the program, which may take long, runs.
     axes = _choose_axes(target, mesh)
-    path = _choose_path(target, output, rank)
-    check_output(path, force=force)
+    path = _choose_path(output, rank)
+    own_name = name_target(target) + (f"-{launched_rank()}" if is_launched() else "")
+    if path is None:
+        check_own_name(own_name)
+    else:
+        check_output(path, force=force)
     rehearsal = _rehearse(target, axes, rank=rank, has_data=data)
     recording = review(name_command(rehearsal.recording))
     try:
         if is_first():
             print_out(render_summary(recording, by=by))
     finally:  # what cannot be printed can still be saved, and the other way round
-        save(recording, path, force=force)
+        saved = (
+            save_under_own_name(recording, own_name)
+            if path is None
+            else save(recording, path, force=force)
+        )
     if is_first():
         print_line()
-        print_line(f"recording saved to {path}")
+        print_line(f"recording saved to {saved}")
     ctx.exit(_outcome(ctx, rehearsal, recording, strict))
 
 
@@ -85,17 +93,17 @@ def _choose_axes(target: str, mesh: str | None) -> dict[str, int] | None:
     return None if mesh is None else parse_mesh(mesh)
 
 
-def _choose_path(target: str, output: str | None, rank: int) -> str:
+def _choose_path(output: str | None, rank: int) -> Path | None:
+    if output is None:
+        return None
     if is_launched():
         rank = launched_rank()
-        if output is not None and "{rank}" not in output and num_launched() > 1:
+        if "{rank}" not in output and num_launched() > 1:
             raise OutputError(
                 f"all {num_launched()} processes would write '{output}'. Put {{rank}} into the "
                 "name, as in -o run-{rank}.json.gz, and each writes a file of its own."
             )
-    if output is None:
-        output = name_target(target) + ("-{rank}" if is_launched() else "") + _ENDING
-    return str(name_for_rank(output, rank))
+    return name_for_rank(output, rank)
 
 
 def _rehearse(

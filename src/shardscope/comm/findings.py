@@ -10,7 +10,6 @@ from shardscope.record.recording import (
     Collective,
     CollectiveKind,
     Finding,
-    Phase,
     Recording,
     Redistribute,
     Severity,
@@ -21,18 +20,18 @@ __all__ = ["IMPLICIT_GATHER", "find_comm_problems"]
 IMPLICIT_GATHER = "implicit-gather"
 
 _MIN_BYTES = 1024**2
-_MODEL_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def find_comm_problems(recording: Recording) -> tuple[Finding, ...]:
     """Findings that one rank alone shows; what needs several ranks is `match_ranks`."""
-    gathers: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    gathers: dict[tuple[str | None, str], list[Collective]] = defaultdict(list)
     for call in recording.collectives:
         cause = call.cause
         if isinstance(cause, Redistribute) and _is_implicit_gather(call, cause):
             # Layers of a stack share a problem, so they share a finding.
-            gathers[_INDEX.sub("*", call.owner or ""), cause.asked_by].append(call)
+            owner = call.owner and _INDEX.sub("*", call.owner)
+            gathers[owner, cause.asked_by].append(call)
     return tuple(
         _explain_gather(pattern, asked_by, calls) for (pattern, asked_by), calls in gathers.items()
     )
@@ -42,16 +41,16 @@ def _is_implicit_gather(call: Collective, cause: Redistribute) -> bool:
     return (
         cause.is_implicit
         and call.kind == CollectiveKind.ALL_GATHER
-        and call.phase in _MODEL_PHASES
         and call.output_bytes >= _MIN_BYTES
     )
 
 
-def _explain_gather(pattern: str, asked_by: str, calls: list[Collective]) -> Finding:
+def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective]) -> Finding:
     first = calls[0]
     owners = {call.owner for call in calls}
     ranks = {call.rank for call in calls}
-    subject = (pattern if len(owners) > 1 else first.owner) or "the root module"
+    outside = "outside any module" if first.owner is None else "the root module"
+    subject = (pattern if len(owners) > 1 else first.owner) or outside
     places = f" in {len(owners)} modules" if len(owners) > 1 else ""
     on_ranks = f" on {name_ranks(ranks)}" if len(ranks) > 1 else ""
     cause = first.cause

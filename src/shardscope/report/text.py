@@ -30,6 +30,7 @@ _EMPTY = (
     "No collectives were recorded. Either the traced code issued none, or it ran outside "
     "`with trace(model)`; a world of one rank has none to issue."
 )
+_LOST = "No collectives are left in this recording: the gaps above say what was lost."
 
 
 def render_summary(
@@ -54,7 +55,8 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     yield render_heading(recording, classes)
     yield from render_problems(recording)
     if not recording.collectives:
-        yield Text(f"\n{_EMPTY}")
+        has_losses = any(gap.is_loss for gap in recording.gaps)
+        yield Text(f"\n{_LOST if has_losses else _EMPTY}")
         return
     if len(classes) > 1:
         yield make_title("Ranks", "those that issued the same share a row")
