@@ -92,12 +92,16 @@ def read_stack(frame: FrameType | None) -> Stack:
     stack = Stack()
     boundary: Role | None = None
     user: CodeType | None = None
+    api: CodeType | None = None
     learnt = _facts.get
     while frame is not None:
         code = frame.f_code
         kind, role, _ = learnt(id(code)) or _learn(frame)
         if kind == _OTHER:
             pass
+        elif kind == _API:
+            if user is None and boundary is None:
+                api = code
         elif kind == _USER:
             if user is None:
                 user = code
@@ -107,24 +111,24 @@ def read_stack(frame: FrameType | None) -> Stack:
         elif kind == _END:
             break
         elif boundary is None:
-            if kind == _API:
-                if user is None:
-                    stack.api = code
-            elif kind == _BOUNDARY:
+            if kind == _BOUNDARY:
                 boundary = role
                 if role == _ENGINE:
-                    stack.is_bare = user is None and stack.api is None
+                    stack.is_bare = user is None and api is None
                     stack.is_nested = _is_nested(frame)
                     stack.backward_caller = get_ident()
                 if user is not None:
                     break
             else:
                 _meet(stack, kind, role, frame, user)
+                if role == _REDUCTION and user is None:
+                    api = code
         frame = frame.f_back
     else:
-        stack.is_bare = user is None and boundary is None and stack.api is None
+        stack.is_bare = user is None and boundary is None and api is None
     stack.user = user
     stack.boundary = boundary
+    stack.api = api
     return stack
 
 
@@ -144,8 +148,6 @@ def _meet(
             stack.graph = frame.f_code
     elif role == _REDUCTION:
         stack.reduction = frame.f_locals["op"]
-        if user is None:
-            stack.api = frame.f_code
     elif role is not None and role not in stack.held:
         known = frame.f_locals
         told = tuple([known[name] for name in WITNESSES[role]])

@@ -73,6 +73,8 @@ class Payload:
         self._output_bytes = None
         if outputs is None and splits is not None:
             self._output_bytes = _received(inputs, _at(args, layout.output_splits))
+        elif layout.outputs is not None and layout.outputs == layout.inputs:
+            self._output_bytes = self.input_bytes
         elif outputs is not None:
             num_outputs, self._output_bytes, dtype = _sizes(outputs)
             if not self.num_tensors:
