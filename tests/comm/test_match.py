@@ -307,3 +307,10 @@ def test_collectives_after_a_lost_transfer_are_not_compared():
     recording = replace(recording, collectives=(*recording.collectives, *calls))
     assert match_ranks(recording) == ()
     assert match_ranks(_with_loss(_drop(recording, 0, 0), 0)) == ()
+
+
+def test_one_rank_that_issues_what_the_others_do_not_is_the_one_named():
+    calls = [make_collective(rank=rank) for rank in range(4)]
+    odd = make_collective(rank=2, order=1, group_order=1, kind=CollectiveKind.BARRIER)
+    (finding,) = match_ranks(make_recording((*calls, odd), ranks=(0, 1, 2, 3), world_size=4))
+    assert finding.rank == 2

@@ -143,8 +143,8 @@ def _common_bytes(call: Collective) -> int | None:
 def _explain(
     group: str, position: int, sides: dict[Facets, list[int]], parts: dict[int, _Part]
 ) -> Finding:
-    # The smallest side is the likeliest culprit; a rank that stopped is more so than any.
-    by_size = sorted(sides, key=lambda facets: (bool(facets), len(sides[facets]), sides[facets]))
+    # The smallest side is the likeliest culprit; of two alike, the one that stopped.
+    by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
     rank = sides[by_size[0]][0]
     call = parts[rank].collectives.get(position)
     shown = [_describe(position, sides[facets], parts) for facets in reversed(by_size)]
