@@ -307,3 +307,9 @@ def test_forked_child_writes_nothing(tmp_path):
     os.waitpid(child, 0)
     writer.close()
     assert load(path) == make_recording(groups=())
+
+
+def test_stream_is_not_called_what_it_is_not(tmp_path):
+    with pytest.raises(OutputError, match="would not be compressed"):
+        StreamWriter(tmp_path / "run.jsonl.gz", make_run())
+    assert list(tmp_path.iterdir()) == []

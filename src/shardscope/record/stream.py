@@ -123,6 +123,11 @@ class StreamWriter:
 
 
 def _open(path: str, *, force: bool) -> int:
+    if path.lower().endswith(".gz"):
+        raise OutputError(
+            f"the stream '{path}' would not be compressed: each line is written as it comes. Leave "
+            f".gz out of its name; merging can write a compressed recording."
+        )
     check_output(path, force=force)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | _CLOSE_ON_EXEC
     if not force and not os.path.exists(path):
