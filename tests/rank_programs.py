@@ -197,6 +197,9 @@ def main() -> None:
     if UNFINISHED.intersection(names):
         os._exit(0)  # work that no other rank will finish would hold this one back
     dist.destroy_process_group()
+    # torch's gloo now and then aborts a process as it ends, without us too.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
