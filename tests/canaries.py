@@ -336,9 +336,6 @@ CANARIES: dict[str, Canary] = {
     "torch.jit._builtins._register_builtin": Canary(
         "intercept.py", "let torch.jit.script compile collectives inside a trace"
     ),
-    "torch.jit._builtins._get_builtin_table": Canary(
-        "intercept.py", "let torch.jit.script compile collectives inside a trace"
-    ),
     "torch._C._get_dispatch_mode": Canary("intercept.py", "tell tracing a graph from running it"),
     "torch._C._TorchDispatchModeKey": Canary(
         "intercept.py",

@@ -12,6 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from sys import _getframe
+from types import FrameType
 from typing import Any, Protocol, cast, final
 
 import torch
@@ -19,7 +22,7 @@ import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
 import torch.fx
 from torch._guards import CompileContext, TracingContext
-from torch.jit._builtins import _get_builtin_table, _register_builtin
+from torch.jit._builtins import _register_builtin
 from torch.library import Library
 
 from shardscope._torch.calls import BATCH, OPS, CollectiveCall, OpLayout, read_call, split_batch
@@ -37,15 +40,26 @@ _num_modes = torch._C._len_torch_dispatch_stack
 
 @final
 class Issued:
-    """A collective as an op was called for it. Reading it takes time: `read()` when needed."""
+    """A collective as an op was called for it. Reading it takes time: `read()` when needed.
 
-    __slots__ = ("args", "layout", "op", "out")
+    `caller` is the frame that called the op, where that is not the one that called the door.
+    """
 
-    def __init__(self, op: str, layout: OpLayout, args: tuple[Any, ...], out: Any = None) -> None:
+    __slots__ = ("args", "caller", "layout", "op", "out")
+
+    def __init__(
+        self,
+        op: str,
+        layout: OpLayout,
+        args: tuple[Any, ...],
+        out: Any = None,
+        caller: FrameType | None = None,
+    ) -> None:
         self.op = op
         self.layout = layout
         self.args = args
         self.out = out
+        self.caller = caller
 
     def read(self) -> CollectiveCall:
         """What the arguments say."""
@@ -72,9 +86,13 @@ class Amender(Observer, Protocol):
         """What the caller gets instead of `result`."""
 
 
+# What a Python door leaves for the kernel's: itself, what it was called with, and by whom.
+_Outer = tuple["_PythonDoor", tuple[Any, ...], dict[str, Any], FrameType]
+
+
 class _Inside(threading.local):
     depth = 0  # within a collective that has been shown
-    outer: tuple[_PythonDoor, tuple[Any, ...], dict[str, Any]] | None = None  # not yet shown
+    outer: _Outer | None = None  # not yet shown
 
 
 # Observers, and those of them that amend: one object, so that a thread never sees half a change.
@@ -111,17 +129,33 @@ def _set_observers(observers: tuple[Observer, ...]) -> None:
 
 
 def _install() -> ExitStack:
-    keep_uncompiled(_PythonDoor.__call__.__code__)
     with ExitStack() as stack:
         stack.callback(_override_kernels()._destroy)
-        for namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
-            for name, layout in OPS[namespace].items():
-                for entry, schema in _python_entries(namespace, name):
-                    stack.callback(setattr, entry, "_op", entry._op)
-                    entry._op = _PythonDoor(f"{namespace}.{name}", layout, schema, entry._op)
-                    _register_builtin(entry._op, f"{namespace}::{name}")  # for torch.jit.script
-                    stack.callback(_get_builtin_table().pop, id(entry._op), None)
+        doors = _python_doors()
+        stack.callback(_remove, doors)
+        for entry, door in doors:
+            door.call, entry._op = entry._op, door
         return stack.pop_all()
+
+
+def _remove(doors: Sequence[tuple[Any, _PythonDoor]]) -> None:
+    for entry, door in doors:
+        if entry._op is door:
+            entry._op = door.call
+
+
+@cache
+def _python_doors() -> Sequence[tuple[Any, _PythonDoor]]:
+    """Each object through which Python reaches an op, with the door to put there."""
+    keep_uncompiled(_PythonDoor.__call__.__code__)
+    doors = []
+    for namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
+        for name, layout in OPS[namespace].items():
+            for entry, schema in _python_entries(namespace, name):
+                door = _PythonDoor(f"{namespace}.{name}", layout, schema, entry._op)
+                _register_builtin(door, f"{namespace}::{name}")  # for torch.jit.script
+                doors.append((entry, door))
+    return doors
 
 
 def _override_kernels() -> Library:
@@ -148,9 +182,10 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
 
     def door(keyset: Any, *args: Any) -> Any:
         inside = _inside
-        if inside.depth or (keyset.has(_META) and _is_tracing()):
+        outer = inside.outer
+        if inside.depth or (outer is None and keyset.has(_META) and _is_tracing()):
             return call(keyset & _KERNELS, *args)
-        outer, inside.outer = inside.outer, None
+        inside.outer = None
         issued = Issued(op, layout, args) if outer is None else outer[0].issue(*outer[1:])
         return _issue(issued, call, (keyset & _KERNELS, *args), {})
 
@@ -162,7 +197,7 @@ def _kernel_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]
 class _PythonDoor:
     """Stands where torch keeps the callable of an op, and hashes like it: so torch hashes ops."""
 
-    __slots__ = ("__weakref__", "_call", "_layout", "_op_name", "_positions", "_reaches_kernel")
+    __slots__ = ("__weakref__", "_layout", "_op_name", "_positions", "_reaches_kernel", "call")
 
     def __init__(self, op: str, layout: OpLayout, schema: Any, call: Callable[..., Any]) -> None:
         self._op_name = op
@@ -173,39 +208,41 @@ class _PythonDoor:
             if not argument.kwarg_only
         ]
         self._reaches_kernel = op.startswith("_c10d_functional") and layout is not BATCH
-        self._call = call
+        self.call = call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         inside = _inside
         if inside.depth or (_num_modes() and _is_up_to_a_mode()):
-            return self._call(*args, **kwargs)
+            return self.call(*args, **kwargs)
         if self._reaches_kernel and args and type(args[0]) is _Tensor and not args[0].is_meta:
             # Tensors with data reach the door before c10d's kernels, if any: leave it to that one.
-            inside.outer = (self, args, kwargs)
+            inside.outer = (self, args, kwargs, _getframe(1))
             try:
-                return self._call(*args, **kwargs)
+                return self.call(*args, **kwargs)
             finally:
                 inside.outer = None
         return self._call_without_data(args, kwargs)
 
     def _call_without_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(arg, torch.fx.Proxy) for arg in args):
-            return self._call(*args, **kwargs)
+            return self.call(*args, **kwargs)
         if _is_tracing():
             return self._trace(args, kwargs)
-        return _issue(self.issue(args, kwargs), self._call, args, kwargs)
+        return _issue(self.issue(args, kwargs), self.call, args, kwargs)
 
-    def issue(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Issued:
+    def issue(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType | None = None
+    ) -> Issued:
         """The collective that the op was called for."""
         is_whole = len(args) == len(self._positions)
         positional = args if is_whole else self._positional(args, kwargs)
-        return Issued(self._op_name, self._layout, positional, kwargs.get("out"))
+        return Issued(self._op_name, self._layout, positional, kwargs.get("out"), caller)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Write a graph. What is tried out on fake tensors meanwhile is not issued either."""
         _inside.depth = int(has_fakes(args))
         try:
-            return self._call(*args, **kwargs)
+            return self.call(*args, **kwargs)
         finally:
             _inside.depth = 0
 
@@ -215,13 +252,13 @@ class _PythonDoor:
         return (*args, *(kwargs.get(name, default) for name, default in missing))
 
     def __hash__(self) -> int:
-        return hash(self._call)
+        return hash(self.call)
 
     def __eq__(self, other: object) -> bool:
-        return self is other or self._call is other
+        return self is other or self.call is other
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._call, name)
+        return getattr(self.call, name)
 
 
 _compile_context, _tracing_context = CompileContext.try_get, TracingContext.try_get

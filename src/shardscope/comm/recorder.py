@@ -73,7 +73,8 @@ class Recorder:
     """Writes down collectives. Whatever goes wrong in here becomes a gap, never an exception.
 
     With `emit`, records are written at once and handed to it; without, when they are asked for.
-    `enter_world` is called before the first collective in a world, and tells whether to record it.
+    `enter_world` is called before the first collective in a world that it was not told to join, and
+    tells whether to record it.
     """
 
     def __init__(
@@ -106,7 +107,8 @@ class Recorder:
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
         try:
-            self._note(issued, read_stack(sys._getframe(2)))  # from the door on, not from here
+            # From who called the op, or from the door on: not from here.
+            self._note(issued, read_stack(issued.caller or sys._getframe(2)))
             if self._emit is not None:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
@@ -176,13 +178,17 @@ class Recorder:
                         self._note_node(note, single)
             self._notes.append(note)
 
+    def join_world(self) -> None:
+        """The world that this process is in now is the one to record."""
+        self.groups.start_world()
+        default = default_group()
+        self._world = (lambda: None) if default is None else weakref.ref(default)
+
     def _is_in_our_world(self) -> bool:
         with self._lock:
             if not self._enter_world():
                 return False
-            self.groups.start_world()
-            default = default_group()
-            self._world = (lambda: None) if default is None else weakref.ref(default)
+            self.join_world()
             return True
 
     def _note_node(self, note: _Note, issued: Issued) -> None:

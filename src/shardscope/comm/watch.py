@@ -69,6 +69,8 @@ class Watch:
             enter_world=self._enter_world,
         )
         self._run = _describe_run(rank, world_size, self._read_axes())
+        if dist.is_initialized():
+            self.recorder.join_world()  # now, so that the first collective need not
         self._inventory = Inventory(names, self.recorder)
         if stream is not None:
             if dist.is_initialized() or "RANK" in os.environ:
@@ -131,7 +133,7 @@ class Watch:
                     self.recorder.report_gap("stream", self._writer.failure)
 
     def _enter_world(self) -> bool:
-        """Before the first collective in a world: whether it is this trace's to record."""
+        """Before the first collective in a later world: whether it is this trace's to record."""
         rank, world_size = _read_identity()
         if (rank, world_size) != (self.rank, self._run.world_size):
             if self.recorder.has_collectives:
