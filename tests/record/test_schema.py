@@ -18,15 +18,27 @@ from shardscope.record import (
     Cause,
     Collective,
     CollectiveKind,
+    Coverage,
     Finding,
     Gap,
     Group,
+    Level,
+    Mark,
+    MarkKind,
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
     Module,
+    Move,
+    OpCoverage,
     Parameter,
     Phase,
     RunInfo,
     Severity,
     Source,
+    Span,
+    Verdict,
     encode,
 )
 from shardscope.record.schema import make_schema
@@ -96,6 +108,14 @@ _TABLES = {
     "source": Source,
     "findings": Finding,
     "gaps": Gap,
+    "marks": Mark,
+    "spans": Span,
+    "coverage": Coverage,
+    "ops": OpCoverage,
+    "moves": Move,
+    "memory": MemoryProfile,
+    "at_peak": MemoryUse,
+    "samples": MemorySample,
 }
 
 
@@ -132,6 +152,20 @@ def test_reference_names_every_kind_phase_and_severity():
     assert _names(cells["phase"]) == [phase.value for phase in Phase]
     findings = {_names(row[0])[0]: row[1] for row in _read_tables()["findings"]}
     assert _names(findings["severity"]) == [severity.value for severity in Severity]
+
+
+@pytest.mark.parametrize(
+    ("heading", "field", "values"),
+    [
+        ("marks", "kind", MarkKind),
+        ("coverage", "level", Level),
+        ("ops", "verdict", Verdict),
+        ("at_peak", "kind", MemoryKind),
+    ],
+)
+def test_reference_names_every_value_of_a_choice(heading, field, values):
+    cells = {_names(row[0])[0]: row[1] for row in _read_tables()[heading]}
+    assert _names(cells[field]) == [value.value for value in values]
 
 
 def test_every_record_of_a_recording_has_a_table():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from shardscope.record.codec import encode, encode_pieces, load, save
+from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Verdict
 from shardscope.record.encoding import replace_surrogates
+from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.output import check_output, write_file
 from shardscope.record.ranks import (
@@ -17,7 +19,6 @@ from shardscope.record.ranks import (
 from shardscope.record.recording import (
     FORMAT,
     SCHEMA,
-    Axis,
     BucketReduce,
     Call,
     Cause,
@@ -28,16 +29,18 @@ from shardscope.record.recording import (
     FullyShard,
     Gap,
     Group,
+    Mark,
+    MarkKind,
     Module,
     Parameter,
-    Phase,
     Recording,
     Redistribute,
     RunInfo,
     Severity,
-    Source,
 )
 from shardscope.record.replay import read_stream
+from shardscope.record.source import Axis, Phase, Source
+from shardscope.record.spans import Span
 from shardscope.record.stream import StreamWriter
 
 __all__ = [
@@ -50,11 +53,21 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "Compiled",
+    "Coverage",
     "Finding",
     "FullyShard",
     "Gap",
     "Group",
+    "Level",
+    "Mark",
+    "MarkKind",
+    "MemoryKind",
+    "MemoryProfile",
+    "MemorySample",
+    "MemoryUse",
     "Module",
+    "Move",
+    "OpCoverage",
     "Parameter",
     "Phase",
     "RankSpan",
@@ -63,7 +76,9 @@ __all__ = [
     "RunInfo",
     "Severity",
     "Source",
+    "Span",
     "StreamWriter",
+    "Verdict",
     "check_output",
     "compress_ranks",
     "count_ranks",

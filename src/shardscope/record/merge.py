@@ -94,6 +94,9 @@ def _merge(unsorted: Sequence[_Part]) -> Recording:
         collectives=tuple(sorted(collectives, key=lambda one: (one.rank, one.order))),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         gaps=tuple(dict.fromkeys(gaps)),
+        spans=tuple(span for part in parts for span in part.spans),
+        coverage=tuple(coverage for part in parts for coverage in part.coverage),
+        memory=tuple(profile for part in parts for profile in part.memory),
     )
 
 

@@ -6,12 +6,15 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from shardscope.record.coverage import Coverage
+from shardscope.record.memory import MemoryProfile
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
+from shardscope.record.source import Axis, Phase, Source
+from shardscope.record.spans import Span
 
 __all__ = [
     "FORMAT",
     "SCHEMA",
-    "Axis",
     "BucketReduce",
     "Call",
     "Cause",
@@ -22,14 +25,14 @@ __all__ = [
     "FullyShard",
     "Gap",
     "Group",
+    "Mark",
+    "MarkKind",
     "Module",
     "Parameter",
-    "Phase",
     "Recording",
     "Redistribute",
     "RunInfo",
     "Severity",
-    "Source",
 ]
 
 FORMAT = "shardscope.recording"
@@ -55,29 +58,12 @@ class CollectiveKind(StrEnum):
     BARRIER = "barrier"
 
 
-class Phase(StrEnum):
-    """What the training step was doing."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    RECOMPUTE = "recompute"
-    OPTIMIZER = "optimizer"
-    OUTSIDE = "outside"
-
-
 class Severity(StrEnum):
     """How urgently a finding wants attention."""
 
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
-
-
-class Axis(Struct, frozen=True, kw_only=True, gc=False):
-    """One axis of a device mesh."""
-
-    name: str
-    size: Natural
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
@@ -104,7 +90,14 @@ class Group(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Parameter(Struct, frozen=True, kw_only=True, gc=False):
-    """One parameter of one module, as one rank holds it."""
+    """One parameter or buffer of one module, as one rank holds it.
+
+    Names but the first are filled in by an audit, and are full ones. `live_name` is the one that
+    the wrapped model gives it (`_orig_mod.layers.0.weight`), `checkpoint_key` its key in a state
+    dict made for saving, None if it is not saved. Tied tensors share an `alias_group`, which is the
+    clean name of the first of them. `fsdp_group` is the module whose FSDP group manages it, `rule`
+    the rule of the plan that matched it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -113,6 +106,34 @@ class Parameter(Struct, frozen=True, kw_only=True, gc=False):
     placements: tuple[str, ...] = ()
     axes: tuple[str, ...] = ()
     is_trainable: bool = True
+    is_buffer: bool = False
+    live_name: str | None = None
+    checkpoint_key: str | None = None
+    fsdp_group: str | None = None
+    alias_group: str | None = None
+    rule: str | None = None
+    global_bytes: Natural = 0
+    local_bytes: Natural = 0
+
+
+class MarkKind(StrEnum):
+    """What was done to a module to make it parallel, compiled or cheaper to hold."""
+
+    FULLY_SHARD = "fully_shard"  # FSDP2
+    FSDP1 = "fsdp1"
+    DDP = "ddp"
+    TENSOR_PARALLEL = "tensor_parallel"
+    COMPILED = "compiled"
+    CHECKPOINTED = "checkpointed"
+
+
+class Mark(Struct, frozen=True, kw_only=True, gc=False):
+    """One thing that was done to a module; `detail` is the style, policy or strategy."""
+
+    kind: MarkKind
+    detail: str = ""
+    axes: tuple[str, ...] = ()
+    num_parameters: Natural = 0  # that an FSDP or DDP group manages
 
 
 class Module(Struct, frozen=True, kw_only=True, gc=False):
@@ -126,15 +147,7 @@ class Module(Struct, frozen=True, kw_only=True, gc=False):
     ranks: tuple[RankSpan, ...]
     parameters: tuple[Parameter, ...] = ()
     aliases: tuple[str, ...] = ()
-
-
-class Source(Struct, frozen=True, kw_only=True, gc=False):
-    """A line of the user's program."""
-
-    file: str
-    line: Natural
-    function: str = ""
-    text: str = ""
+    marks: tuple[Mark, ...] = ()
 
 
 class Redistribute(Struct, frozen=True, kw_only=True, gc=False, tag="redistribute"):
@@ -240,5 +253,8 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     collectives: tuple[Collective, ...] = ()
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    spans: tuple[Span, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
+    memory: tuple[MemoryProfile, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

@@ -21,6 +21,7 @@ from shardscope.record.recording import (
     RunInfo,
 )
 from shardscope.record.sharing import SharedValues
+from shardscope.record.spans import Span
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 
 __all__ = ["read_stream"]
@@ -49,6 +50,7 @@ def read_stream(data: bytes, name: str) -> Recording:
         collectives=tuple(reader.collectives),
         findings=tuple(reader.findings),
         gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(run.ranks))),
+        spans=tuple(reader.spans),
     )
 
 
@@ -87,6 +89,7 @@ class _Reader:
         self.collectives: list[Collective] = []
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
+        self.spans: list[Span] = []
         self._end: StreamEnd | None = None
         self._num_damaged = 0
         self._damaged: list[int] = []
@@ -122,6 +125,8 @@ class _Reader:
             self.findings.append(line.finding)
         elif line.gap is not None:
             self.gaps.append(line.gap)
+        elif line.span is not None:
+            self.spans.append(line.span)
         elif line.end is not None:
             self._end = line.end
         else:
@@ -163,5 +168,12 @@ class _Reader:
         return f"{num_lost} of the {self._end.num_records} records written {verb} missing"
 
     def _count(self) -> int:
-        kinds = (self.groups, self.modules, self.collectives, self.findings, self.gaps)
+        kinds = (
+            self.groups,
+            self.modules,
+            self.collectives,
+            self.findings,
+            self.gaps,
+            self.spans,
+        )
         return sum(len(records) for records in kinds)

@@ -16,6 +16,7 @@ from shardscope.record.encoding import encode_json
 from shardscope.record.output import check_output, explain_existing
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
+from shardscope.record.spans import Span
 
 __all__ = [
     "STREAM_FORMAT",
@@ -29,7 +30,7 @@ __all__ = [
 STREAM_FORMAT = "shardscope.stream"
 _CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
 
-StreamRecord = Group | Module | Collective | Finding | Gap
+StreamRecord = Group | Module | Collective | Finding | Gap | Span
 
 
 class StreamHeader(Struct, frozen=True, kw_only=True):
@@ -54,6 +55,7 @@ class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     collective: Collective | None = None
     finding: Finding | None = None
     gap: Gap | None = None
+    span: Span | None = None
     end: StreamEnd | None = None
 
 
@@ -63,6 +65,7 @@ _KEYS: dict[type[StreamRecord], str] = {
     Collective: "collective",
     Finding: "finding",
     Gap: "gap",
+    Span: "span",
 }
 
 

@@ -1,0 +1,71 @@
+"""Which ops of a model shard, and what each costs or wants."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural, Rank
+from shardscope.record.source import Axis, Source
+
+__all__ = ["Coverage", "Level", "Move", "OpCoverage", "Verdict"]
+
+
+class Level(StrEnum):
+    """How far an op has been taken apart."""
+
+    EXPORTED = "exported"
+    CORE_ATEN = "core_aten"
+    INDUCTOR = "inductor"
+
+
+class Verdict(StrEnum):
+    """What happens to an op when its inputs are sharded."""
+
+    SHARDED = "sharded"  # by a rule, without communication
+    REDISTRIBUTED = "redistributed"  # by a rule, after some input was moved
+    DECOMPOSED = "decomposed"  # by the rules of the ops that it is made of
+    REPLICATED = "replicated"  # only with every input whole on every rank
+    MISSING = "missing"  # it raises
+    WRONG = "wrong"  # it runs and gives another result
+
+
+class Move(Struct, frozen=True, kw_only=True, gc=False):
+    """An input that must be moved before the op can run."""
+
+    argument: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    num_bytes: Natural  # that this rank sends
+
+
+class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
+    """One op of a model, with the worst that happens to any of its calls."""
+
+    op: str
+    schema: str
+    verdict: Verdict
+    num_forward: Natural = 0
+    num_backward: Natural = 0
+    flops: Natural = 0  # of all its calls
+    detail: str = ""
+    remedy: str = ""
+    moves: tuple[Move, ...] = ()
+    modules: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()
+
+
+class Coverage(Struct, frozen=True, kw_only=True, gc=False):
+    """All ops of a model at one level, on one mesh.
+
+    `has_plan` says that the placements were the model's own; without them every sharding of one
+    input at a time was tried.
+    """
+
+    rank: Rank
+    level: Level
+    axes: tuple[Axis, ...]
+    has_plan: bool
+    ops: tuple[OpCoverage, ...] = ()
+    num_graphs: Natural = 1

@@ -1,0 +1,54 @@
+"""What a rank's memory holds during a step."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural, Rank
+from shardscope.record.source import Phase
+
+__all__ = ["MemoryKind", "MemoryProfile", "MemorySample", "MemoryUse"]
+
+
+class MemoryKind(StrEnum):
+    """What bytes are for."""
+
+    PARAMETERS = "parameters"  # and buffers
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"  # kept for backward, and the step's inputs
+    GATHERED = "gathered"  # parameters that FSDP has gathered
+    COMMUNICATION = "communication"  # what collectives read and write
+    TEMPORARIES = "temporaries"
+
+
+class MemoryUse(Struct, frozen=True, kw_only=True, gc=False):
+    """Bytes of one kind that one module is answerable for; None where no module is."""
+
+    kind: MemoryKind
+    module: str | None
+    num_bytes: Natural
+
+
+class MemorySample(Struct, frozen=True, kw_only=True, gc=False):
+    """What was held at one moment; `order` counts allocations."""
+
+    order: Natural
+    phase: Phase
+    module: str | None
+    num_bytes: tuple[Natural, ...]  # one for each kind, in the order of MemoryKind
+
+
+class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
+    """A step's memory on one rank."""
+
+    rank: Rank
+    peak_bytes: Natural
+    peak_order: Natural
+    peak_phase: Phase
+    peak_module: str | None = None
+    at_peak: tuple[MemoryUse, ...] = ()
+    samples: tuple[MemorySample, ...] = ()
+    device_bytes: Natural | None = None  # what the device has, if that was asked

@@ -1,0 +1,37 @@
+"""Where and when in a run: the line of the program, the phase of the step, the axis of a mesh."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural
+
+__all__ = ["Axis", "Phase", "Source"]
+
+
+class Phase(StrEnum):
+    """What the training step was doing."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    OUTSIDE = "outside"
+
+
+class Axis(Struct, frozen=True, kw_only=True, gc=False):
+    """One axis of a device mesh."""
+
+    name: str
+    size: Natural
+
+
+class Source(Struct, frozen=True, kw_only=True, gc=False):
+    """A line of the user's program."""
+
+    file: str
+    line: Natural
+    function: str = ""
+    text: str = ""
