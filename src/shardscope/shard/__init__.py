@@ -1,0 +1,1 @@
+"""WHAT EACH RANK HOLDS: sharded module tree, parameter audit, phases, op coverage, memory."""
