@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed._composable.contract import _get_registry
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
@@ -136,6 +138,73 @@ CANARIES: dict[str, Canary] = {
         "find the module that made a node, in backward",
         lambda: isinstance(node_of_an_op()._sequence_nr(), int),
     ),
+    # fsdp_groups.py
+    "._handle": Canary(
+        "fsdp_groups.py",
+        "find the parameters that FSDP1 manages",
+        fsdp1_module(lambda model: model._handle.flat_param.numel() > 0),
+    ),
+    "._flat_param": Canary(
+        "fsdp_groups.py",
+        "know FSDP1's flat parameter by its name",
+        fsdp1_module(
+            lambda model: "_flat_param" in model.module.__dict__ | model.module._parameters
+        ),
+    ),
+    "._shapes": Canary(
+        "fsdp_groups.py",
+        "tell the shapes of what FSDP1 flattened",
+        fsdp1_module(lambda model: model._handle.flat_param._shapes[0] == (4, 4)),
+    ),
+    "._shard_param_infos": Canary(
+        "fsdp_groups.py",
+        "tell how much of each parameter is in FSDP1's shard",
+        fsdp1_module(
+            lambda model: model._handle.flat_param._shard_param_infos[0].numel_in_shard == 10
+        ),
+    ),
+    "._sharding_strategy": Canary(
+        "fsdp_groups.py",
+        "name FSDP1's strategy",
+        fsdp1_module(lambda model: model._handle._sharding_strategy.name == "FULL_SHARD"),
+    ),
+    "._shared_param_infos": Canary(
+        "fsdp_groups.py",
+        "know which parameters FSDP1 holds once for several",
+        fsdp1_module(lambda model: model._handle.flat_param._shared_param_infos == ()),
+    ),
+    "._use_orig_params": Canary(
+        "fsdp_groups.py",
+        "know whether FSDP1 hides the user's parameters",
+        fsdp1_module(lambda model: model._handle._use_orig_params is False),
+    ),
+    # checkpointing.py, styles.py, mixing.py
+    "torch.distributed._composable.contract._get_registry": Canary(
+        "checkpointing.py",
+        "know modules that are checkpointed in place",
+        lambda: "checkpoint" in (_get_registry(checkpoint(nn.Linear(1, 1))) or {}),
+    ),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": Canary(
+        "checkpointing.py",
+        "know modules that are wrapped to be checkpointed",
+        lambda: type(checkpoint_wrapper(nn.Linear(1, 1))).__name__ == "CheckpointWrapper",
+    ),
+    "._forward_hooks": Canary(
+        "styles.py",
+        "read the tensor-parallel style of a module off its hooks",
+        lambda: nn.Linear(1, 1)._forward_hooks == {},
+    ),
+    "._forward_pre_hooks": Canary(
+        "styles.py",
+        "read the tensor-parallel style of a module off its hooks",
+        lambda: nn.Linear(1, 1)._forward_pre_hooks == {},
+    ),
+    "._non_persistent_buffers_set": Canary(
+        "modules.py",
+        "tell buffers that are saved from those that are not",
+        lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
+    ),
+    "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
     # calls.py
     "torch.distributed.distributed_c10d._resolve_process_group": Canary(
         "calls.py", "find the group that a functional collective names"
@@ -223,7 +292,7 @@ CANARIES: dict[str, Canary] = {
         in_sharded_model(lambda model: param_group(model).mesh_info.mesh),
     ),
     "._module_info": Canary(
-        "fsdp.py",
+        "fsdp.py, fsdp_groups.py",
         "name FSDP2's sharded parameters while they are gathered",
         in_sharded_model(
             lambda model: (
@@ -249,7 +318,7 @@ CANARIES: dict[str, Canary] = {
         fsdp1_module(lambda model: model._handle._fully_sharded_module is model.module),
     ),
     "._param_infos": Canary(
-        "fsdp.py",
+        "fsdp.py, fsdp_groups.py",
         "tell how many parameters FSDP1 gathers together",
         fsdp1_module(lambda model: len(model._handle.flat_param._param_infos) == 2),
     ),
@@ -320,7 +389,7 @@ CANARIES: dict[str, Canary] = {
         lambda: "_rank_map" in inspect.signature(DeviceMesh.__init__).parameters,
     ),
     "._buffers": Canary(
-        "simulated_group.py",
+        "simulated_group.py, modules.py",
         "give simulated models buffers",
         lambda: list(nn.BatchNorm1d(1)._buffers),
     ),
@@ -432,7 +501,7 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Module._call_impl,
     ),
     "._compiled_call_impl": Canary(
-        "module_calls.py",
+        "module_calls.py, modules.py",
         "call a module that was compiled in place",
         lambda: nn.Linear(1, 1)._compiled_call_impl is None,
     ),

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge as merge
     from shardscope.record import save as save
+    from shardscope.report.show import show as show
+    from shardscope.shard.audit import audit as audit
+    from shardscope.shard.slices import visualize_sharding as visualize_sharding
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
     from shardscope.world import simulate as simulate
@@ -26,11 +29,14 @@ _HOMES = {
     "Trace": "shardscope.comm.trace",
     "World": "shardscope.world",
     "__version__": "shardscope.version",
+    "audit": "shardscope.shard.audit",
     "load": "shardscope.record",
     "merge": "shardscope.record",
     "save": "shardscope.record",
+    "show": "shardscope.report.show",
     "simulate": "shardscope.world",
     "trace": "shardscope.comm.trace",
+    "visualize_sharding": "shardscope.shard.slices",
 }
 
 __all__ = [
@@ -39,11 +45,14 @@ __all__ = [
     "Trace",
     "World",
     "__version__",
+    "audit",
     "load",
     "merge",
     "save",
+    "show",
     "simulate",
     "trace",
+    "visualize_sharding",
 ]
 
 

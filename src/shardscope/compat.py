@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
-from shardscope.comm.debug.mode import CommDebugMode
+from torch import nn
 
-__all__ = ["CommDebugMode"]
+from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.report.sharded_tree import format_tree
+from shardscope.shard.audit import audit
+from shardscope.shard.groups import names_by_group
+
+__all__ = ["CommDebugMode", "get_sharded_module_tree_with_module_name_to_fqns"]
+
+
+def get_sharded_module_tree_with_module_name_to_fqns(
+    model: nn.Module,
+) -> tuple[str, dict[str, list[str]]]:
+    """The sharded module tree as text, and the names of the parameters of each FSDP group.
+
+    Names and classes are the user's own, whichever FSDP wrapped them.
+    """
+    modules = audit(model).modules
+    return format_tree(modules), names_by_group(modules)

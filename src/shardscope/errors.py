@@ -6,6 +6,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── WorldError                  a world that cannot be made, entered or left
 │   └── CollectiveError         a collective that a real process group would refuse
 ├── TraceError                  a trace that cannot start
+├── AuditError                  a model or tensor that cannot be audited
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -15,6 +16,7 @@ Messages are sentences: the fact, the place, the remedy.
 from __future__ import annotations
 
 __all__ = [
+    "AuditError",
     "CollectiveError",
     "MergeError",
     "OutputError",
@@ -50,6 +52,10 @@ class CollectiveError(WorldError):
 
 class TraceError(ShardscopeError):
     """A trace that cannot start."""
+
+
+class AuditError(ShardscopeError):
+    """A model or tensor that cannot be audited."""
 
 
 class TargetError(ShardscopeError):

@@ -36,8 +36,10 @@ from shardscope.record import (
     Phase,
     RunInfo,
     Severity,
+    Slice,
     Source,
     Span,
+    TensorLayout,
     Verdict,
     encode,
 )
@@ -116,6 +118,8 @@ _TABLES = {
     "memory": MemoryProfile,
     "at_peak": MemoryUse,
     "samples": MemorySample,
+    "layouts": TensorLayout,
+    "slices": Slice,
 }
 
 

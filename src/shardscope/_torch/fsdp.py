@@ -19,6 +19,7 @@ __all__ = [
     "outermost_module",
     "param_group_module",
     "param_group_size",
+    "param_groups_within",
     "sharded_parameters",
     "user_class",
 ]
@@ -48,7 +49,7 @@ def flat_handle_module(handle: Any) -> nn.Module:
 
 def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
     """Meshes that FSDP2 was given for any part of `model`."""
-    for group in _groups_within(model):
+    for group in param_groups_within(model):
         yield group.mesh_info.mesh
 
 
@@ -56,7 +57,7 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
     """FSDP2's sharded parameters by module identity and name, gathered at the moment or not."""
     return {
         (id(param._module_info.module), param._module_info.param_name): param.sharded_param
-        for group in _groups_within(model)
+        for group in param_groups_within(model)
         for param in group.fsdp_params
     }
 
@@ -71,7 +72,8 @@ def outermost_module(module: nn.Module) -> nn.Module:
     return module
 
 
-def _groups_within(model: nn.Module) -> Iterator[Any]:
+def param_groups_within(model: nn.Module) -> Iterator[Any]:
+    """FSDP2's parameter groups in `model`, from the outermost inwards."""
     for module in every_module(model):
         if isinstance(module, FSDPModule):
             yield from _param_groups(module._get_fsdp_state())

@@ -15,11 +15,16 @@ from torch.nn.parallel import DistributedDataParallel
 __all__ = [
     "called_children",
     "every_module",
+    "is_compile_wrapper",
+    "is_compiled",
+    "is_persistent",
     "is_wrapper",
     "named_places",
+    "own_buffers",
     "own_parameters",
     "parameter_named",
     "unwrap",
+    "wrapped_by",
 ]
 
 _MAX_PLACES = 32
@@ -39,9 +44,15 @@ def is_wrapper(module: nn.Module) -> bool:
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The user's module within the wrappers that torch put around it."""
-    while (name := _wrapped_name(module)) is not None:
-        module = module._modules[name]  # type: ignore[assignment]
+    while (inner := wrapped_by(module)) is not None:
+        module = inner
     return module
+
+
+def wrapped_by(module: nn.Module) -> nn.Module | None:
+    """What `module` was put around by torch, if it is a wrapper."""
+    name = _wrapped_name(module)
+    return None if name is None else module._modules[name]
 
 
 def named_places(
@@ -100,6 +111,28 @@ def own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
+
+
+def own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers that `module` itself holds."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield name, buffer
+
+
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Whether a buffer that `module` itself holds is saved with it."""
+    return name not in module._non_persistent_buffers_set
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether `module` is what torch.compile puts around a module."""
+    return isinstance(module, OptimizedModule)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was applied to `module` itself, by wrapping it or in place."""
+    return is_compile_wrapper(module) or module._compiled_call_impl is not None
 
 
 def parameter_named(module: nn.Module, name: str) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import final
 
@@ -17,7 +18,7 @@ from shardscope.comm.names import ModuleNames
 from shardscope.comm.recorder import Recorder
 from shardscope.record import Module, Parameter, RankSpan
 
-__all__ = ["Inventory"]
+__all__ = ["Inventory", "describe_parameter"]
 
 
 @final
@@ -75,17 +76,21 @@ def _describe_parameters(
     module: nn.Module, sharded: dict[tuple[int, str], torch.Tensor]
 ) -> Iterator[Parameter]:
     for name, parameter in own_parameters(module):
-        yield _describe_parameter(name, sharded.get((id(module), name), parameter))
+        yield describe_parameter(name, sharded.get((id(module), name), parameter))
 
 
-def _describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
+def describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
+    """The record of a parameter or buffer, without what only an audit looks for."""
     placed = parameter if isinstance(parameter, DTensor) else None
+    held, itemsize = local_shape(parameter), parameter.dtype.itemsize
     return Parameter(
         name=name,
         shape=tuple(parameter.shape),
-        local_shape=local_shape(parameter),
+        local_shape=held,
         dtype=str(parameter.dtype).removeprefix("torch."),
         placements=() if placed is None else describe_placements(placed.placements),
         axes=() if placed is None else axis_names(placed.device_mesh),
         is_trainable=parameter.requires_grad,
+        global_bytes=parameter.numel() * itemsize,
+        local_bytes=math.prod(held) * itemsize,
     )

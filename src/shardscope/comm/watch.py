@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import threading
 from pathlib import Path
 from typing import final
 
 import msgspec
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,6 +17,7 @@ from shardscope.comm.groups import GroupBook
 from shardscope.comm.inventory import Inventory
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.recorder import Recorder
+from shardscope.comm.run import describe_run, read_identity
 from shardscope.errors import OutputError, TraceError
 from shardscope.record import (
     Axis,
@@ -27,13 +25,10 @@ from shardscope.record import (
     Module,
     RankSpan,
     Recording,
-    RunInfo,
     StreamWriter,
     check_output,
-    replace_surrogates,
 )
 from shardscope.record.stream import StreamRecord
-from shardscope.version import __version__
 from shardscope.world import current_world
 
 __all__ = ["Watch", "name_for_rank"]
@@ -60,7 +55,7 @@ class Watch:
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
         self._lock = threading.RLock()
-        rank, world_size = _read_identity()
+        rank, world_size = read_identity()
         self.recorder = Recorder(
             names,
             GroupBook(),
@@ -68,7 +63,7 @@ class Watch:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
-        self._run = _describe_run(rank, world_size, self._read_axes())
+        self._run = describe_run(rank, world_size, self._read_axes())
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
         self._inventory = Inventory(names, self.recorder)
@@ -105,7 +100,7 @@ class Watch:
 
     def resume(self) -> None:
         """Go on after `pause`, in the same world."""
-        now = _read_identity()
+        now = read_identity()
         then = (self.rank, self._run.world_size)
         if now != then and self.recorder.has_collectives:
             raise TraceError(
@@ -134,7 +129,7 @@ class Watch:
 
     def _enter_world(self) -> bool:
         """Before the first collective in a later world: whether it is this trace's to record."""
-        rank, world_size = _read_identity()
+        rank, world_size = read_identity()
         if (rank, world_size) != (self.rank, self._run.world_size):
             if self.recorder.has_collectives:
                 self.recorder.report_gap(
@@ -144,7 +139,7 @@ class Watch:
                 )
                 return False
             self._become(rank)
-        self._run = _describe_run(rank, world_size, self._read_axes())
+        self._run = describe_run(rank, world_size, self._read_axes())
         if self._stream is not None and self._writer is None:
             self._open_late()
         return True
@@ -226,34 +221,6 @@ class Watch:
 def name_for_rank(path: str | Path, rank: int) -> Path:
     """The path, in which `{rank}` becomes the rank."""
     return Path(str(path).replace("{rank}", str(rank)))
-
-
-def _read_identity() -> tuple[int, int]:
-    """This process's rank and the size of its world; before there is one, as it was launched."""
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
-        return int(rank), int(size)
-    return 0, 1
-
-
-def _describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo:
-    return RunInfo(
-        torch_version=str(torch.__version__),
-        shardscope_version=__version__,
-        world_size=world_size,
-        ranks=(RankSpan(rank),),
-        axes=axes,
-        is_simulated=current_world() is not None,
-        command=_describe_command(),
-    )
-
-
-def _describe_command() -> str:
-    if not sys.argv or not sys.argv[0]:
-        return ""
-    return replace_surrogates(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def _sentence(error: BaseException) -> str:

@@ -39,6 +39,7 @@ from shardscope.record.recording import (
     Severity,
 )
 from shardscope.record.replay import read_stream
+from shardscope.record.slices import Slice, TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span
 from shardscope.record.stream import StreamWriter
@@ -75,9 +76,11 @@ __all__ = [
     "Redistribute",
     "RunInfo",
     "Severity",
+    "Slice",
     "Source",
     "Span",
     "StreamWriter",
+    "TensorLayout",
     "Verdict",
     "check_output",
     "compress_ranks",

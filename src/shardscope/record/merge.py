@@ -97,6 +97,7 @@ def _merge(unsorted: Sequence[_Part]) -> Recording:
         spans=tuple(span for part in parts for span in part.spans),
         coverage=tuple(coverage for part in parts for coverage in part.coverage),
         memory=tuple(profile for part in parts for profile in part.memory),
+        layouts=tuple(dict.fromkeys(layout for part in parts for layout in part.layouts)),
     )
 
 

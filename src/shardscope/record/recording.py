@@ -9,6 +9,7 @@ from msgspec import Struct
 from shardscope.record.coverage import Coverage
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
+from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span
 
@@ -256,5 +257,6 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     spans: tuple[Span, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     memory: tuple[MemoryProfile, ...] = ()
+    layouts: tuple[TensorLayout, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

@@ -13,7 +13,7 @@ from shardscope.record import Module, Parameter, Recording
 from shardscope.report.traffic import Facet, RankClass, Tally, name_axis, tally
 from shardscope.report.units import Spread, spread
 
-__all__ = ["ModuleNode", "Traffic", "build_tree", "fold_repeated_layers"]
+__all__ = ["ModuleNode", "Traffic", "build_tree", "facts_of", "fold_repeated_layers"]
 
 _MAX_DEPTH = 64  # names nested deeper stay in one piece, so that recursion is bounded
 _NO_MODULE = "outside any module"
@@ -154,4 +154,17 @@ def _likeness(node: ModuleNode) -> _Likeness:
 
 def _content(node: ModuleNode) -> object:
     children = tuple((child.label, _content(child)) for child in node.children)
-    return (node.types, node.parameters, node.own, children)
+    return (node.types, tuple(map(facts_of, node.parameters)), node.own, children)
+
+
+def facts_of(parameter: Parameter) -> object:
+    """What is equal for parameters of layers that are alike: all but full names."""
+    return (
+        parameter.name,
+        parameter.shape,
+        parameter.local_shape,
+        parameter.dtype,
+        parameter.placements,
+        parameter.axes,
+        parameter.fsdp_group is None,
+    )

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Recording
+from shardscope.report.audit import is_audited, render_audit
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
@@ -17,6 +18,7 @@ from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
+from shardscope.report.slices import render_layout
 from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
@@ -54,6 +56,10 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     classes = fold_ranks(recording)
     yield render_heading(recording, classes)
     yield from render_problems(recording)
+    sections = list(_render_holdings(recording, is_folded))
+    yield from sections
+    if not recording.collectives and sections:
+        return
     if not recording.collectives:
         has_losses = any(gap.is_loss for gap in recording.gaps)
         yield Text(f"\n{_LOST if has_losses else _EMPTY}")
@@ -72,6 +78,14 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
         yield make_title(f"By {by}", describe_totals(classes))
         other = "kind" if by == "axis" else "axis"
         yield render_totals(_add_roots(roots), classes, (by, other, "phase"))
+
+
+def _render_holdings(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
+    """What instruments other than a trace found."""
+    if is_audited(recording):
+        yield from render_audit(recording, is_folded=is_folded)
+    for layout in recording.layouts:
+        yield from render_layout(layout, is_complete=not is_folded)
 
 
 def _render_modules(

@@ -1,0 +1,46 @@
+"""Which run this process belongs to, and as which rank."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardscope.record import Axis, RankSpan, RunInfo, replace_surrogates
+from shardscope.version import __version__
+from shardscope.world import current_world
+
+__all__ = ["describe_run", "read_identity"]
+
+
+def read_identity() -> tuple[int, int]:
+    """This process's rank and the size of its world; before there is one, as it was launched."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size):
+        return int(rank), int(size)
+    return 0, 1
+
+
+def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo:
+    """The record of the run that this process is, now, a rank of."""
+    return RunInfo(
+        torch_version=str(torch.__version__),
+        shardscope_version=__version__,
+        world_size=world_size,
+        ranks=(RankSpan(rank),),
+        axes=axes,
+        is_simulated=current_world() is not None,
+        command=_describe_command(),
+    )
+
+
+def _describe_command() -> str:
+    if not sys.argv or not sys.argv[0]:
+        return ""
+    return replace_surrogates(shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))

@@ -1,0 +1,175 @@
+"""What each rank holds: the sharded module tree, and every parameter with where it lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+from rich.console import RenderableType
+from rich.text import Text
+
+from shardscope.record import Mark, MarkKind, Parameter, Recording
+from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.sharded_tree import FULLY_SHARDED, TreeLine, list_tree
+from shardscope.report.units import format_bytes
+
+__all__ = ["is_audited", "render_audit"]
+
+_MAX_LINES = 80
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+_COLUMNS = {
+    "name": Column("parameter", Look.NAME, 28),
+    "shape": Column("shape"),
+    "dtype": Column("dtype", Look.NAME, 5),
+    "lies": Column("placements", Look.NAME, 12),
+    "group": Column("FSDP group", Look.NAME, 8),
+    "rule": Column("rule", Look.NAME, 8),
+    "tied": Column("tied to", Look.NAME, 8),
+    "whole": Column("whole"),
+    "here": Column("here"),
+}
+_WORDS = {
+    MarkKind.DDP: "DDP",
+    MarkKind.COMPILED: "compiled",
+    MarkKind.CHECKPOINTED: "checkpointed",
+}
+
+
+class _Row(Struct, frozen=True):
+    """Parameters of layers that are alike."""
+
+    name: str
+    count: int
+    parameter: Parameter
+
+
+def is_audited(recording: Recording) -> bool:
+    """Whether an audit, and not only a trace, wrote the modules down."""
+    return any(one.live_name for module in recording.modules for one in module.parameters)
+
+
+def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[RenderableType]:
+    """The tree, then the table, under titles."""
+    yield make_title("Sharded modules", _describe_total(recording))
+    lines = list_tree(recording.modules, is_folded=is_folded)
+    shown = lines[:_MAX_LINES] if is_folded else lines
+    yield from (_render_line(line) for line in shown)
+    if len(shown) < len(lines):
+        yield Text(f"… {len(lines) - len(shown):,} more: --no-fold shows all", "dim")
+    rows = list(_list_parameters(recording, is_folded=is_folded))
+    if rows:
+        yield make_title("Parameters and buffers", "S: sharded, R: replicated; here: on one rank")
+        yield _render_parameters(rows, is_folded=is_folded)
+
+
+def _describe_total(recording: Recording) -> str:
+    """Tied tensors are counted once."""
+    known: set[str] = set()
+    whole = here = num = 0
+    for module in recording.modules:
+        for one in module.parameters:
+            name = one.alias_group or f"{module.name}.{one.name}"
+            if name not in known and not one.is_buffer:
+                known.add(name)
+                num, whole, here = num + 1, whole + one.global_bytes, here + one.local_bytes
+    parameters = plural(num, "parameter")
+    return (
+        f"{parameters}, {format_bytes(whole)} in all, {format_bytes(here)} on each of these ranks"
+    )
+
+
+def _render_line(line: TreeLine) -> Text:
+    text = Text("    " * line.depth, no_wrap=True, overflow="ellipsis")
+    text.append_text(make_text(line.label, width=120))
+    if line.repeat > 1:
+        text.append(f" ×{line.repeat}", "bold")
+    if line.is_fully_sharded:
+        text.append(f" {FULLY_SHARDED}", "bold green")
+    for mark in line.module.marks:
+        text.append("  ").append_text(_render_mark(mark))
+    if line.module.aliases:
+        text.append("  ").append_text(make_text(f"also {', '.join(line.module.aliases)}", "dim"))
+    return text
+
+
+def _render_mark(mark: Mark) -> Text:
+    over = f" over {' × '.join(mark.axes)}" if mark.axes else ""
+    if mark.kind in (MarkKind.FULLY_SHARD, MarkKind.FSDP1):
+        name = "FSDP2" if mark.kind is MarkKind.FULLY_SHARD else "FSDP1"
+        facts = f"{name}{over}, {plural(mark.num_parameters, 'parameter')}, {mark.detail}"
+        return make_text(facts, "dim")
+    if mark.kind is MarkKind.TENSOR_PARALLEL:
+        return make_text(f"{mark.detail}{over}", "cyan")
+    return make_text(_WORDS[mark.kind] + over, "magenta")
+
+
+def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]:
+    rows: dict[object, list[tuple[str, Parameter]]] = {}
+    for module in recording.modules:
+        for one in module.parameters:
+            name = f"{module.name}.{one.name}".lstrip(".")
+            pattern = _INDEX.sub("*", name) if is_folded else name
+            facts = (one.shape, one.local_shape, one.dtype, one.placements, one.axes, one.rule)
+            key = (pattern, *facts) if is_folded else (pattern, *facts, module.ranks)
+            rows.setdefault(key, []).append((name, one))
+    for same in rows.values():
+        name, one = same[0]
+        yield _Row(_INDEX.sub("*", name) if len(same) > 1 else name, len(same), one)
+
+
+def _render_parameters(rows: list[_Row], *, is_folded: bool) -> RenderableType:
+    shown = rows[:_MAX_LINES] if is_folded else rows
+    note = (
+        f"… {len(rows) - len(shown):,} more: --no-fold shows all" if len(shown) < len(rows) else ""
+    )
+    layouts = leave_out(list(_COLUMNS), "rule", "dtype", "group", "tied", "shape")
+    return Grid(_COLUMNS, [_make_row(row) for row in shown], layouts, note=note)
+
+
+def _make_row(row: _Row) -> Row:
+    one = row.parameter
+    name = make_text(row.name, "dim" if one.is_buffer else "")
+    if row.count > 1:
+        name.append(f" ×{row.count}", "bold")
+    return {
+        "name": name,
+        "shape": _format_shapes(one),
+        "dtype": make_text(one.dtype),
+        "lies": make_text(_format_placements(one)),
+        "group": _format_group(row),
+        "rule": make_text(one.rule or ""),
+        "tied": make_text(one.alias_group or ""),
+        "whole": format_bytes(one.global_bytes),
+        "here": format_bytes(one.local_bytes),
+    }
+
+
+def _format_group(row: _Row) -> Text:
+    group = row.parameter.fsdp_group
+    if group is None:
+        return Text()
+    return make_text((_INDEX.sub("*", group) if row.count > 1 else group) or "(root)")
+
+
+def _format_shapes(one: Parameter) -> str:
+    shape, held = (_format_shape(shape) for shape in (one.shape, one.local_shape))
+    return shape if shape == held else f"{shape} → {held}"
+
+
+def _format_shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) if shape else "()"
+
+
+def _format_placements(one: Parameter) -> str:
+    if not one.placements:
+        return "buffer" if one.is_buffer else ("flat" if one.fsdp_group is not None else "plain")
+    placed = zip(one.axes, one.placements, strict=False)
+    return " ".join(f"{axis}:{_abbreviate(placement)}" for axis, placement in placed)
+
+
+def _abbreviate(placement: str) -> str:
+    """`S(0)`, `R`, `P(sum)`, as torch prints them in its own errors."""
+    name, bracket, rest = placement.removeprefix("Strided").partition("(")
+    return {"Shard": "S", "Replicate": "R", "Partial": "P"}.get(name, name) + bracket + rest

@@ -1,0 +1,94 @@
+"""`audit(model)`: what sharding really did to a model, tensor by tensor, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import nn
+
+from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope.comm.run import describe_run, read_identity
+from shardscope.errors import AuditError
+from shardscope.record import Axis, Finding, Gap, Recording
+from shardscope.shard.mixing import find_mixed_tensors
+from shardscope.shard.placement_findings import find_mixed_meshes, find_replicated, find_uneven
+from shardscope.shard.plan import Plan, Rule, read_plan
+from shardscope.shard.plan_findings import find_plan_problems
+from shardscope.shard.structure_findings import (
+    find_outside_groups,
+    find_root_not_sharded,
+    find_wrong_order,
+)
+from shardscope.shard.tensors import Holdings
+from shardscope.shard.tie_findings import find_broken_ties
+
+__all__ = ["audit"]
+
+
+def audit(
+    model: nn.Module,
+    *,
+    plan: Plan | None = None,
+    before: Recording | None = None,
+    step: Callable[[], object] | None = None,
+) -> Recording:
+    """Every module with how it is sharded, every parameter and buffer with its names and places.
+
+    `plan` is what was meant: each parameter then names the rule that matched it, and rules that
+    match nothing or had no effect are findings. `before` is an audit of the model before it was
+    sharded, and tells which tensors were tied then. `step` runs the model once, in a simulated
+    world if you like: every plain tensor that meets a DTensor in it is a finding with its line.
+    """
+    if not isinstance(model, nn.Module):
+        raise AuditError(
+            f"audit() got {type(model).__name__}, not a torch.nn.Module. Give it the model."
+        )
+    rank, world_size = read_identity()
+    rules = [] if plan is None else read_plan(plan)
+    held = Holdings(model, rank=rank, rules=rules)
+    findings = list(_find_all(held, rules, before))
+    gaps = list(held.gaps)
+    if step is not None:
+        findings += _run_step(held, step, gaps)
+    return Recording(
+        run=describe_run(rank, world_size, _read_axes(model)),
+        modules=held.modules,
+        findings=tuple(findings),
+        gaps=tuple(gaps),
+    )
+
+
+def _find_all(held: Holdings, rules: Sequence[Rule], before: Recording | None) -> Iterator[Finding]:
+    yield from find_broken_ties(held, rules, before)
+    yield from find_plan_problems(held, rules)
+    yield from find_wrong_order(held)
+    yield from find_root_not_sharded(held)
+    yield from find_outside_groups(held)
+    yield from find_mixed_meshes(held)
+    yield from find_replicated(held)
+    yield from find_uneven(held)
+
+
+def _run_step(held: Holdings, step: Callable[[], object], gaps: list[Gap]) -> list[Finding]:
+    findings, error = find_mixed_tensors(held, step)
+    if error is not None:
+        fact = (
+            f"it ended early, so that what would have met after is not known ({_sentence(error)})"
+        )
+        gaps.append(Gap(place="step", fact=fact, rank=held.rank))
+    return findings
+
+
+def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
+    """The axes of the largest mesh that any part of the model lies on."""
+    meshes = [root_mesh(mesh) for mesh in meshes_of(model)]
+    if not meshes:
+        return ()
+    largest = max(meshes, key=lambda mesh: mesh.size())
+    sizes = zip(axis_names(largest), largest.shape, strict=True)
+    return tuple(Axis(name=name, size=size) for name, size in sizes)
+
+
+def _sentence(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,143 @@
+"""Findings about where tensors lie: replicated, uneven, on meshes that do not go together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.meshes import axis_names
+from shardscope.record import Finding, Severity
+from shardscope.shard.sayings import fold_names, format_bytes, join_names
+from shardscope.shard.slices import cut_sizes
+from shardscope.shard.tensors import Held, Holdings
+
+__all__ = ["find_mixed_meshes", "find_replicated", "find_uneven"]
+
+_LARGE_BYTES = 16 * 1024**2
+_MAX_SIZES = 8
+
+
+def find_replicated(held: Holdings) -> Iterator[Finding]:
+    """Large parameters that lie whole along an axis that cuts others."""
+    cutting = _cutting_axes(held.tensors)
+    wasteful: defaultdict[tuple[str, ...], list[Held]] = defaultdict(list)
+    for one in held.tensors:
+        axes = tuple(axis for axis in cutting if axis not in _cut_axes(one))
+        is_large = one.record.local_bytes >= _LARGE_BYTES
+        if axes and is_large and not one.record.is_buffer and not _is_flat(one):
+            wasteful[axes].append(one)
+    for axes, ones in wasteful.items():
+        num_ranks = math.prod(cutting[axis] for axis in axes)
+        for name, same in fold_names(ones).items():
+            each = same[0].record.local_bytes
+            yield Finding(
+                rule="replicated",
+                severity=Severity.WARNING,
+                subject=name,
+                fact=f"{format_bytes(each)} are the same on all {num_ranks} ranks of "
+                f"{join_names(axes)}, which cuts other parameters",
+                remedy=f"Shard it along {join_names(axes)} too, in the plan or with fully_shard: "
+                f"each rank would hold {format_bytes(each * len(same) // num_ranks)} instead of "
+                f"{format_bytes(each * len(same))}.",
+            )
+
+
+def find_uneven(held: Holdings) -> Iterator[Finding]:
+    """Dims that do not divide by the axes that cut them."""
+    uneven: defaultdict[tuple[int, int, tuple[tuple[str, int], ...]], list[Held]]
+    uneven = defaultdict(list)
+    for one in held.tensors:
+        for dim, axes in _cuts(one).items():
+            size = one.record.shape[dim]
+            if size % math.prod(axes.values()):
+                uneven[dim, size, tuple(axes.items())].append(one)
+    for (dim, size, cuts), ones in uneven.items():
+        for name, same in fold_names(ones).items():
+            yield _describe_uneven(name, same[0], dim, size, dict(cuts))
+
+
+def _describe_uneven(name: str, one: Held, dim: int, size: int, axes: dict[str, int]) -> Finding:
+    assert isinstance(one.tensor, DTensor)
+    parts = cut_sizes(one.tensor, dim)
+    num_parts = math.prod(axes.values())
+    return Finding(
+        rule="uneven-shards",
+        severity=Severity.INFO if min(parts) else Severity.WARNING,
+        subject=name,
+        fact=f"dim {dim} of {size} does not divide by {join_names(tuple(axes))} of "
+        f"{'×'.join(map(str, axes.values()))}: its ranks hold {_format_sizes(parts)}",
+        remedy=f"Make it a multiple of {num_parts}, as by padding, or choose another mesh: ranks "
+        "pad, wait for the largest shard, and code that takes all shards for equal goes wrong.",
+    )
+
+
+def find_mixed_meshes(held: Holdings) -> Iterator[Finding]:
+    """Trained parameters of several meshes, or of none: torch does not take them together."""
+    meshes: dict[DeviceMesh | None, list[Held]] = {}
+    for one in held.tensors:
+        if one.record.is_trainable and not one.record.is_buffer and not _is_flat(one):
+            meshes.setdefault(one.mesh, []).append(one)
+    if len(meshes) < 2:
+        return
+    sides = sorted(meshes.items(), key=lambda side: -len(side[1]))
+    told = "; ".join(f"{_name_mesh(mesh)}: {_count(ones)}" for mesh, ones in sides)
+    yield Finding(
+        rule="mixed-meshes",
+        severity=Severity.WARNING,
+        subject=next(iter(fold_names(sides[-1][1]))),
+        fact=f"trained parameters lie on different meshes ({told}), which gradient clipping over "
+        "all of them and foreach or fused optimizers refuse",
+        remedy="Put all on one mesh (SequenceParallel or Replicate for those that the plan leaves "
+        "out), or clip and step each mesh's parameters on their own.",
+    )
+
+
+def _name_mesh(mesh: DeviceMesh | None) -> str:
+    return "no mesh" if mesh is None else f"({', '.join(axis_names(mesh))})"
+
+
+def _count(ones: list[Held]) -> str:
+    first = next(iter(fold_names(ones)))
+    return f"{len(ones)}, such as {first}" if len(ones) > 1 else first
+
+
+def _format_sizes(sizes: tuple[int, ...]) -> str:
+    if len(sizes) <= _MAX_SIZES:
+        return ", ".join(map(str, sizes))
+    counts = Counter(sizes)
+    return ", ".join(f"{size} on {count}" for size, count in sorted(counts.items())[::-1])
+
+
+def _is_flat(one: Held) -> bool:
+    """Whether FSDP1 keeps it, in a flat parameter that is no DTensor."""
+    return one.record.fsdp_group is not None and one.mesh is None
+
+
+def _cutting_axes(tensors: Iterable[Held]) -> dict[str, int]:
+    """The axes that cut any tensor, with their sizes."""
+    axes: dict[str, int] = {}
+    for one in tensors:
+        for cuts in _cuts(one).values():
+            axes |= {axis: size for axis, size in cuts.items() if size > 1}
+    return axes
+
+
+def _cut_axes(one: Held) -> set[str]:
+    return {axis for cuts in _cuts(one).values() for axis in cuts}
+
+
+def _cuts(one: Held) -> dict[int, dict[str, int]]:
+    """By dim, the axes that cut it, with their sizes."""
+    cuts: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    if isinstance(one.tensor, DTensor):
+        mesh = one.tensor.device_mesh
+        for axis, size, placement in zip(
+            axis_names(mesh), mesh.shape, one.tensor.placements, strict=True
+        ):
+            if not placement.is_replicate() and not placement.is_partial():
+                cuts[getattr(placement, "dim", 0)][axis] = size
+    return cuts

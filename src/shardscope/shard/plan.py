@@ -1,0 +1,101 @@
+"""A parallel plan as the user wrote it, matched with the modules and parameters that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import Placement
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from shardscope._torch.meshes import describe_placements
+from shardscope.errors import AuditError
+
+__all__ = ["Plan", "Rule", "read_plan"]
+
+Plan = Mapping[str, Any]
+"""A pattern (`layers.*.attn.wq`) to a style, a style's class or name, or placements."""
+
+# The dim of a weight that a style cuts, by the kind of module.
+_CUT_DIMS = {
+    ("column", nn.Linear): 0,
+    ("row", nn.Linear): 1,
+    ("column", nn.Embedding): 1,
+    ("row", nn.Embedding): 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One entry of a plan. `way` is how it means to cut a weight: by "column", "row" or not."""
+
+    pattern: str
+    meaning: str
+    way: str | None = None
+    placements: tuple[str, ...] = ()
+
+    @property
+    def is_sharding(self) -> bool:
+        """Whether what it matches is meant to lie cut."""
+        return self.way is not None or any("Shard" in one for one in self.placements)
+
+    def matches(self, name: str) -> bool:
+        """Whether it names the module or parameter: part by part, as torch matches."""
+        wanted, parts = self.pattern.split("."), name.split(".")
+        return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+
+    def cut_dim(self, module: nn.Module) -> int | None:
+        """The dim of `module`'s weight that it means to cut, where that can be told."""
+        for (way, kind), dim in _CUT_DIMS.items():
+            if way == self.way and isinstance(module, kind):
+                return dim
+        return None
+
+
+def read_plan(plan: Plan) -> list[Rule]:
+    """The rules of a plan in its order."""
+    if not isinstance(plan, Mapping):
+        raise AuditError(
+            f"The plan is {type(plan).__name__}, not a mapping. Give patterns of module names "
+            "with their styles, such as {'layers.*.up': ColwiseParallel()}."
+        )
+    return [_read_rule(str(pattern), value) for pattern, value in plan.items()]
+
+
+def _read_rule(pattern: str, value: Any) -> Rule:
+    if isinstance(value, str):
+        return Rule(pattern=pattern, meaning=value, way=_way_in(value))
+    style = value if isinstance(value, type) else type(value)
+    if issubclass(style, ParallelStyle):
+        return Rule(pattern=pattern, meaning=style.__name__, way=_way_of(style))
+    placements = _placements_in(value)
+    if placements is None:
+        raise AuditError(
+            f"The plan's rule {pattern!r} gives {type(value).__name__}, which is neither a "
+            "parallel style nor placements. Give one of them, such as ColwiseParallel() or "
+            "[Shard(0)]."
+        )
+    described = describe_placements(placements)
+    return Rule(pattern=pattern, meaning=", ".join(described), placements=described)
+
+
+def _way_of(style: type) -> str | None:
+    if issubclass(style, ColwiseParallel):
+        return "column"
+    return "row" if issubclass(style, RowwiseParallel) else None
+
+
+def _way_in(name: str) -> str | None:
+    """Of a style by name, as transformers writes them: colwise, rowwise, colwise_rep."""
+    ways = {"col": "column", "row": "row"}
+    return next((way for part, way in ways.items() if part in name.lower()), None)
+
+
+def _placements_in(value: Any) -> Sequence[Placement] | None:
+    values = value if isinstance(value, Iterable) else [value]
+    found = list(values)
+    return found if found and all(isinstance(one, Placement) for one in found) else None

@@ -1,0 +1,45 @@
+"""Names and sizes as findings say them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shardscope.shard.tensors import Held
+
+__all__ = ["RIGHT_ORDER", "fold_indices", "fold_names", "format_bytes", "join_names"]
+
+RIGHT_ORDER = "Apply tensor parallelism first, then checkpointing, then torch.compile, then FSDP."
+
+_INDEX = re.compile(r"(?<![^. ])\d+(?![^. ])")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def fold_indices(text: str) -> str:
+    """`layers.*.up` of `layers.7.up`: the same for layers that are alike."""
+    return _INDEX.sub("*", text)
+
+
+def fold_names(ones: Iterable[Held]) -> dict[str, list[Held]]:
+    """Tensors of repeated layers together, under one name: `layers.*.up.weight (×32)`."""
+    folded: dict[tuple[object, ...], list[Held]] = {}
+    for one in ones:
+        pattern = fold_indices(one.name)
+        folded.setdefault((pattern, one.record.shape, one.record.dtype), []).append(one)
+    return {
+        f"{pattern} (×{len(same)})" if len(same) > 1 else same[0].name: same
+        for (pattern, *_), same in folded.items()
+    }
+
+
+def join_names(names: Sequence[str]) -> str:
+    """`dp`, `dp and tp`."""
+    return " and ".join(names)
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`512 B`, `1.5 GiB`."""
+    size, unit = float(num_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{num_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

@@ -1,0 +1,140 @@
+"""Which rank holds which part of a tensor, for any number of dims and mesh axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.dispatch import without_modes
+from shardscope._torch.meshes import axis_names, describe_placements
+from shardscope.errors import AuditError
+from shardscope.record import Axis, Slice, TensorLayout, compress_ranks
+
+__all__ = ["cut_sizes", "visualize_sharding"]
+
+Stretches = tuple[tuple[int, int], ...]
+
+
+def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
+    """Which rank holds which slice of `tensor`, a DTensor, as data: `show` prints it.
+
+    Uneven shards, replicas and slices of several pieces, as FSDP on top of tensor parallelism
+    makes of dims that do not divide, are what torch itself would hold.
+    """
+    if not isinstance(tensor, DTensor):
+        raise AuditError(
+            f"visualize_sharding() got {_describe(tensor)}, which is the same on every rank or "
+            "this rank's alone. Give it a DTensor, such as a parameter of a sharded model."
+        )
+    mesh, placements = tensor.device_mesh, tensor.placements
+    sizes = tuple(mesh.shape)
+    return TensorLayout(
+        name=name,
+        shape=tuple(tensor.shape),
+        axes=tuple(
+            Axis(name=name, size=size) for name, size in zip(axis_names(mesh), sizes, strict=True)
+        ),
+        placements=describe_placements(placements),
+        slices=_find_slices(tuple(tensor.shape), mesh, placements),
+    )
+
+
+def _describe(value: object) -> str:
+    is_tensor = isinstance(value, torch.Tensor)
+    return f"a plain {type(value).__name__}" if is_tensor else f"{type(value).__name__}"
+
+
+def _find_slices(
+    shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]
+) -> tuple[Slice, ...]:
+    """Coordinates along axes that cut nothing are not looked at one by one: all hold the same."""
+    cutting = [axis for axis, placement in enumerate(placements) if _cut_dim(placement) is not None]
+    with without_modes():  # a simulated world's would leave the ranks without values
+        ranks = mesh.mesh.movedim(cutting, list(range(len(cutting))))
+        alike = ranks.reshape(math.prod(ranks.shape[: len(cutting)]), -1).tolist()
+    holders: dict[tuple[Stretches, ...], list[int]] = {}
+    coordinates = product(*(range(mesh.size(axis)) for axis in cutting))
+    for coordinate, members in zip(coordinates, alike, strict=True):
+        position = dict(zip(cutting, coordinate, strict=True))
+        stretches = _stretches_at(shape, tuple(mesh.shape), placements, position)
+        holders.setdefault(stretches, []).extend(members)
+    return tuple(
+        Slice(ranks=compress_ranks(sorted(ranks)), stretches=stretches)
+        for stretches, ranks in holders.items()
+    )
+
+
+def _stretches_at(
+    shape: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any], at: dict[int, int]
+) -> tuple[Stretches, ...]:
+    """What the ranks at the coordinate `at` hold: each axis cuts what the axes before it left."""
+    held: list[Stretches] = [((0, size),) for size in shape]
+    for axis, placement in enumerate(placements):
+        dim = _cut_dim(placement)
+        if dim is not None:
+            factor = getattr(placement, "split_factor", 1)
+            held[dim] = _cut(held[dim], num_parts=mesh[axis], part=at[axis], factor=factor)
+    return tuple(held)
+
+
+def _cut_dim(placement: Any) -> int | None:
+    """The dim that a placement cuts, if it does."""
+    is_cut = placement.is_shard() or hasattr(placement, "split_factor")
+    return int(placement.dim) if is_cut else None
+
+
+def _cut(held: Stretches, *, num_parts: int, part: int, factor: int) -> Stretches:
+    """The `part`-th of `num_parts`, as torch.chunk cuts.
+
+    With a `factor`, what is held is cut into so many first, and of each a part taken: that is how
+    FSDP cuts what tensor parallelism, on an axis after its own, will have cut before it.
+    """
+    pieces = [_chunk(held, factor, index) for index in range(factor)] if factor > 1 else [held]
+    taken = [stretch for piece in pieces for stretch in _chunk(piece, num_parts, part)]
+    return _join(taken)
+
+
+def _chunk(held: Stretches, num_parts: int, part: int) -> Stretches:
+    size = sum(stop - start for start, stop in held)
+    length = -(-size // num_parts)
+    first, last = min(size, part * length), min(size, (part + 1) * length)
+    taken, position = [], 0
+    for start, stop in held:
+        low = max(first, position) - position + start
+        high = min(last, position + stop - start) - position + start
+        if low < high:
+            taken.append((low, high))
+        position += stop - start
+    return tuple(taken)
+
+
+def _join(stretches: Sequence[tuple[int, int]]) -> Stretches:
+    """Neighbours as one; nothing at all as one empty stretch."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in stretches:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined) or ((0, 0),)
+
+
+def cut_sizes(tensor: DTensor, dim: int) -> tuple[int, ...]:
+    """How much of a dim each part has, in the order of the coordinates along the axes that cut it.
+
+    Parts that a rank has nothing of are there too, as 0.
+    """
+    shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
+    cutting = [a for a, placement in enumerate(tensor.placements) if _cut_dim(placement) == dim]
+    sizes = []
+    for coordinate in product(*(range(mesh[axis]) for axis in cutting)):
+        at = dict.fromkeys(range(len(mesh)), 0) | dict(zip(cutting, coordinate, strict=True))
+        stretches = _stretches_at(shape, mesh, tensor.placements, at)[dim]
+        sizes.append(sum(stop - start for start, stop in stretches))
+    return tuple(sizes)

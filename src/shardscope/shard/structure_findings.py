@@ -1,0 +1,106 @@
+"""Findings about how a model was put together: FSDP groups, and the order of wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from shardscope._torch.checkpointing import is_checkpoint_wrapper
+from shardscope._torch.modules import every_module, is_compile_wrapper, unwrap, wrapped_by
+from shardscope.record import Finding, Severity
+from shardscope.shard.sayings import RIGHT_ORDER, fold_names, format_bytes
+from shardscope.shard.tensors import Holdings
+
+__all__ = [
+    "find_outside_groups",
+    "find_root_not_sharded",
+    "find_wrong_order",
+]
+
+
+def find_root_not_sharded(held: Holdings) -> Iterator[Finding]:
+    """FSDP somewhere within the model, and not on the model itself."""
+    kinds = (FSDPModule, FullyShardedDataParallel)
+    if not held.groups or any(isinstance(one, kinds) for one in _wrapped(held.model)):
+        return
+    names = [held.name_of(group.module) for group in held.groups]
+    yield Finding(
+        rule="root-not-sharded",
+        severity=Severity.WARNING,
+        subject=type(unwrap(held.model)).__name__,
+        fact=f"{len(names)} of its modules are under FSDP ({names[0]}, …) and the model itself is "
+        "not, so that each is the root of its own: nothing is prefetched, and what lies outside "
+        "them stays whole",
+        remedy="Call fully_shard(model) last, after its parts.",
+    )
+
+
+def _wrapped(module: nn.Module) -> Iterator[nn.Module]:
+    """A module, and what it wraps, down to the user's own."""
+    while True:
+        yield module
+        inner = wrapped_by(module)
+        if inner is None:
+            return
+        module = inner
+
+
+def find_outside_groups(held: Holdings) -> Iterator[Finding]:
+    """Trained parameters that no FSDP group manages, where there are groups."""
+    if not held.groups:
+        return
+    outside = [
+        one
+        for one in held.tensors
+        if one.record.is_trainable and not one.record.is_buffer and one.record.fsdp_group is None
+    ]
+    for name, same in fold_names(outside).items():
+        yield Finding(
+            rule="outside-groups",
+            severity=Severity.WARNING,
+            subject=name,
+            fact=f"no FSDP group manages it ({format_bytes(same[0].record.local_bytes)} on every "
+            "rank): its gradient is not reduced",
+            remedy="Call fully_shard on a module that holds it, or, if FSDP was told to ignore it, "
+            "reduce its gradient yourself.",
+        )
+
+
+def find_wrong_order(held: Holdings) -> Iterator[Finding]:
+    """Wrappers that lie outside of what they should lie within."""
+    managed = {id(one) for group in held.groups for one in _wrapped(group.module)}
+    tops = {id(group.module) for group in held.groups}
+    for module in every_module(held.model):
+        fact = None
+        if is_checkpoint_wrapper(module):
+            fact = _checkpoint_fact(module, managed, tops)
+        elif is_compile_wrapper(module):
+            fact = _compile_fact(module, tops)
+        if fact is not None:
+            yield Finding(
+                rule="wrong-order",
+                severity=Severity.WARNING,
+                subject=held.name_of(module) or type(unwrap(module)).__name__,
+                fact=fact,
+                remedy=RIGHT_ORDER,
+            )
+
+
+def _checkpoint_fact(wrapper: nn.Module, managed: set[int], tops: set[int]) -> str | None:
+    inner = list(_wrapped(wrapper))[1:]
+    if any(id(one) in tops for one in inner) and id(wrapper) not in managed:
+        return "checkpointing was put around FSDP: recomputing gathers its parameters once more"
+    if any(is_compile_wrapper(one) for one in inner):
+        return "checkpointing was put around torch.compile, whose graph it cannot look into"
+    return None
+
+
+def _compile_fact(wrapper: nn.Module, tops: set[int]) -> str | None:
+    within = [one for one in every_module(wrapper) if one is not wrapper]
+    num_groups = sum(id(one) in tops for one in within)
+    if num_groups == 0:
+        return None
+    modules = "an FSDP module" if num_groups == 1 else f"{num_groups} FSDP modules"
+    return f"torch.compile was put around {modules}: their hooks break its graph at each call"
