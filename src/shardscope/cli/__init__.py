@@ -19,6 +19,8 @@ __all__ = ["main"]
 _VERBS = {
     "demo": "Simulate a training step of an 8B model on 1,024 ranks, here and now.",
     "trace": "Record a training step of your own program.",
+    "audit": "Show what each rank holds of your model, and what is wrong with its sharding.",
+    "visualize": "Show which rank holds which slice of a parameter.",
     "show": "Print a recording.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
     "export": "Turn a recording into a Perfetto trace, CSV or JSON.",

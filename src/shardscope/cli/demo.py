@@ -14,7 +14,7 @@ from shardscope.cli.console import print_line, print_out, show_progress
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option
 from shardscope.cli.own_names import check_own_name, save_under_own_name
-from shardscope.cli.rehearsal import rehearse_simulated
+from shardscope.cli.rehearsal import rehearse
 from shardscope.cli.surroundings import name_command
 from shardscope.cli.target import Program
 from shardscope.comm.review import review
@@ -44,7 +44,7 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     else:
         check_own_name("demo")
     with show_progress("simulating") as report:
-        rehearsal = rehearse_simulated(_program(layers), axes, rank=rank, report=report)
+        rehearsal = rehearse(_program(layers), axes, rank=rank, is_real=False, report=report)
     if rehearsal.failure is not None:
         raise TargetError(rehearsal.failure) from rehearsal.error
     recording = review(name_command(rehearsal.recording))

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 
+from shardscope.cli.launch import is_launched
+from shardscope.cli.target import name_target
 from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.report.names import shorten
 
-__all__ = ["parse_mesh"]
+__all__ = ["choose_axes", "parse_mesh"]
 
 _MAX_ECHO = 60  # characters of the argument that a message repeats
+
+
+def choose_axes(target: str, mesh: str | None, *, verb: str) -> dict[str, int] | None:
+    """The axes to simulate; None where a launcher gives the world."""
+    if mesh is None and not is_launched():
+        raise TargetError(
+            f"There is no mesh to run {name_target(target)} on. Give one to simulate, such as "
+            "--mesh dp=8,tp=4, or start the real thing with torchrun --no-python shardscope "
+            f"{verb}."
+        )
+    return None if mesh is None else parse_mesh(mesh)
 
 
 def parse_mesh(text: str) -> dict[str, int]:

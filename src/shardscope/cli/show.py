@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from shardscope.cli.console import exit_code, print_out, show_progress
-from shardscope.cli.options import by_option, strict_option
+from shardscope.cli.options import by_option, no_fold_option, strict_option
 from shardscope.comm.review import review
 from shardscope.record import Recording, load, merge_files
 from shardscope.report.text import View, render_summary
@@ -19,7 +19,7 @@ __all__ = ["command"]
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @by_option
 @strict_option
-@click.option("--no-fold", is_flag=True, help="Show every module, repeated and silent ones too.")
+@no_fold_option
 @click.pass_context
 def command(
     ctx: click.Context, files: tuple[str, ...], by: View, strict: bool, no_fold: bool

@@ -37,6 +37,8 @@ EXAMPLE = """\
 
     def step(model, batch):              # optional: forward and backward by default
         model(batch).sum().backward()
+
+    plan = {"0": ColwiseParallel()}      # optional: what parallelize() means to do, for audit
 """
 
 
@@ -49,6 +51,7 @@ class Program:
     batch: Callable[[nn.Module], Any]
     parallelize: Callable[[nn.Module, Any], Any] | None
     step: Callable[[nn.Module, Any], Any]
+    plan: Mapping[str, Any] | None = None
 
 
 def load_program(target: str) -> Program:
@@ -67,6 +70,7 @@ def load_program(target: str) -> Program:
         batch=module.batch,
         parallelize=_optional_function(module, target, "parallelize"),
         step=_optional_function(module, target, "step") or run_default_step,
+        plan=_optional_plan(module, target),
     )
 
 
@@ -82,6 +86,16 @@ def _optional_function(module: ModuleType, target: str, name: str) -> Callable[.
             f"{target} defines {name} as {type(value).__name__}, not as a function. "
             "Define it as shown here, or leave it out:",
             example=EXAMPLE,
+        )
+    return value
+
+
+def _optional_plan(module: ModuleType, target: str) -> Mapping[str, Any] | None:
+    value = getattr(module, "plan", None)
+    if value is not None and not isinstance(value, Mapping):
+        raise TargetError(
+            f"{target} defines plan as {type(value).__name__}, not as a dict. Give patterns of "
+            "module names with their styles, as parallelize_module takes them, or leave it out."
         )
     return value
 

@@ -1,0 +1,185 @@
+"""A program's model as one rank has it, in a simulated world or in the one it was started in."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope.cli.failure import describe_failure, suggest_remedy
+from shardscope.cli.launch import is_launched, num_launched
+from shardscope.cli.target import Program
+from shardscope.errors import ShardscopeError, TargetError
+from shardscope.report.layout import plural
+from shardscope.world import simulate
+
+__all__ = ["Built", "Report", "build_model", "explain_failure", "theirs"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+Report = Callable[[str], None]
+Inspect = Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A sharded model in its world."""
+
+    program: Program
+    model: nn.Module
+    mesh: DeviceMesh
+    has_data: bool
+
+    def make_batch(self) -> Any:
+        """The program's input for a step."""
+        with theirs(self.program, "batch()", has_data=self.has_data):
+            return self.program.batch(self.model)
+
+
+@contextmanager
+def build_model(
+    program: Program,
+    axes: Mapping[str, int] | None,
+    *,
+    rank: int,
+    is_real: bool | None = None,
+    has_data: bool = False,
+    report: Report = lambda _: None,
+    inspect: Inspect = lambda _: None,
+) -> Iterator[Built]:
+    """The program's model, sharded, until the context ends.
+
+    As the rank that a launcher started this process as, or, if none did or `is_real` is False,
+    as `rank` of a simulated world, on tensors without data unless told. `inspect` is shown the
+    model before it is sharded.
+    """
+    if is_launched() if is_real is None else is_real:
+        with _real_model(program, axes, report, inspect) as built:
+            yield built
+    else:
+        assert axes is not None
+        with _simulated_model(program, axes, rank, has_data, report, inspect) as built:
+            yield built
+
+
+@contextmanager
+def _simulated_model(
+    program: Program,
+    axes: Mapping[str, int],
+    rank: int,
+    has_data: bool,
+    report: Report,
+    inspect: Inspect,
+) -> Iterator[Built]:
+    with simulate(axes, rank=rank) as world:
+        report("building the model")
+        with (
+            theirs(program, "model()", has_data=has_data),
+            torch.device("cpu" if has_data else "meta"),
+        ):
+            model = program.model()
+        model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)
+        if not has_data:
+            if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+                raise TargetError(
+                    f"{program.name} wraps its model in DistributedDataParallel, which needs "
+                    "tensors with data. Run again with --data."
+                )
+            world.materialize(model)
+        yield Built(program=program, model=model, mesh=world.mesh, has_data=has_data)
+
+
+@contextmanager
+def _real_model(
+    program: Program, axes: Mapping[str, int] | None, report: Report, inspect: Inspect
+) -> Iterator[Built]:
+    axes = axes or {"dp": num_launched()}
+    _check_fits(axes)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    report("meeting the other processes")
+    _join_group(device)
+    try:
+        mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        report("building the model")
+        with theirs(program, "model()"), torch.device(device):
+            model = program.model()
+        model = _parallelized(program, model, mesh, report, inspect)
+        with torch.device(device):
+            yield Built(program=program, model=model, mesh=mesh, has_data=True)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _check_fits(axes: Mapping[str, int]) -> None:
+    size, num_processes = math.prod(axes.values()), num_launched()
+    if size != num_processes:
+        raise TargetError(
+            f"--mesh has {plural(size, 'rank')}, but {plural(num_processes, 'process', 'es')} "
+            f"{'was' if num_processes == 1 else 'were'} started. Make the two agree."
+        )
+
+
+def _join_group(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if dist.is_initialized():
+        return  # the target did so while it was imported
+    try:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    except (RuntimeError, ValueError, OSError) as error:
+        raise TargetError(
+            f"The processes did not find each other: {describe_failure(error)}. Check the "
+            "launcher, and MASTER_ADDR and MASTER_PORT."
+        ) from error
+
+
+def _parallelized(
+    program: Program,
+    model: Any,
+    mesh: DeviceMesh,
+    report: Report,
+    inspect: Inspect,
+    *,
+    has_data: bool = True,
+) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
+            "Return the model itself."
+        )
+    inspect(model)
+    if program.parallelize is None:
+        return model
+    report("sharding the model")
+    with theirs(program, "parallelize()", has_data=has_data):
+        sharded = program.parallelize(model, mesh)
+    return sharded if isinstance(sharded, nn.Module) else model
+
+
+@contextmanager
+def theirs(program: Program, part: str, *, has_data: bool = True) -> Iterator[None]:
+    """Tell a failure of the user's function from one of ours."""
+    try:
+        yield
+    except (ShardscopeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise TargetError(explain_failure(program, part, error, has_data=has_data)) from error
+
+
+def explain_failure(program: Program, part: str, error: BaseException, *, has_data: bool) -> str:
+    """What went wrong in the user's function, and what to do, in a sentence."""
+    if isinstance(error, ShardscopeError):
+        return f"{program.name}'s {part} failed: {error}"
+    remedy = suggest_remedy(error, has_data=has_data)
+    return f"{program.name}'s {part} failed: {describe_failure(error)}. {remedy}".rstrip()

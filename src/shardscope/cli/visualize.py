@@ -1,0 +1,112 @@
+"""`shardscope visualize`: which rank holds which slice of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+import click
+from msgspec.structs import replace
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from shardscope.cli.building import build_model
+from shardscope.cli.console import show_progress
+from shardscope.cli.destination import Destination
+from shardscope.cli.finish import finish
+from shardscope.cli.launch import is_first
+from shardscope.cli.mesh import choose_axes
+from shardscope.cli.options import (
+    data_option,
+    force_option,
+    mesh_option,
+    no_fold_option,
+    output_option,
+    rank_option,
+)
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import load_program, name_target
+from shardscope.errors import TargetError
+from shardscope.record import Recording, TensorLayout
+from shardscope.report.text import render_summary
+from shardscope.shard.audit import audit
+from shardscope.shard.slices import visualize_sharding
+from shardscope.shard.tensors import Holdings
+
+__all__ = ["command"]
+
+_MAX_NAMED = 5
+
+
+@click.command("visualize")
+@click.argument("target", metavar="TARGET")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@mesh_option
+@rank_option
+@data_option
+@no_fold_option
+@output_option
+@force_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    names: tuple[str, ...],
+    mesh: str | None,
+    rank: int,
+    data: bool,
+    no_fold: bool,
+    output: str | None,
+    force: bool,
+) -> None:
+    """Print which rank holds which slice of the parameters called NAME.
+
+    A NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
+    """
+    axes = choose_axes(target, mesh, verb="visualize")
+    destination = Destination(target, output, rank=rank, force=force)
+    recording = name_command(_visualize(target, names, axes, rank=rank, has_data=data))
+    # The tables of an audit, which the recording holds too, are another verb's.
+    shown = replace(recording, modules=(), findings=(), gaps=())
+    finish(recording, destination, render_summary(shown, is_folded=not no_fold))
+
+
+def _visualize(
+    target: str,
+    names: tuple[str, ...],
+    axes: Mapping[str, int] | None,
+    *,
+    rank: int,
+    has_data: bool,
+) -> Recording:
+    with (
+        as_if_started(target),
+        show_progress(f"visualizing {name_target(target)}", is_shown=is_first()) as report,
+    ):
+        program = load_program(target)
+        with build_model(program, axes, rank=rank, has_data=has_data, report=report) as built:
+            layouts = tuple(_find_layouts(built.model, names))
+            return replace(audit(built.model), layouts=layouts)
+
+
+def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[TensorLayout]:
+    tensors = {one.name: one.tensor for one in Holdings(model, rank=0).tensors}
+    for pattern in patterns:
+        found = [name for name in tensors if fnmatchcase(name, pattern)]
+        if not found:
+            raise TargetError(
+                f"The model has no parameter {pattern!r}. Name one of its own, such as "
+                f"{', '.join(list(tensors)[:_MAX_NAMED])}."
+            )
+        placed = {name: tensors[name] for name in found}
+        layouts = [
+            visualize_sharding(tensor, name=name)
+            for name, tensor in placed.items()
+            if isinstance(tensor, DTensor)
+        ]
+        if not layouts:
+            raise TargetError(
+                f"{found[0]} is no DTensor: it is whole on every rank. Name a parameter that "
+                "parallelize() shards, or see what there is with shardscope audit."
+            )
+        yield from layouts
