@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 import rank_programs
+from rank_processes import TIMEOUT_S, rank_environment, run_ranks
 from shardscope import Recording, load, simulate
 from shardscope.cli import main
 from shardscope.comm.match import match_ranks
@@ -27,44 +26,6 @@ AGREEING = (
     "call_everything",
     "exchange_objects",
 )
-TIMEOUT_S = 100
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def rank_environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
-
-
-def run_ranks(num_ranks: int, folder: Path, *names: str) -> list[tuple[int, str]]:
-    """Run programs on real ranks and return how each ended and what it printed."""
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), *names],
-            env=rank_environment(
-                RANK=str(rank),
-                WORLD_SIZE=str(num_ranks),
-                LOCAL_RANK=str(rank),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
 
 
 def merge(output: Path, *files: Path) -> Result:
@@ -77,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four real ranks recorded of every program."""
     folder = tmp_path_factory.mktemp("gloo")
     names = (*AGREEING, "disagree_on_a_reduction", "disagree_on_what_comes_next")
-    for code, printed in run_ranks(4, folder, *names):
+    for code, printed in run_ranks(4, PROGRAM, str(folder), *names):
         assert code == 0, printed
     return folder
 
@@ -201,7 +162,7 @@ def test_a_rank_that_left_no_file_is_a_gap(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_killed_rank_leaves_its_stream_up_to_its_last_event(tmp_path: Path) -> None:
-    (survived, _), (killed, _) = run_ranks(2, tmp_path, "die_in_the_third_step")
+    (survived, _), (killed, _) = run_ranks(2, PROGRAM, str(tmp_path), "die_in_the_third_step")
     assert (survived, killed) == (0, -signal.SIGKILL)
     left = load(tmp_path / "stream-1.jsonl")
     assert [c.input_bytes for c in left.collectives] == [16, 20, 24]

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from shardscope._torch.checkpointing import is_checkpoint_wrapper
 from shardscope._torch.modules import every_module, is_compile_wrapper, unwrap, wrapped_by
-from shardscope.record import Finding, Severity
+from shardscope.record import Finding, MarkKind, Module, Severity
 from shardscope.shard.sayings import RIGHT_ORDER, fold_names, format_bytes
 from shardscope.shard.tensors import Holdings
 
@@ -25,7 +25,7 @@ def find_root_not_sharded(held: Holdings) -> Iterator[Finding]:
     kinds = (FSDPModule, FullyShardedDataParallel)
     if not held.groups or any(isinstance(one, kinds) for one in _wrapped(held.model)):
         return
-    names = [held.name_of(group.module) for group in held.groups]
+    names = [module.name for module in held.modules if _is_under_fsdp(module)]
     yield Finding(
         rule="root-not-sharded",
         severity=Severity.WARNING,
@@ -35,6 +35,10 @@ def find_root_not_sharded(held: Holdings) -> Iterator[Finding]:
         "them stays whole",
         remedy="Call fully_shard(model) last, after its parts.",
     )
+
+
+def _is_under_fsdp(module: Module) -> bool:
+    return any(mark.kind in (MarkKind.FULLY_SHARD, MarkKind.FSDP1) for mark in module.marks)
 
 
 def _wrapped(module: nn.Module) -> Iterator[nn.Module]:

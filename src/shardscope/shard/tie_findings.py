@@ -32,7 +32,7 @@ def find_broken_ties(
             fact=f"they should be one tensor and have become two: {_lie(one)} and {_lie(other)}, "
             "which will train apart",
             remedy="Give both the same placements and the same FSDP group (that of a module that "
-            "holds both), and tie them again after sharding.",
+            "holds both, or fully_shard([one, other])), and tie them again after sharding.",
         )
 
 
