@@ -23,7 +23,7 @@ _COLUMNS = {
     "name": Column("parameter", Look.NAME, 28),
     "shape": Column("shape"),
     "dtype": Column("dtype", Look.NAME, 5),
-    "lies": Column("placements", Look.NAME, 12),
+    "lies": Column("placements", Look.NAME, 16),
     "group": Column("FSDP group", Look.NAME, 8),
     "rule": Column("rule", Look.NAME, 8),
     "tied": Column("tied to", Look.NAME, 8),
@@ -74,10 +74,7 @@ def _describe_total(recording: Recording) -> str:
             if name not in known and not one.is_buffer:
                 known.add(name)
                 num, whole, here = num + 1, whole + one.global_bytes, here + one.local_bytes
-    parameters = plural(num, "parameter")
-    return (
-        f"{parameters}, {format_bytes(whole)} in all, {format_bytes(here)} on each of these ranks"
-    )
+    return f"{plural(num, 'parameter')}, {format_bytes(whole)} in all, {format_bytes(here)} a rank"
 
 
 def _render_line(line: TreeLine) -> Text:

@@ -12,6 +12,7 @@ from rich.text import Text
 from shardscope.record import Slice, TensorLayout, format_ranks
 from shardscope.report.grid import Column, Grid, Look, Row
 from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.names import make_inert, shorten
 
 __all__ = ["render_layout"]
 
@@ -24,7 +25,8 @@ def render_layout(layout: TensorLayout, *, is_complete: bool = False) -> Iterato
     placed = zip(layout.axes, layout.placements, strict=False)
     mesh = ", ".join(f"{axis.name}={axis.size}: {placement}" for axis, placement in placed)
     shape = "×".join(map(str, layout.shape)) or "a number"
-    yield make_title(layout.name or "Tensor", f"{shape} · {mesh}")
+    name, facts = make_inert(layout.name or "Tensor"), make_inert(f"{shape} · {mesh}")
+    yield make_title(shorten(name, 120), shorten(facts, 200))
     cut = [dim for dim in range(len(layout.shape)) if _is_cut(layout, dim)]
     picture = _draw(layout, cut)
     if picture is None or is_complete:

@@ -1,0 +1,138 @@
+"""`shardscope audit` and `shardscope visualize`, as they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardscope import load
+from shardscope.cli import main
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 128, bias=False)
+        self.down = nn.Linear(128, 64, bias=False)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+def model():
+    return nn.Sequential(Mlp(), Mlp())
+
+def batch(model):
+    return torch.randn(4, 64)
+
+plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+
+def parallelize(model, mesh, plan=plan):
+    parallelize_module(model, mesh["tp"], plan)
+    for block in model:
+        fully_shard(block, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+"""
+
+
+@pytest.fixture
+def target(here: Path) -> Path:
+    path = here / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
+
+
+def test_audit_prints_the_tree_and_saves_a_recording(target: Path) -> None:
+    result = run("audit", target, "--mesh", "dp=2,tp=4")
+    assert result.exit_code == 0, result.output
+    assert "0-1[Mlp] ×2 FULLY SHARDED" in result.output
+    assert "dp:S(0) tp:S(1)" in result.output
+    recording = load(target.parent / "train.shardscope.json.gz")
+    assert recording.run.is_simulated
+    assert (
+        run("show", "train.shardscope.json.gz").output.splitlines()[3:]
+        == (result.output.splitlines()[2:-2])
+    )
+
+
+def test_findings_end_with_one(target: Path) -> None:
+    target.write_text(PROGRAM + '\nplan = plan | {"*.out": RowwiseParallel()}\n')
+    result = run("audit", target, "--mesh", "dp=2,tp=4", "-o", "out.json")
+    assert result.exit_code == 1
+    assert "warning plan-unused  *.out" in result.output
+    assert load("out.json").findings
+
+
+def test_ties_are_compared_with_the_model_before_it_was_sharded(target: Path) -> None:
+    tied = "    m = nn.Sequential(Mlp(), Mlp())\n    m[0].up.weight = m[1].up.weight\n    return m"
+    target.write_text(PROGRAM.replace("    return nn.Sequential(Mlp(), Mlp())", tied))
+    result = run("audit", target, "--mesh", "dp=2,tp=4")
+    assert result.exit_code == 1
+    assert "error tied-weights  0.up.weight, 1.up.weight" in result.output
+
+
+def test_a_step_that_fails_is_a_gap(target: Path) -> None:
+    target.write_text(PROGRAM + "\ndef step(model, batch):\n    raise KeyError('loss')\n")
+    result = run("audit", target, "--mesh", "dp=2,tp=4")
+    assert result.exit_code == 0
+    assert "it ended early" in result.output
+    assert run("audit", target, "--mesh", "dp=2,tp=4", "--strict").exit_code == 1
+    assert "Gaps" not in run("audit", target, "--mesh", "dp=2,tp=4", "--no-step").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "There is no mesh to run train on"),
+        (("--mesh", "dp"), "--mesh 'dp' is not understood"),
+        (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),
+    ],
+)
+def test_bad_input_is_a_sentence(target: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    for verb in (("audit", target), ("visualize", target, "0.up.weight")):
+        result = run(*verb, *arguments)
+        assert result.exit_code == 2
+        assert sentence in result.output
+        assert "Traceback" not in result.output
+
+
+def test_a_plan_that_is_no_dict_is_a_sentence(target: Path) -> None:
+    target.write_text(PROGRAM.split("def parallelize")[0] + "\nplan = 3\n")
+    result = run("audit", target, "--mesh", "dp=2")
+    assert result.exit_code == 2
+    assert "defines plan as int, not as a dict" in result.output
+
+
+def test_visualize_draws_and_saves(target: Path) -> None:
+    result = run("visualize", target, "0.down.weight", "*.up.weight", "--mesh", "dp=2,tp=4")
+    assert result.exit_code == 0, result.output
+    assert "0.down.weight  64×128 · dp=2: Shard(0), tp=4: Shard(1)" in result.output
+    recording = load("train.shardscope.json.gz")
+    assert [layout.name for layout in recording.layouts] == [
+        "0.down.weight",
+        "0.up.weight",
+        "1.up.weight",
+    ]
+    assert recording.modules
+
+
+def test_visualize_names_what_there_is(target: Path) -> None:
+    result = run("visualize", target, "0.gate.weight", "--mesh", "dp=2,tp=4")
+    assert result.exit_code == 2
+    assert "The model has no parameter '0.gate.weight'. Name one of its own, such as 0.up" in (
+        result.output
+    )
+    target.write_text(PROGRAM.partition("def parallelize")[0])
+    result = run("visualize", target, "0.up.weight", "--mesh", "dp=2")
+    assert result.exit_code == 2
+    assert "0.up.weight is no DTensor: it is whole on every rank" in result.output
