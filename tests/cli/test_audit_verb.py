@@ -59,10 +59,8 @@ def test_audit_prints_the_tree_and_saves_a_recording(target: Path) -> None:
     assert "dp:S(0) tp:S(1)" in result.output
     recording = load(target.parent / "train.shardscope.json.gz")
     assert recording.run.is_simulated
-    assert (
-        run("show", "train.shardscope.json.gz").output.splitlines()[3:]
-        == (result.output.splitlines()[2:-2])
-    )
+    shown = run("show", "train.shardscope.json.gz").output
+    assert shown[shown.index("Sharded modules") :] in result.output
 
 
 def test_findings_end_with_one(target: Path) -> None:
