@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge as merge
     from shardscope.record import save as save
+    from shardscope.shard.phases import phases as phases
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
     from shardscope.world import simulate as simulate
@@ -28,6 +29,7 @@ _HOMES = {
     "__version__": "shardscope.version",
     "load": "shardscope.record",
     "merge": "shardscope.record",
+    "phases": "shardscope.shard.phases",
     "save": "shardscope.record",
     "simulate": "shardscope.world",
     "trace": "shardscope.comm.trace",
@@ -41,6 +43,7 @@ __all__ = [
     "__version__",
     "load",
     "merge",
+    "phases",
     "save",
     "simulate",
     "trace",

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.shard.simple_profiler import SimpleProfiler
 
-__all__ = ["CommDebugMode"]
+__all__ = ["CommDebugMode", "SimpleProfiler"]

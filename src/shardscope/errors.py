@@ -6,6 +6,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── WorldError                  a world that cannot be made, entered or left
 │   └── CollectiveError         a collective that a real process group would refuse
 ├── TraceError                  a trace that cannot start
+├── PhaseError                  a phase that cannot be timed
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -18,6 +19,7 @@ __all__ = [
     "CollectiveError",
     "MergeError",
     "OutputError",
+    "PhaseError",
     "RecordingError",
     "ShardscopeError",
     "TargetError",
@@ -50,6 +52,10 @@ class CollectiveError(WorldError):
 
 class TraceError(ShardscopeError):
     """A trace that cannot start."""
+
+
+class PhaseError(ShardscopeError):
+    """A phase that cannot be timed."""
 
 
 class TargetError(ShardscopeError):

@@ -15,15 +15,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.findings import find_comm_problems
 from shardscope.comm.groups import GroupBook
 from shardscope.comm.inventory import Inventory
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.recorder import Recorder
+from shardscope.comm.spans import SpanBook
 from shardscope.errors import OutputError, TraceError
 from shardscope.record import (
     Axis,
     Finding,
+    Gap,
     Module,
     RankSpan,
     Recording,
@@ -36,7 +39,7 @@ from shardscope.record.stream import StreamRecord
 from shardscope.version import __version__
 from shardscope.world import current_world
 
-__all__ = ["Watch", "name_for_rank"]
+__all__ = ["Watch", "name_for_rank", "read_identity"]
 
 
 @final
@@ -60,7 +63,7 @@ class Watch:
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
         self._lock = threading.RLock()
-        rank, world_size = _read_identity()
+        rank, world_size = read_identity()
         self.recorder = Recorder(
             names,
             GroupBook(),
@@ -68,6 +71,7 @@ class Watch:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
+        self.spans = SpanBook(self.recorder, emit=None if stream is None else self._emit)
         self._run = _describe_run(rank, world_size, self._read_axes())
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
@@ -87,6 +91,10 @@ class Watch:
 
     def recording(self) -> Recording:
         """All that was seen so far."""
+        DEVICE_CLOCK.settle()
+        return self._make_recording()
+
+    def _make_recording(self) -> Recording:
         self._describe_modules()
         collectives = self.recorder.collectives
         recording = Recording(
@@ -95,17 +103,21 @@ class Watch:
             modules=tuple(self._modules),
             collectives=tuple(collectives),
             findings=(),
-            gaps=tuple(self.recorder.gaps),
+            gaps=self._gaps(),
+            spans=tuple(self.spans.spans),
         )
         try:
             return msgspec.structs.replace(recording, findings=find_comm_problems(recording))
         except Exception as error:  # noqa: BLE001 - watching must not kill
             self.recorder.report_gap("findings", f"they could not be looked for ({error!r})")
-            return msgspec.structs.replace(recording, gaps=tuple(self.recorder.gaps))
+            return msgspec.structs.replace(recording, gaps=self._gaps())
+
+    def _gaps(self) -> tuple[Gap, ...]:
+        return (*self.recorder.gaps, *self.spans.gaps())
 
     def resume(self) -> None:
         """Go on after `pause`, in the same world."""
-        now = _read_identity()
+        now = read_identity()
         then = (self.rank, self._run.world_size)
         if now != then and self.recorder.has_collectives:
             raise TraceError(
@@ -123,6 +135,7 @@ class Watch:
         self._describe_modules()
         if self._stream is None:
             return
+        self._write_late_spans()
         with self._lock:
             if self._writer is None:
                 self._open_late()
@@ -132,9 +145,19 @@ class Watch:
                 if self._writer.failure is not None:
                     self.recorder.report_gap("stream", self._writer.failure)
 
+    def _write_late_spans(self) -> None:
+        """Those that a device timed and has finished; of the rest the stream is not told."""
+        DEVICE_CLOCK.settle()
+        if DEVICE_CLOCK.num_waiting(self.spans):
+            self.recorder.report_gap(
+                "phases",
+                "the stream lacks spans that the device had not finished when the trace ended: "
+                "call torch.cuda.synchronize() before that",
+            )
+
     def _enter_world(self) -> bool:
         """Before the first collective in a later world: whether it is this trace's to record."""
-        rank, world_size = _read_identity()
+        rank, world_size = read_identity()
         if (rank, world_size) != (self.rank, self._run.world_size):
             if self.recorder.has_collectives:
                 self.recorder.report_gap(
@@ -155,7 +178,9 @@ class Watch:
         self.recorder.rank = rank
         self.recorder.gaps[:] = [replace(gap, rank=rank) for gap in self.recorder.gaps]
         self._modules = [replace(one, ranks=(RankSpan(rank),)) for one in self._modules]
-        self._waiting = [*self._modules, *self.recorder.gaps] if self._waiting else []
+        self.spans.become(rank)
+        early: list[StreamRecord] = [*self._modules, *self.recorder.gaps, *self.spans.spans]
+        self._waiting = early if self._waiting else []
 
     def _read_axes(self) -> tuple[Axis, ...]:
         """The axes of the largest mesh; and the groups of all of them get their names."""
@@ -202,7 +227,8 @@ class Watch:
 
     def _emit_findings(self) -> None:
         """Those that are not in the stream yet: it may be closed and go on."""
-        known, self._findings = self._findings, self.recording().findings
+        # Not asking the device: who it tells of may wait for our lock.
+        known, self._findings = self._findings, self._make_recording().findings
         for finding in self._findings:
             if finding not in known:
                 self._emit(finding)
@@ -228,7 +254,7 @@ def name_for_rank(path: str | Path, rank: int) -> Path:
     return Path(str(path).replace("{rank}", str(rank)))
 
 
-def _read_identity() -> tuple[int, int]:
+def read_identity() -> tuple[int, int]:
     """This process's rank and the size of its world; before there is one, as it was launched."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

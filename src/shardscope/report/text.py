@@ -15,6 +15,7 @@ from shardscope.report.costliest import render_costliest
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
+from shardscope.report.phases import render_phases
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
 from shardscope.report.totals import describe_totals, render_totals
@@ -54,9 +55,17 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     classes = fold_ranks(recording)
     yield render_heading(recording, classes)
     yield from render_problems(recording)
+    yield from _render_collectives(recording, classes, by, is_folded)
+    yield from render_phases(recording)
+
+
+def _render_collectives(
+    recording: Recording, classes: tuple[RankClass, ...], by: View, is_folded: bool
+) -> Iterator[RenderableType]:
     if not recording.collectives:
         has_losses = any(gap.is_loss for gap in recording.gaps)
-        yield Text(f"\n{_LOST if has_losses else _EMPTY}")
+        if has_losses or not recording.spans:
+            yield Text(f"\n{_LOST if has_losses else _EMPTY}")
         return
     if len(classes) > 1:
         yield make_title("Ranks", "those that issued the same share a row")
