@@ -59,18 +59,20 @@ class Phase:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, each call of which is this phase; a coroutine's until it has ended."""
         _check_function(function, self.name)
+        # Made anew for each call: torch.compile takes no context that was made elsewhere.
+        name, device = self.name, self.device
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def timed_coroutine(*args: Any, **kwargs: Any) -> Any:
-                with self:
+                with Phase(name, device):
                     return await function(*args, **kwargs)
 
             return timed_coroutine  # type: ignore[return-value]
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
+            with Phase(name, device):
                 return function(*args, **kwargs)
 
         return timed
@@ -95,13 +97,7 @@ class Phases:
     is in use, each phase is timed on the host and on the current stream.
     """
 
-    def __init__(self) -> None:
-        self.all = Phase("all")
-        self.all_gather = Phase("all_gather")
-        self.all_gather_object = Phase("all_gather_object")
-        self.resharding = Phase("resharding")
-        self.H2D = Phase("H2D")
-        self.D2H = Phase("D2H")
+    __slots__ = ()
 
     def __call__(self, name: str, *, device: str | torch.device | None = None) -> Phase:
         """The phase called `name`; `device` is "cpu" to have it timed on the host alone."""
@@ -112,6 +108,38 @@ class Phases:
     def record(self, *, keep: int = 10_000) -> PhaseTimes:
         """A context in which every phase is added up; of spans, the last `keep` are kept."""
         return PhaseTimes(keep=keep)
+
+    # Properties, not attributes: see Phase.__call__.
+
+    @property
+    def all(self) -> Phase:
+        """The whole of something."""
+        return Phase("all")
+
+    @property
+    def all_gather(self) -> Phase:
+        """Gathering tensors."""
+        return Phase("all_gather")
+
+    @property
+    def all_gather_object(self) -> Phase:
+        """Gathering objects."""
+        return Phase("all_gather_object")
+
+    @property
+    def resharding(self) -> Phase:
+        """From one sharding to another."""
+        return Phase("resharding")
+
+    @property
+    def H2D(self) -> Phase:  # noqa: N802 - everybody writes it so
+        """From host to device."""
+        return Phase("H2D")
+
+    @property
+    def D2H(self) -> Phase:  # noqa: N802
+        """From device to host."""
+        return Phase("D2H")
 
 
 def _read_name(name: object) -> str:
