@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from shardscope.comm.spans import SUBSCRIPTIONS
 from shardscope.errors import PhaseError
-from shardscope.shard.open_spans import TOP, close_span, open_span
+from shardscope.shard.open_spans import close_span, open_span
 from shardscope.shard.phase_times import PhaseTimes
 
 __all__ = ["Phase", "Phases", "phases"]
@@ -31,17 +31,20 @@ class Phase:
     torch.compile has captured runs as if it were not there.
     """
 
-    __slots__ = ("device", "name")
+    __slots__ = ("_was_heard", "device", "name")
 
     def __init__(self, name: str, device: str | None = None) -> None:
         self.name = name
         self.device = device
+        self._was_heard = False  # by anyone, ever: most never are, and should cost little
 
     def __enter__(self) -> Self:
         # Compiled code asks this first, so that nothing else becomes a guard of the graph's.
         if is_dynamo_compiling():
             return self
-        if SUBSCRIPTIONS or TOP.get() is not None:
+        # Unheard now but not ever, its end must not be taken for that of a span around it.
+        if SUBSCRIPTIONS or self._was_heard:
+            self._was_heard = True
             open_span(self, self.name, self.device)
         return self
 
@@ -51,9 +54,7 @@ class Phase:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if is_dynamo_compiling():
-            return
-        if TOP.get() is not None:
+        if self._was_heard:
             close_span(self)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
