@@ -191,13 +191,27 @@ def test_times_of_a_long_run_stay_exact(host: list[int], device: PlayedDevice) -
     device.finish()
     ends = []
     for _ in range(3000):  # more than four hours
-        host[0] += 5_000_000_000
+        host[0] += 5_000_500_000
         device.now_ms += 5_000
         heard = time_stretch(clock, device, 0.5)
         clock.settle()
         ends.append(sum(heard.times[0]))
     steps_ns = [after - before for before, after in pairwise(ends)]
     assert max(abs(step - 5_000_500_000) for step in steps_ns) < 2_000
+
+
+@pytest.mark.parametrize("drift_ppm", [-20, 20])
+def test_a_device_whose_clock_drifts_is_set_again(
+    host: list[int], device: PlayedDevice, drift_ppm: int
+) -> None:
+    clock = DeviceClock(device)
+    device.finish()
+    for _ in range(720):  # an hour, after which the clocks are 72 ms apart
+        host[0] += 5_000_000_000
+        device.now_ms += 5_000 * (1 + drift_ppm / 1e6)
+        heard = time_stretch(clock, device, 0.0)
+        clock.settle()
+    assert abs(sum(heard.times[0]) - host[0]) < 500_000
 
 
 def test_a_broken_device_loses_times_and_raises_nothing(

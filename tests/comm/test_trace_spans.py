@@ -13,6 +13,7 @@ import torch.distributed as dist
 from shardscope import World, load, merge, phases, simulate, trace
 from shardscope.comm import spans as comm_spans
 from shardscope.comm.spans import SUBSCRIPTIONS
+from shardscope.errors import TraceError
 from small_models import Net, batch
 
 
@@ -82,6 +83,21 @@ def test_spans_before_the_world_began_are_the_ranks() -> None:
             pass
     assert [(span.name, span.rank) for span in t.recording.spans] == [("early", 3), ("in it", 3)]
     assert t.recording.run.world_size == 4
+
+
+def test_spans_of_one_rank_do_not_become_anothers() -> None:
+    t = trace()
+    with simulate({"dp": 4}, rank=3), t, phases("a"):
+        pass
+    again = pytest.raises(TraceError, match="rank 3 of 4 and is entered again as rank 1 of 4")
+    with again, simulate({"dp": 4}, rank=1), t:
+        raise NotImplementedError
+    with trace() as late:
+        for rank in (3, 1):
+            with simulate({"dp": 4}, rank=rank), phases(f"of {rank}"):
+                pass
+    assert [(span.name, span.rank) for span in late.recording.spans] == [("of 3", 3)]
+    assert [gap.place for gap in late.recording.gaps] == ["world"]
 
 
 def test_stream_holds_the_spans_as_they_end(world: World, tmp_path: Path) -> None:

@@ -176,6 +176,18 @@ def test_spans_of_a_generator_may_end_before_those_begun_after_them() -> None:
     }
 
 
+def test_a_span_whose_end_never_comes_is_around_nothing() -> None:
+    with phases.record() as times:
+        phases("lost").__enter__()
+        with phases("outer"):
+            phases("lost").__enter__()
+            with phases("inner"):
+                pass
+        with phases("after"):
+            pass
+    assert shape(times) == [("inner", 1, False), ("outer", 0, False), ("after", 0, False)]
+
+
 def test_nothing_is_kept_when_nobody_records() -> None:
     with phases("a"):
         assert TOP.get() is None

@@ -19,6 +19,7 @@ __all__ = ["DEVICE_CLOCK", "Device", "DeviceClock", "Event", "Mark", "Stretch"]
 _MAX_WAITING = 4096  # stretches whose events have not been seen to happen
 _ASK_EVERY = 512  # of them, so that a step is asked for little and a long run holds little
 _MAX_FREE = 1024  # events kept for use again
+_MAX_DRIFT_PPM = 50  # of the device's clock against the host's
 _MAX_FROM_ANCHOR_MS = 10_000.0  # torch tells milliseconds in 32 bits: beyond, µs are lost
 
 
@@ -87,14 +88,17 @@ class _Anchor:
 
     def __init__(self, event: Event, host_ns: int) -> None:
         self.event = event
-        self._device_ns = 0
+        self._device_ns = self._last_ns = 0
         self._ahead_ns = host_ns  # of the device's clock, which is 0 at the first anchor
 
     def place(self, waiting: _Waiting) -> int:
         """When the stretch ended by the device's clock."""
         elapsed_ms = self.event.elapsed_time(waiting.end)
         device_ns = self._device_ns + int(elapsed_ms * 1e6)
-        self._ahead_ns = max(self._ahead_ns, waiting.host_ns - device_ns)
+        # Clocks drift apart, so a bound is worth less the older it is.
+        aged_ns = max(0, device_ns - self._last_ns) * _MAX_DRIFT_PPM // 1_000_000
+        self._ahead_ns = max(self._ahead_ns - aged_ns, waiting.host_ns - device_ns)
+        self._last_ns = max(self._last_ns, device_ns)
         if elapsed_ms > _MAX_FROM_ANCHOR_MS:
             self.event, self._device_ns = waiting.end, device_ns
         return device_ns

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, final
 
+import torch.distributed as dist
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -89,6 +90,7 @@ class SpanBook:
 
     def __init__(self, recorder: Recorder, *, emit: Callable[[Span], None] | None) -> None:
         self.spans: list[Span] = []
+        self.has_rank = False  # whether any was heard in a world, and so cannot be another rank's
         self._num_lost = 0
         self._recorder = recorder
         self._emit = emit
@@ -101,6 +103,7 @@ class SpanBook:
                 return
             span = timing.as_span(rank=self._recorder.rank, since_ns=self._recorder.start_ns)
             with self._lock:
+                self.has_rank = self.has_rank or dist.is_initialized()
                 self._keep(span)
         except Exception as error:  # noqa: BLE001 - watching must not kill
             raise_if_from_signal(error)

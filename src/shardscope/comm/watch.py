@@ -89,6 +89,11 @@ class Watch:
         """This process's rank."""
         return self.recorder.rank
 
+    @property
+    def _has_rank(self) -> bool:
+        """Whether something was recorded that is this rank's and cannot become another's."""
+        return self.recorder.has_collectives or self.spans.has_rank
+
     def recording(self) -> Recording:
         """All that was seen so far."""
         DEVICE_CLOCK.settle()
@@ -119,7 +124,7 @@ class Watch:
         """Go on after `pause`, in the same world."""
         now = read_identity()
         then = (self.rank, self._run.world_size)
-        if now != then and self.recorder.has_collectives:
+        if now != then and self._has_rank:
             raise TraceError(
                 f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
                 f"{now[0]} of {now[1]}. Make a new trace for each world."
@@ -159,11 +164,11 @@ class Watch:
         """Before the first collective in a later world: whether it is this trace's to record."""
         rank, world_size = read_identity()
         if (rank, world_size) != (self.rank, self._run.world_size):
-            if self.recorder.has_collectives:
+            if self._has_rank:
                 self.recorder.report_gap(
                     "world",
-                    f"it became another, seen as rank {rank} of {world_size}, whose collectives "
-                    "are not recorded: make a trace for each world",
+                    f"it became another, seen as rank {rank} of {world_size}, of which nothing "
+                    "is recorded: make a trace for each world",
                 )
                 return False
             self._become(rank)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from threading import get_ident
 from typing import NamedTuple, final
+from weakref import ref
 
 from shardscope.comm.device_clock import DEVICE_CLOCK, Mark
 from shardscope.comm.spans import SUBSCRIPTIONS, Subscription, Timing
@@ -35,9 +36,9 @@ class OpenSpan:
 
     __slots__ = (
         "device_inner_ns",
+        "has_ended",
         "hearings",
         "inner_ns",
-        "is_open",
         "mark",
         "name",
         "parent",
@@ -49,22 +50,30 @@ class OpenSpan:
     )
 
     def __init__(self, phase: object, name: str, parent: OpenSpan | None) -> None:
-        self.phase = phase
+        self.phase = ref(phase)
         self.name = name
         self.parent = parent
         self.subscriptions = tuple(SUBSCRIPTIONS)
         self.hearings: list[_Hearing] = []
         self.thread = ""
         self.thread_id = get_ident()
-        self.is_open = True
+        self.has_ended = False
         self.inner_ns = 0  # what spans within it took
         self.device_inner_ns = 0
         self.mark: Mark | None = None
         self.start_ns = 0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended and still can.
+
+        An exception out of a signal's handler may keep the end from us, but not the phase alive.
+        """
+        return not self.has_ended and self.phase() is not None
+
     def end(self, end_ns: int) -> None:
         """Tell who still listens, and have the device tell them too."""
-        self.is_open = False
+        self.has_ended = True
         self.hearings = [self._place(one) for one in self.subscriptions if one.is_open]
         if not self.hearings:
             return
@@ -140,7 +149,7 @@ def close_span(phase: object) -> None:
     """The innermost stretch of `phase` ends."""
     end_ns = time.perf_counter_ns()
     span = TOP.get()
-    while span is not None and not (span.phase is phase and span.is_open):
+    while span is not None and (span.has_ended or span.phase() is not phase):
         span = span.parent
     if span is not None:
         span.end(end_ns)

@@ -31,7 +31,7 @@ class Phase:
     torch.compile has captured runs as if it were not there.
     """
 
-    __slots__ = ("_was_heard", "device", "name")
+    __slots__ = ("__weakref__", "_was_heard", "device", "name")
 
     def __init__(self, name: str, device: str | None = None) -> None:
         self.name = name
