@@ -26,6 +26,7 @@ _SHAPES = {
         ranks=(0, 1, 2, 3),
     ),
     "hostile names": samples.make_varied,
+    "phases": samples.make_phases,
 }
 
 

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope import Trace, trace
+from shardscope import Trace, phases, trace
 
 WIDTH = 8
 
@@ -51,10 +51,11 @@ def train_tensor_parallel_with_fsdp() -> Trace:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model) as t:
+    with trace(model) as t, phases("step"):
         model(ones(4, WIDTH)).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        with phases("optimizer"):
+            optimizer.step()
     return t
 
 

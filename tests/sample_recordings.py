@@ -26,6 +26,7 @@ from shardscope.record import (
     RunInfo,
     Severity,
     Source,
+    Span,
     compress_ranks,
 )
 
@@ -164,6 +165,27 @@ def make_varied() -> Recording:
         gaps=tuple(Gap(place=name, fact=name, rank=0) for name in HOSTILE_NAMES),
         run=make_run(command=HOSTILE_NAMES[3], axes=(Axis(name=HOSTILE_NAMES[0], size=8),)),
     )
+
+
+def make_span(
+    name: str = "step", start_ns: int = 0, duration_ns: int = 1_000, **changes: Any
+) -> Span:
+    """One that lies in none on rank 0, but for the changes."""
+    facts: dict[str, Any] = {"rank": 0, "self_ns": duration_ns}
+    return Span(name=name, start_ns=start_ns, duration_ns=duration_ns, **(facts | changes))
+
+
+def make_phases(ranks: tuple[int, ...] = (0, 1)) -> Recording:
+    """Phases within phases, on two threads and two clocks, with hostile names; no collectives."""
+    spans = [
+        make_span(name, 1_000 * start, 1_000, rank=rank, depth=1, **place)
+        for rank in ranks
+        for place in ({}, {"thread": "loader"}, {"device": "cuda:0"})
+        for start, name in enumerate(HOSTILE_NAMES)
+    ]
+    whole = 1_000 * len(HOSTILE_NAMES)
+    spans += [make_span("step", 0, whole, self_ns=0, rank=rank) for rank in ranks]
+    return make_recording(ranks=ranks, spans=tuple(spans))
 
 
 _BLOCK = (

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.record import save as save
     from shardscope.report.show import show as show
     from shardscope.shard.audit import audit as audit
+    from shardscope.shard.phases import phases as phases
     from shardscope.shard.slices import visualize_sharding as visualize_sharding
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
@@ -32,6 +33,7 @@ _HOMES = {
     "audit": "shardscope.shard.audit",
     "load": "shardscope.record",
     "merge": "shardscope.record",
+    "phases": "shardscope.shard.phases",
     "save": "shardscope.record",
     "show": "shardscope.report.show",
     "simulate": "shardscope.world",
@@ -48,6 +50,7 @@ __all__ = [
     "audit",
     "load",
     "merge",
+    "phases",
     "save",
     "show",
     "simulate",

@@ -8,8 +8,9 @@ from shardscope.comm.debug.mode import CommDebugMode
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
 from shardscope.shard.groups import names_by_group
+from shardscope.shard.simple_profiler import SimpleProfiler
 
-__all__ = ["CommDebugMode", "get_sharded_module_tree_with_module_name_to_fqns"]
+__all__ = ["CommDebugMode", "SimpleProfiler", "get_sharded_module_tree_with_module_name_to_fqns"]
 
 
 def get_sharded_module_tree_with_module_name_to_fqns(

@@ -7,6 +7,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │   └── CollectiveError         a collective that a real process group would refuse
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
+├── PhaseError                  a phase that cannot be timed
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -20,6 +21,7 @@ __all__ = [
     "CollectiveError",
     "MergeError",
     "OutputError",
+    "PhaseError",
     "RecordingError",
     "ShardscopeError",
     "TargetError",
@@ -56,6 +58,10 @@ class TraceError(ShardscopeError):
 
 class AuditError(ShardscopeError):
     """A model or tensor that cannot be audited."""
+
+
+class PhaseError(ShardscopeError):
+    """A phase that cannot be timed."""
 
 
 class TargetError(ShardscopeError):

@@ -41,6 +41,7 @@ _EXIT_CODES = {
     "many ranks": 0,
     "ranks that differ": 1,
     "hostile names": 1,
+    "phases": 0,
 }
 
 

@@ -78,7 +78,7 @@ def test_step_goes_on_when_a_module_cannot_be_named(
 def test_step_goes_on_when_modules_cannot_be_described(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "_describe_parameter", broken)
+    monkeypatch.setattr(inventory, "describe_parameter", broken)
     t = run_step(Block())
     assert gap_facts(t) == ["a module could not be described (LookupError('torch moved it'))"]
     assert gaps(t)[0].place == "linear"

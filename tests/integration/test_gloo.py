@@ -84,6 +84,19 @@ def test_groups_have_one_name_on_all_their_ranks(merged: dict[str, Recording]) -
     assert users == {"dp[0-2/2]": {0, 2}, "dp[1-3/2]": {1, 3}, "tp[0-1]": {0, 1}, "tp[2-3]": {2, 3}}
 
 
+def test_phases_of_each_rank_are_its_own_and_on_its_collectives_clock(
+    merged: dict[str, Recording],
+) -> None:
+    recording = merged["train_tensor_parallel_with_fsdp"]
+    assert [(span.rank, span.name, span.depth) for span in recording.spans] == [
+        (rank, name, depth) for rank in range(4) for name, depth in (("optimizer", 1), ("step", 0))
+    ]
+    for span in recording.spans[1::2]:
+        starts = [call.start_ns for call in recording.collectives if call.rank == span.rank]
+        assert span.start_ns <= min(starts)
+        assert max(starts) <= span.start_ns + span.duration_ns
+
+
 def comparable(collective: Collective) -> Collective:
     """Without what a real rank and a simulated one may differ in."""
     return replace(

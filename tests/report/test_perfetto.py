@@ -6,7 +6,13 @@ import json
 from collections import defaultdict
 from itertools import pairwise
 
-from sample_recordings import make_collective, make_llama, make_recording
+from sample_recordings import (
+    make_collective,
+    make_llama,
+    make_phases,
+    make_recording,
+    make_span,
+)
 from shardscope.record import CollectiveKind
 from shardscope.report.perfetto import render_perfetto
 
@@ -16,20 +22,92 @@ def _events(recording, phase="X"):
     return [event for event in trace["traceEvents"] if event["ph"] == phase]
 
 
-def test_every_collective_is_a_slice_and_bytes_repeat(any_recording):
-    assert len(_events(any_recording)) == len(any_recording.collectives)
+def test_every_collective_and_span_is_a_slice_and_bytes_repeat(any_recording):
+    num_slices = len(any_recording.collectives) + len(any_recording.spans)
+    assert len(_events(any_recording)) == num_slices
     assert render_perfetto(any_recording) == render_perfetto(any_recording)
 
 
-def test_slices_of_a_track_never_overlap(any_recording):
+def _tracks(recording):
     tracks = defaultdict(list)
-    for event in _events(any_recording):
+    for event in _events(recording):
         assert event["ts"] >= 0
         assert event["dur"] > 0
         tracks[event["pid"], event["tid"]].append(event)
-    for events in tracks.values():
+    return tracks
+
+
+def test_slices_of_a_track_never_overlap(any_recording):
+    for events in _tracks(any_recording).values():
+        if events[0]["cat"] == "phase":
+            continue  # those lie within each other
         for before, after in pairwise(events):
             assert before["ts"] + before["dur"] <= after["ts"]
+
+
+def _is_nested(events):
+    """Whether each slice lies within all that are open where it begins; outer ones come first."""
+    open_until = []
+    for event in events:
+        start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        if open_until and end > open_until[-1]:
+            return False
+        open_until.append(end)
+    return True
+
+
+def test_phases_have_a_track_for_each_thread_and_clock_and_nest():
+    recording = make_phases(ranks=(3,))
+    tracks = _tracks(recording)
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in _events(recording, "M")
+        if event["name"] == "thread_name"
+    }
+    assert [names[tid] for _, tid in sorted(tracks)] == [
+        "phases, loader",
+        "phases, main thread",
+        "phases, main thread, cuda:0",
+    ]
+    assert all(_is_nested(events) for events in tracks.values())
+    whole = next(events[0] for events in tracks.values() if events[0]["name"] == "step")
+    assert whole["dur"] == 13
+    assert whole["args"]["self_ns"] == 0
+
+
+def test_phases_that_take_turns_get_tracks_of_their_own():
+    spans = (
+        make_span("a", 0, 10),
+        make_span("b", 5, 10),
+        make_span("in a", 2, 3, depth=1),
+        make_span("in b", 12, 3, depth=1),
+        make_span("c", 20, 5),
+    )
+    tracks = _tracks(make_recording(spans=spans))
+    assert {tuple(event["name"] for event in events) for events in tracks.values()} == {
+        ("a", "in a", "in b", "c"),
+        ("b",),
+    }
+    assert all(_is_nested(events) for events in tracks.values())
+
+
+def test_phases_and_collectives_of_a_rank_share_a_clock():
+    calls = (
+        make_collective(rank=0, start_ns=5_000_000),
+        make_collective(rank=1, start_ns=70_000_000),
+    )
+    spans = (
+        make_span("early", 4_000_000, rank=0),
+        make_span("at it", 70_000_000, rank=1),
+        make_span("alone", 9_000_000, rank=2),
+    )
+    recording = make_recording(calls, spans=spans, ranks=(0, 1, 2))
+    starts = {(event["pid"], event["name"]): event["ts"] for event in _events(recording)}
+    assert starts[0, "early"] == 0
+    assert starts[0, "all_reduce"] == starts[1, "all_reduce"] == starts[1, "at it"] == 1000
+    assert starts[2, "alone"] == 5000  # it met nobody, and keeps its own clock
 
 
 def test_a_process_per_rank_and_a_track_per_axis():

@@ -39,6 +39,7 @@ from shardscope.comm.groups import GroupBook, Membership
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.comm.signals import raise_if_from_signal
 from shardscope.comm.stack import Stack, find_backward_caller, read_stack
+from shardscope.comm.threads import thread_name
 from shardscope.comm.traffic import Payload
 from shardscope.record import BucketReduce, Cause, Collective, CollectiveKind, Gap, Group, Phase
 
@@ -102,7 +103,7 @@ class Recorder:
         # Which modules issued a collective at a line of forward, by name.
         self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
         self._issuers = defaultdict(dict)
-        self._start_ns = time.perf_counter_ns()
+        self.start_ns = time.perf_counter_ns()
 
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
@@ -151,7 +152,7 @@ class Recorder:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
     def _note(self, issued: Issued, stack: Stack) -> None:
-        start_ns = time.perf_counter_ns() - self._start_ns
+        start_ns = time.perf_counter_ns() - self.start_ns
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
@@ -164,7 +165,7 @@ class Recorder:
             payload = Payload(single, group=group, asked=stack.reduction)
             note = _Note(payload, stack, phase, start_ns)
             if get_ident() != _MAIN_THREAD:
-                note.thread = _thread_name()
+                note.thread = thread_name()
             if phase is _BACKWARD:
                 self._note_node(note, single)
             elif stack.boundary is Role.RECOMPUTE:
@@ -184,7 +185,12 @@ class Recorder:
         default = default_group()
         self._world = (lambda: None) if default is None else weakref.ref(default)
 
-    def _is_in_our_world(self) -> bool:
+    def is_in_its_world(self) -> bool:
+        """Whether what happens now is this recorder's to record; before any world, all is."""
+        group = default_group()
+        return group is None or group is self._world() or self._enter()
+
+    def _enter(self) -> bool:
         with self._lock:
             if not self._enter_world():
                 return False
@@ -279,7 +285,7 @@ class Recorder:
 
     def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
         """Of the group, which the run may have destroyed by the time the record is written."""
-        if default_group() is not self._world() and not self._is_in_our_world():
+        if default_group() is not self._world() and not self._enter():
             return None
         group = issued.args[issued.layout.group]
         is_name = type(group) is str  # what functional collectives are given
@@ -355,10 +361,3 @@ def _owner_name(cause: Cause | None, owner: str | None) -> str | None:
     if isinstance(cause, BucketReduce) and cause.parameters:
         return common_module(cause.parameters)
     return owner
-
-
-def _thread_name() -> str:
-    identity = get_ident()
-    # Not current_thread(): it would leave an object behind for a thread that C++ started.
-    named = (thread.name for thread in threading.enumerate() if thread.ident == identity)
-    return next(named, "autograd" if is_in_backward() else "unnamed")

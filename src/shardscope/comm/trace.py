@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardscope._torch.intercept import intercept
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope.comm.names import Models, ModuleNames
+from shardscope.comm.spans import listening
 from shardscope.comm.watch import Watch, name_for_rank
 from shardscope.errors import TraceError
 from shardscope.record import Recording, save
@@ -26,7 +27,7 @@ def trace(
     stream: str | Path | None = None,
     force: bool = False,
 ) -> Trace:
-    """Record every collective issued inside the context.
+    """Record every collective issued, and every phase timed, inside the context.
 
     >>> with trace(model) as t:
     ...     step()
@@ -63,6 +64,7 @@ class Trace:
                 stack.enter_context(watch.recorder.calls.watching())
                 stack.enter_context(watch_module_calls(watch.recorder.calls))
                 stack.enter_context(intercept(watch.recorder))
+                stack.enter_context(listening(watch.spans))
                 self._exit = stack.pop_all()
         self._depth += 1
         return self

@@ -12,16 +12,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.findings import find_comm_problems
 from shardscope.comm.groups import GroupBook
 from shardscope.comm.inventory import Inventory
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.recorder import Recorder
 from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.spans import SpanBook
 from shardscope.errors import OutputError, TraceError
 from shardscope.record import (
     Axis,
     Finding,
+    Gap,
     Module,
     RankSpan,
     Recording,
@@ -63,6 +66,7 @@ class Watch:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
+        self.spans = SpanBook(self.recorder, emit=None if stream is None else self._emit)
         self._run = describe_run(rank, world_size, self._read_axes())
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
@@ -80,8 +84,17 @@ class Watch:
         """This process's rank."""
         return self.recorder.rank
 
+    @property
+    def _has_rank(self) -> bool:
+        """Whether something was recorded that is this rank's and cannot become another's."""
+        return self.recorder.has_collectives or self.spans.has_rank
+
     def recording(self) -> Recording:
         """All that was seen so far."""
+        DEVICE_CLOCK.settle()
+        return self._make_recording()
+
+    def _make_recording(self) -> Recording:
         self._describe_modules()
         collectives = self.recorder.collectives
         recording = Recording(
@@ -90,19 +103,23 @@ class Watch:
             modules=tuple(self._modules),
             collectives=tuple(collectives),
             findings=(),
-            gaps=tuple(self.recorder.gaps),
+            gaps=self._gaps(),
+            spans=tuple(self.spans.spans),
         )
         try:
             return msgspec.structs.replace(recording, findings=find_comm_problems(recording))
         except Exception as error:  # noqa: BLE001 - watching must not kill
             self.recorder.report_gap("findings", f"they could not be looked for ({error!r})")
-            return msgspec.structs.replace(recording, gaps=tuple(self.recorder.gaps))
+            return msgspec.structs.replace(recording, gaps=self._gaps())
+
+    def _gaps(self) -> tuple[Gap, ...]:
+        return (*self.recorder.gaps, *self.spans.gaps())
 
     def resume(self) -> None:
         """Go on after `pause`, in the same world."""
         now = read_identity()
         then = (self.rank, self._run.world_size)
-        if now != then and self.recorder.has_collectives:
+        if now != then and self._has_rank:
             raise TraceError(
                 f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
                 f"{now[0]} of {now[1]}. Make a new trace for each world."
@@ -118,6 +135,7 @@ class Watch:
         self._describe_modules()
         if self._stream is None:
             return
+        self._write_late_spans()
         with self._lock:
             if self._writer is None:
                 self._open_late()
@@ -127,15 +145,25 @@ class Watch:
                 if self._writer.failure is not None:
                     self.recorder.report_gap("stream", self._writer.failure)
 
+    def _write_late_spans(self) -> None:
+        """Those that a device timed and has finished; of the rest the stream is not told."""
+        DEVICE_CLOCK.settle()
+        if DEVICE_CLOCK.num_waiting(self.spans):
+            self.recorder.report_gap(
+                "phases",
+                "the stream lacks spans that the device had not finished when the trace ended: "
+                "call torch.cuda.synchronize() before that",
+            )
+
     def _enter_world(self) -> bool:
         """Before the first collective in a later world: whether it is this trace's to record."""
         rank, world_size = read_identity()
         if (rank, world_size) != (self.rank, self._run.world_size):
-            if self.recorder.has_collectives:
+            if self._has_rank:
                 self.recorder.report_gap(
                     "world",
-                    f"it became another, seen as rank {rank} of {world_size}, whose collectives "
-                    "are not recorded: make a trace for each world",
+                    f"it became another, seen as rank {rank} of {world_size}, of which nothing "
+                    "is recorded: make a trace for each world",
                 )
                 return False
             self._become(rank)
@@ -150,7 +178,9 @@ class Watch:
         self.recorder.rank = rank
         self.recorder.gaps[:] = [replace(gap, rank=rank) for gap in self.recorder.gaps]
         self._modules = [replace(one, ranks=(RankSpan(rank),)) for one in self._modules]
-        self._waiting = [*self._modules, *self.recorder.gaps] if self._waiting else []
+        self.spans.become(rank)
+        early: list[StreamRecord] = [*self._modules, *self.recorder.gaps, *self.spans.spans]
+        self._waiting = early if self._waiting else []
 
     def _read_axes(self) -> tuple[Axis, ...]:
         """The axes of the largest mesh; and the groups of all of them get their names."""
@@ -197,7 +227,8 @@ class Watch:
 
     def _emit_findings(self) -> None:
         """Those that are not in the stream yet: it may be closed and go on."""
-        known, self._findings = self._findings, self.recording().findings
+        # Not asking the device: who it tells of may wait for our lock.
+        known, self._findings = self._findings, self._make_recording().findings
         for finding in self._findings:
             if finding not in known:
                 self._emit(finding)

@@ -41,7 +41,7 @@ from shardscope.record.recording import (
 from shardscope.record.replay import read_stream
 from shardscope.record.slices import Slice, TensorLayout
 from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import Span
+from shardscope.record.spans import PhaseTotal, Span, sum_spans
 from shardscope.record.stream import StreamWriter
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "OpCoverage",
     "Parameter",
     "Phase",
+    "PhaseTotal",
     "RankSpan",
     "Recording",
     "Redistribute",
@@ -96,5 +97,6 @@ __all__ = [
     "read_stream",
     "replace_surrogates",
     "save",
+    "sum_spans",
     "write_file",
 ]

@@ -21,6 +21,8 @@ def encode_json(value: Any) -> bytes:
 
 def replace_surrogates(text: str) -> str:
     """Text that JSON can hold: file names that are not UTF-8 reach Python as lone surrogates."""
+    if text.isascii():
+        return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

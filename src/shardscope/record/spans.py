@@ -1,24 +1,74 @@
-"""Named stretches of time that a run was asked to measure."""
+"""Named stretches of time that a run was asked to measure, and what they add up to."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from shardscope.record.ranks import Natural, Rank
 
-__all__ = ["Span"]
+__all__ = ["PhaseTotal", "Span", "sum_spans"]
 
 
 class Span(Struct, frozen=True, kw_only=True, gc=False):
     """One stretch of one phase on one rank, since the recording began.
 
-    `device` is whose clock it was: "cpu", or "cuda" where events on the device's stream timed it.
+    `device` is whose clock it was: "cpu", or "cuda:0" where events on a stream timed it. A phase
+    that was timed on both has a span for each.
     """
 
     rank: Rank
     name: str
     start_ns: Natural
     duration_ns: Natural
+    self_ns: Natural  # less what spans within it took
     device: str = "cpu"
-    thread: str = ""
+    thread: str = ""  # empty is the main one
     depth: Natural = 0  # how many spans of the same thread it lies within
+    is_inner: bool = False  # whether one of them has the same name
+
+
+class PhaseTotal(Struct, frozen=True, kw_only=True, gc=False):
+    """What the spans of one phase add up to, on one rank and one clock.
+
+    `total_ns` counts time once where a phase lies within itself; that of several threads adds up.
+    """
+
+    name: str
+    rank: Rank = 0
+    device: str = "cpu"
+    count: Natural = 0
+    num_inner: Natural = 0  # of them, those within a span of the same name
+    total_ns: Natural = 0
+    self_ns: Natural = 0
+    max_ns: Natural = 0
+
+    @property
+    def mean_ns(self) -> int:
+        """Of a span that does not lie within one of the same name."""
+        num_outer = self.count - self.num_inner
+        return self.total_ns // num_outer if num_outer else 0
+
+    def add(self, span: Span) -> PhaseTotal:
+        """The total with one more span."""
+        return PhaseTotal(
+            name=self.name,
+            rank=self.rank,
+            device=self.device,
+            count=self.count + 1,
+            num_inner=self.num_inner + span.is_inner,
+            total_ns=self.total_ns + (0 if span.is_inner else span.duration_ns),
+            self_ns=self.self_ns + span.self_ns,
+            max_ns=max(self.max_ns, span.duration_ns),
+        )
+
+
+def sum_spans(spans: Iterable[Span]) -> tuple[PhaseTotal, ...]:
+    """A total for each rank, phase and clock, in the order in which they first occur."""
+    totals: dict[tuple[int, str, str], PhaseTotal] = {}
+    for span in spans:
+        key = (span.rank, span.name, span.device)
+        known = totals.get(key) or PhaseTotal(name=span.name, rank=span.rank, device=span.device)
+        totals[key] = known.add(span)
+    return tuple(totals.values())

@@ -1,13 +1,19 @@
-"""A recording as a Chrome/Perfetto JSON trace: a process per rank, a track per mesh axis."""
+"""A recording as a Chrome/Perfetto JSON trace: a process per rank, a track per mesh axis.
+
+Phases, where they were timed, have a track for each thread and clock.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 
-from shardscope.record import Collective, Recording
+from msgspec import Struct
+
+from shardscope.record import Collective, Recording, Span
 from shardscope.record.encoding import encode_json
 from shardscope.report.align import align_clocks
+from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
 
 __all__ = ["render_perfetto", "render_perfetto_pieces"]
 
@@ -15,11 +21,9 @@ _NOMINAL_NS = 10_000  # durations are not measured; a slice needs one to be seen
 _MIN_STEP_NS = 1_000  # between two collectives of one rank, so that none hides another
 _NOTE = (
     "Starts are when the host issued each collective. Durations were not measured: every slice is "
-    "10 µs, or less where the next one on its track begins. Ranks are aligned on the first "
-    "collective they share."
+    "10 µs, or less where the next one on its track begins. Phases were measured, by the clock "
+    "that their track names. Ranks are aligned on the first collective they share."
 )
-
-Event = dict[str, object]
 
 
 def render_perfetto(recording: Recording) -> bytes:
@@ -33,28 +37,63 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
     head = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": []}
     yield encode_json(head).removesuffix(b"]}")
     before = b""
-    for rank, mine, starts in _place_in_time(recording):
-        tracks = _number_tracks(mine)
-        events = [*_name_tracks(rank, tracks), *_make_slices(mine, starts, tracks)]
+    for one in _place_in_time(recording):
+        tracks = _number_tracks(one.calls)
+        events = [
+            *_name_tracks(one.rank, tracks),
+            *_make_slices(one.calls, one.starts, tracks),
+            *_make_phases(one, len(tracks)),
+        ]
         yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     yield b"]}\n"
 
 
-def _place_in_time(recording: Recording) -> Iterator[tuple[int, list[Collective], list[int]]]:
-    """Each rank's collectives, and their starts on one common clock that begins at zero."""
+class _Rank(Struct, frozen=True):
+    """What one rank did, and when by a clock that all share."""
+
+    rank: int
+    calls: list[Collective]
+    starts: list[int]
+    spans: list[Span]
+    shift_ns: int  # to add to the rank's own clock
+
+
+def _place_in_time(recording: Recording) -> Iterator[_Rank]:
+    """Each rank's records on one common clock, which begins at zero."""
     calls: dict[int, list[Collective]] = defaultdict(list)
+    spans: dict[int, list[Span]] = defaultdict(list)
     for call in sorted(recording.collectives, key=lambda call: (call.rank, call.order)):
         calls[call.rank].append(call)
-    offsets = align_clocks(calls)
-    earliest = min((offsets[rank] + mine[0].start_ns for rank, mine in calls.items()), default=0)
-    for rank, mine in calls.items():
-        starts: list[int] = []
-        soonest = 0
-        for call in mine:
-            starts.append(max(soonest, call.start_ns + offsets[rank] - earliest))
-            soonest = starts[-1] + _MIN_STEP_NS
-        yield rank, mine, starts
+    for span in recording.spans:
+        spans[span.rank].append(span)
+    offsets = dict.fromkeys(spans, 0) | align_clocks(calls)
+    firsts = {rank: _first_ns(calls.get(rank), spans.get(rank)) for rank in offsets}
+    earliest = min((offsets[rank] + first for rank, first in firsts.items()), default=0)
+    for rank in sorted(offsets):
+        mine, shift_ns = calls.get(rank, []), offsets[rank] - earliest
+        yield _Rank(rank, mine, _space_out(mine, shift_ns), spans.get(rank, []), shift_ns)
+
+
+def _first_ns(calls: list[Collective] | None, spans: list[Span] | None) -> int:
+    starts = [calls[0].start_ns] if calls else []
+    return min(starts + [span.start_ns for span in spans or ()])
+
+
+def _space_out(calls: list[Collective], shift_ns: int) -> list[int]:
+    starts: list[int] = []
+    soonest = 0
+    for call in calls:
+        starts.append(max(soonest, call.start_ns + shift_ns))
+        soonest = starts[-1] + _MIN_STEP_NS
+    return starts
+
+
+def _make_phases(one: _Rank, num_tracks: int) -> Iterator[Event]:
+    """Names and slices of the tracks of phases, which come after the others."""
+    for track, (lane, spans) in enumerate(assign_lanes(one.spans).items(), start=num_tracks + 1):
+        yield from _name_track(one.rank, lane[0], track)
+        yield from make_span_slices(spans, track, one.shift_ns)
 
 
 def _track(call: Collective) -> str:
@@ -70,8 +109,12 @@ def _name_tracks(rank: int, tracks: dict[str, int]) -> Iterator[Event]:
     yield _metadata(rank, "process_name", {"name": f"rank {rank}"})
     yield _metadata(rank, "process_sort_index", {"sort_index": rank})
     for name, number in tracks.items():
-        yield _metadata(rank, "thread_name", {"name": name}, number)
-        yield _metadata(rank, "thread_sort_index", {"sort_index": number}, number)
+        yield from _name_track(rank, name, number)
+
+
+def _name_track(rank: int, name: str, number: int) -> Iterator[Event]:
+    yield _metadata(rank, "thread_name", {"name": name}, number)
+    yield _metadata(rank, "thread_sort_index", {"sort_index": number}, number)
 
 
 def _metadata(rank: int, name: str, args: Event, track: int = 0) -> Event:

@@ -16,6 +16,7 @@ from shardscope.report.costliest import render_costliest
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
+from shardscope.report.phases import render_phases
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
 from shardscope.report.slices import render_layout
@@ -56,14 +57,19 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     classes = fold_ranks(recording)
     yield render_heading(recording, classes)
     yield from render_problems(recording)
-    sections = list(_render_holdings(recording, is_folded))
-    yield from sections
-    if not recording.collectives and sections:
-        return
-    if not recording.collectives:
-        has_losses = any(gap.is_loss for gap in recording.gaps)
-        yield Text(f"\n{_LOST if has_losses else _EMPTY}")
-        return
+    others = list(_render_others(recording, is_folded))
+    if recording.collectives:
+        yield from _render_collectives(recording, classes, by, is_folded)
+    elif any(gap.is_loss for gap in recording.gaps):
+        yield Text(f"\n{_LOST}")
+    elif not others:
+        yield Text(f"\n{_EMPTY}")
+    yield from others
+
+
+def _render_collectives(
+    recording: Recording, classes: tuple[RankClass, ...], by: View, is_folded: bool
+) -> Iterator[RenderableType]:
     if len(classes) > 1:
         yield make_title("Ranks", "those that issued the same share a row")
         yield render_ranks(classes)
@@ -80,8 +86,9 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
         yield render_totals(_add_roots(roots), classes, (by, other, "phase"))
 
 
-def _render_holdings(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
-    """What instruments other than a trace found."""
+def _render_others(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
+    """What instruments other than a trace of collectives found."""
+    yield from render_phases(recording)
     if is_audited(recording):
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:

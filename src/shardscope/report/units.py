@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Spread", "format_bytes", "format_count", "format_spread", "spread"]
+__all__ = ["Spread", "format_bytes", "format_count", "format_duration", "format_spread", "spread"]
 
+_TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -18,6 +19,20 @@ def format_bytes(num_bytes: int) -> str:
             return _format_digits(value, unit)
         value /= 1024
     return _format_digits(value, _UNITS[-1])
+
+
+def format_duration(ns: int) -> str:
+    """`0 ns`, `950 ns`, `1.50 µs`, `12.3 ms`, `100 s`, `86,400 s`."""
+    for unit, size in _TIMES[:-1]:
+        if ns < 999.5 * size:
+            return "0 ns" if ns == 0 else _format_time(ns / size, unit)
+    return _format_time(ns / _TIMES[-1][1], _TIMES[-1][0])
+
+
+def _format_time(value: float, unit: str) -> str:
+    if unit == "ns" or value >= 99.95:
+        return f"{value:,.0f} {unit}"
+    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
 
 
 def _format_digits(value: float, unit: str) -> str:

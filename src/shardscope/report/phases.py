@@ -1,0 +1,97 @@
+"""How long named phases took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from msgspec import Struct
+from rich.console import RenderableType
+
+from shardscope.record import PhaseTotal, Recording, sum_spans
+from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import format_bar, make_text, make_title
+from shardscope.report.units import (
+    Spread,
+    format_count,
+    format_duration,
+    format_spread,
+    spread,
+)
+
+__all__ = ["render_phases"]
+
+_MAX_ROWS = 40
+_HOST = "cpu"
+_COLUMNS = {
+    "phase": Column("phase", Look.NAME, 16),
+    "clock": Column("clock", Look.NAME, 6),
+    "calls": Column("calls"),
+    "total": Column("total"),
+    "self": Column("self"),
+    "mean": Column("mean"),
+    "max": Column("max"),
+    "slowest": Column("slowest"),
+    "bar": Column("", Look.NAME, 8),
+}
+
+
+class _Line(Struct, frozen=True):
+    """One phase by one clock, on every rank that has it."""
+
+    name: str
+    device: str
+    totals: tuple[PhaseTotal, ...]
+
+    @property
+    def slowest(self) -> PhaseTotal:
+        return max(self.totals, key=lambda one: (one.total_ns, -one.rank))
+
+    def over_ranks(self, field: str) -> Spread:
+        return spread(getattr(one, field) for one in self.totals)
+
+
+def render_phases(recording: Recording) -> Iterator[RenderableType]:
+    """A row for each phase, the longest first; nothing if none were timed."""
+    lines = _gather(recording)
+    if not lines:
+        return
+    num_ranks = len({one.rank for line in lines for one in line.totals})
+    note = "self: less phases within it"
+    if num_ranks > 1:
+        note += "; ≤: ranks differ, and that of the one with most"
+    yield make_title("Phases", note)
+    longest_ns = sum(max(one.self_ns for one in line.totals) for line in lines)
+    rows = [_make_row(line, longest_ns, num_ranks) for line in lines[:_MAX_ROWS]]
+    num_hidden = len(lines) - _MAX_ROWS
+    more = f"… {num_hidden:,} more, which took less: see shardscope export --to json"
+    layout = [key for key in _COLUMNS if key != "clock" or _needs_clock(lines)]
+    layouts = leave_out(layout, "bar", "max", "slowest", "self", "mean", "clock", "calls")
+    yield Grid(_COLUMNS, rows, layouts, note=more if num_hidden > 0 else "")
+
+
+def _gather(recording: Recording) -> list[_Line]:
+    totals: dict[tuple[str, str], list[PhaseTotal]] = defaultdict(list)
+    for one in sum_spans(recording.spans):
+        totals[one.name, one.device].append(one)
+    lines = [_Line(name, device, tuple(found)) for (name, device), found in totals.items()]
+    return sorted(lines, key=lambda line: (-line.slowest.total_ns, line.name, line.device))
+
+
+def _needs_clock(lines: list[_Line]) -> bool:
+    return any(line.device != _HOST for line in lines)
+
+
+def _make_row(line: _Line, whole_ns: int, num_ranks: int) -> Row:
+    self_ns = line.over_ranks("self_ns")
+    return {
+        "phase": make_text(line.name),
+        "clock": make_text(line.device, width=12),
+        "calls": format_spread(line.over_ranks("count"), format_count),
+        "total": format_spread(line.over_ranks("total_ns"), format_duration),
+        "self": format_spread(self_ns, format_duration),
+        "mean": format_spread(line.over_ranks("mean_ns"), format_duration),
+        "max": format_duration(line.over_ranks("max_ns").high),
+        "slowest": f"rank {line.slowest.rank:,}" if num_ranks > 1 else "",
+        "bar": format_bar(self_ns.high, whole_ns),
+    }

@@ -1,0 +1,190 @@
+"""`phases`: how long named parts of a step take, on each rank, on the host and on the device."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, final
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from shardscope.comm.spans import SUBSCRIPTIONS
+from shardscope.errors import PhaseError
+from shardscope.shard.open_spans import close_span, open_span
+from shardscope.shard.phase_times import PhaseTimes
+
+__all__ = ["Phase", "Phases", "phases"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@final
+class Phase:
+    """A named phase: a context manager and a decorator, for use anywhere and any number of times.
+
+    It may be entered within itself, on several threads and in several tasks. A program that
+    torch.compile has captured runs as if it were not there.
+    """
+
+    __slots__ = ("__weakref__", "_was_heard", "device", "name")
+
+    def __init__(self, name: str, device: str | None = None) -> None:
+        self.name = name
+        self.device = device
+        self._was_heard = False  # by anyone, ever: most never are, and should cost little
+
+    def __enter__(self) -> Self:
+        # Compiled code asks this first, so that nothing else becomes a guard of the graph's.
+        if is_dynamo_compiling():
+            return self
+        # Unheard now but not ever, its end must not be taken for that of a span around it.
+        if SUBSCRIPTIONS or self._was_heard:
+            self._was_heard = True
+            open_span(self, self.name, self.device)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._was_heard:
+            close_span(self)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, each call of which is this phase; a coroutine's until it has ended."""
+        _check_function(function, self.name)
+        # Made anew for each call: torch.compile takes no context that was made elsewhere.
+        name, device = self.name, self.device
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def timed_coroutine(*args: Any, **kwargs: Any) -> Any:
+                with Phase(name, device):
+                    return await function(*args, **kwargs)
+
+            return timed_coroutine  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def timed(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Phase(name, device):
+                return function(*args, **kwargs)
+
+        return timed
+
+    def __repr__(self) -> str:
+        return f"phases({self.name!r})"
+
+
+@final
+class Phases:
+    """Makes phases, and records them.
+
+    >>> with phases("load"):
+    ...     batch = next(batches)
+    >>> @phases.all_gather
+    ... def gather(): ...
+    >>> with phases.record() as times:
+    ...     step()
+    >>> print(times)
+
+    Nothing is timed, and next to nothing spent, unless `record` or a `trace` is active. Where CUDA
+    is in use, each phase is timed on the host and on the current stream.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, name: str, *, device: str | torch.device | None = None) -> Phase:
+        """The phase called `name`; `device` is "cpu" to have it timed on the host alone."""
+        if type(name) is not str:
+            name = _read_name(name)
+        return Phase(name, device if device is None else _read_device(device))
+
+    def record(self, *, keep: int = 10_000) -> PhaseTimes:
+        """A context in which every phase is added up; of spans, the last `keep` are kept."""
+        return PhaseTimes(keep=keep)
+
+    # Properties, not attributes: see Phase.__call__.
+
+    @property
+    def all(self) -> Phase:
+        """The whole of something."""
+        return Phase("all")
+
+    @property
+    def all_gather(self) -> Phase:
+        """Gathering tensors."""
+        return Phase("all_gather")
+
+    @property
+    def all_gather_object(self) -> Phase:
+        """Gathering objects."""
+        return Phase("all_gather_object")
+
+    @property
+    def resharding(self) -> Phase:
+        """From one sharding to another."""
+        return Phase("resharding")
+
+    @property
+    def H2D(self) -> Phase:  # noqa: N802 - everybody writes it so
+        """From host to device."""
+        return Phase("H2D")
+
+    @property
+    def D2H(self) -> Phase:  # noqa: N802
+        """From device to host."""
+        return Phase("D2H")
+
+
+def _read_name(name: object) -> str:
+    if isinstance(name, str):
+        return str(name.value) if isinstance(name, Enum) else str(name)
+    if callable(name):
+        called = getattr(name, "__name__", type(name).__name__)
+        raise PhaseError(f"a phase needs a name, and {called} has none. Write @phases({called!r}).")
+    raise PhaseError(f"a phase's name is text, not {name!r}. Write phases('load').")
+
+
+def _read_device(device: str | torch.device) -> str:
+    name = str(device)
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise PhaseError(
+            f"phases are timed on 'cpu' or 'cuda', not on {name!r}. Leave device out to have them "
+            "timed wherever that is possible."
+        )
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise PhaseError(
+            f"this phase is to be timed on {name!r}, but there is no CUDA device here. Leave "
+            "device out to have it timed wherever that is possible."
+        )
+    return kind if kind == "cpu" else name
+
+
+def _check_function(function: object, phase: str) -> None:
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise PhaseError(
+            f"phases({phase!r}) cannot time {name}, a generator: its body runs piece by piece, "
+            f"between its caller's lines. Write `with phases({phase!r}):` inside it."
+        )
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise PhaseError(
+            f"phases({phase!r}) stands above @{kind} on {name}. Put it below: it times a function."
+        )
+    if not (inspect.isroutine(function) or isinstance(function, functools.partial)):
+        raise PhaseError(
+            f"phases({phase!r}) times functions, and {name} is none. Write "
+            f"`with phases({phase!r}):` around what is to be timed."
+        )
+
+
+phases = Phases()
