@@ -436,3 +436,16 @@ def test_models_that_share_a_parameter_share_it_still() -> None:
         world.materialize(second)
         assert first.weight is second.weight
         assert first.bias is not second.bias
+
+
+def test_a_world_in_a_process_that_debugs_in_detail_does_not_wait_for_others() -> None:
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with simulate({"dp": 4}) as world:
+            dist.all_reduce(torch.ones(2))
+            dist.all_reduce(torch.ones(2), group=world.mesh.get_group("dp"))
+            assert dist.get_debug_level() == dist.DebugLevel.INFO
+        assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+    finally:
+        dist.set_debug_level(level)
