@@ -173,6 +173,11 @@ CANARIES: dict[str, Canary] = {
         "know which parameters FSDP1 holds once for several",
         fsdp1_module(lambda model: model._handle.flat_param._shared_param_infos == ()),
     ),
+    "._param_extensions": Canary(
+        "fsdp_groups.py",
+        "know whether FSDP1 lies on top of tensor parallelism",
+        fsdp1_module(lambda model: model._handle.flat_param._param_extensions[0] is None),
+    ),
     "._use_orig_params": Canary(
         "fsdp_groups.py",
         "know whether FSDP1 hides the user's parameters",
@@ -205,6 +210,18 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
     "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
+    "torch.utils._pytree.tree_map": Canary("mixing.py", "give an op replicated tensors instead"),
+    "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
+        "mixing.py", "know whether the user lets plain tensors meet DTensors"
+    ),
+    "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication": Canary(
+        "mixing.py",
+        "know whether the user lets plain tensors meet DTensors",
+        lambda: DTensor._op_dispatcher._allow_implicit_replication is False,
+    ),
+    "torch.distributed._composable.replicate.DDP": Canary(
+        "ddp.py, fsdp.py", "know modules that `replicate` was applied to"
+    ),
     # calls.py
     "torch.distributed.distributed_c10d._resolve_process_group": Canary(
         "calls.py", "find the group that a functional collective names"

@@ -79,19 +79,23 @@ def test_ties_are_compared_with_the_model_before_it_was_sharded(target: Path) ->
     assert "error tied-weights  0.up.weight, 1.up.weight" in result.output
 
 
-def test_a_step_that_fails_is_a_gap(target: Path) -> None:
-    target.write_text(PROGRAM + "\ndef step(model, batch):\n    raise KeyError('loss')\n")
+@pytest.mark.parametrize("failure", ["raise KeyError('loss')", "import sys; sys.exit(0)"])
+def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -> None:
+    target.write_text(f"{PROGRAM}\ndef step(model, batch):\n    {failure}\n")
     result = run("audit", target, "--mesh", "dp=2,tp=4")
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     assert "it ended early" in result.output
-    assert run("audit", target, "--mesh", "dp=2,tp=4", "--strict").exit_code == 1
-    assert "Gaps" not in run("audit", target, "--mesh", "dp=2,tp=4", "--no-step").output
+    assert "shardscope: train's step() failed" in result.output
+    assert load("train.shardscope.json.gz").modules
+    without = run("audit", target, "--mesh", "dp=2,tp=4", "--no-step")
+    assert (without.exit_code, "Gaps" in without.output) == (0, False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ((), "There is no mesh to run train on"),
+        (("--mesh", ""), "--mesh '' is not understood"),
         (("--mesh", "dp"), "--mesh 'dp' is not understood"),
         (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),
     ],

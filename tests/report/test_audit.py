@@ -139,6 +139,17 @@ def test_two_dims_that_are_cut_are_drawn(capsys: pytest.CaptureFixture[str]) -> 
     assert [cell.strip() for cell in lines[7].strip("│").split("│")] == ["2:4", "3", "4", "5"]
 
 
+def test_a_picture_without_room_is_a_table() -> None:
+    layout = lay({"dp": 8, "tp": 8}, 64, 64, plan=RowwiseParallel())
+    wide, narrow = (
+        render_text(make_recording(layouts=(layout,)), width=width) for width in (200, 40)
+    )
+    assert "│" in wide
+    assert "│" not in narrow
+    assert "24-31" not in narrow
+    assert "63" in narrow
+
+
 def test_other_layouts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     show(lay({"tp": 4}, 6, 2, plan=ColwiseParallel()))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -185,6 +185,77 @@ def test_a_shared_module_is_there_once_with_all_its_names() -> None:
     assert modules["0"].aliases == ("2",)
     assert "2" not in modules
     assert "0.up.weight" in tensors_of(recording)
+
+
+def test_a_root_without_parameters_of_its_own_is_sharded_all_the_same() -> None:
+    with simulate({"dp": 2}) as world:
+        model = nn.Sequential(fully_shard(Unit(), mesh=world.mesh))
+        fully_shard(model, mesh=world.mesh)
+        tree, names = get_sharded_module_tree_with_module_name_to_fqns(model)
+    assert tree.startswith("[Sequential] FULLY SHARDED\n    0[Unit] FULLY SHARDED\n")
+    assert names["[Sequential]"] == []
+
+
+def test_modules_that_are_sharded_together_are_both_marked() -> None:
+    with simulate({"dp": 2}) as world:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        fully_shard([model[0], model[2]], mesh=world.mesh)
+        _, names = get_sharded_module_tree_with_module_name_to_fqns(model)
+        modules = modules_of(audit(model))
+    assert [len(modules[name].marks) for name in ("0", "1", "2")] == [1, 0, 1]
+    assert names == {
+        "0[Linear]": ["0.weight", "0.bias"],
+        "2[Linear]": ["2.weight", "2.bias"],
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_that_are_not_trained_are_told_from_those_that_are() -> None:
+    with simulate({"dp": 2}):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[0].requires_grad_(False)
+        wrapped = FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params=True
+        )
+        found = tensors_of(audit(wrapped))
+    assert {name for name, one in found.items() if one.is_trainable} == {"1.weight", "1.bias"}
+
+
+def test_replicate_is_marked_and_leaves_the_users_class() -> None:
+    from torch.distributed._composable import replicate
+
+    with simulate({"dp": 2}) as world:
+        recording = audit(replicate(Unit(), device_mesh=world.mesh))
+    root = modules_of(recording)[""]
+    assert (root.type, [mark.kind for mark in root.marks]) == ("Unit", [MarkKind.DDP])
+
+
+def test_parametrized_modules_keep_their_class() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    assert audit(model).modules[0].type == "Linear"
+
+
+def test_tensors_that_cannot_be_read_are_gaps() -> None:
+    model = nn.Linear(2, 2)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    model.register_buffer("ragged", nested)
+    recording = audit(model)
+    assert [gap.place for gap in recording.gaps] == ["ragged"]
+    assert set(tensors_of(recording)) == {"weight", "bias"}
+
+
+def test_bytes_of_sparse_tensors_are_those_held() -> None:
+    model = nn.ReLU()
+    model.register_buffer("eye", torch.eye(100).to_sparse())
+    assert tensors_of(audit(model))["eye"].local_bytes == 100 * (4 + 2 * 8)
+
+
+def test_what_is_tied_is_the_shard_that_it_is_in_a_forward_too() -> None:
+    with simulate({"dp": 2}) as world:
+        model = fully_shard(Tied(), mesh=world.mesh)
+        before = audit(model)
+        model.unshard()
+        assert audit(model).modules == before.modules
 
 
 def test_what_fsdp_has_gathered_counts_as_the_shard_that_it_is() -> None:

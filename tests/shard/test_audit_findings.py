@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -69,6 +72,18 @@ def test_a_model_that_is_not_sharded_has_no_findings() -> None:
     assert audit(Tied()).findings == ()
 
 
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ({"before": 3}, "`before` is int, not a recording"),
+        ({"step": 3}, "`step` is int, not a function"),
+    ],
+)
+def test_other_arguments_are_checked_too(argument: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(AuditError, match=sentence):
+        audit(Mlp(), **argument)
+
+
 # Ties
 
 
@@ -117,11 +132,26 @@ def test_ties_that_fsdp_tore_into_two_groups() -> None:
 
 
 def test_ties_that_the_model_declares() -> None:
-    model = Tied()
-    model._tied_weights_keys = {"head.weight": "embed.weight"}  # type: ignore[assignment]
+    model: Any = Tied()
+    model._tied_weights_keys = {"head.weight": "embed.weight"}
+    model.config = SimpleNamespace(tie_word_embeddings=True)
     assert found(audit(model), "tied-weights") == []
     model.head.weight = nn.Parameter(model.head.weight.clone())
     assert one(audit(model), "tied-weights").subject == "embed.weight, head.weight"
+    model.config.tie_word_embeddings = False  # it could tie them, and was not told to
+    assert found(audit(model), "tied-weights") == []
+
+
+def test_a_shared_module_that_was_torn() -> None:
+    shared = nn.Linear(2, 2, bias=False)
+    before = audit(nn.Sequential(shared, shared))
+    after = audit(nn.Sequential(shared, nn.Linear(2, 2, bias=False)), before=before)
+    assert one(after, "tied-weights").subject == "0.weight, 1.weight"
+
+
+def test_a_plan_that_says_the_same_in_several_ways() -> None:
+    plan = {"embed.weight": [Shard(-2)], "head": "colwise"}
+    assert found(audit(Tied(), plan=plan), "tied-weights") == []
 
 
 # The plan
@@ -171,6 +201,67 @@ def test_a_placement_that_is_not_the_plans() -> None:
     assert "to lay it out by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
 
 
+def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:
+    with simulate({"dp": 2, "tp": 2}) as world:
+        model = nn.Sequential(Mlp(), Mlp())
+        fully_shard(model, mesh=world.mesh["dp"])
+        missed = found(audit(model, plan=PLAN), "plan-not-applied")
+    assert [finding.subject for finding in missed] == ["*.up.weight (×2)", "*.down.weight (×2)"]
+    assert "but it is cut by FSDP alone" in missed[0].fact
+
+
+def test_a_plan_of_which_nothing_was_applied() -> None:
+    model = nn.Sequential(Mlp())
+    assert found(audit(model, plan=PLAN), "plan-not-applied") == []  # not yet, perhaps
+    missed = found(audit(model, plan=PLAN, before=audit(model)), "plan-not-applied")
+    assert len(missed) == 2
+
+
+def test_a_plan_that_was_applied_the_other_way_round() -> None:
+    wrong = {"*.up": RowwiseParallel(), "*.down": ColwiseParallel()}
+    with simulate({"tp": 2}) as world:
+        model = parallelize_module(nn.Sequential(Mlp()), world.mesh, PLAN)
+        missed = found(audit(model, plan=wrong), "plan-not-applied")
+    assert len(missed) == 2
+    assert "by RowwiseParallel (rule '*.up'), but it is Shard(0)" in missed[0].fact
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(-2)])
+def test_placements_of_a_plan_are_compared_without_fsdps(placement: Shard) -> None:
+    with simulate({"dp": 2, "tp": 2}) as world:
+        plan = {"*.up.weight": [placement]}
+        assert found(audit(stack(world), plan=plan), "plan-not-applied") == []
+
+
+def test_a_style_without_cuts_that_was_not_applied() -> None:
+    plan = FIRST | {"1": SequenceParallel()}
+    with simulate({"tp": 2}) as world:
+        model = nn.Sequential(Mlp(), nn.LayerNorm(8))
+        parallelize_module(model, world.mesh, FIRST)
+        finding = one(audit(model, plan=plan), "plan-not-applied")
+        parallelize_module(model, world.mesh, {"1": SequenceParallel()})
+        assert found(audit(model, plan=plan), "plan-not-applied") == []
+    assert finding.subject == "1"
+    assert "SequenceParallel" in finding.fact
+
+
+def test_rules_may_use_the_further_names_of_a_module() -> None:
+    shared = nn.Linear(4, 4)
+    recording = audit(nn.Sequential(shared, shared), plan={"1": ColwiseParallel()})
+    assert recording.modules[1].parameters[0].rule == "1"
+    wrapped = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)))
+    plan = {"0._checkpoint_wrapped_module": ColwiseParallel()}
+    assert found(audit(wrapped, plan=plan), "plan-unused") == []
+
+
+def test_tensors_of_other_shapes_are_findings_of_their_own() -> None:
+    with simulate({"dp": 2}) as world:
+        model = nn.Sequential(Mlp(), *(nn.Linear(8, 4 + 4 * (i % 2)) for i in range(4)))
+        fully_shard(model[0], mesh=world.mesh)
+        outside = found(audit(model), "outside-groups")
+    assert [f.subject for f in outside if "weight" in f.subject] == ["*.weight (×2)"] * 2
+
+
 @pytest.mark.parametrize("style", [ColwiseParallel, "colwise", "local_colwise", ColwiseParallel()])
 def test_a_plan_may_name_styles_in_every_way(style: Any) -> None:
     finding = one(audit(Tied(), plan={"head": style}), "tied-weights")
@@ -199,13 +290,24 @@ def test_a_large_parameter_that_only_one_axis_leaves_whole() -> None:
         fully_shard(model, mesh=world.mesh["dp"])
         finding = one(audit(model), "replicated")
     assert finding.subject == "1.weight"
-    assert "32.0 MiB are the same on all 4 ranks of tp, which cuts other" in finding.fact
+    assert "32.0 MiB are the same on 4 ranks of tp, which cuts other" in finding.fact
     assert "would hold 8.0 MiB instead of 32.0 MiB" in finding.remedy
 
 
 def test_large_parameters_that_data_parallelism_alone_replicates() -> None:
     with simulate({"replicas": 2, "shards": 2}) as world, torch.device("meta"):
         model = fully_shard(nn.Linear(8192, 8192), mesh=world.mesh)
+        assert found(audit(model), "replicated") == []
+
+
+def test_a_flattened_mesh_that_cuts_as_much_as_others() -> None:
+    with simulate({"dp": 2, "ep": 4}) as world, torch.device("meta"):
+        everyone = world.mesh._flatten("everyone")
+        model = nn.Sequential(nn.Linear(8192, 8192), nn.Linear(8192, 8192))
+        experts = distribute_tensor(model[1].weight, world.mesh["ep"], [Shard(0)])
+        model[1].weight = nn.Parameter(experts)
+        fully_shard(model[1], mesh=world.mesh["dp"])
+        fully_shard(model, mesh=everyone)
         assert found(audit(model), "replicated") == []
 
 
@@ -334,12 +436,19 @@ def right_order(world: World) -> nn.Module:
     return fully_shard(nn.Sequential(fully_shard(block, mesh=world.mesh)), mesh=world.mesh)
 
 
+def compile_in_place_around_fsdp(world: World) -> nn.Module:
+    model = fully_shard(nn.Sequential(fully_shard(Mlp(), mesh=world.mesh)), mesh=world.mesh)
+    model.compile(backend="eager")
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "facts"),
     [
         (checkpoint_around_fsdp, ["checkpointing was put around FSDP"]),
         (checkpoint_around_compile, ["checkpointing was put around torch.compile"]),
         (compile_around_fsdp, ["torch.compile was put around an FSDP module"]),
+        (compile_in_place_around_fsdp, ["torch.compile was put around an FSDP module"]),
         (right_order, []),
     ],
 )
@@ -399,6 +508,47 @@ def test_plain_tensors_that_meet_dtensors_are_all_found_with_line_and_origin() -
     made = int(second.fact.partition("made at ")[2].split()[0].rpartition(":")[2])
     assert made == second.source.line - 1
     assert "distribute_tensor(…, mesh, [Replicate()])" in second.remedy
+
+
+def test_layers_in_the_wrong_order_are_told_once() -> None:
+    model = nn.Sequential(
+        *(checkpoint_wrapper(torch.compile(Mlp(), backend="eager")) for _ in range(4))
+    )
+    assert one(audit(model), "wrong-order").subject == "* (×4)"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_tensors_of_one_element_meet_dtensors_freely(shape: tuple[int, ...]) -> None:
+    with simulate({"tp": 2}) as world, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weight = distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)])
+        recording = audit(nn.ReLU(), step=lambda: weight * torch.ones(shape))
+        assert (weight * torch.ones(shape)).shape == (4, 4)
+    assert (recording.findings, recording.gaps) == ((), ())
+
+
+def test_the_users_own_implicit_replication_is_left_alone() -> None:
+    with simulate({"tp": 2}) as world:
+        weight = distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)])
+        with implicit_replication():
+            recording = audit(nn.ReLU(), step=lambda: weight * torch.ones(4))
+            assert (weight * torch.ones(4)).shape == (4, 4)
+    assert (recording.findings, recording.gaps) == ((), ())
+
+
+def test_torch_compile_works_after_an_audit_as_before() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    model = torch.compile(nn.Sequential(Mlp()), backend=backend, fullgraph=True)
+    audit(model, step=lambda: model(torch.ones(2, 8)))
+    assert graphs == []
+    model(torch.ones(2, 8))
+    assert len(graphs) == 1
 
 
 def test_layers_that_are_alike_are_told_once() -> None:

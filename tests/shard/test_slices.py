@@ -67,7 +67,7 @@ def test_each_rank_holds_what_torch_gives_it(
         assert take(whole, held_by(layout, rank)).equal(expected)
 
 
-@pytest.mark.parametrize("num_rows", [8, 10, 16, 3])
+@pytest.mark.parametrize("num_rows", [8, 10, 16, 3, 7])
 @pytest.mark.parametrize("num_dp", [2, 3])
 @pytest.mark.parametrize("num_tp", [2, 4])
 def test_fsdp_on_top_of_tensor_parallelism_is_what_torch_makes_of_it(

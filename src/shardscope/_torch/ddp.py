@@ -7,10 +7,12 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._composable.replicate import DDP
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Bucket", "is_in_comm_hook", "read_buckets"]
+__all__ = ["Bucket", "is_in_comm_hook", "is_replicated", "read_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,11 @@ class Bucket:
     index: int
     num_elements: int
     parameters: tuple[torch.Tensor, ...]
+
+
+def is_replicated(module: nn.Module) -> bool:
+    """Whether `replicate`, the DDP that is no wrapper, was applied to `module`."""
+    return isinstance(module, DDP)
 
 
 def read_buckets(module: DistributedDataParallel) -> list[Bucket]:

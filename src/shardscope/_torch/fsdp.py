@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate import DDP
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from shardscope._torch.modules import every_module
 
@@ -20,9 +22,13 @@ __all__ = [
     "param_group_module",
     "param_group_size",
     "param_groups_within",
+    "param_places",
     "sharded_parameters",
     "user_class",
 ]
+
+
+_MADE_NAMES = ("FSDP", "DDP", "Replicate")
 
 
 def param_group_module(group: Any) -> nn.Module:
@@ -56,10 +62,18 @@ def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
 def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
     """FSDP2's sharded parameters by module identity and name, gathered at the moment or not."""
     return {
-        (id(param._module_info.module), param._module_info.param_name): param.sharded_param
+        (id(module), name): param.sharded_param
         for group in param_groups_within(model)
         for param in group.fsdp_params
+        for module, name in param_places(param)
     }
+
+
+def param_places(param: Any) -> list[tuple[nn.Module, str]]:
+    """Where FSDP2 keeps a parameter: the module and name it was met at, then those tied to it."""
+    info = param._module_info
+    shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+    return [(info.module, info.param_name), *shared]
 
 
 def outermost_module(module: nn.Module) -> nn.Module:
@@ -74,9 +88,13 @@ def outermost_module(module: nn.Module) -> nn.Module:
 
 def param_groups_within(model: nn.Module) -> Iterator[Any]:
     """FSDP2's parameter groups in `model`, from the outermost inwards."""
+    known: set[int] = set()  # modules sharded together share a state
     for module in every_module(model):
         if isinstance(module, FSDPModule):
-            yield from _param_groups(module._get_fsdp_state())
+            for group in _param_groups(module._get_fsdp_state()):
+                if id(group) not in known:
+                    known.add(id(group))
+                    yield group
 
 
 def _param_groups(state: Any) -> list[Any]:
@@ -88,9 +106,11 @@ def _param_groups(state: Any) -> list[Any]:
 
 def user_class(module: nn.Module) -> type:
     """The class the user wrote: `fully_shard` swaps it for a subclass of its own making."""
-    cls = type(module)
-    if isinstance(module, FSDPModule) and cls.__name__.startswith("FSDP"):
-        for base in cls.__bases__:
-            if base is not FSDPModule:
-                return base
+    cls = type_before_parametrizations(module)
+    mixed_in = (FSDPModule, DDP)
+    while cls.__name__.startswith(_MADE_NAMES) and issubclass(cls, mixed_in):
+        bases = [base for base in cls.__bases__ if base not in mixed_in]
+        if len(bases) != 1 or bases[0] is nn.Module or not issubclass(bases[0], nn.Module):
+            break
+        cls = bases[0]
     return cls

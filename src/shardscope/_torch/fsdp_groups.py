@@ -8,14 +8,21 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from shardscope._torch.fsdp import flat_handle_module, param_group_module, param_groups_within
+from shardscope._torch.fsdp import flat_handle_module, param_groups_within, param_places
 from shardscope._torch.meshes import axis_names
-from shardscope._torch.modules import every_module
+from shardscope._torch.modules import every_module, parameter_named
 from shardscope.record import MarkKind
 
-__all__ = ["FLAT_PARAMETER", "FlatPiece", "ManagedGroup", "flat_pieces", "managed_groups"]
+__all__ = [
+    "FLAT_PARAMETER",
+    "FlatPiece",
+    "ManagedGroup",
+    "flat_pieces",
+    "managed_groups",
+    "modules_under_fsdp",
+]
 
 FLAT_PARAMETER = "_flat_param"
 """The name under which FSDP1 registers a group's parameters as one, if it hides the originals."""
@@ -27,12 +34,12 @@ Place = tuple[nn.Module, str]
 class ManagedGroup:
     """Parameters that FSDP handles together, and where the user's modules hold them.
 
-    `module` is what FSDP was applied to. `places` are those of each parameter, `ties` the further
-    ones of parameters that are held twice.
+    `modules` are what FSDP was applied to, several if together. `places` are those of each
+    parameter, `ties` the further ones of parameters that are held twice.
     """
 
     kind: MarkKind
-    module: nn.Module
+    modules: tuple[nn.Module, ...]
     places: tuple[Place, ...]
     ties: tuple[Place, ...]
     axes: tuple[str, ...]
@@ -49,26 +56,28 @@ class FlatPiece:
     is_trainable: bool
     holder: nn.Module  # of the flat parameter
     is_hidden: bool  # the user's module no longer has a parameter of this name
+    is_part: bool  # of a parameter that tensor parallelism cut before, and FSDP1 knows no more of
 
 
 def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
     """Every group of FSDP's in `model`."""
     for group in param_groups_within(model):
-        infos = [param._module_info for param in group.fsdp_params]
-        shared = (zip(i.shared_modules, i.shared_param_names, strict=True) for i in infos)
+        places = [param_places(param) for param in group.fsdp_params]
+        is_sharding = group.mesh_info.shard_mesh_dim is not None
         yield ManagedGroup(
-            kind=MarkKind.FULLY_SHARD,
-            module=param_group_module(group),
-            places=tuple((info.module, info.param_name) for info in infos),
-            ties=tuple(place for places in shared for place in places),
+            kind=MarkKind.FULLY_SHARD if is_sharding else MarkKind.DDP,
+            modules=tuple(group.modules),
+            places=tuple(first for first, *_ in places),
+            ties=tuple(place for _, *ties in places for place in ties),
             axes=_axes_of(group.mesh_info),
-            policy=_reshard_policy(group),
+            policy=_reshard_policy(group) if is_sharding else "",
         )
     for handle in _flat_handles(model):
         flat = handle.flat_param
+        is_sharding = handle._sharding_strategy.name != "NO_SHARD"
         yield ManagedGroup(
-            kind=MarkKind.FSDP1,
-            module=flat_handle_module(handle),
+            kind=MarkKind.FSDP1 if is_sharding else MarkKind.DDP,
+            modules=(flat_handle_module(handle),),
             places=tuple((info.module, info.param_name) for info in flat._param_infos),
             ties=tuple((info.module, info.param_name) for info in flat._shared_param_infos),
             axes=(),
@@ -76,25 +85,52 @@ def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
         )
 
 
+def modules_under_fsdp(model: nn.Module) -> Iterator[tuple[nn.Module, MarkKind]]:
+    """Modules that FSDP was applied to, those too that have no parameters left to manage."""
+    replicated = {
+        id(module)
+        for group in param_groups_within(model)
+        for module in group.modules
+        if group.mesh_info.shard_mesh_dim is None
+    }
+    for module in every_module(model):
+        if isinstance(module, FSDPModule) and id(module) not in replicated:
+            yield module, MarkKind.FULLY_SHARD
+        elif isinstance(module, FullyShardedDataParallel):
+            yield module, MarkKind.FSDP1
+
+
 def flat_pieces(model: nn.Module) -> dict[tuple[int, str], FlatPiece]:
     """By module identity and name, what FSDP1 made of the parameters that it flattened."""
     pieces = {}
     for handle in _flat_handles(model):
         flat = handle.flat_param
-        shards = zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
-        for info, shape, shard in shards:
+        for info, shape, shard, extension in zip(
+            flat._param_infos,
+            flat._shapes,
+            flat._shard_param_infos,
+            flat._param_extensions,
+            strict=True,
+        ):
             pieces[id(info.module), info.param_name] = FlatPiece(
                 shape=tuple(shape),
                 num_local=shard.numel_in_shard or 0,
                 dtype=flat.dtype,
-                is_trainable=flat.requires_grad,
+                is_trainable=_is_trainable(flat, info),
                 holder=flat_handle_module(handle),
                 is_hidden=not handle._use_orig_params,
+                is_part=extension is not None,
             )
         for info in flat._shared_param_infos:
             first = pieces[id(info.prim_module), info.prim_param_name]
             pieces[id(info.module), info.param_name] = first
     return pieces
+
+
+def _is_trainable(flat: Any, info: Any) -> bool:
+    """The user's own parameter says so, where it is still in view."""
+    own = parameter_named(info.module, info.param_name)
+    return bool((flat if own is None else own).requires_grad)
 
 
 def _flat_handles(model: nn.Module) -> Iterator[Any]:

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import implicit_replication
-from torch.utils._pytree import tree_leaves
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_leaves, tree_map
 
 from shardscope._torch.dispatch import TorchDispatchMode
 
@@ -24,8 +23,9 @@ def allow_mixing(*, meet: Meet, make: Make) -> Iterator[None]:
     """Take plain tensors for replicated ones where an op gets both kinds, and tell `meet`.
 
     `make` is told of each plain tensor that an op makes, so that `meet` may know where from.
+    Compiled code runs eagerly: under a mode, torch.compile would give it up for good.
     """
-    with implicit_replication(), _Mixing(meet, make):
+    with torch.compiler.set_stance("force_eager"), _Mixing(meet, make):
         yield
 
 
@@ -42,10 +42,10 @@ class _Mixing(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         placed = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
-        # DTensor itself takes a number in a tensor for a number.
-        plain = [t for t in tensors if not isinstance(t, DTensor) and not _is_number(t)]
-        if placed is not None and plain:
+        plain = [tensor for tensor in tensors if _is_plain(tensor)]
+        if placed is not None and plain and not _is_allowed():
             self._meet(str(func), plain, placed)
+            args, kwargs = tree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
         result = func(*args, **kwargs)
         if placed is None:
             for leaf in tree_leaves(result):
@@ -54,5 +54,18 @@ class _Mixing(TorchDispatchMode):
         return result
 
 
-def _is_number(tensor: torch.Tensor) -> bool:
-    return tensor.ndim == 0 and tensor.numel() == 1
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether DTensor refuses it; what has a single element it takes for a number."""
+    return not isinstance(tensor, DTensor) and tensor.numel() != 1
+
+
+def _is_allowed() -> bool:
+    """Whether the user has said that plain tensors are the same on every rank."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def _replicate(leaf: Any, like: DTensor) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not _is_plain(leaf):
+        return leaf
+    mesh = like.device_mesh
+    return DTensor.from_local(leaf, mesh, [Replicate()] * mesh.ndim, run_check=False)

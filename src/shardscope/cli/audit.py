@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import click
 
-from shardscope.cli.building import build_model
+from shardscope.cli.building import Built, build_model, explain_failure
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.finish import finish
@@ -23,7 +23,9 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.errors import TargetError
 from shardscope.record import Recording
+from shardscope.report.names import make_inert
 from shardscope.report.text import render_summary
 from shardscope.shard.audit import audit
 
@@ -58,20 +60,25 @@ def command(
     """Print what each rank holds of TARGET's model, and what is wrong with how it is sharded.
 
     TARGET is as for trace; it may also define plan, the dict that it gives to parallelize_module.
-    A step is run to find plain tensors that meet DTensors. Exits with 1 if there is a finding.
+    A step is run to find plain tensors that meet DTensors. Exits with 1 if there is a warning or
+    an error among the findings, with 2 if the step failed.
     """
     axes = choose_axes(target, mesh, verb="audit")
     destination = Destination(target, output, rank=rank, force=force)
-    found = _audit(target, axes, rank=rank, has_data=data, has_step=not no_step)
+    found, failure = _audit(target, axes, rank=rank, has_data=data, has_step=not no_step)
     recording = name_command(found)
     finish(recording, destination, render_summary(recording, is_folded=not no_fold))
-    ctx.exit(exit_code(recording, is_strict=strict))
+    if failure is not None:
+        click.echo(f"shardscope: {make_inert(failure)}", err=True)
+    ctx.exit(exit_code(recording, is_strict=strict) if failure is None else 2)
 
 
 def _audit(
     target: str, axes: Mapping[str, int] | None, *, rank: int, has_data: bool, has_step: bool
-) -> Recording:
+) -> tuple[Recording, str | None]:
+    """The audit, and, if the program's step failed, how, in a sentence."""
     before: list[Recording] = []
+    failures: list[str] = []
     with (
         as_if_started(target),
         show_progress(f"auditing {name_target(target)}", is_shown=is_first()) as report,
@@ -85,11 +92,23 @@ def _audit(
             report=report,
             inspect=lambda model: before.append(audit(model)),
         ) as built:
-            model, batch = built.model, built.make_batch() if has_step else None
+            step = _make_step(built, failures) if has_step else None
             report("looking at the model")
-            return audit(
-                model,
-                plan=program.plan,
-                before=before[0],
-                step=(lambda: program.step(model, batch)) if has_step else None,
-            )
+            recording = audit(built.model, plan=program.plan, before=before[0], step=step)
+    return recording, failures[0] if failures else None
+
+
+def _make_step(built: Built, failures: list[str]) -> Callable[[], None]:
+    batch = built.make_batch()
+
+    def step() -> None:
+        try:
+            built.program.step(built.model, batch)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a program may also call sys.exit()
+            explained = explain_failure(built.program, "step()", error, has_data=built.has_data)
+            failures.append(explained)
+            raise TargetError(explained) from error
+
+    return step

@@ -38,7 +38,7 @@ EXAMPLE = """\
     def step(model, batch):              # optional: forward and backward by default
         model(batch).sum().backward()
 
-    plan = {"0": ColwiseParallel()}      # optional: what parallelize() means to do, for audit
+    plan = {"0": "colwise"}              # optional: what parallelize() means to do, for audit
 """
 
 
@@ -101,6 +101,8 @@ def _optional_plan(module: ModuleType, target: str) -> Mapping[str, Any] | None:
 
 
 def _import(target: str) -> ModuleType:
+    if not target.strip():
+        raise TargetError("The TARGET is empty. Give the path of a .py file, such as train.py.")
     is_file = _is_file(target)
     try:
         return _import_file(Path(target)) if is_file else _import_module(target)

@@ -91,13 +91,12 @@ def _visualize(
 
 def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[TensorLayout]:
     tensors = {one.name: one.tensor for one in Holdings(model, rank=0).tensors}
-    for pattern in patterns:
+    for pattern in dict.fromkeys(patterns):
         found = [name for name in tensors if fnmatchcase(name, pattern)]
         if not found:
-            raise TargetError(
-                f"The model has no parameter {pattern!r}. Name one of its own, such as "
-                f"{', '.join(list(tensors)[:_MAX_NAMED])}."
-            )
+            some = ", ".join(list(tensors)[:_MAX_NAMED])
+            advice = f"Name one of its own, such as {some}." if some else "It has none at all."
+            raise TargetError(f"The model has no parameter {pattern!r}. {advice}")
         placed = {name: tensors[name] for name in found}
         layouts = [
             visualize_sharding(tensor, name=name)

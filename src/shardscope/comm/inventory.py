@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.calls import num_bytes
 from shardscope._torch.fsdp import sharded_parameters, user_class
 from shardscope._torch.meshes import axis_names, describe_placements, local_shape
 from shardscope._torch.modules import own_parameters
@@ -85,12 +86,12 @@ def describe_parameter(name: str, parameter: torch.Tensor) -> Parameter:
     held, itemsize = local_shape(parameter), parameter.dtype.itemsize
     return Parameter(
         name=name,
-        shape=tuple(parameter.shape),
+        shape=tuple(map(int, parameter.shape)),  # a ragged one has sizes that are no numbers
         local_shape=held,
         dtype=str(parameter.dtype).removeprefix("torch."),
         placements=() if placed is None else describe_placements(placed.placements),
         axes=() if placed is None else axis_names(placed.device_mesh),
         is_trainable=parameter.requires_grad,
-        global_bytes=parameter.numel() * itemsize,
-        local_bytes=math.prod(held) * itemsize,
+        global_bytes=num_bytes(parameter) if placed is None else parameter.numel() * itemsize,
+        local_bytes=num_bytes(parameter) if placed is None else math.prod(held) * itemsize,
     )

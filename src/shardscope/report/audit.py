@@ -18,6 +18,7 @@ from shardscope.report.units import format_bytes
 __all__ = ["is_audited", "render_audit"]
 
 _MAX_LINES = 80
+_MAX_INDENT = 8  # levels: deeper ones are known by their names
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 _COLUMNS = {
     "name": Column("parameter", Look.NAME, 28),
@@ -30,6 +31,7 @@ _COLUMNS = {
     "whole": Column("whole"),
     "here": Column("here"),
 }
+_GROUPS = (MarkKind.FULLY_SHARD, MarkKind.FSDP1)
 _WORDS = {
     MarkKind.DDP: "DDP",
     MarkKind.COMPILED: "compiled",
@@ -78,13 +80,14 @@ def _describe_total(recording: Recording) -> str:
 
 
 def _render_line(line: TreeLine) -> Text:
-    text = Text("    " * line.depth, no_wrap=True, overflow="ellipsis")
+    text = Text("    " * min(line.depth, _MAX_INDENT), no_wrap=True, overflow="ellipsis")
     text.append_text(make_text(line.label, width=120))
     if line.repeat > 1:
         text.append(f" ×{line.repeat}", "bold")
     if line.is_fully_sharded:
         text.append(f" {FULLY_SHARDED}", "bold green")
-    for mark in line.module.marks:
+    # What says most in fewest words comes first: the end of a line may be cut.
+    for mark in sorted(line.module.marks, key=lambda mark: mark.kind in _GROUPS):
         text.append("  ").append_text(_render_mark(mark))
     if line.module.aliases:
         text.append("  ").append_text(make_text(f"also {', '.join(line.module.aliases)}", "dim"))
@@ -93,10 +96,10 @@ def _render_line(line: TreeLine) -> Text:
 
 def _render_mark(mark: Mark) -> Text:
     over = f" over {' × '.join(mark.axes)}" if mark.axes else ""
-    if mark.kind in (MarkKind.FULLY_SHARD, MarkKind.FSDP1):
+    if mark.kind in _GROUPS:
         name = "FSDP2" if mark.kind is MarkKind.FULLY_SHARD else "FSDP1"
-        facts = f"{name}{over}, {plural(mark.num_parameters, 'parameter')}, {mark.detail}"
-        return make_text(facts, "dim")
+        count = plural(mark.num_parameters, "parameter") if mark.num_parameters else ""
+        return make_text(", ".join(filter(None, [f"{name}{over}", count, mark.detail])), "dim")
     if mark.kind is MarkKind.TENSOR_PARALLEL:
         return make_text(f"{mark.detail}{over}", "cyan")
     return make_text(_WORDS[mark.kind] + over, "magenta")

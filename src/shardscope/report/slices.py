@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import final
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,18 +30,28 @@ def render_layout(layout: TensorLayout, *, is_complete: bool = False) -> Iterato
     name, facts = make_inert(layout.name or "Tensor"), make_inert(f"{shape} · {mesh}")
     yield make_title(shorten(name, 120), shorten(facts, 200))
     cut = [dim for dim in range(len(layout.shape)) if _is_cut(layout, dim)]
-    picture = _draw(layout, cut)
-    if picture is None or is_complete:
-        yield _tabulate(layout, cut, is_complete=is_complete)
-    if picture is not None:
-        yield picture
+    table, picture = _tabulate(layout, cut, is_complete=is_complete), _draw(layout, cut)
+    yield table if picture is None else _Fitting(picture, table)
+
+
+@final
+class _Fitting:
+    """A picture if there is room for all of it, and else a table."""
+
+    def __init__(self, picture: Table, table: RenderableType) -> None:
+        self._picture = picture
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wanted = Measurement.get(console, options.update(width=1000), self._picture).maximum
+        yield self._picture if wanted <= options.max_width else self._table
 
 
 def _is_cut(layout: TensorLayout, dim: int) -> bool:
     return len({one.stretches[dim] for one in layout.slices}) > 1
 
 
-def _draw(layout: TensorLayout, cut: list[int]) -> RenderableType | None:
+def _draw(layout: TensorLayout, cut: list[int]) -> Table | None:
     """Rows are the first dim that is cut, columns the second."""
     if len(cut) != 2:
         return None
@@ -83,8 +95,10 @@ def _tabulate(layout: TensorLayout, cut: list[int], *, is_complete: bool) -> Ren
     shown = layout.slices if is_complete else layout.slices[:_MAX_ROWS]
     num_hidden = len(layout.slices) - len(shown)
     note = f"… {plural(num_hidden, 'more slice')}" if num_hidden else ""
-    if not cut:
-        note = "every rank of the mesh holds all of it"
+    is_partial = any(placement.startswith("Partial") for placement in layout.placements)
+    if not cut and 0 not in layout.shape:
+        what = "a part of the sum" if is_partial else "all of it"
+        note = f"every rank of the mesh holds {what}"
     return Grid(columns, [_make_row(one) for one in shown], [list(columns)], note=note)
 
 

@@ -21,6 +21,7 @@ from shardscope.shard.structure_findings import (
 )
 from shardscope.shard.tensors import Holdings
 from shardscope.shard.tie_findings import find_broken_ties
+from shardscope.world import current_world
 
 __all__ = ["audit"]
 
@@ -43,6 +44,16 @@ def audit(
         raise AuditError(
             f"audit() got {type(model).__name__}, not a torch.nn.Module. Give it the model."
         )
+    if before is not None and not isinstance(before, Recording):
+        raise AuditError(
+            f"audit()'s `before` is {type(before).__name__}, not a recording. Give it what audit() "
+            "gave of the model before it was sharded."
+        )
+    if step is not None and not callable(step):
+        raise AuditError(
+            f"audit()'s `step` is {type(step).__name__}, not a function. Give it one that runs the "
+            "model, such as lambda: model(batch)."
+        )
     rank, world_size = read_identity()
     rules = [] if plan is None else read_plan(plan)
     held = Holdings(model, rank=rank, rules=rules)
@@ -60,7 +71,7 @@ def audit(
 
 def _find_all(held: Holdings, rules: Sequence[Rule], before: Recording | None) -> Iterator[Finding]:
     yield from find_broken_ties(held, rules, before)
-    yield from find_plan_problems(held, rules)
+    yield from find_plan_problems(held, rules, is_applied=before is not None)
     yield from find_wrong_order(held)
     yield from find_root_not_sharded(held)
     yield from find_outside_groups(held)
@@ -80,8 +91,10 @@ def _run_step(held: Holdings, step: Callable[[], object], gaps: list[Gap]) -> li
 
 
 def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
-    """The axes of the largest mesh that any part of the model lies on."""
+    """The axes of the largest mesh that there is, or that any part of the model lies on."""
+    world = current_world()
     meshes = [root_mesh(mesh) for mesh in meshes_of(model)]
+    meshes += [] if world is None else [world.mesh]
     if not meshes:
         return ()
     largest = max(meshes, key=lambda mesh: mesh.size())

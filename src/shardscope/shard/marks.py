@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.checkpointing import is_checkpointed
-from shardscope._torch.fsdp_groups import ManagedGroup
+from shardscope._torch.ddp import is_replicated
+from shardscope._torch.fsdp_groups import ManagedGroup, modules_under_fsdp
 from shardscope._torch.modules import every_module, is_compiled, unwrap
 from shardscope._torch.styles import parallel_styles
 from shardscope.record import Mark, MarkKind
@@ -21,7 +22,12 @@ def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, li
     """By the identity of the user's module, what was done to it, from the outside inwards."""
     marks: defaultdict[int, list[Mark]] = defaultdict(list)
     for group in groups:
-        marks[id(unwrap(group.module))].append(_describe_group(group))
+        for module in group.modules:
+            marks[id(unwrap(module))].append(_describe_group(group))
+    for module, kind in modules_under_fsdp(model):
+        own = marks[id(unwrap(module))]
+        if all(mark.kind is not kind for mark in own):
+            own.append(Mark(kind=kind))
     for module in every_module(model):
         marks[id(unwrap(module))] += _read_own(module)
     return marks
@@ -39,6 +45,9 @@ def _describe_group(group: ManagedGroup) -> Mark:
 def _read_own(module: nn.Module) -> Iterator[Mark]:
     if isinstance(module, DistributedDataParallel):
         trained = sum(parameter.requires_grad for parameter in module.module.parameters())
+        yield Mark(kind=MarkKind.DDP, num_parameters=trained)
+    elif is_replicated(module):
+        trained = sum(parameter.requires_grad for parameter in module.parameters())
         yield Mark(kind=MarkKind.DDP, num_parameters=trained)
     if is_compiled(module):
         yield Mark(kind=MarkKind.COMPILED)

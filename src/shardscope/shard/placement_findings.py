@@ -22,28 +22,45 @@ _MAX_SIZES = 8
 
 
 def find_replicated(held: Holdings) -> Iterator[Finding]:
-    """Large parameters that lie whole along an axis that cuts others."""
+    """Large parameters that lie in fewer parts than others do.
+
+    Parts are counted, not axes: a flattened mesh cuts by one axis what others cut by two.
+    """
     cutting = _cutting_axes(held.tensors)
-    wasteful: defaultdict[tuple[str, ...], list[Held]] = defaultdict(list)
-    for one in held.tensors:
-        axes = tuple(axis for axis in cutting if axis not in _cut_axes(one))
-        is_large = one.record.local_bytes >= _LARGE_BYTES
-        if axes and is_large and not one.record.is_buffer and not _is_flat(one):
-            wasteful[axes].append(one)
-    for axes, ones in wasteful.items():
-        num_ranks = math.prod(cutting[axis] for axis in axes)
-        for name, same in fold_names(ones).items():
-            each = same[0].record.local_bytes
-            yield Finding(
-                rule="replicated",
-                severity=Severity.WARNING,
-                subject=name,
-                fact=f"{format_bytes(each)} are the same on all {num_ranks} ranks of "
-                f"{join_names(axes)}, which cuts other parameters",
-                remedy=f"Shard it along {join_names(axes)} too, in the plan or with fully_shard: "
-                f"each rank would hold {format_bytes(each * len(same) // num_ranks)} instead of "
-                f"{format_bytes(each * len(same))}.",
-            )
+    most = max((_num_parts(one) for one in held.tensors), default=1)
+    wasteful = [
+        one
+        for one in held.tensors
+        if _num_parts(one) < most
+        and one.record.local_bytes >= _LARGE_BYTES
+        and not one.record.is_buffer
+        and not _is_flat(one)
+    ]
+    for name, same in fold_names(wasteful):
+        yield _describe_replicated(name, same, cutting, most)
+
+
+def _describe_replicated(
+    name: str, same: list[Held], cutting: dict[str, int], most: int
+) -> Finding:
+    each, num_copies = same[0].record.local_bytes, most // _num_parts(same[0])
+    axes = [axis for axis in cutting if axis not in _cut_axes(same[0])]
+    is_told = math.prod(cutting[axis] for axis in axes) == num_copies
+    where = f"of {join_names(axes)}, which cuts" if is_told else "along axes that cut"
+    along = join_names(axes) if is_told else "those axes"
+    return Finding(
+        rule="replicated",
+        severity=Severity.WARNING,
+        subject=name,
+        fact=f"{format_bytes(each)} are the same on {num_copies} ranks {where} other parameters",
+        remedy=f"Shard it along {along} too, in the plan or with fully_shard: each rank would hold "
+        f"{format_bytes(each * len(same) // num_copies)} instead of "
+        f"{format_bytes(each * len(same))}.",
+    )
+
+
+def _num_parts(one: Held) -> int:
+    return math.prod(size for cuts in _cuts(one).values() for size in cuts.values())
 
 
 def find_uneven(held: Holdings) -> Iterator[Finding]:
@@ -56,7 +73,7 @@ def find_uneven(held: Holdings) -> Iterator[Finding]:
             if size % math.prod(axes.values()):
                 uneven[dim, size, tuple(axes.items())].append(one)
     for (dim, size, cuts), ones in uneven.items():
-        for name, same in fold_names(ones).items():
+        for name, same in fold_names(ones):
             yield _describe_uneven(name, same[0], dim, size, dict(cuts))
 
 
@@ -85,12 +102,14 @@ def find_mixed_meshes(held: Holdings) -> Iterator[Finding]:
         return
     sides = sorted(meshes.items(), key=lambda side: -len(side[1]))
     told = "; ".join(f"{_name_mesh(mesh)}: {_count(ones)}" for mesh, ones in sides)
+    refused = "gradient clipping over all of them refuses"
+    if None in meshes:
+        refused = "gradient clipping over all of them and foreach or fused optimizers refuse"
     yield Finding(
         rule="mixed-meshes",
         severity=Severity.WARNING,
-        subject=next(iter(fold_names(sides[-1][1]))),
-        fact=f"trained parameters lie on different meshes ({told}), which gradient clipping over "
-        "all of them and foreach or fused optimizers refuse",
+        subject=fold_names(sides[-1][1])[0][0],
+        fact=f"trained parameters lie on different meshes ({told}), which {refused}",
         remedy="Put all on one mesh (SequenceParallel or Replicate for those that the plan leaves "
         "out), or clip and step each mesh's parameters on their own.",
     )
@@ -101,7 +120,7 @@ def _name_mesh(mesh: DeviceMesh | None) -> str:
 
 
 def _count(ones: list[Held]) -> str:
-    first = next(iter(fold_names(ones)))
+    first = fold_names(ones)[0][0]
     return f"{len(ones)}, such as {first}" if len(ones) > 1 else first
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, final
 
 from torch import nn
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import Placement, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from shardscope._torch.meshes import describe_placements
 from shardscope.errors import AuditError
 
-__all__ = ["Plan", "Rule", "read_plan"]
+__all__ = ["Plan", "Rule", "RuleBook", "read_plan"]
 
 Plan = Mapping[str, Any]
 """A pattern (`layers.*.attn.wq`) to a style, a style's class or name, or placements."""
@@ -36,23 +36,49 @@ class Rule:
     pattern: str
     meaning: str
     way: str | None = None
-    placements: tuple[str, ...] = ()
+    is_style: bool = False  # one of torch's, which leaves hooks behind
+    placements: tuple[Placement, ...] = ()
 
     @property
-    def is_sharding(self) -> bool:
-        """Whether what it matches is meant to lie cut."""
-        return self.way is not None or any("Shard" in one for one in self.placements)
+    def is_pattern(self) -> bool:
+        """Whether it may match several names."""
+        return any(char in self.pattern for char in "*?[")
 
     def matches(self, name: str) -> bool:
         """Whether it names the module or parameter: part by part, as torch matches."""
         wanted, parts = self.pattern.split("."), name.split(".")
         return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
 
-    def cut_dim(self, module: nn.Module) -> int | None:
+    def cut_dim(self, module: nn.Module, num_dims: int) -> int | None:
         """The dim of `module`'s weight that it means to cut, where that can be told."""
+        for placement in self.placements:
+            if isinstance(placement, Shard):
+                return placement.dim % num_dims if num_dims else placement.dim
         for (way, kind), dim in _CUT_DIMS.items():
             if way == self.way and isinstance(module, kind):
                 return dim
+        return None
+
+
+@final
+class RuleBook:
+    """Finds the rule for a name; plans that name every layer have thousands."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._exact: dict[str, Rule] = {}
+        for rule in rules:
+            if not rule.is_pattern:
+                self._exact.setdefault(rule.pattern, rule)
+        self._patterns = [rule for rule in rules if rule.is_pattern]
+
+    def find(self, names: Iterable[str]) -> Rule | None:
+        """The rule for the first of the names that has one."""
+        for name in names:
+            rule = self._exact.get(name)
+            if rule is None:
+                rule = next((one for one in self._patterns if one.matches(name)), None)
+            if rule is not None:
+                return rule
         return None
 
 
@@ -71,7 +97,7 @@ def _read_rule(pattern: str, value: Any) -> Rule:
         return Rule(pattern=pattern, meaning=value, way=_way_in(value))
     style = value if isinstance(value, type) else type(value)
     if issubclass(style, ParallelStyle):
-        return Rule(pattern=pattern, meaning=style.__name__, way=_way_of(style))
+        return Rule(pattern=pattern, meaning=style.__name__, way=_way_of(style), is_style=True)
     placements = _placements_in(value)
     if placements is None:
         raise AuditError(
@@ -79,8 +105,8 @@ def _read_rule(pattern: str, value: Any) -> Rule:
             "parallel style nor placements. Give one of them, such as ColwiseParallel() or "
             "[Shard(0)]."
         )
-    described = describe_placements(placements)
-    return Rule(pattern=pattern, meaning=", ".join(described), placements=described)
+    meaning = ", ".join(describe_placements(placements))
+    return Rule(pattern=pattern, meaning=meaning, placements=tuple(placements))
 
 
 def _way_of(style: type) -> str | None:

@@ -1,40 +1,63 @@
-"""Findings about a plan: rules that match nothing, and parameters that a rule did not reach."""
+"""Findings about a plan: rules that match nothing, and what a rule should have done and did not."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from shardscope.record import Finding, Severity
-from shardscope.shard.plan import Rule
+from shardscope._torch.meshes import describe_placements
+from shardscope.record import Finding, MarkKind, Severity
+from shardscope.shard.plan import Rule, RuleBook
 from shardscope.shard.sayings import RIGHT_ORDER, fold_names
 from shardscope.shard.tensors import Held, Holdings
 
 __all__ = ["find_plan_problems"]
 
 
-def find_plan_problems(held: Holdings, rules: Sequence[Rule]) -> Iterator[Finding]:
-    """Rules that match nothing, and parameters that a rule meant to cut and did not."""
+def find_plan_problems(
+    held: Holdings, rules: Sequence[Rule], *, is_applied: bool
+) -> Iterator[Finding]:
+    """Rules that match nothing, and, if the plan should have been applied, that had no effect."""
     modules = {module.name for module in held.modules}
-    names = modules | {alias for module in held.modules for alias in module.aliases}
-    names |= {one.name for one in held.tensors}
+    names = held.every_name()
     for rule in rules:
-        if not any(rule.matches(name) for name in names):
+        is_used = rule.pattern in names
+        if not is_used and rule.is_pattern:
+            is_used = any(rule.matches(name) for name in names)
+        if not is_used:
             yield _unused(rule, "it matches no module and no parameter of the model", modules)
-    if any(one.mesh is not None for one in held.tensors):  # else nobody has applied it yet
+    if is_applied or any(one.mesh is not None for one in held.tensors):
         yield from _find_missed(held, rules)
+        yield from _find_idle(held, rules)
 
 
 def _find_missed(held: Holdings, rules: Sequence[Rule]) -> Iterator[Finding]:
+    """Parameters that lie otherwise than the plan means them to."""
     by_pattern = {rule.pattern: rule for rule in rules}
     missed: defaultdict[str, list[Held]] = defaultdict(list)
     for one in held.tensors:
-        matched = None if one.record.rule is None else by_pattern[one.record.rule]
-        if matched is not None and _is_missed(one, matched):
-            missed[matched.pattern].append(one)
+        rule = None if one.record.rule is None else by_pattern[one.record.rule]
+        if rule is not None and _is_missed(held, one, rule):
+            missed[rule.pattern].append(one)
     for pattern, ones in missed.items():
-        for name in fold_names(ones):
-            yield _not_applied(by_pattern[pattern], name, ones[0])
+        for name, same in fold_names(ones):
+            yield _not_applied(by_pattern[pattern], name, _describe(held, same[0]))
+
+
+def _find_idle(held: Holdings, rules: Sequence[Rule]) -> Iterator[Finding]:
+    """Styles that cut nothing, as SequenceParallel, and that a module has no hook of."""
+    book = RuleBook([rule for rule in rules if rule.is_style and rule.way is None])
+    idle: defaultdict[str, list[str]] = defaultdict(list)
+    for module in held.modules:
+        rule = book.find((module.name, *module.aliases))
+        has_style = any(mark.kind is MarkKind.TENSOR_PARALLEL for mark in module.marks)
+        if rule is not None and not has_style:
+            idle[rule.pattern].append(module.name)
+    for rule in rules:
+        if names := idle.get(rule.pattern):
+            more = f" (×{len(names)})" if len(names) > 1 else ""
+            yield _not_applied(rule, f"{names[0]}{more}", "without that style's hooks")
 
 
 def _unused(rule: Rule, fact: str, modules: set[str]) -> Finding:
@@ -50,19 +73,35 @@ def _unused(rule: Rule, fact: str, modules: set[str]) -> Finding:
     )
 
 
-def _is_missed(one: Held, rule: Rule) -> bool:
-    if rule.placements:
-        return one.record.placements != rule.placements
-    is_weight = len(one.record.shape) > 1  # a bias may rightly lie whole
-    return rule.is_sharding and is_weight and not _is_cut(one)
+def _is_missed(held: Holdings, one: Held, rule: Rule) -> bool:
+    lies = held.planned_placements(one)
+    if rule.placements and len(rule.placements) == len(lies):
+        return [_normal(p, one) for p in rule.placements] != [_normal(p, one) for p in lies]
+    module = held.names.module_named(one.name.rpartition(".")[0])
+    num_dims = len(one.record.shape)
+    if num_dims < 2 and not rule.placements:  # a bias may rightly lie whole
+        return False
+    dim = None if module is None else rule.cut_dim(module, num_dims)
+    cut = {_normal(placement, one) for placement in lies} - {None}
+    if dim is not None:
+        return dim not in cut
+    return rule.way is not None and not cut
 
 
-def _is_cut(one: Held) -> bool:
-    return any("Shard" in placement for placement in one.record.placements)
+def _normal(placement: Any, one: Held) -> int | None:
+    """The dim that a placement cuts, counted from the front; of strided ones too."""
+    dim = getattr(placement, "dim", None)
+    return None if dim is None else dim % max(1, len(one.record.shape))
 
 
-def _not_applied(rule: Rule, name: str, one: Held) -> Finding:
-    lies = ", ".join(one.record.placements) or "a plain tensor"
+def _describe(held: Holdings, one: Held) -> str:
+    if one.mesh is None:
+        return "a plain tensor"
+    lies = describe_placements(held.planned_placements(one))
+    return ", ".join(lies) if lies else "cut by FSDP alone"
+
+
+def _not_applied(rule: Rule, name: str, lies: str) -> Finding:
     return Finding(
         rule="plan-not-applied",
         severity=Severity.ERROR,

@@ -20,16 +20,19 @@ def fold_indices(text: str) -> str:
     return _INDEX.sub("*", text)
 
 
-def fold_names(ones: Iterable[Held]) -> dict[str, list[Held]]:
+def fold_names(ones: Iterable[Held]) -> list[tuple[str, list[Held]]]:
     """Tensors of repeated layers together, under one name: `layers.*.up.weight (×32)`."""
     folded: dict[tuple[object, ...], list[Held]] = {}
     for one in ones:
         pattern = fold_indices(one.name)
         folded.setdefault((pattern, one.record.shape, one.record.dtype), []).append(one)
-    return {
-        f"{pattern} (×{len(same)})" if len(same) > 1 else same[0].name: same
-        for (pattern, *_), same in folded.items()
-    }
+    return [(_name_all(same), same) for same in folded.values()]
+
+
+def _name_all(same: list[Held]) -> str:
+    if len(same) == 1:
+        return same[0].name
+    return f"{fold_indices(same[0].name)} (×{len(same)})"
 
 
 def join_names(names: Sequence[str]) -> str:

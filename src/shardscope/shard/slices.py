@@ -22,15 +22,11 @@ Stretches = tuple[tuple[int, int], ...]
 
 
 def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
-    """Which rank holds which slice of `tensor`, a DTensor, as data: `show` prints it.
-
-    Uneven shards, replicas and slices of several pieces, as FSDP on top of tensor parallelism
-    makes of dims that do not divide, are what torch itself would hold.
-    """
+    """Which rank holds which slice of `tensor`, a DTensor, as data: `show` prints it."""
     if not isinstance(tensor, DTensor):
         raise AuditError(
-            f"visualize_sharding() got {_describe(tensor)}, which is the same on every rank or "
-            "this rank's alone. Give it a DTensor, such as a parameter of a sharded model."
+            f"visualize_sharding() got {type(tensor).__name__}, of which torch does not know what "
+            "other ranks hold. Give it a DTensor, such as a parameter of a sharded model."
         )
     mesh, placements = tensor.device_mesh, tensor.placements
     sizes = tuple(mesh.shape)
@@ -43,11 +39,6 @@ def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
         placements=describe_placements(placements),
         slices=_find_slices(tuple(tensor.shape), mesh, placements),
     )
-
-
-def _describe(value: object) -> str:
-    is_tensor = isinstance(value, torch.Tensor)
-    return f"a plain {type(value).__name__}" if is_tensor else f"{type(value).__name__}"
 
 
 def _find_slices(
@@ -73,13 +64,17 @@ def _find_slices(
 def _stretches_at(
     shape: tuple[int, ...], mesh: tuple[int, ...], placements: Sequence[Any], at: dict[int, int]
 ) -> tuple[Stretches, ...]:
-    """What the ranks at the coordinate `at` hold: each axis cuts what the axes before it left."""
+    """What the ranks at the coordinate `at` hold: each axis cuts what those before it left.
+
+    FSDP comes after tensor parallelism but stands before it in the mesh: its placements say by
+    their split factor how many parts there were before they cut.
+    """
     held: list[Stretches] = [((0, size),) for size in shape]
-    for axis, placement in enumerate(placements):
-        dim = _cut_dim(placement)
+    order = sorted(range(len(mesh)), key=lambda axis: getattr(placements[axis], "split_factor", 1))
+    for axis in order:
+        dim = _cut_dim(placements[axis])
         if dim is not None:
-            factor = getattr(placement, "split_factor", 1)
-            held[dim] = _cut(held[dim], num_parts=mesh[axis], part=at[axis], factor=factor)
+            held[dim] = _join(_chunk(held[dim], mesh[axis], at[axis]))
     return tuple(held)
 
 
@@ -87,17 +82,6 @@ def _cut_dim(placement: Any) -> int | None:
     """The dim that a placement cuts, if it does."""
     is_cut = placement.is_shard() or hasattr(placement, "split_factor")
     return int(placement.dim) if is_cut else None
-
-
-def _cut(held: Stretches, *, num_parts: int, part: int, factor: int) -> Stretches:
-    """The `part`-th of `num_parts`, as torch.chunk cuts.
-
-    With a `factor`, what is held is cut into so many first, and of each a part taken: that is how
-    FSDP cuts what tensor parallelism, on an axis after its own, will have cut before it.
-    """
-    pieces = [_chunk(held, factor, index) for index in range(factor)] if factor > 1 else [held]
-    taken = [stretch for piece in pieces for stretch in _chunk(piece, num_parts, part)]
-    return _join(taken)
 
 
 def _chunk(held: Stretches, num_parts: int, part: int) -> Stretches:

@@ -8,9 +8,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from shardscope._torch.checkpointing import is_checkpoint_wrapper
-from shardscope._torch.modules import every_module, is_compile_wrapper, unwrap, wrapped_by
+from shardscope._torch.modules import (
+    every_module,
+    is_compile_wrapper,
+    is_compiled,
+    named_places,
+    unwrap,
+    wrapped_by,
+)
 from shardscope.record import Finding, MarkKind, Module, Severity
-from shardscope.shard.sayings import RIGHT_ORDER, fold_names, format_bytes
+from shardscope.shard.sayings import RIGHT_ORDER, fold_indices, fold_names, format_bytes
 from shardscope.shard.tensors import Holdings
 
 __all__ = [
@@ -60,7 +67,7 @@ def find_outside_groups(held: Holdings) -> Iterator[Finding]:
         for one in held.tensors
         if one.record.is_trainable and not one.record.is_buffer and one.record.fsdp_group is None
     ]
-    for name, same in fold_names(outside).items():
+    for name, same in fold_names(outside):
         yield Finding(
             rule="outside-groups",
             severity=Severity.WARNING,
@@ -73,36 +80,39 @@ def find_outside_groups(held: Holdings) -> Iterator[Finding]:
 
 
 def find_wrong_order(held: Holdings) -> Iterator[Finding]:
-    """Wrappers that lie outside of what they should lie within."""
-    managed = {id(one) for group in held.groups for one in _wrapped(group.module)}
-    tops = {id(group.module) for group in held.groups}
-    for module in every_module(held.model):
+    """Wrappers that lie outside of what they should lie within; layers that are alike once."""
+    tops = {id(module) for group in held.groups for module in group.modules}
+    wrong: dict[tuple[str, str], list[str]] = {}
+    for _, module in named_places(held.model, keep_wrappers=True):
         fact = None
         if is_checkpoint_wrapper(module):
-            fact = _checkpoint_fact(module, managed, tops)
-        elif is_compile_wrapper(module):
+            fact = _checkpoint_fact(module, tops)
+        elif is_compiled(module):
             fact = _compile_fact(module, tops)
         if fact is not None:
-            yield Finding(
-                rule="wrong-order",
-                severity=Severity.WARNING,
-                subject=held.name_of(module) or type(unwrap(module)).__name__,
-                fact=fact,
-                remedy=RIGHT_ORDER,
-            )
+            name = held.name_of(module) or type(unwrap(module)).__name__
+            wrong.setdefault((fold_indices(name), fact), []).append(name)
+    for (pattern, fact), names in wrong.items():
+        yield Finding(
+            rule="wrong-order",
+            severity=Severity.WARNING,
+            subject=names[0] if len(names) == 1 else f"{pattern} (×{len(names)})",
+            fact=fact,
+            remedy=RIGHT_ORDER,
+        )
 
 
-def _checkpoint_fact(wrapper: nn.Module, managed: set[int], tops: set[int]) -> str | None:
+def _checkpoint_fact(wrapper: nn.Module, tops: set[int]) -> str | None:
     inner = list(_wrapped(wrapper))[1:]
-    if any(id(one) in tops for one in inner) and id(wrapper) not in managed:
-        return "checkpointing was put around FSDP: recomputing gathers its parameters once more"
+    if id(wrapper) not in tops and any(id(one) in tops for one in inner):
+        return "checkpointing was put around FSDP, whose hooks then run again as it recomputes"
     if any(is_compile_wrapper(one) for one in inner):
         return "checkpointing was put around torch.compile, whose graph it cannot look into"
     return None
 
 
-def _compile_fact(wrapper: nn.Module, tops: set[int]) -> str | None:
-    within = [one for one in every_module(wrapper) if one is not wrapper]
+def _compile_fact(module: nn.Module, tops: set[int]) -> str | None:
+    within = [one for one in every_module(module) if one is not module]
     num_groups = sum(id(one) in tops for one in within)
     if num_groups == 0:
         return None

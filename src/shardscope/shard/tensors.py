@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import final
+from typing import Any, final
 
 import torch
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from shardscope._torch.fsdp_groups import (
     managed_groups,
 )
 from shardscope._torch.modules import (
+    every_module,
     is_persistent,
     named_places,
     own_buffers,
@@ -34,7 +35,7 @@ from shardscope.comm.inventory import describe_parameter
 from shardscope.comm.names import ModuleNames
 from shardscope.record import Gap, Module, Parameter, RankSpan
 from shardscope.shard.marks import read_marks
-from shardscope.shard.plan import Rule
+from shardscope.shard.plan import Rule, RuleBook
 
 __all__ = ["Held", "Holdings"]
 
@@ -62,7 +63,7 @@ class Holdings:
         self.tensors: list[Held] = []
         self.gaps: list[Gap] = []
         self.rank = rank
-        self._rules = rules
+        self._rules = RuleBook(rules)
         self._sharded = sharded_parameters(model)
         self._pieces = flat_pieces(model)
         self._hidden: defaultdict[int, list[tuple[str, None]]] = defaultdict(list)
@@ -71,6 +72,9 @@ class Holdings:
                 self._hidden[owner].append((name, None))
         self._live = _live_names(model)
         self._fsdp_groups = dict(self._name_groups())
+        self._fsdp_axes = {
+            self.name_of(module): group.axes for group in self.groups for module in group.modules
+        }
         self._alias_groups = self._find_aliases()
         self.modules = tuple(self._read_modules())
 
@@ -78,13 +82,32 @@ class Holdings:
         """The clean name of one of the model's modules."""
         return self.names.names[self.names.find(unwrap(module))]
 
+    def every_name(self) -> set[str]:
+        """Every name of every module and tensor: clean ones, further ones, and live ones."""
+        names = set(self.names.names) | set(self._live.values())
+        for one in self.tensors:
+            names |= {one.name, one.record.live_name or one.name}
+        for module in self.modules:
+            for alias in module.aliases:
+                names |= {f"{alias}.{one.name}" for one in module.parameters}
+        return names
+
+    def planned_placements(self, one: Held) -> tuple[Any, ...]:
+        """How a tensor lies along the axes that FSDP has not taken for itself."""
+        if not isinstance(one.tensor, DTensor):
+            return ()
+        group = one.record.fsdp_group
+        taken = () if group is None else self._fsdp_axes.get(group, ())
+        axes = zip(one.record.axes, one.tensor.placements, strict=True)
+        return tuple(placement for axis, placement in axes if axis not in taken)
+
     def _read_modules(self) -> Iterator[Module]:
         marks = read_marks(self.model, self.groups)
         for index, name in enumerate(self.names.names):
             module = self.names.module(index)
             if module is None or self.names.is_alias(index):
                 continue
-            held = list(self._read_tensors(module, name))
+            held = list(self._read_tensors(module, index))
             self.tensors += held
             yield Module(
                 name=name,
@@ -95,30 +118,38 @@ class Holdings:
                 marks=tuple(marks.get(id(module), ())),
             )
 
-    def _read_tensors(self, module: nn.Module, prefix: str) -> Iterator[Held]:
-        for name, tensor in chain(own_parameters(module), self._hidden.get(id(module), ())):
-            if name != FLAT_PARAMETER:
-                yield from self._read_tensor(module, name, prefix, tensor)
-        for name, buffer in own_buffers(module):
-            yield from self._read_tensor(module, name, prefix, buffer, is_buffer=True)
+    def _read_tensors(self, module: nn.Module, index: int) -> Iterator[Held]:
+        parameters = chain(own_parameters(module), self._hidden.get(id(module), ()))
+        tensors = chain(
+            ((name, tensor, False) for name, tensor in parameters if name != FLAT_PARAMETER),
+            ((name, tensor, True) for name, tensor in own_buffers(module)),
+        )
+        for name, tensor, is_buffer in tensors:
+            try:
+                yield from self._read_tensor(module, name, index, tensor, is_buffer=is_buffer)
+            except Exception as error:  # noqa: BLE001 - of kinds of tensors there is no end
+                fact = f"it could not be read ({type(error).__name__}: {error})"
+                self._report_gap(f"{self.names.names[index]}.{name}", fact)
 
     def _read_tensor(
         self,
         module: nn.Module,
         name: str,
-        prefix: str,
+        index: int,
         tensor: torch.Tensor | None,
         *,
-        is_buffer: bool = False,
+        is_buffer: bool,
     ) -> Iterator[Held]:
         key = id(module), name
-        full = f"{prefix}.{name}".lstrip(".")
+        full = f"{self.names.names[index]}.{name}".lstrip(".")
         held = self._sharded.get(key, tensor)
         if held is not None and is_lazy(held):
-            fact = "it has no shape yet: run a forward, then audit"
-            self.gaps.append(Gap(place=full, fact=fact, rank=self.rank))
+            self._report_gap(full, "it has no shape yet: run a forward, then audit")
             return
         piece = self._pieces.get(key)
+        if piece is not None and piece.is_part:
+            fact = "FSDP1 lies on top of tensor parallelism: shape and bytes are of what that left"
+            self._report_gap(full, fact)
         record = replace(
             self._describe(name, held, piece),
             is_buffer=is_buffer,
@@ -126,18 +157,20 @@ class Holdings:
             checkpoint_key=full if not is_buffer or is_persistent(module, name) else None,
             fsdp_group=self._fsdp_groups.get(key),
             alias_group=self._alias_groups.get(key),
-            rule=self._find_rule(full, prefix),
+            rule=self._find_rule(module, name, index),
         )
         mesh = held.device_mesh if isinstance(held, DTensor) else None
         yield Held(name=full, record=record, tensor=held, mesh=mesh)
 
-    def _find_rule(self, full: str, prefix: str) -> str | None:
-        """The first rule that names the tensor, or else the module that holds it."""
-        for name in (full, prefix):
-            for rule in self._rules:
-                if rule.matches(name):
-                    return rule.pattern
-        return None
+    def _report_gap(self, place: str, fact: str) -> None:
+        self.gaps.append(Gap(place=place.lstrip("."), fact=fact[:300], rank=self.rank))
+
+    def _find_rule(self, module: nn.Module, name: str, index: int) -> str | None:
+        """The rule that names the tensor, or else the module, by any of its names."""
+        names = (self.names.names[index], *self.names.aliases(index), self._live[id(module)])
+        tensors = (f"{prefix}.{name}".lstrip(".") for prefix in names)
+        rule = self._rules.find((*tensors, *names))
+        return None if rule is None else rule.pattern
 
     def _describe(self, name: str, held: torch.Tensor | None, piece: FlatPiece | None) -> Parameter:
         if piece is not None:
@@ -151,10 +184,12 @@ class Holdings:
         return f"{self._live.get(id(module), '')}.{name}".lstrip(".")
 
     def _name_groups(self) -> Iterator[tuple[Key, str]]:
+        """By place, the module that FSDP was applied to: of several, the one that holds it."""
         for group in self.groups:
-            name = self.name_of(group.module)
+            holders = {id(one): top for top in reversed(group.modules) for one in every_module(top)}
             for module, parameter in (*group.places, *group.ties):
-                yield (id(module), parameter), name
+                top = holders.get(id(module), group.modules[0])
+                yield (id(module), parameter), self.name_of(top)
 
     def _find_aliases(self) -> dict[Key, str]:
         """By place, the first name of each tensor that has more than one."""

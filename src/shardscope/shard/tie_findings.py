@@ -53,12 +53,15 @@ def _ties_before(before: Recording | None) -> Iterator[tuple[str, str]]:
             if parameter.alias_group not in (None, name):
                 assert parameter.alias_group is not None
                 yield parameter.alias_group, name
+            yield from ((name, f"{alias}.{parameter.name}") for alias in module.aliases)
 
 
 def _declared_ties(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """What a model of transformers says of itself."""
-    declared = getattr(unwrap(model), "_tied_weights_keys", None)
-    if isinstance(declared, Mapping):
+    """What a model of transformers says of itself: could tie, and was told to."""
+    model = unwrap(model)
+    declared = getattr(model, "_tied_weights_keys", None)
+    is_told = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    if isinstance(declared, Mapping) and is_told is True:
         yield from ((str(source), str(target)) for target, source in declared.items())
 
 
@@ -87,5 +90,5 @@ def _wish(held: Holdings, one: Held, rules: Sequence[Rule]) -> str:
     if rule is None:
         return "as it is"
     module = held.names.module_named(one.name.rpartition(".")[0])
-    dim = None if module is None else rule.cut_dim(module)
+    dim = None if module is None else rule.cut_dim(module, len(one.record.shape))
     return rule.meaning if dim is None else f"cut along dim {dim}"
