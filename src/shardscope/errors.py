@@ -7,6 +7,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │   └── CollectiveError         a collective that a real process group would refuse
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
+├── MemoryProfileError          a step whose memory cannot be told
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 __all__ = [
     "AuditError",
     "CollectiveError",
+    "MemoryProfileError",
     "MergeError",
     "OutputError",
     "RecordingError",
@@ -56,6 +58,8 @@ class TraceError(ShardscopeError):
 
 class AuditError(ShardscopeError):
     """A model or tensor that cannot be audited."""
+class MemoryProfileError(ShardscopeError):
+    """A step whose memory cannot be told."""
 
 
 class TargetError(ShardscopeError):

@@ -16,6 +16,7 @@ __all__ = [
     "flat_handle_module",
     "flat_handle_size",
     "fsdp_meshes",
+    "is_fully_sharded",
     "outermost_module",
     "param_group_module",
     "param_group_size",
@@ -51,6 +52,11 @@ def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
     """Meshes that FSDP2 was given for any part of `model`."""
     for group in param_groups_within(model):
         yield group.mesh_info.mesh
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was called on any part of `model`."""
+    return any(isinstance(module, FSDPModule) for module in every_module(model))
 
 
 def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
