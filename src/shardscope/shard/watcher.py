@@ -17,6 +17,7 @@ from shardscope._torch.fsdp import is_fully_sharded
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.modules import every_module
 from shardscope._torch.storages import is_wrapper_type, watched_resizes
+from shardscope._torch.trial_runs import TrialRuns
 from shardscope._torch.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.record import MemoryKind
@@ -49,6 +50,7 @@ class Watcher(TorchDispatchMode):
         self._places = places
         self._holdings = Holdings(self.ledger, device_type=device_type, read_place=places.read)
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
+        self._trials = TrialRuns()
         self._is_wrapper: dict[type, bool] = {}
         self._has_workspace: set[bool] = set()  # of cuBLAS, in forward and in backward
         self._hooks: dict[int, RemovableHandle] = {}  # by the parameter
@@ -60,7 +62,12 @@ class Watcher(TorchDispatchMode):
     def watching(self) -> Iterator[None]:
         """See everything until the context ends."""
         try:
-            with watched_resizes(self._holdings.resize), intercept(self), self:
+            with (
+                self._trials.watching(),
+                watched_resizes(self._holdings.resize),
+                intercept(self),
+                self,
+            ):
                 yield
         finally:
             for hook in self._hooks.values():
@@ -68,6 +75,8 @@ class Watcher(TorchDispatchMode):
             self._hooks.clear()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._trials.is_on():
+            return op(*args, **(kwargs or {}))
         inputs = list(_tensors(args))
         if kwargs:
             inputs.extend(_tensors(kwargs.values()))
