@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,9 +45,9 @@ BF16 = torch.bfloat16
 class Block(nn.Module):
     """A decoder layer with biases, as in GPT-2."""
 
-    def __init__(self, dim: int, num_heads: int, dropout: float, is_split: bool) -> None:
+    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        self.num_heads, self.dropout, self.is_split = num_heads, dropout, is_split
+        self.num_heads, self.dropout = num_heads, dropout
         self.attention_norm, self.ffn_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
@@ -84,9 +85,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, dim)
-        self.blocks = nn.ModuleList(
-            Block(dim, num_heads, dropout, False) for _ in range(num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(dim, num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
         self.output = nn.Linear(dim, vocab_size, bias=False)
         self.checkpointing = checkpointing
@@ -143,7 +142,12 @@ class Case:
 
 
 def language(
-    batch: int, length: int, *, num_micro: int = 1, autocast: bool = False, is_fp32_loss: bool = True
+    batch: int,
+    length: int,
+    *,
+    num_micro: int = 1,
+    autocast: bool = False,
+    is_fp32_loss: bool = True,
 ) -> Step:
     """A step on `num_micro` micro-batches of random tokens."""
 
@@ -200,7 +204,12 @@ def one_by_one(model: nn.Module) -> Optimizer:
 
 
 LLAMA = dataclasses.replace(
-    _llama.LLAMA_8B, dim=2048, num_layers=8, num_heads=16, num_kv_heads=4, hidden_dim=7168,
+    _llama.LLAMA_8B,
+    dim=2048,
+    num_layers=8,
+    num_heads=16,
+    num_kv_heads=4,
+    hidden_dim=7168,
     vocab_size=32_000,
 )
 MIXED = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
@@ -238,7 +247,10 @@ CASES = (
         one_by_one,
     ),
     Case(
-        "Llama 8 × 2048, bf16, fused AdamW", lambda: _llama.Llama(LLAMA), language(2, 4096), BF16,
+        "Llama 8 × 2048, bf16, fused AdamW",
+        lambda: _llama.Llama(LLAMA),
+        language(2, 4096),
+        BF16,
         fused,
     ),
     Case(
@@ -443,7 +455,7 @@ def main() -> int:
     parser.add_argument("-o", "--output")
     options = parser.parse_args()
     does_both = not options.tell and not options.measure
-    known = json.load(open(options.against)) if options.against else {}
+    known = json.loads(Path(options.against).read_text()) if options.against else {}
     results: dict[str, dict[str, Any]] = {}
     has_failed = False
     for case in CASES:
@@ -469,8 +481,7 @@ def main() -> int:
             print(f"{case.name:60} FAILED")
             traceback.print_exc()
     if options.output:
-        with open(options.output, "w") as file:
-            json.dump(results, file, indent=1)
+        Path(options.output).write_text(json.dumps(results, indent=1))
     return int(has_failed)
 
 

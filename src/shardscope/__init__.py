@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from shardscope.record import save as save
     from shardscope.report.show import show as show
     from shardscope.shard.audit import audit as audit
+    from shardscope.shard.memory import Memory as Memory
+    from shardscope.shard.memory import memory as memory
     from shardscope.shard.slices import visualize_sharding as visualize_sharding
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
     from shardscope.world import simulate as simulate
 
 _HOMES = {
+    "Memory": "shardscope.shard.memory",
     "Recording": "shardscope.record",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
@@ -31,6 +34,7 @@ _HOMES = {
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit",
     "load": "shardscope.record",
+    "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
     "save": "shardscope.record",
     "show": "shardscope.report.show",
@@ -40,6 +44,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Memory",
     "Recording",
     "ShardscopeError",
     "Trace",
@@ -47,6 +52,7 @@ __all__ = [
     "__version__",
     "audit",
     "load",
+    "memory",
     "merge",
     "save",
     "show",

@@ -58,6 +58,8 @@ class TraceError(ShardscopeError):
 
 class AuditError(ShardscopeError):
     """A model or tensor that cannot be audited."""
+
+
 class MemoryProfileError(ShardscopeError):
     """A step whose memory cannot be told."""
 

@@ -18,6 +18,7 @@ from torch.library import Library, get_kernel
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
+from shardscope._torch.cuda_autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fakes
 
 __all__ = ["cuda_choices"]
@@ -33,6 +34,7 @@ def cuda_choices() -> Iterator[None]:
     """Make torch choose for the CPU's tensors without data as it would for CUDA's."""
     with ExitStack() as stack:
         stack.enter_context(_foreach_by_default())
+        stack.enter_context(cuda_autocast())
         library = Library("aten", "IMPL")
         stack.callback(library._destroy)
         with warnings.catch_warnings():
@@ -110,32 +112,41 @@ def _choose_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """The first of cuDNN, flash, memory-efficient and plain attention that can and may be used."""
-    if query.dim() != 4 or any(tensor.numel() == 0 for tensor in (query, key, value)):
+    inputs = (query, key, value)
+    if query.dim() != 4 or any(tensor.numel() == 0 for tensor in inputs):
         return NotImplemented
-    keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    may_use = torch.backends.cuda
-    heads = {tensor.shape[-1] for tensor in (query, key, value)}
-    is_half, head = query.dtype in _HALF, query.shape[-1]
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     mask = _as_bias(attn_mask, query)
-    if may_use.cudnn_sdp_enabled() and is_half and len(heads) == 1:
-        if head % 8 == 0 and head <= _MAX_CUDNN_HEAD:
-            return _aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, keeps, dropout_p, is_causal, scale=scale
-            )[0]
-    if may_use.flash_sdp_enabled() and is_half and mask is None and len(heads) == 1:
-        if head <= _MAX_FLASH_HEAD:
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-    has_equal_heads = query.shape[1] == key.shape[1] == value.shape[1]
-    if may_use.mem_efficient_sdp_enabled() and (not enable_gqa or has_equal_heads):
-        if query.dtype in (*_HALF, torch.float32):
-            shape = (*query.shape[:-1], key.shape[-2])
-            bias = None if mask is None else mask.expand(shape)
-            return _aten._scaled_dot_product_efficient_attention(
-                query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
-            )[0]
-    return _aten._scaled_dot_product_attention_math(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    backend = _choose_backend(query, key, value, mask is not None)
+    if backend == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if backend == "math":
+        return _aten._scaled_dot_product_attention_math(
+            *inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    attend = _aten._scaled_dot_product_cudnn_attention
+    if backend == "efficient":
+        attend = _aten._scaled_dot_product_efficient_attention
+        mask = None if mask is None else mask.expand(*query.shape[:-1], key.shape[-2])
+    return attend(*inputs, mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+
+def _choose_backend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_mask: bool
+) -> str:
+    """What a Hopper GPU would use."""
+    may_use = torch.backends.cuda
+    head = query.shape[-1]
+    is_half = query.dtype in _HALF and head == key.shape[-1] == value.shape[-1]
+    if may_use.cudnn_sdp_enabled() and is_half and head % 8 == 0 and head <= _MAX_CUDNN_HEAD:
+        return "cudnn"
+    if may_use.flash_sdp_enabled() and is_half and not has_mask and head <= _MAX_FLASH_HEAD:
+        return "flash"
+    shares_heads = not query.shape[1] == key.shape[1] == value.shape[1]
+    is_known = query.dtype in (*_HALF, torch.float32)
+    if may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads:
+        return "efficient"
+    return "math"
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

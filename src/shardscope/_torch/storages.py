@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["is_wrapper_type", "plain_tensors", "watched_resizes"]
 
 
 def is_wrapper_type(cls: type) -> bool:
-    """Whether tensors of this type hold others, as DTensor does, and have no memory of their own."""
-    return is_traceable_wrapper_subclass(cls) or hasattr(cls, "__tensor_flatten__")
+    """Whether tensors of this type hold others, as DTensor does, and no memory of their own."""
+    return hasattr(cls, "__tensor_flatten__")
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -22,7 +21,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if not is_wrapper_type(type(tensor)):
         yield tensor
         return
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = tensor.__tensor_flatten__()
     for name in names:
         held = getattr(tensor, name)
         if isinstance(held, torch.Tensor):
@@ -39,8 +38,8 @@ def watched_resizes(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[No
         tell(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_and_tell  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize

@@ -58,7 +58,7 @@ def _has_rows_or_columns(matrix: torch.Tensor) -> bool:
 def _cudnn_attention_backward(
     grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *_: Any
 ) -> int:
-    """Gradients of the queries in fp32, a sum for each query, and heads that are shared unshared."""
+    """Gradients of queries in fp32, a sum for each query, and copies of heads that are shared."""
     batch, num_heads, num_queries, head = query.shape
     sums = batch * num_heads * num_queries
     unshared = 0
@@ -67,9 +67,7 @@ def _cudnn_attention_backward(
     return sums * head * 4 + sums * 4 + 256 + unshared
 
 
-def _efficient_attention_backward(
-    grad: torch.Tensor, query: torch.Tensor, *_: Any
-) -> int:
+def _efficient_attention_backward(grad: torch.Tensor, query: torch.Tensor, *_: Any) -> int:
     """Products in fp32 or accumulators, whichever is more, and the gradient laid out anew."""
     batch, num_heads, num_queries, head = query.shape
     sums = batch * num_heads * num_queries

@@ -59,4 +59,5 @@ class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
     samples: tuple[MemorySample, ...] = ()
     first_peak_bytes: Natural = 0
     reserved_bytes: Natural = 0
+    needed_bytes: Natural = 0  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked

@@ -16,6 +16,7 @@ from shardscope.report.costliest import render_costliest
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
+from shardscope.report.memory import render_memory
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
 from shardscope.report.slices import render_layout
@@ -86,6 +87,7 @@ def _render_holdings(recording: Recording, is_folded: bool) -> Iterator[Renderab
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:
         yield from render_layout(layout, is_complete=not is_folded)
+    yield from render_memory(recording, is_folded=is_folded)
 
 
 def _render_modules(

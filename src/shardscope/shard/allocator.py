@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import final
 
-__all__ = ["CachingAllocator"]
+__all__ = ["Block", "CachingAllocator"]
 
 _ALIGNMENT = 512
 _SMALL = 1 << 20  # requests up to here share small segments

@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
-from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -19,13 +18,15 @@ from torch.optim.optimizer import (
 
 from shardscope._torch.cuda_choices import cuda_choices
 from shardscope._torch.fake_models import FakeTwins, is_fake
+from shardscope._torch.fsdp import is_offloaded
+from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
 from shardscope.comm.watch import Watch, name_for_rank
 from shardscope.errors import MemoryProfileError
 from shardscope.record import MemoryProfile, Recording, save
-from shardscope.shard.advice import find_memory_problems
+from shardscope.shard.advice import find_memory_problems, needed_bytes
 from shardscope.shard.place import Places
 from shardscope.shard.profile import make_profile
 from shardscope.shard.watcher import Watcher
@@ -61,11 +62,12 @@ def memory(
         run = _Run(model, twins)
         if twins is not None and isinstance(optimizer, Optimizer):
             twins.replace_in(optimizer)
-        is_made = optimizer is None or isinstance(optimizer, Optimizer)
-        made = optimizer if is_made else optimizer(model)  # type: ignore[operator]
+        if not isinstance(optimizer, Optimizer | None):
+            optimizer = optimizer(model)
         with run.watching():
             for _ in range(_NUM_STEPS):
-                run.take(step, made)
+                run.take(step, optimizer)
+        run.report_gaps()
         return Memory(run.profile(device_bytes), run.watch)
 
 
@@ -126,12 +128,23 @@ class _Run:
             optimizer.zero_grad()
         self._ends.append(len(self._watcher.ledger.events))
 
+    def report_gaps(self) -> None:
+        """Say where what was told may not be what a GPU would hold."""
+        roots = list(self._names.roots())
+        report = self.watch.recorder.report_gap
+        if self._watcher.num_values_read:
+            report("values", "the step read values of tensors without data: each was taken as zero")
+        if any(is_compiled(module) for root in roots for module in every_module(root)):
+            report("torch.compile", "compiled parts were run as if they were not compiled")
+        if any(map(is_offloaded, roots)):
+            report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
+
     def profile(self, device_bytes: int | None) -> MemoryProfile:
         """What the last step took."""
         profile = make_profile(
             self._watcher.ledger, self._names, rank=self.watch.rank, ends=self._ends
         )
-        return replace(profile, device_bytes=device_bytes)
+        return replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
 
     def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._twins is not None:
@@ -191,5 +204,3 @@ def _device_type(names: ModuleNames) -> str:
         for tensor in (*root.parameters(), *root.buffers()):
             return str(tensor.device.type)
     return "cpu"
-
-

@@ -12,7 +12,7 @@ import torch
 from shardscope._torch.storages import plain_tensors
 from shardscope.shard.ledger import Allocation, Ledger, Place
 
-__all__ = ["Holdings"]
+__all__ = ["LiveStorages"]
 
 
 @final
@@ -28,7 +28,7 @@ class _Held:
 
 
 @final
-class Holdings:
+class LiveStorages:
     """Writes an allocation down when a storage is first met, and its end when it dies.
 
     Tensors come and go and share storages; memory is the storages'. Only those on devices of the
