@@ -148,12 +148,13 @@ def language(
     num_micro: int = 1,
     autocast: bool = False,
     is_fp32_loss: bool = True,
+    vocab_size: int = 32_000,
 ) -> Step:
     """A step on `num_micro` micro-batches of random tokens."""
 
     def step(model: nn.Module) -> None:
         for _ in range(num_micro):
-            tokens = torch.randint(0, 32_000, (batch, length + 1))
+            tokens = torch.randint(0, vocab_size, (batch, length + 1))
             device = tokens.device.type
             with torch.autocast(device, dtype=BF16, enabled=autocast):
                 logits = model(tokens[:, :-1]).flatten(0, 1)
@@ -167,8 +168,14 @@ def language(
 
 def images(model: nn.Module) -> None:
     """A step on random images."""
-    scores = model(torch.randn(64, 3, 224, 224))
+    dtype = next(model.parameters()).dtype
+    scores = model(torch.randn(64, 3, 224, 224, dtype=dtype))
     functional.cross_entropy(scores, torch.randint(0, 1000, (64,))).backward()
+
+
+def vectors(model: nn.Module) -> None:
+    """A step on random vectors."""
+    model(torch.randn(16, 512, 1024)).square().mean().backward()
 
 
 def clipped(step: Step) -> Step:
@@ -220,7 +227,7 @@ LLAMA_MIXED = MixedPrecisionPolicy(
 CASES = (
     Case("GPT 16 × 2048, bf16", lambda: GPT(16, 2048), language(4, 2048), BF16),
     Case(
-        "the same, checkpointed",
+        "GPT 16 × 2048, bf16, checkpointed",
         lambda: GPT(16, 2048, checkpointing="non-reentrant"),
         language(4, 2048),
         BF16,
@@ -272,7 +279,56 @@ CASES = (
         optimizer=fused,
         shard=fully_sharded(LLAMA_MIXED),
     ),
+    # With few words the peak is in the layers, not in the loss.
+    Case(
+        "GPT 12 × 2048, bf16, 512 words",
+        lambda: GPT(12, 2048, vocab_size=512),
+        language(4, 2048, vocab_size=512),
+        BF16,
+        fused,
+    ),
+    Case(
+        "GPT 12 × 2048, bf16, checkpointed, 512 words",
+        lambda: GPT(12, 2048, vocab_size=512, checkpointing="non-reentrant"),
+        language(16, 2048, vocab_size=512),
+        BF16,
+        fused,
+    ),
+    Case(
+        "GPT 6 × 1536, fp32, 512 words",
+        lambda: GPT(6, 1536, vocab_size=512),
+        language(8, 1024, vocab_size=512),
+        optimizer=fused,
+    ),
+    Case(
+        "GPT 6 × 1536, autocast, dropout, 512 words",
+        lambda: GPT(6, 1536, vocab_size=512, dropout=0.1),
+        language(8, 1024, vocab_size=512, autocast=True),
+        optimizer=fused,
+    ),
+    Case(
+        "Llama 6 × 2048, bf16, 512 words",
+        lambda: _llama.Llama(dataclasses.replace(LLAMA, num_layers=6, vocab_size=512)),
+        language(4, 4096, vocab_size=512),
+        BF16,
+        fused,
+    ),
+    Case(
+        "Llama 8 × 2048, FSDP2 on one rank, mixed, 512 words",
+        lambda: _llama.Llama(dataclasses.replace(LLAMA, vocab_size=512)),
+        language(4, 4096, vocab_size=512),
+        optimizer=fused,
+        shard=fully_sharded(LLAMA_MIXED),
+    ),
+    Case(
+        "nn.TransformerEncoder 6 × 1024, fp32",
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(1024, 16, batch_first=True, norm_first=True), 6
+        ),
+        vectors,
+    ),
     Case("ConvNet, fp32", ConvNet, images),
+    Case("ConvNet, bf16", ConvNet, images, BF16, lambda m: torch.optim.SGD(m.parameters(), 0.1)),
 )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -207,7 +208,9 @@ class TestSteps:
         one_by_one = optimizer_temporaries(foreach=False)
         assert fused == 2 * CUBLAS_BYTES
         assert foreach == fused + 3 * WEIGHT
-        assert one_by_one == fused + 2 * WEIGHT + WEIGHT  # the last one lives until the next is made
+        assert (
+            one_by_one == fused + 2 * WEIGHT + WEIGHT
+        )  # the last one lives until the next is made
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_checkpointed_layers_keep_their_inputs_only(self, use_reentrant: bool) -> None:
@@ -455,12 +458,10 @@ class TestWithoutAWorld:
     def test_the_model_can_die_afterwards(self) -> None:
         model = chain(1)
         told = memory(model, backward(model), torch.optim.AdamW(model.parameters()))
-        alive = []
-        torch_finalize = __import__("weakref").finalize
-        torch_finalize(model, alive.append, "dead")
+        reference = weakref.ref(model)
         del model
         gc.collect()
-        assert alive == ["dead"]
+        assert reference() is None
         assert told.profile.peak_bytes
 
     def test_shared_modules_dict_outputs_and_empty_inputs_are_fine(self) -> None:
@@ -483,6 +484,71 @@ class TestWithoutAWorld:
         told = memory(chain(1), lambda: None)
         assert told.profile.peak_bytes == WEIGHT
         assert told.profile.peak_phase is Phase.OUTSIDE
+
+
+class TestOddSteps:
+    def test_a_second_backward_is_backward_and_nothing_is_run_again(self) -> None:
+        model = chain(1)
+
+        def step() -> None:
+            loss = model(rows()).pow(3).sum()
+            grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            sum(grad.pow(2).sum() for grad in grads).backward()
+
+        phases = {sample.phase for sample in memory(model, step).profile.samples}
+        assert Phase.BACKWARD in phases
+        assert Phase.RECOMPUTE not in phases
+
+    def test_a_checkpointed_function_that_is_no_module_is_run_again(self) -> None:
+        model = chain(1)
+
+        def step() -> None:
+            x = checkpoint(lambda x: x.relu().exp().sin(), model(rows()), use_reentrant=False)
+            x.sum().backward()
+
+        samples = memory(model, step).profile.samples
+        assert Phase.RECOMPUTE in {sample.phase for sample in samples}
+
+    def test_sparse_gradients_are_no_error(self) -> None:
+        model = nn.Embedding(1000, 16, sparse=True)
+
+        def step() -> None:
+            model(torch.randint(0, 1000, (64,))).sum().backward()
+
+        told = memory(model, step, torch.optim.SparseAdam(model.parameters()))
+        assert most(told, K.PARAMETERS) == 64_000
+        assert most(told, K.OPTIMIZER_STATE) == 128_000
+
+    def test_ddp_buckets_are_for_communication(self) -> None:
+        with simulate({"dp": 2}):
+            model = nn.parallel.DistributedDataParallel(chain(2))
+            told = memory(model, backward(model), torch.optim.SGD(model.parameters()))
+        assert 2 * WEIGHT <= most(told, K.COMMUNICATION) < 2 * WEIGHT + 4 * KIB
+
+    @pytest.mark.parametrize(
+        ("make", "place"),
+        [
+            (lambda: torch.compile(chain(1), backend="eager"), "torch.compile"),
+            (lambda: nn.LSTM(DIM, DIM), "recurrent layers"),
+        ],
+    )
+    def test_what_cannot_be_told_is_a_gap(self, make: Callable[[], nn.Module], place: str) -> None:
+        model = make()
+
+        def step() -> None:
+            output = model(rows())
+            (output[0] if isinstance(output, tuple) else output).sum().backward()
+
+        assert [gap.place for gap in memory(model, step).recording.gaps] == [place]
+
+    def test_offloading_is_a_gap(self) -> None:
+        with simulate({"dp": 2}) as world:
+            with torch.device("meta"):
+                model = chain(1)
+            fully_shard(model, mesh=world.mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+            world.materialize(model)
+            told = memory(model, backward(model))
+        assert [gap.place for gap in told.recording.gaps] == ["FSDP"]
 
 
 class TestRecords:
@@ -514,6 +580,11 @@ class TestRefusals:
                 ShardscopeError, match=r"on meta.*world\.materialize\(model\) first"
             ):
                 memory(model, backward(model))
+
+    def test_lazy_parameters_have_no_size_yet(self) -> None:
+        model = nn.LazyLinear(4)
+        with pytest.raises(ShardscopeError, match="lazy parameters"):
+            memory(model, lambda: None)
 
     def test_a_step_must_be_callable(self) -> None:
         with pytest.raises(ShardscopeError, match="got Tensor for its step"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardscope._torch.workspaces import CUBLAS_BYTES
 from shardscope.record import (
     Finding,
     MemoryKind,
@@ -163,7 +164,7 @@ def _fuse_optimizer(profile: MemoryProfile, recording: Recording) -> Iterator[Ad
     """An optimizer that works on lists of tensors copies them all."""
     if profile.peak_phase is Phase.OPTIMIZER:
         yield Advice(
-            _at_peak(profile, _K.TEMPORARIES, None),
+            _temporaries_outside(profile),
             "optimizer",
             "the peak is in the optimizer, whose temporaries are as large as the parameters",
             "Make it with fused=True, which needs none; where it has no such option, with "
@@ -189,7 +190,7 @@ def _chunk_loss(profile: MemoryProfile, recording: Recording) -> Iterator[Advice
     """Logits, and their copies, gradients and logarithms, at the end of a language model."""
     if profile.peak_phase not in (Phase.BACKWARD, Phase.OUTSIDE):
         return
-    held = _at_peak(profile, _K.TEMPORARIES, None) + _at_peak(profile, _K.ACTIVATIONS, None)
+    held = _temporaries_outside(profile) + _at_peak(profile, _K.ACTIVATIONS, None)
     yield Advice(
         held * 7 // 8,
         "loss",
@@ -231,6 +232,11 @@ def _by_module(profile: MemoryProfile, kinds: tuple[MemoryKind, ...]) -> dict[st
         if use.kind in kinds and use.module is not None:
             held[use.module] = held.get(use.module, 0) + use.num_bytes
     return held
+
+
+def _temporaries_outside(profile: MemoryProfile) -> int:
+    """Temporaries of no module's, but for cuBLAS's workspaces, which nothing makes smaller."""
+    return max(0, _at_peak(profile, _K.TEMPORARIES, None) - 2 * CUBLAS_BYTES)
 
 
 _ANY = object()

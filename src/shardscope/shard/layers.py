@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,8 +9,6 @@ from typing import NamedTuple
 from shardscope.record import MemoryKind, MemoryProfile
 
 __all__ = ["LayerGroup", "find_layers"]
-
-_LAYER = re.compile(r"((?:.*?\.)?)(\d+)(?:\.|$)")
 
 
 class LayerGroup(NamedTuple):
@@ -27,11 +24,20 @@ def find_layers(profile: MemoryProfile, kind: MemoryKind) -> Iterator[LayerGroup
     """What each list of layers, the outermost ones only, holds of a kind at the peak."""
     groups: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
     for use in profile.at_peak:
-        found = _LAYER.match(use.module or "") if use.kind is kind else None
-        if found is not None:
-            groups[found[1]][int(found[2])] += use.num_bytes
+        prefix, number = _find_layer(use.module or "")
+        if use.kind is kind and number is not None:
+            groups[prefix][number] += use.num_bytes
     for prefix, layers in groups.items():
         if len(layers) > 1:
             name = f"{prefix}{min(layers)} … {prefix}{max(layers)}"
             largest = max(layers.values())
             yield LayerGroup(name, len(layers), sum(layers.values()), largest)
+
+
+def _find_layer(name: str) -> tuple[str, int | None]:
+    """`layers.` and 3 of `layers.3.experts.0.up`."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part.isascii() and part.isdecimal():
+            return "".join(f"{one}." for one in parts[:index]), int(part)
+    return name, None

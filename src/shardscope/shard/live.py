@@ -44,7 +44,7 @@ class LiveStorages:
 
     def meet_new(self, tensor: torch.Tensor) -> Allocation | None:
         """The allocation of a tensor that an op has made, which begins now if it is not known."""
-        if tensor.device.type != self._device_type:
+        if not self._is_counted(tensor):
             return None
         storage = tensor.untyped_storage()
         held = self._held.get(id(storage))
@@ -57,7 +57,7 @@ class LiveStorages:
 
     def meet_old(self, tensor: torch.Tensor) -> Allocation | None:
         """The allocation of a tensor that was made while nobody looked."""
-        if tensor.device.type != self._device_type:
+        if not self._is_counted(tensor):
             return None
         storage = tensor.untyped_storage()
         held = self._held.get(id(storage))
@@ -78,7 +78,11 @@ class LiveStorages:
     def resize(self, storage: torch.UntypedStorage) -> None:
         """A storage has become larger or smaller: what it had is given back, what it has begins."""
         held = self._held.get(id(storage))
-        if held is None or held.num_bytes == storage.nbytes():
+        if held is None:
+            if storage.device.type == self._device_type:
+                self._begin(self._hold(storage))
+            return
+        if held.num_bytes == storage.nbytes():
             return
         old = held.allocation
         if old is not None and old.end is None:
@@ -89,6 +93,10 @@ class LiveStorages:
             assert held.allocation is not None
             held.allocation.kind = old.kind
             held.allocation.owner = old.owner
+
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        # A sparse tensor has no storage of its own: its indices and values have.
+        return tensor.device.type == self._device_type and tensor.layout is torch.strided
 
     def _begin(self, held: _Held) -> None:
         if held.num_bytes:

@@ -10,6 +10,8 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -136,6 +138,8 @@ class _Run:
             report("values", "the step read values of tensors without data: each was taken as zero")
         if any(is_compiled(module) for root in roots for module in every_module(root)):
             report("torch.compile", "compiled parts were run as if they were not compiled")
+        if any(isinstance(module, nn.RNNBase) for root in roots for module in every_module(root)):
+            report("recurrent layers", "what cuDNN keeps of them for backward is not counted")
         if any(map(is_offloaded, roots)):
             report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
 
@@ -180,6 +184,11 @@ def _without_data(model: Models) -> Iterator[FakeTwins | None]:
     """In a world, the tensors that it has; else twins without data."""
     roots = list(ModuleNames(model).roots())
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
+    if any(map(is_lazy, tensors)):
+        raise MemoryProfileError(
+            "memory() got a model with lazy parameters, whose shapes are not known yet. Call the "
+            "model once before."
+        )
     if current_world() is not None:
         if any(tensor.is_meta for tensor in tensors):
             raise MemoryProfileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from shardscope._torch.autograd import (
     node_origin,
 )
 from shardscope._torch.module_calls import watch_module_calls
+from shardscope._torch.recompute import find_recomputed
 from shardscope.comm.buckets import BucketBook
 from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.names import NO_MODULE, ModuleNames
@@ -61,11 +63,12 @@ class Places:
         if not is_in_backward():
             module = self._calls.running()
             return Place(Phase.OUTSIDE if module == NO_MODULE else Phase.FORWARD, module)
-        if torch.is_grad_enabled():  # backward itself needs no gradients; what is run again does
+        if torch.is_grad_enabled():  # backward needs no gradients; what is run again for it does
             module = self._calls.running()
-            if module == NO_MODULE:
-                module = self._calls.recomputing()
-            return Place(Phase.RECOMPUTE, module)
+            if module != NO_MODULE:
+                return Place(Phase.RECOMPUTE, module)
+            if find_recomputed(sys._getframe()) is not None:
+                return Place(Phase.RECOMPUTE, self._calls.recomputing())
         return Place(Phase.BACKWARD, self._find_maker())
 
     def start_step(self) -> None:

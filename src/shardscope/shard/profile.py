@@ -64,13 +64,13 @@ def settle_kinds(ledger: Ledger) -> None:
 
 def _find_kind(allocation: Allocation, backward: list[int]) -> MemoryKind:
     """An activation outlives forward; what does not, served a collective or was needed briefly."""
-    if allocation.start < 0:
-        return MemoryKind.ACTIVATIONS  # the step's inputs
+    communicated = allocation.is_communicated
+    if allocation.start < 0:  # there before the step: its inputs, or DDP's buckets
+        return MemoryKind.COMMUNICATION if communicated else MemoryKind.ACTIVATIONS
     if allocation.place.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.OUTSIDE):
         index = bisect_right(backward, allocation.start)
         if index < len(backward) and (allocation.end is None or backward[index] < allocation.end):
             return MemoryKind.ACTIVATIONS
-    communicated = allocation.is_communicated
     return MemoryKind.COMMUNICATION if communicated else MemoryKind.TEMPORARIES
 
 
