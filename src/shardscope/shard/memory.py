@@ -50,7 +50,8 @@ def memory(
 
     >>> with simulate(mesh={"dp": 8}) as world:
     ...     world.materialize(fully_shard(model, mesh=world.mesh))
-    ...     told = memory(model, lambda: model(make_batch()).sum().backward(), torch.optim.AdamW)
+    ...     optimizer = torch.optim.AdamW(model.parameters())
+    ...     told = memory(model, lambda: model(make_batch()).sum().backward(), optimizer)
     >>> told.profile.peak_bytes
 
     `step` is called twice: as the first step of training and as any later one. The optimizer, or

@@ -33,8 +33,8 @@ def make_profile(
     """The profile of the last step; `ends` says after how many events each step ended."""
     settle_kinds(ledger)
     replay = _Replay(ledger)
-    last = [*ends[:-1], 0][len(ends) - 2] if len(ends) > 1 else 0
-    before, step = list(replay.run(0, last)), list(replay.run(last, ends[-1]))
+    begin = ends[-2] if len(ends) > 1 else 0
+    before, step = list(replay.run(0, begin)), list(replay.run(begin, ends[-1]))
     first = before if len(ends) > 1 else step
     peak = max(step, key=lambda moment: moment.total)
     return MemoryProfile(
