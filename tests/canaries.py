@@ -228,7 +228,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
-        "ddp.py", "read DDP's buckets without allocating them"
+        "ddp.py and fake_models.py", "read DDP's buckets without allocating them"
     ),
     "._get_zeros_like_grad_buckets": Canary(
         "ddp.py", "tell which parameters a DDP bucket holds", ddp_buckets_are_readable
@@ -406,7 +406,7 @@ CANARIES: dict[str, Canary] = {
         lambda: "_rank_map" in inspect.signature(DeviceMesh.__init__).parameters,
     ),
     "._buffers": Canary(
-        "simulated_group.py, modules.py",
+        "fake_models.py, simulated_group.py, modules.py",
         "give simulated models buffers",
         lambda: list(nn.BatchNorm1d(1)._buffers),
     ),
@@ -453,8 +453,8 @@ CANARIES: dict[str, Canary] = {
         "intercept.py", "see symmetric-memory collectives"
     ),
     "._destroy": Canary(
-        "intercept.py and simulated_group.py",
-        "give the c10d ops back as they were",
+        "cuda_autocast.py, cuda_choices.py, intercept.py and simulated_group.py",
+        "give torch its own ops back as they were",
         lambda: torch.library.Library._destroy,
     ),
     "._op": Canary(
@@ -561,7 +561,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._parameters": Canary(
-        "modules.py and simulated_group.py",
+        "fake_models.py, modules.py and simulated_group.py",
         "list a module's own parameters, tied ones too",
         lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
     ),
@@ -620,5 +620,74 @@ CANARIES: dict[str, Canary] = {
         "simulated_group.py",
         "make a process group of any size",
         lambda: "fake" in dist.Backend.backend_list,
+    ),
+    # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
+    "._fused_rms_norm": Canary(
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
+        lambda: torch.ops.aten._fused_rms_norm.default,
+    ),
+    "._scaled_dot_product_attention_math": Canary(
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
+        lambda: torch.ops.aten._scaled_dot_product_attention_math.default,
+    ),
+    "._scaled_dot_product_cudnn_attention": Canary(
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
+        lambda: torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    ),
+    "._scaled_dot_product_efficient_attention": Canary(
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
+        lambda: torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    ),
+    "._scaled_dot_product_flash_attention": Canary(
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention.default,
+    ),
+    "._scaled_dot_product_cudnn_attention_backward": Canary(
+        "workspaces.py",
+        "count what CUDA's attention allocates",
+        lambda: torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default,
+    ),
+    "._scaled_dot_product_efficient_attention_backward": Canary(
+        "workspaces.py",
+        "count what CUDA's attention allocates",
+        lambda: torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
+    ),
+    "._scaled_dot_product_flash_attention_backward": Canary(
+        "workspaces.py",
+        "count what CUDA's attention allocates",
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
+    ),
+    "torch._subclasses.fake_tensor.FakeTensor": Canary(
+        "cuda_choices.py and fake_models.py", "tell tensors that have no data"
+    ),
+    "torch._subclasses.fake_tensor.DataDependentOutputException": Canary(
+        "dispatch.py", "answer who asks a tensor without data for its value"
+    ),
+    "torch.ops.aten._local_scalar_dense": Canary(
+        "dispatch.py", "answer who asks a tensor without data for its value"
+    ),
+    "torch.optim.optimizer._foreach_supported_types": Canary(
+        "cuda_choices.py", "run optimizers on lists of tensors, as on CUDA"
+    ),
+    "torch.optim.optimizer._get_foreach_kernels_supported_devices": Canary(
+        "cuda_choices.py", "run optimizers on lists of tensors, as on CUDA"
+    ),
+    "torch.utils._foreach_utils": Canary(
+        "cuda_choices.py", "clip gradients on lists of tensors, as on CUDA"
+    ),
+    "torch.utils._foreach_utils._foreach_supported_types": Canary(
+        "cuda_choices.py", "clip gradients on lists of tensors, as on CUDA"
+    ),
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": Canary(
+        "trial_runs.py", "know DTensor's trial runs, which take no memory"
+    ),
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator"
+    "._propagate_tensor_meta_non_cached": Canary(
+        "trial_runs.py", "know DTensor's trial runs, which take no memory"
     ),
 }

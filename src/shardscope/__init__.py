@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from shardscope.record import save as save
     from shardscope.report.show import show as show
     from shardscope.shard.audit import audit as audit
+    from shardscope.shard.memory import Memory as Memory
+    from shardscope.shard.memory import memory as memory
     from shardscope.shard.phases import phases as phases
     from shardscope.shard.slices import visualize_sharding as visualize_sharding
     from shardscope.version import __version__ as __version__
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from shardscope.world import simulate as simulate
 
 _HOMES = {
+    "Memory": "shardscope.shard.memory",
     "Recording": "shardscope.record",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
@@ -32,6 +35,7 @@ _HOMES = {
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit",
     "load": "shardscope.record",
+    "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
     "phases": "shardscope.shard.phases",
     "save": "shardscope.record",
@@ -42,6 +46,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Memory",
     "Recording",
     "ShardscopeError",
     "Trace",
@@ -49,6 +54,7 @@ __all__ = [
     "__version__",
     "audit",
     "load",
+    "memory",
     "merge",
     "phases",
     "save",

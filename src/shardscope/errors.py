@@ -8,6 +8,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
 ├── PhaseError                  a phase that cannot be timed
+├── MemoryProfileError          a step whose memory cannot be told
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 __all__ = [
     "AuditError",
     "CollectiveError",
+    "MemoryProfileError",
     "MergeError",
     "OutputError",
     "PhaseError",
@@ -62,6 +64,10 @@ class AuditError(ShardscopeError):
 
 class PhaseError(ShardscopeError):
     """A phase that cannot be timed."""
+
+
+class MemoryProfileError(ShardscopeError):
+    """A step whose memory cannot be told."""
 
 
 class TargetError(ShardscopeError):

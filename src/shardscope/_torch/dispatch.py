@@ -6,9 +6,21 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["TorchDispatchMode", "has_fakes", "is_higher_order", "op_packet", "without_modes"]
+__all__ = [
+    "READ_VALUE",
+    "DataDependentOutputException",
+    "TorchDispatchMode",
+    "has_fakes",
+    "is_higher_order",
+    "op_packet",
+    "without_modes",
+]
+
+READ_VALUE = torch.ops.aten._local_scalar_dense.default
+"""The op behind `.item()`."""
 
 without_modes = _disable_current_modes
 """A context in which no dispatch mode sees what we do ourselves."""

@@ -18,6 +18,8 @@ __all__ = [
     "flat_handle_module",
     "flat_handle_size",
     "fsdp_meshes",
+    "is_fully_sharded",
+    "is_offloaded",
     "outermost_module",
     "param_group_module",
     "param_group_size",
@@ -57,6 +59,18 @@ def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
     """Meshes that FSDP2 was given for any part of `model`."""
     for group in param_groups_within(model):
         yield group.mesh_info.mesh
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` was called on any part of `model`."""
+    return any(isinstance(module, FSDPModule) for module in every_module(model))
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether FSDP2 keeps any parameter of `model` on the host."""
+    return any(
+        param.offload_to_cpu for group in param_groups_within(model) for param in group.fsdp_params
+    )
 
 
 def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:

@@ -94,13 +94,13 @@ def _forget_placements() -> None:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
+def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
     """Give tensors shapes and no data until the context ends; real ones met on the way pass."""
     log = logging.getLogger(fake_tensor.__name__)
     log.addFilter(_is_news)
     try:
-        with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
-            yield
+        with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
     finally:
         log.removeFilter(_is_news)
 

@@ -39,6 +39,9 @@ EXAMPLE = """\
         model(batch).sum().backward()
 
     plan = {"0": "colwise"}              # optional: what parallelize() means to do, for audit
+
+    def optimizer(model):                # optional: stepped after each step, for memory
+        return torch.optim.AdamW(model.parameters())
 """
 
 
@@ -52,6 +55,7 @@ class Program:
     parallelize: Callable[[nn.Module, Any], Any] | None
     step: Callable[[nn.Module, Any], Any]
     plan: Mapping[str, Any] | None = None
+    optimizer: Callable[[nn.Module], Any] | None = None
 
 
 def load_program(target: str) -> Program:
@@ -71,6 +75,7 @@ def load_program(target: str) -> Program:
         parallelize=_optional_function(module, target, "parallelize"),
         step=_optional_function(module, target, "step") or run_default_step,
         plan=_optional_plan(module, target),
+        optimizer=_optional_function(module, target, "optimizer"),
     )
 
 

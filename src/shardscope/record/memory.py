@@ -21,7 +21,7 @@ class MemoryKind(StrEnum):
     ACTIVATIONS = "activations"  # kept for backward, and the step's inputs
     GATHERED = "gathered"  # parameters that FSDP has gathered
     COMMUNICATION = "communication"  # what collectives read and write
-    TEMPORARIES = "temporaries"
+    TEMPORARIES = "temporaries"  # all else, kernels' workspaces among it
 
 
 class MemoryUse(Struct, frozen=True, kw_only=True, gc=False):
@@ -33,7 +33,7 @@ class MemoryUse(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MemorySample(Struct, frozen=True, kw_only=True, gc=False):
-    """What was held at one moment; `order` counts allocations."""
+    """What was held at one moment; `order` counts allocations and releases."""
 
     order: Natural
     phase: Phase
@@ -42,7 +42,13 @@ class MemorySample(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
-    """A step's memory on one rank."""
+    """A step's memory on one rank.
+
+    Bytes are those of the allocator's blocks, as `torch.cuda.max_memory_allocated` counts them.
+    `peak_bytes` and all below it are those of a step that finds the optimizer's state there;
+    `first_peak_bytes` is the first step's, which makes it. `reserved_bytes` is the most that the
+    allocator has taken from the device in both, which is more where free blocks do not fit.
+    """
 
     rank: Rank
     peak_bytes: Natural
@@ -51,4 +57,7 @@ class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
     peak_module: str | None = None
     at_peak: tuple[MemoryUse, ...] = ()
     samples: tuple[MemorySample, ...] = ()
+    first_peak_bytes: Natural = 0
+    reserved_bytes: Natural = 0
+    needed_bytes: Natural = 0  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked

@@ -1,0 +1,183 @@
+"""The ops that torch chooses on CUDA, for tensors without data that are on no GPU.
+
+torch chooses by device between fused and composed ops, and the two save different tensors for
+backward. Tensors without data can be run without a GPU only as the CPU's, so until the context
+ends they take CUDA's side of each choice. Tensors with data are left alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.library import Library, get_kernel
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from shardscope._torch.cuda_autocast import cuda_autocast
+from shardscope._torch.dispatch import has_fakes
+
+__all__ = ["cuda_choices"]
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_MAX_CUDNN_HEAD = 256  # on Hopper
+_MAX_FLASH_HEAD = 256
+
+
+@contextmanager
+def cuda_choices() -> Iterator[None]:
+    """Make torch choose for the CPU's tensors without data as it would for CUDA's."""
+    with ExitStack() as stack:
+        stack.enter_context(_foreach_by_default())
+        stack.enter_context(cuda_autocast())
+        library = Library("aten", "IMPL")
+        stack.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            for name, choose in _CHOICES.items():
+                torchs_own = get_kernel(f"aten::{name}", "CPU")  # composed, for any device
+                answer = _for_fakes(choose, torchs_own)
+                library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
+            # With a kernel for this device torch uses the op's own backward, as on CUDA.
+            library.impl("_fused_rms_norm", _no_kernel, "CPU")
+        yield
+
+
+def _for_fakes(choose: Callable[..., Any], torchs_own: Any) -> Callable[..., Any]:
+    def answer(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_fakes(args):
+            answered = choose(*args, **kwargs)
+            if answered is not NotImplemented:
+                return answered
+        return torchs_own.call_boxed(keyset, *args, **kwargs)
+
+    return answer
+
+
+def _no_kernel(*_: Any) -> Any:
+    raise NotImplementedError("aten::_fused_rms_norm has no kernel for tensors with data here")
+
+
+@contextmanager
+def _foreach_by_default() -> Iterator[None]:
+    """Optimizers work on lists of tensors on CUDA unless told, and on one after the other here."""
+    devices = optimizer._get_foreach_kernels_supported_devices
+    lists: list[list[Any]] = [
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    ]
+    extended = [types for types in lists if FakeTensor not in types]
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
+    for types in extended:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = devices
+        for types in extended:
+            types.remove(FakeTensor)
+
+
+def _choose_rms_norm(
+    x: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    if weight is not None and weight.dtype != x.dtype:
+        return NotImplemented
+    return _aten._fused_rms_norm(x, normalized_shape, weight, eps)[0]
+
+
+def _choose_dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+    if not train or not 0 < p < 1 or x.numel() == 0:
+        return NotImplemented
+    return _aten.native_dropout(x, p, train)[0]
+
+
+def _choose_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """The first of cuDNN, flash, memory-efficient and plain attention that can and may be used."""
+    inputs = (query, key, value)
+    if query.dim() != 4 or any(tensor.numel() == 0 for tensor in inputs):
+        return NotImplemented
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    mask = _as_bias(attn_mask, query)
+    backend = _choose_backend(query, key, value, mask is not None)
+    if backend == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if backend == "math":
+        return _aten._scaled_dot_product_attention_math(
+            *inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    attend = _aten._scaled_dot_product_cudnn_attention
+    if backend == "efficient":
+        attend = _aten._scaled_dot_product_efficient_attention
+        mask = None if mask is None else mask.expand(*query.shape[:-1], key.shape[-2])
+    return attend(*inputs, mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+
+def _choose_backend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_mask: bool
+) -> str:
+    """What a Hopper GPU would use."""
+    may_use = torch.backends.cuda
+    head = query.shape[-1]
+    is_half = query.dtype in _HALF and head == key.shape[-1] == value.shape[-1]
+    if may_use.cudnn_sdp_enabled() and is_half and head % 8 == 0 and head <= _MAX_CUDNN_HEAD:
+        return "cudnn"
+    if may_use.flash_sdp_enabled() and is_half and not has_mask and head <= _MAX_FLASH_HEAD:
+        return "flash"
+    shares_heads = not query.shape[1] == key.shape[1] == value.shape[1]
+    is_known = query.dtype in (*_HALF, torch.float32)
+    if may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads:
+        return "efficient"
+    return "math"
+
+
+def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero, never = (query.new_empty(()) for _ in range(2))
+    return torch.where(mask, zero, never)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    head = query.shape[-1]
+    padding = -head % 8
+    if padding:
+        query, key, value = (
+            torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value)
+        )
+    out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, scale=scale
+    )[0]
+    return out[..., :head] if padding else out
+
+
+_CHOICES: dict[str, Callable[..., Any]] = {
+    "dropout": _choose_dropout,
+    "rms_norm": _choose_rms_norm,
+    "scaled_dot_product_attention": _choose_attention,
+}

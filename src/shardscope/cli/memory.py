@@ -1,0 +1,148 @@
+"""`shardscope memory`: whether a step of the user's program fits into a GPU's memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import click
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shardscope.cli.building import Built, build_model, theirs
+from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.destination import Destination
+from shardscope.cli.finish import finish
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import (
+    data_option,
+    force_option,
+    mesh_option,
+    no_fold_option,
+    output_option,
+    rank_option,
+    strict_option,
+)
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import load_program, name_target, run_default_step
+from shardscope.errors import TargetError
+from shardscope.record import Recording
+from shardscope.report.names import shorten
+from shardscope.report.text import render_summary
+from shardscope.shard.memory import memory
+
+__all__ = ["command", "parse_size"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+_ALONE = {"dp": 1}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@click.command("memory")
+@click.argument("target", metavar="TARGET")
+@mesh_option
+@rank_option
+@click.option("--gpu-memory", metavar="SIZE", help="What a GPU has, such as 80GiB.")
+@data_option
+@no_fold_option
+@output_option
+@force_option
+@strict_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    mesh: str | None,
+    rank: int,
+    gpu_memory: str | None,
+    data: bool,
+    no_fold: bool,
+    output: str | None,
+    force: bool,
+    strict: bool,
+) -> None:
+    """Tell what a training step of TARGET needs of a GPU's memory, and what for.
+
+    TARGET is as for trace; it may also define optimizer(model), which is stepped after each step.
+    If it defines neither that nor step(), AdamW is used. Needs no GPU. Without --mesh the model is
+    taken as it is, on one rank. With --gpu-memory it says whether the step fits, and what to
+    change; exits with 1 if it does not.
+    """
+    axes = None if mesh is None else parse_mesh(mesh)
+    device_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    destination = Destination(target, output, rank=rank, force=force)
+    told = _tell(target, axes, rank=rank, has_data=data, device_bytes=device_bytes)
+    recording = name_command(told)
+    finish(recording, destination, render_summary(recording, is_folded=not no_fold))
+    ctx.exit(exit_code(recording, is_strict=strict))
+
+
+def parse_size(text: str) -> int:
+    """`80GiB`, `80 GB`, `80g`: the last is binary, as people mean it."""
+    found = _SIZE.fullmatch(text.strip())
+    num_bytes = 0
+    if found is not None:
+        is_decimal = not found[3] and text.strip().upper().endswith("B")
+        base = 1000 if is_decimal else 1024
+        num_bytes = int(float(found[1]) * base ** _POWERS[found[2].upper()])
+    if not 0 < num_bytes < 1 << 62:
+        raise TargetError(
+            f"--gpu-memory {shorten(text, 60)!r} is not understood. Give a size, such as "
+            "--gpu-memory 80GiB."
+        )
+    return num_bytes
+
+
+def _tell(
+    target: str,
+    axes: Mapping[str, int] | None,
+    *,
+    rank: int,
+    has_data: bool,
+    device_bytes: int | None,
+) -> Recording:
+    with as_if_started(target), show_progress(f"running {name_target(target)}") as report:
+        program = load_program(target)
+        if axes is None:
+            program = replace(program, parallelize=None)
+        with build_model(
+            program,
+            axes or _ALONE,
+            rank=rank,
+            is_real=False,
+            has_data=has_data,
+            report=report,
+        ) as built:
+            batch = built.make_batch()
+            report("running two steps")
+            with theirs(program, "step()", has_data=has_data):
+                return memory(
+                    built.model,
+                    lambda: program.step(built.model, batch),
+                    _make_optimizer(built),
+                    device_bytes=device_bytes,
+                ).recording
+
+
+def _make_optimizer(built: Built) -> Optimizer | None:
+    program, model = built.program, built.model
+    if program.optimizer is None:
+        is_default = program.step is run_default_step
+        return _default_optimizer(model) if is_default else None
+    with theirs(program, "optimizer()", has_data=built.has_data):
+        made = program.optimizer(model)
+    if not isinstance(made, Optimizer):
+        raise TargetError(
+            f"{program.name}'s optimizer() returned {type(made).__name__}, not a "
+            "torch.optim.Optimizer. Return the optimizer itself."
+        )
+    return made
+
+
+def _default_optimizer(model: nn.Module) -> Optimizer | None:
+    trained = [one for one in model.parameters() if one.requires_grad]
+    return torch.optim.AdamW(trained) if trained else None

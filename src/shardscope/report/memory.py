@@ -1,0 +1,196 @@
+"""What a rank's memory holds during a step: for what, whose, and when most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from rich.console import RenderableType
+from rich.text import Text
+
+from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
+from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import format_bar, format_share, make_text, make_title, plural
+from shardscope.report.units import format_bytes
+
+__all__ = ["render_memory"]
+
+_NUM_MODULES = 12
+_NUM_CELLS = 64
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_LETTERS = {
+    Phase.FORWARD: "f",
+    Phase.BACKWARD: "b",
+    Phase.RECOMPUTE: "r",
+    Phase.OPTIMIZER: "o",
+    Phase.OUTSIDE: " ",
+}
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_KIND_COLUMNS = {
+    "kind": Column("at the peak", Look.NAME, 15),
+    "bytes": Column("bytes"),
+    "share": Column("share"),
+    "bar": Column("", Look.NAME, 8),
+}
+_MODULE_COLUMNS: dict[str, Column] = {
+    "module": Column("module", Look.NAME, 24),
+    **{str(kind): Column(kind.replace("_", " ")) for kind in MemoryKind},
+    "bytes": Column("in all"),
+}
+
+
+def render_memory(recording: Recording, *, is_folded: bool = True) -> Iterator[RenderableType]:
+    """The rank that needs most in full, and how the others compare."""
+    if not recording.memory:
+        return
+    profile = max(recording.memory, key=_most)
+    yield make_title("Memory", _describe_ranks(recording.memory))
+    yield from _render_peak(profile)
+    yield Text()
+    yield _render_kinds(profile)
+    yield make_title("Memory by module", "at the peak, children not included; ×n: together")
+    yield _render_modules(profile, is_folded=is_folded)
+    if len(profile.samples) > 1:
+        yield make_title("Memory over the step", _describe_letters(profile))
+        yield from _render_course(profile)
+
+
+def _most(profile: MemoryProfile) -> int:
+    return max(profile.peak_bytes, profile.first_peak_bytes)
+
+
+def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:
+    worst = max(profiles, key=_most)
+    if len(profiles) == 1:
+        return f"rank {worst.rank}"
+    least = min(map(_most, profiles))
+    return f"rank {worst.rank}, the most of {len(profiles):,} ranks (least: {format_bytes(least)})"
+
+
+def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:
+    line = Text().append(format_bytes(profile.peak_bytes), "bold").append(" at the peak, in ")
+    line.append(str(profile.peak_phase))
+    if profile.peak_module is not None:
+        line.append(" of ").append_text(make_text(profile.peak_module or "the model", width=80))
+    yield line
+    facts = []
+    if profile.first_peak_bytes != profile.peak_bytes:
+        facts.append(f"first step: {format_bytes(profile.first_peak_bytes)}")
+    if profile.reserved_bytes:
+        facts.append(f"reserved by the allocator: {format_bytes(profile.reserved_bytes)}")
+    if facts:
+        yield Text(" · ".join(facts), "dim")
+    if profile.device_bytes is not None:
+        yield _describe_room(profile.device_bytes, profile.needed_bytes)
+
+
+def _describe_room(device: int, needed: int) -> Text:
+    rest = abs(device - needed)
+    figures = f"needs {format_bytes(needed)} of {format_bytes(device)} with CUDA's own share: "
+    if needed > device:
+        return Text(figures).append(f"does not fit, {format_bytes(rest)} too much", "bold red")
+    return Text(figures).append(f"fits, {format_bytes(rest)} to spare", "bold green")
+
+
+def _render_kinds(profile: MemoryProfile) -> RenderableType:
+    rows: list[Row] = []
+    for kind in MemoryKind:
+        held = sum(use.num_bytes for use in profile.at_peak if use.kind is kind)
+        if held:
+            rows.append(
+                {
+                    "kind": kind.replace("_", " "),
+                    "bytes": format_bytes(held),
+                    "share": format_share(held, profile.peak_bytes),
+                    "bar": format_bar(held, profile.peak_bytes),
+                }
+            )
+    return Grid(_KIND_COLUMNS, rows, leave_out(list(_KIND_COLUMNS), "bar", "share"))
+
+
+class _Held(Struct):
+    """What one module, or several that differ by their numbers alone, hold."""
+
+    names: dict[str, None]
+    by_kind: dict[MemoryKind, int]
+
+    def total(self) -> int:
+        return sum(self.by_kind.values())
+
+
+def _render_modules(profile: MemoryProfile, *, is_folded: bool) -> RenderableType:
+    held = sorted(_gather(profile, is_folded).values(), key=lambda one: -one.total())
+    shown = held if not is_folded else held[:_NUM_MODULES]
+    rows: list[Row] = [
+        {
+            "module": _name_module(one),
+            **{
+                kind: format_bytes(one.by_kind[kind]) if one.by_kind.get(kind) else "·"
+                for kind in MemoryKind
+                if any(kind in other.by_kind for other in shown)
+            },
+            "bytes": format_bytes(one.total()),
+        }
+        for one in shown
+    ]
+    rest = sum(one.total() for one in held[len(shown) :])
+    more = plural(len(held) - len(shown), "more row")
+    note = f"… and {more}: {format_bytes(rest)}" if rest else ""
+    kinds = [kind for kind in MemoryKind if any(kind in one.by_kind for one in shown)]
+    kinds.sort(key=lambda kind: sum(one.by_kind.get(kind, 0) for one in shown))
+    layouts = leave_out(["module", *sorted(kinds, key=list(MemoryKind).index), "bytes"], *kinds)
+    return Grid(_MODULE_COLUMNS, rows, layouts, note=note)
+
+
+def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _Held]:
+    held: dict[str | None, _Held] = {}
+    for use in profile.at_peak:
+        key = use.module
+        if key is not None and is_folded:
+            key = _NUMBER.sub("*", key)
+        one = held.setdefault(key, _Held({}, {}))
+        one.names[use.module or ""] = None
+        one.by_kind[use.kind] = one.by_kind.get(use.kind, 0) + use.num_bytes
+        if use.module is None:
+            one.names = {}
+    return held
+
+
+def _name_module(held: _Held) -> Text:
+    if not held.names:
+        return Text("outside any module", "dim")
+    name = next(iter(held.names))
+    if len(held.names) == 1:
+        return make_text(name or "the model itself")
+    return make_text(_NUMBER.sub("*", name)).append(f" ×{len(held.names)}", "dim")
+
+
+def _describe_letters(profile: MemoryProfile) -> str:
+    met = {sample.phase for sample in profile.samples}
+    words = (f"{letter} {phase}" for phase, letter in _LETTERS.items() if phase in met)
+    return ", ".join(word for word in words if not word.startswith(" "))
+
+
+def _render_course(profile: MemoryProfile) -> Iterator[RenderableType]:
+    """A line of bars, one of phases, and one that marks the peak."""
+    samples = profile.samples
+    first, last = samples[0].order, samples[-1].order
+    span = max(1, last - first + 1)
+    cells: list[list[MemorySample]] = [[] for _ in range(_NUM_CELLS)]
+    for sample in samples:
+        cells[(sample.order - first) * _NUM_CELLS // span].append(sample)
+    bars, phases, held, phase = "", "", 0, Phase.OUTSIDE
+    for cell in cells:
+        if cell:
+            top = max(cell, key=lambda sample: sum(sample.num_bytes))
+            held, phase = sum(top.num_bytes), top.phase
+        level = -(-held * (len(_LEVELS) - 1) // max(1, profile.peak_bytes))
+        bars += _LEVELS[min(level, len(_LEVELS) - 1)]
+        phases += _LETTERS[phase]
+    peak = (profile.peak_order - first) * _NUM_CELLS // span
+    yield Text(bars, "cyan", no_wrap=True)
+    yield Text(phases, "dim", no_wrap=True)
+    note = f"▲ {format_bytes(profile.peak_bytes)}"
+    indent = min(max(0, peak), _NUM_CELLS - 1)
+    yield Text(" " * indent + note, "bold", no_wrap=True)

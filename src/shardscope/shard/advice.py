@@ -1,0 +1,262 @@
+"""Whether a step fits into the device's memory, and what to change, by how much each would help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from shardscope._torch.workspaces import CUBLAS_BYTES
+from shardscope.record import (
+    Finding,
+    MemoryKind,
+    MemoryProfile,
+    Module,
+    Parameter,
+    Phase,
+    Recording,
+    Severity,
+)
+from shardscope.shard.layers import find_layers
+from shardscope.shard.sayings import format_bytes
+
+__all__ = ["ADVICE", "CONTEXT_BYTES", "OUT_OF_MEMORY", "find_memory_problems", "needed_bytes"]
+
+OUT_OF_MEMORY = "out-of-memory"
+ADVICE = "memory-advice"
+
+CONTEXT_BYTES = 621 << 20
+"""What CUDA itself took of an H200 before the first tensor, by torch 2.11; NCCL takes more."""
+
+_WORTHWHILE = 0.02  # of the peak
+_TIGHT = 0.9  # of the device
+_K = MemoryKind
+
+
+class Advice(NamedTuple):
+    """A change, what it is about, and how much it would save at most."""
+
+    saved_bytes: int
+    subject: str
+    fact: str
+    remedy: str
+
+
+def needed_bytes(profile: MemoryProfile) -> int:
+    """What a device must have for the step: its peak, and what CUDA takes beside it."""
+    return max(profile.peak_bytes, profile.first_peak_bytes) + CONTEXT_BYTES
+
+
+def find_memory_problems(profile: MemoryProfile, recording: Recording) -> Iterator[Finding]:
+    """Nothing if there is room; else what is too much, and advice, the most helpful first."""
+    if profile.device_bytes is None:
+        return
+    needed, device = needed_bytes(profile), profile.device_bytes
+    if needed <= device * _TIGHT:
+        return
+    advice = sorted(_advise(profile, recording), key=lambda one: -one.saved_bytes)
+    if needed > device:
+        yield Finding(
+            rule=OUT_OF_MEMORY,
+            severity=Severity.ERROR,
+            subject="step",
+            fact=(
+                f"a step needs {format_bytes(needed)}, {format_bytes(needed - device)} more than "
+                f"the {format_bytes(device)} there are; its peak is {_name_peak(profile)}"
+            ),
+            remedy=_summarize(advice, needed - device),
+            rank=profile.rank,
+        )
+    for one in advice:
+        yield Finding(
+            rule=ADVICE,
+            severity=Severity.INFO,
+            subject=one.subject,
+            fact=f"{one.fact}: up to {format_bytes(one.saved_bytes)} less",
+            remedy=one.remedy,
+            rank=profile.rank,
+        )
+
+
+def _name_peak(profile: MemoryProfile) -> str:
+    where = f" of {profile.peak_module}" if profile.peak_module else ""
+    return f"in {'the ' if not where else ''}{profile.peak_phase}{where}"
+
+
+def _summarize(advice: list[Advice], excess: int) -> str:
+    saved = 0
+    for count, one in enumerate(advice, 1):
+        saved += one.saved_bytes
+        if saved >= excess:
+            first = "The first piece of advice below" if count == 1 else f"The first {count} below"
+            return f"{first} could be enough: run this again after each change."
+    if not advice:
+        return "Use smaller batches or shorter sequences, or more ranks to shard over."
+    return (
+        f"All advice below together saves at most {format_bytes(saved)}, which is not enough: use "
+        "smaller batches or shorter sequences as well, or more ranks to shard over."
+    )
+
+
+def _advise(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    worthwhile = profile.peak_bytes * _WORTHWHILE
+    for find in _SOURCES:
+        for advice in find(profile, recording):
+            if advice.saved_bytes >= worthwhile:
+                yield advice
+
+
+def _checkpoint(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    """Repeated layers whose activations are all kept need not keep but those of one."""
+    if any(sample.phase is Phase.RECOMPUTE for sample in profile.samples):
+        return
+    for layers in find_layers(profile, _K.ACTIVATIONS):
+        yield Advice(
+            layers.num_bytes - layers.largest_bytes,
+            layers.name,
+            f"activations of {layers.num_layers} layers take {format_bytes(layers.num_bytes)} "
+            f"at the peak, those of one {format_bytes(layers.largest_bytes)}",
+            "Run each layer under torch.utils.checkpoint.checkpoint(layer, …, "
+            "use_reentrant=False): it keeps a layer's input, and makes the rest again in backward.",
+        )
+
+
+def _shard(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    """Parameters that every rank along an axis has whole."""
+    at_peak = _by_module(profile, (_K.PARAMETERS, _K.GRADIENTS, _K.OPTIMIZER_STATE))
+    for axis in recording.run.axes:
+        if axis.size == 1:
+            continue
+        whole = 0.0
+        for module in recording.modules:
+            whole += at_peak.get(module.name, 0) * _share_unsharded(module, axis.name)
+        saved = int(whole * (1 - 1 / axis.size))
+        yield Advice(
+            saved,
+            f"mesh axis {axis.name}",
+            f"parameters that all {axis.size} ranks along {axis.name} have whole take "
+            f"{format_bytes(int(whole))} with their gradients and optimizer state",
+            f'Shard them: fully_shard(layer, mesh=mesh["{axis.name}"]) for each layer, then for '
+            "the model.",
+        )
+
+
+def _share_unsharded(module: Module, axis: str) -> float:
+    sizes = {one.name: _local_bytes(one) for one in module.parameters}
+    total = sum(sizes.values())
+    whole = sum(sizes[one.name] for one in module.parameters if not _is_sharded(one, axis))
+    return whole / total if total else 0.0
+
+
+def _is_sharded(parameter: Parameter, axis: str) -> bool:
+    placed = zip(parameter.axes, parameter.placements, strict=False)
+    return any(name == axis and "Shard" in placement for name, placement in placed)
+
+
+def _local_bytes(parameter: Parameter) -> int:
+    dtype = getattr(torch, parameter.dtype, torch.float32)
+    return math.prod(parameter.local_shape) * int(dtype.itemsize)
+
+
+def _fuse_optimizer(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    """An optimizer that works on lists of tensors copies them all."""
+    if profile.peak_phase is Phase.OPTIMIZER:
+        yield Advice(
+            _temporaries_outside(profile),
+            "optimizer",
+            "the peak is in the optimizer, whose temporaries are as large as the parameters",
+            "Make it with fused=True, which needs none; where it has no such option, with "
+            "foreach=False, which takes one parameter after the other.",
+        )
+
+
+def _shrink_state(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    state = _at_peak(profile, _K.OPTIMIZER_STATE)
+    parameters = [one for module in recording.modules for one in module.parameters]
+    count = sum(math.prod(one.local_shape) for one in parameters if one.is_trainable)
+    if state > 4 * count:
+        yield Advice(
+            state - 2 * count,
+            "optimizer",
+            f"its state takes {format_bytes(state)}, {state / max(1, count):.0f} bytes for each "
+            "parameter",
+            "Use an optimizer with 8-bit state (torchao, bitsandbytes), or one with less of it.",
+        )
+
+
+def _chunk_loss(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    """Logits, and their copies, gradients and logarithms, at the end of a language model."""
+    if profile.peak_phase not in (Phase.BACKWARD, Phase.OUTSIDE):
+        return
+    held = _temporaries_outside(profile) + _at_peak(profile, _K.ACTIVATIONS, None)
+    yield Advice(
+        held * 7 // 8,
+        "loss",
+        f"what is computed outside of any module, the loss most of all, holds "
+        f"{format_bytes(held)} at the peak",
+        "Compute output layer and loss in pieces (say eight) of the sequence, each under "
+        "torch.utils.checkpoint, and do not cast all logits to fp32 at once.",
+    )
+
+
+def _reshard(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    for kind, what in ((_K.GATHERED, "gathered parameters"), (_K.COMMUNICATION, "buffers")):
+        held = _at_peak(profile, kind)
+        yield Advice(
+            held // 2,
+            "FSDP",
+            f"{what} take {format_bytes(held)} at the peak",
+            "Gather less at a time: call fully_shard on smaller modules, and leave "
+            "reshard_after_forward=True.",
+        )
+
+
+def _clear_gradients(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+    """Gradients that are still there when the next step begins."""
+    if not profile.samples or profile.peak_phase is Phase.OPTIMIZER:
+        return
+    kept = profile.samples[0].num_bytes[list(MemoryKind).index(_K.GRADIENTS)]
+    yield Advice(
+        kept,
+        "gradients",
+        f"the step begins with {format_bytes(kept)} of gradients of the step before",
+        "Call optimizer.zero_grad() right after optimizer.step().",
+    )
+
+
+def _by_module(profile: MemoryProfile, kinds: tuple[MemoryKind, ...]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for use in profile.at_peak:
+        if use.kind in kinds and use.module is not None:
+            held[use.module] = held.get(use.module, 0) + use.num_bytes
+    return held
+
+
+def _temporaries_outside(profile: MemoryProfile) -> int:
+    """Temporaries of no module's, but for cuBLAS's workspaces, which nothing makes smaller."""
+    return max(0, _at_peak(profile, _K.TEMPORARIES, None) - 2 * CUBLAS_BYTES)
+
+
+_ANY = object()
+
+
+def _at_peak(profile: MemoryProfile, kind: MemoryKind, module: object = _ANY) -> int:
+    return sum(
+        use.num_bytes
+        for use in profile.at_peak
+        if use.kind is kind and (module is _ANY or use.module == module)
+    )
+
+
+_Source = Callable[[MemoryProfile, Recording], Iterator[Advice]]
+_SOURCES: tuple[_Source, ...] = (
+    _checkpoint,
+    _shard,
+    _fuse_optimizer,
+    _shrink_state,
+    _chunk_loss,
+    _reshard,
+    _clear_gradients,
+)

@@ -1,0 +1,216 @@
+"""`memory(model, step)`: what a rank's memory holds during a step, and when it holds most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from shardscope._torch.cuda_choices import cuda_choices
+from shardscope._torch.fake_models import FakeTwins, is_fake
+from shardscope._torch.fsdp import is_offloaded
+from shardscope._torch.modules import every_module, is_compiled
+from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
+from shardscope._torch.storages import plain_tensors
+from shardscope.comm.names import Models, ModuleNames
+from shardscope.comm.watch import Watch, name_for_rank
+from shardscope.errors import MemoryProfileError
+from shardscope.record import MemoryProfile, Recording, save
+from shardscope.shard.advice import find_memory_problems, needed_bytes
+from shardscope.shard.place import Places
+from shardscope.shard.profile import make_profile
+from shardscope.shard.watcher import Watcher
+from shardscope.world import current_world
+
+__all__ = ["Memory", "memory"]
+
+_NUM_STEPS = 2  # the first makes the optimizer's state, the second finds it there
+
+
+def memory(
+    model: Models,
+    step: Callable[[], object],
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+    *,
+    device_bytes: int | None = None,
+) -> Memory:
+    """Tell what a training step needs of a GPU's memory: for what, for which module, and when.
+
+    >>> with simulate(mesh={"dp": 8}) as world:
+    ...     world.materialize(fully_shard(model, mesh=world.mesh))
+    ...     optimizer = torch.optim.AdamW(model.parameters())
+    ...     told = memory(model, lambda: model(make_batch()).sum().backward(), optimizer)
+    >>> told.profile.peak_bytes
+
+    `step` is called twice: as the first step of training and as any later one. The optimizer, or
+    the one that a function makes of the model, is stepped and its gradients cleared after each
+    call, unless `step` has stepped it. Without a simulated world the model may have data: the step
+    runs on tensors without, and the model is as before when it has ended. `device_bytes` is what
+    the GPU has; then findings say whether the step fits, and what would help.
+    """
+    _check_call(model, step, optimizer)
+    with _without_data(model) as twins, cuda_choices(), torch.compiler.set_stance("force_eager"):
+        run = _Run(model, twins)
+        if twins is not None and isinstance(optimizer, Optimizer):
+            twins.replace_in(optimizer)
+        if not isinstance(optimizer, Optimizer | None):
+            optimizer = optimizer(model)
+        with run.watching():
+            for _ in range(_NUM_STEPS):
+                run.take(step, optimizer)
+        run.report_gaps()
+        return Memory(run.profile(device_bytes), run.watch)
+
+
+@final
+class Memory:
+    """What a step's memory holds: `profile`, and a `recording` with it and what to do about it."""
+
+    def __init__(self, profile: MemoryProfile, watch: Watch) -> None:
+        self.profile = profile
+        recording = watch.recording()
+        findings = (*recording.findings, *find_memory_problems(profile, recording))
+        self.recording: Recording = replace(recording, memory=(profile,), findings=findings)
+
+    def __repr__(self) -> str:
+        profile = self.profile
+        where = "" if profile.peak_module is None else f" in {profile.peak_module or 'the model'}"
+        return f"Memory(peak {profile.peak_bytes:,} bytes, {profile.peak_phase}{where})"
+
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the recording to `path`, in which `{rank}` becomes this rank."""
+        return save(self.recording, name_for_rank(path, self.profile.rank), force=force)
+
+
+@final
+class _Run:
+    """Steps that are watched, and what comes of it."""
+
+    def __init__(self, model: Models, twins: FakeTwins | None) -> None:
+        self._twins = twins
+        self._names = ModuleNames(model)
+        self._places = Places(self._names)
+        device_type = _device_type(self._names)
+        self._watcher = Watcher(self._names, self._places, device_type=device_type)
+        self._stepped: set[int] = set()
+        self._ends: list[int] = []
+        self.watch = Watch(self._names, mesh=None, stream=None, force=False)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what happens until the context ends."""
+        hooks = (
+            register_optimizer_step_pre_hook(self._meet_optimizer),
+            register_optimizer_step_post_hook(self._note_step),
+        )
+        try:
+            with self._places.watching(), self._watcher.watching():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def take(self, step: Callable[[], object], optimizer: Optimizer | None) -> None:
+        """One step of training."""
+        self._stepped.clear()
+        step()
+        if optimizer is not None and id(optimizer) not in self._stepped:
+            optimizer.step()
+            optimizer.zero_grad()
+        self._ends.append(len(self._watcher.ledger.events))
+
+    def report_gaps(self) -> None:
+        """Say where what was told may not be what a GPU would hold."""
+        roots = list(self._names.roots())
+        report = self.watch.recorder.report_gap
+        if self._watcher.num_values_read:
+            report("values", "the step read values of tensors without data: each was taken as zero")
+        if any(is_compiled(module) for root in roots for module in every_module(root)):
+            report("torch.compile", "compiled parts were run as if they were not compiled")
+        if any(isinstance(module, nn.RNNBase) for root in roots for module in every_module(root)):
+            report("recurrent layers", "what cuDNN keeps of them for backward is not counted")
+        if any(map(is_offloaded, roots)):
+            report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
+
+    def profile(self, device_bytes: int | None) -> MemoryProfile:
+        """What the last step took."""
+        profile = make_profile(
+            self._watcher.ledger, self._names, rank=self.watch.rank, ends=self._ends
+        )
+        return replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
+
+    def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._twins is not None:
+            self._twins.replace_in(optimizer)
+        self._watcher.meet_optimizer(optimizer)
+
+    def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped.add(id(optimizer))
+        self._watcher.meet_optimizer(optimizer)
+
+
+def _check_call(model: object, step: object, optimizer: object) -> None:
+    if not callable(step):
+        raise MemoryProfileError(
+            f"memory() got {type(step).__name__} for its step. Give a function without arguments "
+            "that runs one: forward and backward, and the optimizer unless that is given."
+        )
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
+        raise MemoryProfileError(
+            f"memory() got {type(optimizer).__name__} for its optimizer. Give an optimizer, or a "
+            "function that makes one of the model."
+        )
+    if dist.is_initialized() and current_world() is None:
+        raise MemoryProfileError(
+            f"memory() was called in a real process group ({dist.get_backend()}), to which it "
+            "would send tensors without data. Call it in a simulated world, "
+            "`with simulate(mesh=…)`, in a process without a process group."
+        )
+
+
+@contextmanager
+def _without_data(model: Models) -> Iterator[FakeTwins | None]:
+    """In a world, the tensors that it has; else twins without data."""
+    roots = list(ModuleNames(model).roots())
+    tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
+    if any(map(is_lazy, tensors)):
+        raise MemoryProfileError(
+            "memory() got a model with lazy parameters, whose shapes are not known yet. Call the "
+            "model once before."
+        )
+    if current_world() is not None:
+        if any(tensor.is_meta for tensor in tensors):
+            raise MemoryProfileError(
+                "memory() got a model whose tensors are on meta, where nothing takes memory. "
+                "Call world.materialize(model) first, and make the optimizer after that."
+            )
+        yield None
+    elif tensors and all(is_fake(plain) for one in tensors for plain in plain_tensors(one)):
+        yield None
+    else:
+        with explained_lack_of_data(), fake_tensors() as mode:
+            twins = FakeTwins(mode)
+            with twins.replacing(roots):
+                yield twins
+
+
+def _device_type(names: ModuleNames) -> str:
+    world = current_world()
+    if world is not None:
+        return world.mesh.device_type
+    for root in names.roots():
+        for tensor in (*root.parameters(), *root.buffers()):
+            return str(tensor.device.type)
+    return "cpu"

@@ -1,0 +1,210 @@
+"""Sees every op of a step, and writes down what it allocates and what that is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.dispatch import (
+    READ_VALUE,
+    DataDependentOutputException,
+    TorchDispatchMode,
+)
+from shardscope._torch.fsdp import is_fully_sharded
+from shardscope._torch.intercept import Issued, intercept
+from shardscope._torch.modules import every_module
+from shardscope._torch.storages import is_wrapper_type, watched_resizes
+from shardscope._torch.trial_runs import TrialRuns
+from shardscope._torch.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
+from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.record import MemoryKind
+from shardscope.shard.ledger import Ledger
+from shardscope.shard.live import LiveStorages
+from shardscope.shard.place import Places
+
+__all__ = ["Watcher"]
+
+_aten = torch.ops.aten
+_EMPTY = {
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_UNSETTLED = (None, MemoryKind.COMMUNICATION)
+_Tensor = torch.Tensor
+
+
+@final
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The dispatch mode under which a step is run."""
+
+    def __init__(self, names: ModuleNames, places: Places, *, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = Ledger()
+        self.num_values_read = 0  # of tensors that have none
+        self._names = names
+        self._places = places
+        self._live = LiveStorages(self.ledger, device_type=device_type, read_place=places.read)
+        self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
+        self._trials = TrialRuns()
+        self._is_wrapper: dict[type, bool] = {}
+        self._has_workspace: set[bool] = set()  # of cuBLAS, in forward and in backward
+        self._hooks: dict[int, RemovableHandle] = {}  # by the parameter
+        self._parameters: list[_Tensor] = []  # kept, so that their ids stay theirs
+        for model in names.roots():
+            self._meet_model(model)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See everything until the context ends."""
+        try:
+            with (
+                self._trials.watching(),
+                watched_resizes(self._live.resize),
+                intercept(self),
+                self,
+            ):
+                yield
+        finally:
+            for hook in self._hooks.values():
+                hook.remove()
+            self._hooks.clear()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._trials.is_on():
+            return op(*args, **(kwargs or {}))
+        inputs = list(_tensors(args))
+        if kwargs:
+            inputs.extend(_tensors(kwargs.values()))
+        if any(self._wraps(cls) for cls in types):
+            for tensor in inputs:
+                if isinstance(tensor, nn.Parameter):
+                    self._meet_parameter(tensor)
+            return NotImplemented  # to see the ops that the wrapper makes of it
+        for tensor in inputs:
+            self._meet_input(tensor)
+        if op is READ_VALUE:
+            return self._read_value(args[0])
+        result = op(*args, **(kwargs or {}))
+        self._note_result(op, args, kwargs, result)
+        return result
+
+    def before(self, issued: Issued) -> None:
+        """Collectives: what they read and write is for communication, if for nothing else."""
+        for single in issued.singles():
+            call = single.read()
+            for tensor in (*call.inputs, *(call.outputs or ())):
+                for allocation in self._live.meet_held(tensor):
+                    allocation.is_communicated = True
+                    if allocation.is_buffer and issued.op.startswith("c10d."):
+                        allocation.claim(MemoryKind.COMMUNICATION)
+
+    def _read_value(self, tensor: _Tensor) -> Any:
+        """Zero, where there is no value: losses are logged and norms looked at in most steps."""
+        try:
+            return READ_VALUE(tensor)
+        except DataDependentOutputException:
+            self.num_values_read += 1
+            if tensor.dtype == torch.bool:
+                return False
+            return 0.0 if tensor.is_floating_point() else 0
+
+    def meet_optimizer(self, optimizer: Optimizer) -> None:
+        """The optimizer's state is its own, and the gradients of its parameters are gradients."""
+        for group in optimizer.param_groups:
+            is_on_device = bool(group.get("capturable") or group.get("fused"))
+            for parameter in group["params"]:
+                self.claim_gradient(parameter)
+                owner = self._names.owner_of(parameter)
+                for value in optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, _Tensor):
+                        for allocation in self._live.meet_held(value):
+                            allocation.claim(MemoryKind.OPTIMIZER_STATE, owner)
+                            # Counters of steps stay on the host unless a kernel wants them.
+                            allocation.is_on_host = value.dim() == 0 and not is_on_device
+
+    def claim_gradient(self, parameter: _Tensor) -> None:
+        """What is in a parameter's `.grad` is a gradient."""
+        if parameter.grad is not None:
+            owner = self._names.owner_of(parameter)
+            for allocation in self._live.meet_held(parameter.grad):
+                allocation.claim(MemoryKind.GRADIENTS, owner)
+
+    def _meet_model(self, model: nn.Module) -> None:
+        for module in every_module(model):
+            index = self._names.find(module)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                for allocation in self._live.meet_held(tensor):
+                    allocation.claim(MemoryKind.PARAMETERS, index)
+                self._watch_gradient(tensor)
+                self.claim_gradient(tensor)
+
+    def _meet_input(self, tensor: _Tensor) -> None:
+        allocation = self._live.meet_old(tensor)
+        if allocation is None or allocation.kind not in _UNSETTLED:
+            return
+        if isinstance(tensor, nn.Parameter):
+            self._meet_parameter(tensor)
+
+    def _meet_parameter(self, parameter: nn.Parameter) -> None:
+        """A parameter that the model did not have when the step began: FSDP has gathered it."""
+        if id(parameter) in self._hooks:
+            return
+        kind = MemoryKind.GATHERED if self._is_fully_sharded else MemoryKind.PARAMETERS
+        owner = self._names.owner_of(parameter)
+        for allocation in self._live.meet_held(parameter):
+            allocation.claim(kind, None if owner == NO_MODULE else owner)
+        self._watch_gradient(parameter)
+
+    def _watch_gradient(self, tensor: _Tensor) -> None:
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._hooks:
+            self._parameters.append(tensor)
+            hook = tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self.claim_gradient
+            )
+            self._hooks[id(tensor)] = hook
+
+    def _note_result(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        for tensor in _tensors((result,)):
+            allocation = self._live.meet_new(tensor)
+            if allocation is not None and op in _EMPTY:
+                allocation.is_buffer = True
+        if op in MATRIX_OPS and is_in_backward() not in self._has_workspace:
+            self._has_workspace.add(is_in_backward())
+            place = self._places.read()._replace(module=NO_MODULE)
+            self.ledger.begin(CUBLAS_BYTES, place).claim(MemoryKind.TEMPORARIES)
+        elif op.namespace == "fsdp":
+            self._note_fsdp(args, kwargs)
+        num_bytes = workspace_bytes(op, args)
+        if num_bytes:
+            self.ledger.use_briefly(num_bytes, self._places.read())
+
+    def _note_fsdp(self, args: Any, kwargs: Any) -> None:
+        """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
+        for tensor in _tensors((*args, *(kwargs or {}).values())):
+            for allocation in self._live.meet_held(tensor):
+                if allocation.is_buffer:
+                    allocation.claim(MemoryKind.COMMUNICATION)
+
+    def _wraps(self, cls: type) -> bool:
+        known = self._is_wrapper.get(cls)
+        if known is None:
+            known = self._is_wrapper[cls] = is_wrapper_type(cls)
+        return known
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[_Tensor]:
+    for value in values:
+        if isinstance(value, _Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
