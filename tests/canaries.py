@@ -410,9 +410,52 @@ CANARIES: dict[str, Canary] = {
         "give simulated models buffers",
         lambda: list(nn.BatchNorm1d(1)._buffers),
     ),
-    # intercept.py
+    # issuing.py, kernel_doors.py, op_doors.py, method_doors.py
+    "torch._C._ExcludeDispatchKeyGuard": Canary(
+        "kernel_doors.py", "let collectives that were shown go past the door of their kernel"
+    ),
+    "torch._C._ForceDispatchKeyGuard": Canary(
+        "kernel_doors.py", "lead collectives in modes and in inference mode by that door"
+    ),
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": Canary(
+        "kernel_doors.py",
+        "know whether a collective will come by that door",
+        lambda: (
+            not torch._C._dispatch_tls_is_dispatch_key_excluded(
+                torch._C.DispatchKey.ADInplaceOrView
+            )
+        ),
+    ),
+    "torch._C._dispatch_tls_is_dispatch_key_included": Canary(
+        "kernel_doors.py",
+        "know whether a collective will come by that door",
+        lambda: torch._C._dispatch_tls_is_dispatch_key_included(
+            torch._C.DispatchKey.ADInplaceOrView
+        ),
+    ),
+    "torch._C._dispatch_tls_local_exclude_set": Canary(
+        "kernel_doors.py", "lead collectives by that door and nothing else astray"
+    ),
+    "torch._C._dispatch_tls_local_include_set": Canary(
+        "kernel_doors.py", "lead collectives by that door and nothing else astray"
+    ),
+    "._allgather_base": Canary(
+        "method_doors.py",
+        "see FSDP's all-gathers at little cost",
+        lambda: "_allgather_base" in vars(dist.ProcessGroup),
+    ),
+    "._reduce_scatter_base": Canary(
+        "method_doors.py",
+        "see FSDP's reduce-scatters at little cost",
+        lambda: "_reduce_scatter_base" in vars(dist.ProcessGroup),
+    ),
+    "._broadcast_coalesced": Canary(
+        "method_doors.py",
+        "see DDP's buffers in inference mode",
+        lambda: callable(dist._broadcast_coalesced),
+    ),
     "torch._C._dispatch_keyset_full_after": Canary(
-        "intercept.py", "pass collectives on to torch's own kernels"
+        "kernel_doors.py", "pass collectives on to torch's own kernels"
     ),
     "torch._C._distributed_c10d.FakeWork": Canary(
         "simulated_group.py",
@@ -420,52 +463,52 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._distributed_c10d.FakeWork().boxed() is not None,
     ),
     "torch.jit._builtins._register_builtin": Canary(
-        "intercept.py", "let torch.jit.script compile collectives inside a trace"
+        "op_doors.py", "let torch.jit.script compile collectives inside a trace"
     ),
-    "torch._C._get_dispatch_mode": Canary("intercept.py", "tell tracing a graph from running it"),
+    "torch._C._get_dispatch_mode": Canary("issuing.py", "tell tracing a graph from running it"),
     "torch._C._TorchDispatchModeKey": Canary(
-        "intercept.py",
+        "issuing.py",
         "tell tracing a graph from running it",
         lambda: torch._C._TorchDispatchModeKey.PROXY and torch._C._TorchDispatchModeKey.FUNCTIONAL,
     ),
     "torch._C._get_dispatch_stack_at": Canary(
-        "intercept.py", "leave to selective checkpointing whether an op is issued"
+        "dispatch.py", "leave to selective checkpointing whether an op is issued"
     ),
     "torch._C._len_torch_dispatch_stack": Canary(
-        "intercept.py", "leave to selective checkpointing whether an op is issued"
+        "dispatch.py", "leave to selective checkpointing whether an op is issued"
     ),
     "._mode_key": Canary(
-        "intercept.py",
+        "dispatch.py",
         "tell torch's own dispatch modes from users'",
         lambda: fake_mode()._mode_key is torch._C._TorchDispatchModeKey.FAKE,
     ),
     "torch._guards.CompileContext": Canary(
-        "intercept.py",
+        "issuing.py",
         "tell compiling from running",
         lambda: torch._guards.CompileContext.try_get() is None,
     ),
     "torch._guards.TracingContext": Canary(
-        "intercept.py",
+        "issuing.py",
         "tell compiling from running",
         lambda: torch._guards.TracingContext.try_get() is None,
     ),
     "torch.distributed._symmetric_memory": Canary(
-        "intercept.py", "see symmetric-memory collectives"
+        "op_doors.py", "see symmetric-memory collectives"
     ),
     "._destroy": Canary(
-        "cuda_autocast.py, cuda_choices.py, intercept.py and simulated_group.py",
+        "cuda_autocast.py, cuda_choices.py, kernel_doors.py and simulated_group.py",
         "give torch its own ops back as they were",
         lambda: torch.library.Library._destroy,
     ),
     "._op": Canary(
-        "intercept.py",
+        "op_doors.py",
         "see functional and symmetric-memory collectives",
         lambda: (
             callable(functional_op()._op) and callable(torch.ops._c10d_functional.all_reduce._op)
         ),
     ),
     "._schema": Canary(
-        "intercept.py and simulated_group.py",
+        "op_doors.py and simulated_group.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]

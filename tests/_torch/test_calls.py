@@ -18,7 +18,7 @@ from shardscope._torch.calls import (
     split_batch,
     tensors_in,
 )
-from shardscope._torch.intercept import _PythonDoor
+from shardscope._torch.op_doors import _OpDoor
 from shardscope.record import CollectiveKind
 from shardscope.world import simulate
 
@@ -76,9 +76,9 @@ def test_no_collective_of_torchs_is_unknown_to_us(namespace: str) -> None:
 
 def test_an_op_hashes_by_its_callable_as_our_stand_in_does() -> None:
     op = torch.ops._c10d_functional.all_reduce.default
-    door = _PythonDoor("op", OPS["_c10d_functional"]["all_reduce"], op._schema, op._op)
+    door = _OpDoor("op", OPS["_c10d_functional"]["all_reduce"], op._schema, op._op)
     assert hash(op) == hash(op._op), (
-        "torch no longer hashes ops by `_op`; _torch/intercept.py needs it, for its stand-in must "
+        "torch no longer hashes ops by `_op`; _torch/op_doors.py needs it, for its stand-in must "
         "hash like what it stands for."
     )
     assert hash(door) == hash(op._op)

@@ -8,6 +8,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardscope._torch.intercept import Issued, intercept
@@ -112,3 +114,112 @@ def test_op_that_a_mode_passes_on_is_shown_once_and_under_its_own_name() -> None
     with simulate(mesh={"dp": 2}), intercept(log), PassOn():
         torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
     assert log.ops == ["_c10d_functional.all_reduce"]
+
+
+CALLS = {
+    "c10d.allreduce_": lambda x: dist.all_reduce(x),
+    "c10d._allgather_base_": lambda x: (
+        dist.all_gather_single(torch.cat([x, x]), x)
+        if hasattr(dist, "all_gather_single")
+        else dist.all_gather_into_tensor(torch.cat([x, x]), x)
+    ),
+    "c10d.broadcast_": lambda x: dist.broadcast(x, 0),
+    "c10d.barrier": lambda x: dist.barrier(),
+    "c10d.allgather_": lambda x: dist.all_gather([x.clone(), x.clone()], x),
+    "_c10d_functional.all_reduce": lambda x: torch.ops._c10d_functional.all_reduce(
+        x, "sum", dist.group.WORLD.group_name
+    ),
+}
+
+
+@pytest.fixture
+def fake_group():
+    """A group of two without a simulated world, whose own observer would take other ways."""
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_each_way_to_call_is_seen_once(fake_group, op) -> None:
+    log = Log()
+    with intercept(log):
+        CALLS[op](torch.ones(2))
+    assert log.ops == [op]
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_calls_in_inference_mode_are_seen_once(fake_group, op) -> None:
+    log = Log()
+    with intercept(log), torch.inference_mode():
+        CALLS[op](torch.ones(2))
+    assert log.ops == [op]
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_calls_that_a_mode_makes_itself_are_seen_once(fake_group, op) -> None:
+    class Caller(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.neg.default:
+                CALLS[op](torch.ones(2))
+            return func(*args, **(kwargs or {}))
+
+    log = Log()
+    with intercept(log), Caller():
+        torch.ones(2).neg()
+    assert log.ops == [op]
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_calls_of_another_thread_are_seen_once(fake_group, op) -> None:
+    log = Log()
+    with intercept(log), ThreadPoolExecutor(1) as pool:
+        pool.submit(CALLS[op], torch.ones(2)).result()
+    assert log.ops == [op]
+
+
+@pytest.mark.parametrize("op", [op for op in CALLS if op.startswith("c10d.")])
+def test_calls_on_fake_tensors_are_seen_once(fake_group, op) -> None:
+    log = Log()
+    with intercept(log), FakeTensorMode():
+        CALLS[op](torch.ones(2))
+    assert log.ops == [op]
+
+
+def test_buffers_that_ddp_sends_in_inference_mode_are_seen(fake_group) -> None:
+    log = Log()
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(2))
+    model.eval()
+    with intercept(log), torch.inference_mode():
+        model(torch.ones(2, 2))
+    assert set(log.ops) == {"c10d.broadcast_"}
+
+
+def test_keys_of_the_thread_are_as_before_even_after_an_exception(fake_group) -> None:
+    def keys() -> tuple[str, str]:
+        included = torch._C._dispatch_tls_local_include_set()
+        return str(included), str(torch._C._dispatch_tls_local_exclude_set())
+
+    before = keys()
+    with intercept(Log()):
+        for call in CALLS.values():
+            with torch.inference_mode():
+                call(torch.ones(2))
+            call(torch.ones(2))
+        with pytest.raises((RuntimeError, TypeError, ValueError)):
+            dist.group.WORLD.allreduce("no tensors", dist.AllreduceOptions())
+    assert keys() == before
+
+
+def test_versions_that_a_collective_counts_are_the_same_with_and_without_us(fake_group) -> None:
+    def versions() -> list[int]:
+        found = []
+        for call in CALLS.values():
+            x = torch.ones(2)
+            call(x)
+            found.append(x._version)
+        return found
+
+    without = versions()
+    with intercept(Log()):
+        assert versions() == without

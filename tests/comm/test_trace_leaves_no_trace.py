@@ -49,6 +49,7 @@ def torch_state() -> dict[str, Any]:
         "random state": (random.getstate(), torch.get_rng_state().tolist()),
         "grad mode": torch.is_grad_enabled(),
         "distributed": {name: value for name, value in vars(dist).items() if callable(value)},
+        "group": dict(vars(dist.ProcessGroup)),
         "recursion limit": sys.getrecursionlimit(),
         "trace function": sys.gettrace(),
         "profile function": sys.getprofile(),
@@ -148,7 +149,7 @@ def test_outside_of_a_world_torch_is_as_before_too() -> None:
         inside = torch_state()
     assert_same(before, torch_state())
     changed = {name for name, value in before.items() if inside[name] != value}
-    assert changed == {"call", "kernels", "ops"}
+    assert changed == {"call", "distributed", "group", "kernels", "ops"}
 
 
 def train(model: nn.Module, num_steps: int = 3) -> tuple[list[float], list[torch.Tensor]]:

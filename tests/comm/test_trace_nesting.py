@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardscope import World, simulate, trace
-from shardscope._torch import intercept
+from shardscope._torch.issuing import AUDIENCE
 from shardscope.errors import CollectiveError
 from shardscope.record import Gap
 from small_models import Block, Net, Reduce, batch, everyone, facts
@@ -181,7 +181,7 @@ def test_exception_keeps_the_recording_and_is_named_in_a_gap(world: World, where
         Gap(place="step", fact=f"it ended early with ZeroDivisionError: {message}", rank=0),
     )
     assert nn.Module.__call__ is call
-    assert len(intercept._audience[0]) == 1  # the world's own
+    assert len(AUDIENCE.current[0]) == 1  # the world's own
 
 
 def test_exception_in_a_collective_is_named_in_a_gap(world: World) -> None:

@@ -14,7 +14,9 @@ __all__ = [
     "DataDependentOutputException",
     "TorchDispatchMode",
     "has_fakes",
+    "has_modes",
     "is_higher_order",
+    "is_up_to_a_mode",
     "op_packet",
     "without_modes",
 ]
@@ -24,6 +26,26 @@ READ_VALUE = torch.ops.aten._local_scalar_dense.default
 
 without_modes = _disable_current_modes
 """A context in which no dispatch mode sees what we do ourselves."""
+
+
+_num_modes = torch._C._len_torch_dispatch_stack
+
+
+def has_modes() -> bool:
+    """Whether any dispatch mode is active on this thread."""
+    return bool(_num_modes())
+
+
+def is_up_to_a_mode() -> bool:
+    """Whether the innermost dispatch mode, if not torch's own, decides if an op is issued at all.
+
+    Selective checkpointing answers with what it had saved; one that issues the op comes back.
+    """
+    num_modes = _num_modes()
+    if not num_modes:
+        return False
+    innermost = torch._C._get_dispatch_stack_at(num_modes - 1)
+    return getattr(innermost, "_mode_key", None) is None
 
 
 def is_higher_order(op: Any) -> bool:

@@ -108,8 +108,7 @@ class Recorder:
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
         try:
-            # From who called the op, or from the door on: not from here.
-            self._note(issued, read_stack(issued.caller or sys._getframe(2)))
+            self._note(issued, read_stack(sys._getframe(2)))  # from the door on, not from here
             if self._emit is not None:
                 self.write()
         except Exception as error:  # noqa: BLE001 - watching must not kill
