@@ -280,7 +280,8 @@ class Recorder:
             self._emit(collective)
 
     def _find_sharded(self, module: nn.Module) -> int:
-        return self._names.find(module, self.calls.running())
+        index = self._names.only_places.get(id(module))
+        return self._names.find(module, self.calls.running()) if index is None else index
 
     def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
         """Of the group, which the run may have destroyed by the time the record is written."""
