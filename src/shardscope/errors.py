@@ -5,6 +5,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── MergeError                  recordings that do not belong together
 ├── WorldError                  a world that cannot be made, entered or left
 │   └── CollectiveError         a collective that a real process group would refuse
+├── CoverageError               a model whose ops cannot be found or judged
 ├── TraceError                  a trace that cannot start
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 __all__ = [
     "CollectiveError",
+    "CoverageError",
     "MergeError",
     "OutputError",
     "RecordingError",
@@ -46,6 +48,10 @@ class WorldError(ShardscopeError):
 
 class CollectiveError(WorldError):
     """A collective that a real process group would refuse."""
+
+
+class CoverageError(ShardscopeError):
+    """A model whose ops cannot be found or judged."""
 
 
 class TraceError(ShardscopeError):

@@ -8,7 +8,14 @@ import torch
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["TorchDispatchMode", "has_fakes", "is_higher_order", "op_packet", "without_modes"]
+__all__ = [
+    "TorchDispatchMode",
+    "has_fakes",
+    "is_higher_order",
+    "op_packet",
+    "op_schema",
+    "without_modes",
+]
 
 without_modes = _disable_current_modes
 """A context in which no dispatch mode sees what we do ourselves."""
@@ -22,6 +29,11 @@ def is_higher_order(op: Any) -> bool:
 def op_packet(op: Any) -> Any:
     """The packet that `op` is an overload of: `aten.add` of `aten.add.Tensor`."""
     return op._overloadpacket
+
+
+def op_schema(op: Any) -> Any:
+    """The schema of `op`: its arguments with their names and types, and what it returns."""
+    return op._schema
 
 
 def has_fakes(args: Any) -> bool:

@@ -1,0 +1,160 @@
+"""One sharding of one call's inputs, dispatched and computed: what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, final
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+
+from shardscope._torch.meshes import describe_placements
+from shardscope._torch.propagation import Decision, Place
+from shardscope.record import Move, Verdict
+from shardscope.shard.dispatch import Dispatcher, Outcome
+from shardscope.shard.numbers import Answer, Checker
+from shardscope.shard.pieces import is_cuttable
+from shardscope.shard.signature import Signature
+
+__all__ = ["Trial", "Tryer", "lay_out", "possible_shardings"]
+
+Places = Mapping[tuple[int, ...], Place]
+
+
+class Trial(NamedTuple):
+    """What came of one sharding; `unchecked` says why the numbers were not compared.
+
+    `is_unknown` says that DTensor does not know the op, however it is sharded.
+    """
+
+    call: Signature
+    verdict: Verdict
+    moves: tuple[Move, ...] = ()
+    outputs: tuple[str, ...] = ()
+    detail: str = ""
+    unchecked: str = ""
+    is_unknown: bool = False
+
+    def inputs(self) -> tuple[str, ...]:
+        """Inputs that are not whole: `mat2: Shard(0)`."""
+        return tuple(
+            f"{self.call.name_argument(place)}: {', '.join(_describe(spec.placements))}"
+            for place, spec in self.call.tensors()
+            if spec.placements and not all(isinstance(one, Replicate) for one in spec.placements)
+        )
+
+    def name_inputs(self) -> str:
+        """The same in words."""
+        return " and ".join(one.replace(": ", " as ") for one in self.inputs()) or "its inputs"
+
+
+def possible_shardings(call: Signature, mesh: DeviceMesh) -> Iterator[Signature]:
+    """The call with each dim of each input sharded over each axis, all other inputs whole.
+
+    Axes of the same size are one. A dim with fewer entries than ranks is not worth sharding.
+    """
+    axes = mesh.shape
+    whole = tuple(Replicate() for _ in axes)
+    for axis in sorted({size: index for index, size in reversed(list(enumerate(axes)))}.values()):
+        for sharded, spec in call.tensors():
+            for dim, size in enumerate(spec.shape):
+                if size >= max(2, axes[axis]):
+                    place = (*whole[:axis], Shard(dim), *whole[axis + 1 :])
+                    yield lay_out(call, mesh, {sharded: place})
+
+
+def lay_out(call: Signature, mesh: DeviceMesh, places: Places = MappingProxyType({})) -> Signature:
+    """The call with its tensors on `mesh` as `places` say, or else whole on every rank."""
+    whole = tuple(Replicate() for _ in mesh.shape)
+    return call.change(
+        lambda place, spec: spec._replace(placements=places.get(place, whole), mesh=mesh)
+    )
+
+
+@final
+class Tryer:
+    """Tries calls whose tensors have placements."""
+
+    def __init__(self, dispatcher: Dispatcher, checker: Checker) -> None:
+        self._dispatcher = dispatcher
+        self._checker = checker
+
+    def attempt(self, call: Signature) -> Trial:
+        """Dispatch the call and, if that goes well, compute it."""
+        outcome = self._dispatcher.dispatch(call)
+        if outcome.error:
+            return Trial(
+                call, Verdict.MISSING, detail=outcome.error, is_unknown=outcome.is_unknown
+            )
+        outputs = tuple(", ".join(_describe(place)) for place in outcome.outputs)
+        moves = tuple(_read_moves(call, outcome))
+        if outcome.absurdity:
+            return Trial(call, Verdict.WRONG, moves, outputs, outcome.absurdity)
+        numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
+        if numbers.answer is Answer.WRONG:
+            return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail)
+        verdict, detail = _judge(call, outcome)
+        unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
+        return Trial(call, verdict, moves, outputs, detail, unchecked)
+
+
+def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
+    own = [one for one in outcome.decisions if one.op == call.op]
+    if outcome.num_bytes:
+        after = _after(call, own[0]) if own else {}
+        is_whole = bool(after) and all(
+            isinstance(one, Replicate) for place in after.values() for one in place
+        )
+        detail = "" if any(one.moves for one in outcome.decisions) else "it communicates by itself"
+        return (Verdict.REPLICATED if is_whole else Verdict.REDISTRIBUTED), detail
+    if own and own[0].is_by_parts:
+        return Verdict.DECOMPOSED, "its rule is found from the ops it is made of"
+    if own or not outcome.decisions:
+        return Verdict.SHARDED, ""
+    parts = dict.fromkeys(str(one.op) for one in outcome.decisions)
+    return Verdict.DECOMPOSED, "runs as " + ", ".join(parts)
+
+
+def _after(call: Signature, decision: Decision) -> dict[tuple[int, ...], Place]:
+    """Where each input lies when the op runs."""
+    return {
+        place: decision.moves[place][1] if place in decision.moves else spec.placements
+        for place, spec in call.tensors()
+        if spec.placements is not None
+    }
+
+
+def _as_moved(call: Signature, outcome: Outcome) -> Signature:
+    """The call as it is made once its inputs have been moved.
+
+    On smaller inputs DTensor might choose to move others, and this choice is to be checked.
+    """
+    if len(outcome.decisions) != 1 or outcome.decisions[0].op != call.op:
+        return call
+    after = _after(call, outcome.decisions[0])
+    if not all(is_cuttable(one) for place in after.values() for one in place):
+        return call
+    return call.change(lambda place, spec: spec._replace(placements=after.get(place)))
+
+
+def _read_moves(call: Signature, outcome: Outcome) -> Iterator[Move]:
+    sent = list(outcome.sent)
+    for decision in outcome.decisions:
+        is_own = decision.op == call.op
+        for place, (before, after) in decision.moves.items():
+            sizes = [entry for entry in sent if entry[:2] == (before, after)]
+            # Two inputs that make the same move were moved one after the other.
+            for entry in sizes:
+                sent.remove(entry)
+            argument = call._replace(op=decision.op).name_argument(place)
+            yield Move(
+                argument=argument if is_own else f"{decision.op} {argument}",
+                before=_describe(before),
+                after=_describe(after),
+                num_bytes=sum(size for _, _, size in sizes),
+            )
+
+
+def _describe(place: Place | None) -> tuple[str, ...]:
+    return () if place is None else describe_placements(place)
