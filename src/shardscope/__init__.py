@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge as merge
     from shardscope.record import save as save
+    from shardscope.shard.coverage import coverage as coverage
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
     from shardscope.world import simulate as simulate
@@ -26,6 +27,7 @@ _HOMES = {
     "Trace": "shardscope.comm.trace",
     "World": "shardscope.world",
     "__version__": "shardscope.version",
+    "coverage": "shardscope.shard.coverage",
     "load": "shardscope.record",
     "merge": "shardscope.record",
     "save": "shardscope.record",
@@ -39,6 +41,7 @@ __all__ = [
     "Trace",
     "World",
     "__version__",
+    "coverage",
     "load",
     "merge",
     "save",

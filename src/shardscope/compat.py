@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.shard.op_summary import get_inductor_decomp_graphs, print_op_coverage_summary
 
-__all__ = ["CommDebugMode"]
+__all__ = ["CommDebugMode", "get_inductor_decomp_graphs", "print_op_coverage_summary"]

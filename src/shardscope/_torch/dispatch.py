@@ -12,6 +12,7 @@ __all__ = [
     "TorchDispatchMode",
     "has_fakes",
     "is_higher_order",
+    "is_overload",
     "op_packet",
     "op_schema",
     "without_modes",
@@ -24,6 +25,11 @@ without_modes = _disable_current_modes
 def is_higher_order(op: Any) -> bool:
     """Whether `op` takes functions: such ops have no packet and are no collectives."""
     return isinstance(op, torch._ops.HigherOrderOperator)
+
+
+def is_overload(op: Any) -> bool:
+    """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
+    return isinstance(op, torch._ops.OpOverload)
 
 
 def op_packet(op: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All ranks of a small mesh in one process, each with data of its own: collectives really add up."""
+"""All ranks of a small mesh in one process, each with data of its own: sums really add up."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ It is watched while it decides; its tables are not consulted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -22,10 +22,24 @@ from torch.distributed.tensor.placement_types import Placement
 
 from shardscope._torch.dispatch import without_modes
 
-__all__ = ["Decision", "Place", "forget_decisions", "kept_propagator", "local_part", "quiet_collectives", "watch_decisions"]
+__all__ = [
+    "Decision",
+    "Place",
+    "added_handlers",
+    "forget_decisions",
+    "implicit_replicas",
+    "kept_propagator",
+    "local_part",
+    "op_handlers",
+    "quiet_collectives",
+    "watch_decisions",
+]
 
-forget_decisions = _clear_sharding_prop_cache
-"""Let DTensor decide anew: it would answer for some static arguments what it said for others."""
+
+def forget_decisions() -> None:
+    """Let DTensor decide anew: it would answer for some static arguments as it did for others."""
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+
 
 Place = tuple[Placement, ...]
 
@@ -44,8 +58,13 @@ class Decision(NamedTuple):
 
 
 @contextmanager
-def watch_decisions(note: Callable[[Decision], None]) -> Iterator[None]:
-    """Tell `note` of every op that this thread dispatches on DTensors, once it is decided how."""
+def watch_decisions(
+    note: Callable[[Decision], None], note_failure: Callable[[Any], None]
+) -> Iterator[None]:
+    """Tell `note` of every op that this thread dispatches on DTensors, once it is decided how.
+
+    Of an op for which nothing could be decided `note_failure` is told.
+    """
     propagator = DTensor._op_dispatcher.sharding_propagator
     depth, deepest, own = 0, 0, get_ident()
 
@@ -57,6 +76,10 @@ def watch_decisions(note: Callable[[Decision], None]) -> Iterator[None]:
             depth, deepest = depth + 1, max(deepest, depth + 1)
             try:
                 decided = propagate(schema)
+            except Exception:
+                if depth == 1:
+                    note_failure(schema.op)
+                raise
             finally:
                 depth -= 1
                 is_by_parts, deepest = deepest > depth + 1, (deepest if depth else 0)
@@ -115,9 +138,13 @@ def _specs(
 
 @contextmanager
 def kept_propagator() -> Iterator[None]:
-    """Let DTensor forget, on leaving, what it learnt of ops without a rule and of random ones."""
+    """Let DTensor forget, on leaving, what it learnt of ops without a rule and of random ones.
+
+    Also who handles an op in its place: `loss_parallel()` that an exception ends leaves its own.
+    """
     propagator = DTensor._op_dispatcher.sharding_propagator
     known, tracker = dict(propagator.op_to_schema_info), dtensor_random._rng_tracker
+    handlers = dict(op_handlers())
     forget_decisions()
     try:
         yield
@@ -126,6 +153,52 @@ def kept_propagator() -> Iterator[None]:
         propagator.op_to_schema_info.clear()
         propagator.op_to_schema_info.update(known)
         dtensor_random._rng_tracker = tracker
+        _set_handlers(handlers)
+
+
+def op_handlers() -> dict[Any, Any]:
+    """What runs ops in DTensor's place, as it is now."""
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return handlers
+
+
+def _set_handlers(handlers: Mapping[Any, Any]) -> None:
+    op_handlers().clear()
+    op_handlers().update(handlers)
+
+
+@contextmanager
+def added_handlers(handlers: Mapping[Any, Any], note: Callable[[], None]) -> Iterator[None]:
+    """Let these run ops too, and tell `note` of it, until the context ends."""
+
+    def noted(handler: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            note()
+            return handler(*args, **kwargs)
+
+        return call
+
+    before = dict(op_handlers())
+    op_handlers().update({op: noted(handler) for op, handler in handlers.items()})
+    try:
+        yield
+    finally:
+        _set_handlers(before)
+
+
+@contextmanager
+def implicit_replicas() -> Iterator[None]:
+    """Let plain tensors that meet DTensors count as whole on every rank.
+
+    torch's own context for it leaves the switch off, also where it was on before.
+    """
+    dispatcher = DTensor._op_dispatcher
+    before = dispatcher._allow_implicit_replication
+    dispatcher._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher._allow_implicit_replication = before
 
 
 @contextmanager

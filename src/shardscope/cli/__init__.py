@@ -19,6 +19,7 @@ __all__ = ["main"]
 _VERBS = {
     "demo": "Simulate a training step of an 8B model on 1,024 ranks, here and now.",
     "trace": "Record a training step of your own program.",
+    "coverage": "Find which ops of a model shard, and what blocks sharding first.",
     "show": "Print a recording.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
     "export": "Turn a recording into a Perfetto trace, CSV or JSON.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,10 @@ from shardscope.comm.trace import trace
 from shardscope.errors import ShardscopeError, TargetError
 from shardscope.record import Recording
 from shardscope.report.layout import plural
+from shardscope.shard.coverage import cover_step
 from shardscope.world import simulate
 
-__all__ = ["Rehearsal", "rehearse_real", "rehearse_simulated"]
+__all__ = ["Rehearsal", "cover_simulated", "rehearse_real", "rehearse_simulated"]
 
 __frames__ = "outermost"  # whoever called us did not write the program
 
@@ -50,13 +51,7 @@ def rehearse_simulated(
 ) -> Rehearsal:
     """Run the program as `rank` of a simulated world, on tensors without data unless told."""
     with simulate(axes, rank=rank) as world:
-        report("building the model")
-        with (
-            _theirs(program, "model()", has_data=has_data),
-            torch.device("cpu" if has_data else "meta"),
-        ):
-            model = program.model()
-        model = _parallelized(program, model, world.mesh, has_data=has_data, report=report)
+        model = _build(program, world.mesh, has_data=has_data, report=report)
         if not has_data:
             if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
                 raise TargetError(
@@ -65,6 +60,34 @@ def rehearse_simulated(
                 )
             world.materialize(model)
         return _run(program, model, has_data=has_data, report=report)
+
+
+def cover_simulated(
+    program: Program,
+    axes: Mapping[str, int],
+    *,
+    levels: Sequence[str],
+    has_data: bool = False,
+    report: Report = lambda _: None,
+) -> Recording:
+    """Find what happens to the ops of the program's step, at the placements it gives if any."""
+    with simulate(axes) as world:
+        model = _build(program, world.mesh, has_data=has_data, report=report)
+        with _theirs(program, "batch()", has_data=has_data):
+            batch = program.batch(model)
+        report("judging its ops")
+        with _theirs(program, "step()", has_data=has_data):
+            return cover_step(model, program.step, batch, mesh=world.mesh, levels=levels)
+
+
+def _build(program: Program, mesh: DeviceMesh, *, has_data: bool, report: Report) -> nn.Module:
+    report("building the model")
+    with (
+        _theirs(program, "model()", has_data=has_data),
+        torch.device("cpu" if has_data else "meta"),
+    ):
+        model = program.model()
+    return _parallelized(program, model, mesh, has_data=has_data, report=report)
 
 
 def rehearse_real(

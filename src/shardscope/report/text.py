@@ -12,6 +12,7 @@ from rich.text import Text
 from shardscope.record import Recording
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
+from shardscope.report.coverage import render_coverage
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
@@ -54,6 +55,9 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     classes = fold_ranks(recording)
     yield render_heading(recording, classes)
     yield from render_problems(recording)
+    yield from render_coverage(recording)
+    if not recording.collectives and recording.coverage:
+        return
     if not recording.collectives:
         has_losses = any(gap.is_loss for gap in recording.gaps)
         yield Text(f"\n{_LOST if has_losses else _EMPTY}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Spread", "format_bytes", "format_count", "format_spread", "spread"]
+__all__ = ["Spread", "format_bytes", "format_count", "format_flops", "format_spread", "spread"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -18,6 +19,16 @@ def format_bytes(num_bytes: int) -> str:
             return _format_digits(value, unit)
         value /= 1024
     return _format_digits(value, _UNITS[-1])
+
+
+def format_flops(flops: int) -> str:
+    """`0 FLOP`, `512 FLOP`, `1.50 GFLOP`, `240 TFLOP`: thousands, as people count them."""
+    value = float(flops)
+    for unit in _FLOP_UNITS[:-1]:
+        if value < 999.5:
+            return f"{value:.0f} FLOP" if not unit else _format_digits(value, f"{unit}FLOP")
+        value /= 1000
+    return _format_digits(value, f"{_FLOP_UNITS[-1]}FLOP")
 
 
 def _format_digits(value: float, unit: str) -> str:

@@ -24,9 +24,10 @@ from shardscope._torch.autograd import (
 )
 from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order
 from shardscope._torch.frames import Role
+from shardscope._torch.propagation import op_handlers
 from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.names import NO_MODULE
-from shardscope.comm.stack import read_stack
+from shardscope.comm.stack import Stack, read_stack
 from shardscope.record import Source
 from shardscope.shard.signature import Signature, freeze_call
 
@@ -35,6 +36,7 @@ __all__ = ["NOT_THE_MODELS", "Capture", "Recorder", "Use"]
 # What moves tensors between ranks, asks about them or makes them wait is no op of the model's.
 NOT_THE_MODELS = (
     "prim",
+    "profiler",
     "c10d",
     "_c10d_functional",
     "_c10d_functional_autograd",
@@ -74,17 +76,23 @@ Capture = dict[Signature, Use]
 
 
 @final
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls of ops that pass it, in a forward and the backward that follows.
 
-    `run` is how an op is called; it may go on where the op would raise.
+    `run` is how an op is called; it may go on where the op would raise. `is_placed` says that the
+    model lies on a mesh, so that some of what is called only moves it there.
     """
 
-    def __init__(self, calls: ModuleCalls, run: Callable[..., Any] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self, calls: ModuleCalls, run: Callable[..., Any], *, is_placed: bool = False
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.captured: Capture = {}
+        self.handlers: dict[Any, Any] = {}  # of ops that a context such as loss_parallel() runs
+        self._usual_handlers = dict(op_handlers())
         self._calls = calls
         self._run = run
+        self._is_placed = is_placed
         self._makers: dict[int, Place] = {}  # who made the autograd node with this number
 
     def __torch_dispatch__(
@@ -94,22 +102,27 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not is_higher_order(func) and func.namespace not in NOT_THE_MODELS:
             self._note(func, args, kwargs)
-        return func(*args, **kwargs) if self._run is None else self._run(func, args, kwargs)
+        return self._run(func, args, kwargs)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_backward = is_in_backward()
         running = self._calls.running()
         if is_backward and running == NO_MODULE:
             place = self._place_of_node()
-            if place is None:  # gradients are only put where they belong
+            # Gradients that are only put where they belong, or moved there, are no op's work.
+            if place is None or (self._is_placed and _is_moving(args)):
                 return
         else:  # also what checkpointing runs again
             stack = read_stack(sys._getframe(2))
-            is_moving = Role.REDISTRIBUTE in stack.held or stack.asked_by is not None
-            if is_moving and not _has_dtensor(args):
+            if self._is_placed and _is_moving(args, stack):
+                return
+            if stack.boundary is Role.OPTIMIZER:
                 return
             place = (running, stack.source)
             self._makers.setdefault(next_sequence_number() - 1, place)
+        handler = op_handlers().get(func)
+        if handler is not None and handler is not self._usual_handlers.get(func):
+            self.handlers[func] = handler
         signature = freeze_call(func, args, kwargs)
         use = self.captured.get(signature)
         if use is None:
@@ -122,6 +135,14 @@ class Recorder(TorchDispatchMode):
         if isinstance(origin, torch.Tensor):
             return None
         return _NO_PLACE if origin is None else self._makers.get(origin, _NO_PLACE)
+
+
+def _is_moving(args: tuple[Any, ...], stack: Stack | None = None) -> bool:
+    """Whether a tensor of this rank's is on its way to another layout."""
+    if _has_dtensor(args):
+        return False
+    stack = stack or read_stack(sys._getframe(3))
+    return Role.REDISTRIBUTE in stack.held or stack.asked_by is not None
 
 
 def _has_dtensor(values: Any) -> bool:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,12 +23,14 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.meshes import axis_names, meshes_of
 from shardscope._torch.modules import unwrap
 from shardscope._torch.propagation import kept_propagator
+from shardscope.comm.names import ModuleNames
 from shardscope.errors import CoverageError
 from shardscope.record import (
     Axis,
     Coverage,
     Gap,
     Level,
+    OpCoverage,
     RankSpan,
     Recording,
     RunInfo,
@@ -36,7 +41,7 @@ from shardscope.shard.flops import FlopCounter
 from shardscope.shard.levels import take_apart
 from shardscope.shard.numbers import Checker
 from shardscope.shard.plan import Plan, parallelize_copy, read_layout
-from shardscope.shard.running import Captured, Program, run_model
+from shardscope.shard.running import Captured, Program, Report, run_model
 from shardscope.shard.small_mesh import small_meshes
 from shardscope.shard.stand_ins import empty_like
 from shardscope.shard.summary import Summary
@@ -45,7 +50,7 @@ from shardscope.shard.verdicts import Judge
 from shardscope.version import __version__
 from shardscope.world import current_world, simulate
 
-__all__ = ["coverage"]
+__all__ = ["cover_calls", "cover_step", "coverage"]
 
 _DEFAULT_MESH = {"tp": 2}
 _LEVELS = tuple(Level)
@@ -72,16 +77,55 @@ def coverage(
     in turn. Backward begins at every output that has a gradient, or at what `loss` makes of the
     output. Nothing is computed but small samples, and the model is left as it was.
     """
-    chosen = _read_levels(levels)
     if not isinstance(model, nn.Module):
         raise CoverageError(
             f"coverage() got {type(model).__name__} where it wants a module. Give it a model, then "
             "what to call it with: coverage(model, tokens)."
         )
-    with _lock, ExitStack() as stack:
-        stack.enter_context(kept_propagator())
-        own_mesh = stack.enter_context(_world(model, mesh))
-        return _cover(unwrap(model), args, kwargs, own_mesh, plan, loss, chosen)
+
+    def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = model(*args, **kwargs)
+        return output if loss is None else loss(output)
+
+    task = _Task(unwrap(model), args, kwargs, forward, plan=plan)
+    return _cover(task, mesh, _read_levels(levels))
+
+
+def cover_step(
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    *,
+    mesh: DeviceMesh,
+    levels: Sequence[Level | str] = _LEVELS,
+) -> Recording:
+    """The same for a step that calls the model and its backward itself."""
+    task = _Task(model, (batch,), {}, step, has_backward=False)
+    return _cover(task, mesh, _read_levels(levels))
+
+
+def cover_calls(calls: Sequence[Capture]) -> tuple[OpCoverage, ...]:
+    """The same for calls that are known already, with no plan, on the mesh of this world if any."""
+    together: Capture = {}
+    for captured in calls:
+        for call, use in captured.items():
+            together.setdefault(call, Use()).add(use)
+    with _lock, kept_propagator(), _world(nn.Module(), None) as mesh:
+        dispatcher = Dispatcher(device=torch.device(mesh.device_type), is_implicit=False)
+        with _judging(mesh, dispatcher, ModuleNames(None), lambda *_: None) as summary:
+            return summary.add_up(together)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What to run: `run(model, *args, **kwargs)`, and how to lay the model out."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[..., Any]
+    plan: Plan | None = None
+    has_backward: bool = True
 
 
 def _read_levels(levels: Sequence[Level | str]) -> list[Level]:
@@ -102,8 +146,15 @@ def _world(model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None) -> Ite
     elif dist.is_initialized():
         yield _mesh_of_world(model, mesh)
     else:
-        with simulate(_DEFAULT_MESH if mesh is None else mesh) as world:
+        axes = _DEFAULT_MESH if mesh is None else mesh
+        with simulate(axes, device=_device_type(model)) as world:
             yield world.mesh
+
+
+def _device_type(model: nn.Module) -> str:
+    """Where the model is; kernels differ by device."""
+    types = {tensor.device.type for tensor in model.parameters()} - {"meta", "cpu"}
+    return types.pop() if len(types) == 1 else "cpu"
 
 
 def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
@@ -128,32 +179,48 @@ def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMe
 
 
 def _cover(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mesh: DeviceMesh,
-    plan: Plan | None,
-    loss: Callable[[Any], Any] | None,
-    levels: list[Level],
+    task: _Task, mesh: Mapping[str, int] | DeviceMesh | None, levels: list[Level]
 ) -> Recording:
-    gaps: dict[tuple[str, str], None] = {}
+    with _lock, ExitStack() as stack:
+        stack.enter_context(kept_propagator())
+        own_mesh = stack.enter_context(_world(task.model, mesh))
+        gaps: dict[tuple[str, str], None] = {}
+        covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
+        rank = dist.get_rank()
+        return Recording(
+            run=_describe_run(own_mesh),
+            coverage=tuple(covered),
+            gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
+        )
 
-    def report(place: str, fact: str) -> None:
-        gaps[place, fact] = None
 
+def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -> list[Coverage]:
     device = torch.device(mesh.device_type)
-    if callable(plan) and not isinstance(plan, Mapping):
+    plan, model = task.plan, task.model
+    if plan is not None and not isinstance(plan, Mapping):
         model = parallelize_copy(model, plan, mesh)
-    is_laid_out = isinstance(plan, Mapping)
-    has_plan = is_laid_out or any(isinstance(one, DTensor) for one in model.parameters())
-    dispatcher = Dispatcher(device=device, is_implicit=is_laid_out)
-    program = Program(model, args, kwargs, loss, _stand_in_maker(model, plan, mesh, device))
+    has_plan = plan is not None or any(isinstance(one, DTensor) for one in model.parameters())
+    dispatcher = Dispatcher(device=device, is_implicit=isinstance(plan, Mapping))
+    program = Program(
+        model,
+        task.args,
+        task.kwargs,
+        partial(task.run, model),
+        _stand_in_maker(model, plan, mesh, device),
+        has_backward=task.has_backward,
+    )
     with dispatcher.implicit():
         captured = run_model(program, report)
-    with small_meshes(mesh) as meshes, dispatcher.watching():
-        judge = Judge(Tryer(dispatcher, Checker(meshes, device=device)), mesh, has_plan=has_plan)
-        summary = Summary(captured.names, judge, FlopCounter(dispatcher), report)
-        covered = [
+    judging = _judging(
+        mesh,
+        dispatcher,
+        captured.names,
+        report,
+        has_plan=has_plan,
+        handlers=captured.handlers,
+    )
+    with judging as summary:
+        return [
             Coverage(
                 rank=dist.get_rank(),
                 level=level,
@@ -163,11 +230,23 @@ def _cover(
             )
             for level in levels
         ]
-    return Recording(
-        run=_describe_run(mesh),
-        coverage=tuple(covered),
-        gaps=tuple(Gap(place=place, fact=fact, rank=dist.get_rank()) for place, fact in gaps),
-    )
+
+
+@contextmanager
+def _judging(
+    mesh: DeviceMesh,
+    dispatcher: Dispatcher,
+    names: ModuleNames,
+    report: Report,
+    *,
+    has_plan: bool = False,
+    handlers: Mapping[Any, Any] = MappingProxyType({}),
+) -> Iterator[Summary]:
+    """Ready to dispatch and compute calls, and to add up what comes of it."""
+    device = torch.device(mesh.device_type)
+    with small_meshes(mesh) as meshes, dispatcher.watching(handlers):
+        judge = Judge(Tryer(dispatcher, Checker(meshes, device=device)), mesh, has_plan=has_plan)
+        yield Summary(names, judge, FlopCounter(dispatcher), report)
 
 
 def _stand_in_maker(

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import final
+from types import MappingProxyType
+from typing import Any, final
 
 import torch
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.experimental import implicit_replication
 
 from shardscope._torch.calls import CollectiveCall, num_bytes
 from shardscope._torch.fakes import without_data
@@ -24,7 +24,9 @@ from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.propagation import (
     Decision,
     Place,
+    added_handlers,
     forget_decisions,
+    implicit_replicas,
     local_part,
     quiet_collectives,
     watch_decisions,
@@ -48,6 +50,8 @@ class Outcome:
     outputs: list[Place | None] = field(default_factory=list)
     error: str = ""
     is_unknown: bool = False  # DTensor does not know the op, or one of its parts
+    failed_op: Any = None  # for which nothing could be decided: the op, or a part of it
+    is_handled: bool = False  # in DTensor's place, by what the program asked for
     absurdity: str = ""  # a layout of the results that cannot be
 
     @property
@@ -70,21 +74,22 @@ class Dispatcher:
         self._thread = get_ident()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Be ready to dispatch."""
+    def watching(self, handlers: Mapping[Any, Any] = MappingProxyType({})) -> Iterator[None]:
+        """Be ready to dispatch; `handlers` run some ops in DTensor's place."""
         with ExitStack() as stack:
             stack.enter_context(_quiet())
             stack.enter_context(meshes_with_data())
             stack.enter_context(without_data())
             stack.enter_context(self.implicit())
-            stack.enter_context(watch_decisions(lambda one: self._outcome.decisions.append(one)))
+            stack.enter_context(watch_decisions(self._note, self._note_failure))
+            stack.enter_context(added_handlers(handlers, self._note_handler))
             stack.enter_context(intercept(self))
             yield
 
     @contextmanager
     def implicit(self) -> Iterator[None]:
         """Let plain tensors meet DTensors, where that is agreed."""
-        with implicit_replication() if self._is_implicit else nullcontext():
+        with implicit_replicas() if self._is_implicit else nullcontext():
             yield
 
     def dispatch(self, call: Signature) -> Outcome:
@@ -120,6 +125,15 @@ class Dispatcher:
                     _wire_bytes(single.read()),
                 )
             )
+
+    def _note(self, decision: Decision) -> None:
+        self._outcome.decisions.append(decision)
+
+    def _note_failure(self, op: Any) -> None:
+        self._outcome.failed_op = op
+
+    def _note_handler(self) -> None:
+        self._outcome.is_handled = True
 
     def make(self, spec: TensorSpec) -> torch.Tensor:
         """A tensor like that, without data."""

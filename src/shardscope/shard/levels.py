@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+from torch.distributed.tensor import Replicate
+
 from shardscope._torch.decompositions import (
     core_aten_table,
     functional_variant,
@@ -14,6 +16,7 @@ from shardscope._torch.decompositions import (
     parts_of,
 )
 from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order
+from shardscope._torch.propagation import implicit_replicas
 from shardscope.record import Level
 from shardscope.shard.capture import NOT_THE_MODELS, Capture, Use
 from shardscope.shard.dispatch import Dispatcher
@@ -30,11 +33,11 @@ TABLES: dict[Level, Callable[[], Table]] = {
 
 
 @final
-class _Parts(TorchDispatchMode):
+class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes apart whatever passes it, as a table says, and counts what cannot be."""
 
     def __init__(self, table: Table) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.parts: Counter[Signature] = Counter()
         self._table = table
 
@@ -58,8 +61,19 @@ class _Parts(TorchDispatchMode):
                 result = run(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        self.parts[freeze_call(op, args, kwargs)] += 1
+        self.parts[_lay_out_whole(freeze_call(op, args, kwargs))] += 1
         return run_somehow(op, args, kwargs)
+
+
+def _lay_out_whole(call: Signature) -> Signature:
+    """Constants that a decomposition makes are whole on every rank: so they count as DTensors."""
+    meshes = [spec.mesh for _, spec in call.tensors() if spec.mesh is not None]
+    if not meshes:
+        return call
+    whole = tuple(Replicate() for _ in meshes[0].shape)
+    return call.change(
+        lambda _, spec: spec if spec.mesh else spec._replace(placements=whole, mesh=meshes[0])
+    )
 
 
 def count_parts(call: Signature, table: Table, dispatcher: Dispatcher) -> Counter[Signature]:
@@ -67,7 +81,7 @@ def count_parts(call: Signature, table: Table, dispatcher: Dispatcher) -> Counte
     mode = _Parts(table)
     args, kwargs = call.arguments(dispatcher.make)
     try:
-        with mode:
+        with implicit_replicas(), mode:
             call.op(*args, **kwargs)
     except Exception:  # noqa: BLE001 - decompositions do not expect DTensors
         return Counter({call: 1})

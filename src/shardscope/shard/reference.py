@@ -96,7 +96,8 @@ class Reference:
 
     def _make(self, spec: TensorSpec, seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        own = [size if step else min(size, 1) for size, step in zip(spec.shape, spec.stride)]
+        steps = zip(spec.shape, spec.stride, strict=True)
+        own = [size if step else min(size, 1) for size, step in steps]
         order = sorted(range(len(own)), key=lambda dim: -spec.stride[dim])
         dense = self._draw([own[dim] for dim in order], spec.dtype)
         return dense.permute([order.index(dim) for dim in range(len(own))]).expand(spec.shape)
@@ -104,9 +105,11 @@ class Reference:
     def _draw(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         if dtype is torch.bool or not (dtype.is_floating_point or dtype.is_complex):
             # Perhaps indices: small enough for any tensor of the call.
-            return make_tensor(
-                shape, dtype=dtype, device=self._device, low=0, high=self._limit
-            ) if dtype is not torch.bool else torch.rand(shape, device=self._device) < 0.5
+            return (
+                make_tensor(shape, dtype=dtype, device=self._device, low=0, high=self._limit)
+                if dtype is not torch.bool
+                else torch.rand(shape, device=self._device) < 0.5
+            )
         # Positive and not small: roots and logarithms stay finite, and no two sums are alike.
         return make_tensor(shape, dtype=dtype, device=self._device, low=0.1, high=1.0)
 
@@ -120,7 +123,8 @@ def fill(call: Signature, tensors: Sequence[torch.Tensor]) -> Arguments:
 @contextmanager
 def kept_random_state() -> Iterator[None]:
     """Draw numbers as if nobody else had drawn any, and leave it at that."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if is_used else []
     with torch.random.fork_rng(devices=devices):
         yield
 

@@ -27,21 +27,31 @@ def suggest(op: Any, verdict: Verdict, trials: Sequence[Trial]) -> str:
             "A plain tensor meets a DTensor here. Make it one with distribute_tensor(), or call "
             "the model within torch.distributed.tensor.experimental.implicit_replication()."
         )
-    if verdict is Verdict.MISSING and any(one.is_unknown for one in trials):
-        return _suggest_rule(op)
+    unknown = next((one.failed_op or op for one in trials if one.is_unknown), None)
+    if verdict is Verdict.MISSING and unknown is not None:
+        return _suggest_rule(unknown)
+    if verdict is Verdict.MISSING and len(trials) > 1:  # even with every input whole
+        return "Run it on plain tensors: x.full_tensor() before the op."
     if verdict is Verdict.MISSING:
         return "Redistribute its inputs to Replicate() before the op."
     if verdict is Verdict.REPLICATED:
-        return "It runs whole on every rank: keep it out of the sharded part, or write it otherwise."
+        return (
+            "It runs whole on every rank: keep it out of the sharded part, or write it otherwise."
+        )
     return ""
 
 
 def _suggest_rule(op: Any) -> str:
     lines = registration(op)
+    if "_for_cpu" in str(op):
+        return (
+            "This kernel is the CPU's own. On CUDA the model calls another, which DTensor knows: "
+            "cover it on a CUDA device, or under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+        )
     if op.namespace in _TORCHS_OWN:
         return (
-            "Run it on local tensors (torch.distributed.tensor.experimental.local_map), or register "
-            f"a rule:\n{lines}"
+            "Run it on local tensors (torch.distributed.tensor.experimental.local_map), "
+            f"or register a rule:\n{lines}"
         )
     return f"Register it (torch.distributed.tensor.experimental.register_sharding):\n{lines}"
 
@@ -53,7 +63,9 @@ def registration(op: Any) -> str:
     inputs = ["Replicate()" if "Tensor" in str(one.type) else "None" for one in arguments]
     outputs = ["Replicate()"] * len(schema.returns)
     name = schema.name.replace("::", "_").replace(".", "_")
-    names = ", ".join(f"{one.name}=None" if one.has_default_value() else one.name for one in arguments)
+    names = ", ".join(
+        f"{one.name}=None" if one.has_default_value() else one.name for one in arguments
+    )
     return (
         f"@register_sharding(torch.ops.{op})\n"
         f"def shard_{name}({names}):\n"

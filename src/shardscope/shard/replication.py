@@ -38,9 +38,7 @@ def run_somehow(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
     mesh = placed[0].device_mesh
     whole = [Replicate() for _ in range(mesh.ndim)]
-    return map_tensors(
-        result, lambda one: DTensor.from_local(one, mesh, whole, run_check=False)
-    )
+    return map_tensors(result, lambda one: DTensor.from_local(one, mesh, whole, run_check=False))
 
 
 def _empty(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from shardscope._torch.fakes import NO_DATA, is_fake, without_data
 from shardscope._torch.model_state import exchange_tensors, kept_model
@@ -29,33 +30,41 @@ from shardscope.shard.reference import kept_random_state
 from shardscope.shard.replication import run_somehow
 from shardscope.shard.stand_ins import StandIns, map_tensors
 
-__all__ = ["Captured", "Program", "run_model"]
+__all__ = ["Captured", "Program", "Report", "run_model"]
+
+_NO_GRADIENT = "does not require grad"
 
 Report = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model, what to call it with, and what its loss is.
+    """A model and how to run it: `forward` calls it, `backward` begins where the output ends.
 
-    `lay_out` makes the stand-in for a tensor of the model's or of its arguments.
+    A step that does both by itself has no `backward`. `lay_out` makes the stand-in for a tensor of
+    the model's or of its arguments.
     """
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    loss: Callable[[Any], Any] | None
+    forward: Callable[..., Any]
     lay_out: Callable[[torch.Tensor], torch.Tensor]
+    has_backward: bool = True
 
 
 @final
 @dataclass(frozen=True)
 class Captured:
-    """Ops as torch.export would write them (forward only), and as autograd calls them."""
+    """Ops as torch.export would write them (forward only), and as autograd calls them.
+
+    `handlers` run ops in DTensor's place where the program asked for it.
+    """
 
     names: ModuleNames
     written: Capture
     called: Capture
+    handlers: dict[Any, Any]
 
 
 def run_model(program: Program, report: Report) -> Captured:
@@ -94,11 +103,12 @@ def _run(
         exchange_tensors(program.model, stand_ins.of)
         args = map_tensors(program.args, stand_ins.of)
         kwargs = map_tensors(program.kwargs, stand_ins.of)
-        called = _train(program, calls, args, kwargs)
+        trained = _train(program, calls, args, kwargs)
+        called = trained.captured
         written = _infer(program, calls, args, kwargs, report)
         if written is None:
             written = {call: use for call, use in called.items() if use.forward}
-        return Captured(names, written, called)
+        return Captured(names, written, called, trained.handlers)
 
 
 @contextmanager
@@ -109,34 +119,36 @@ def _uncompiled() -> Iterator[None]:
         yield
 
 
-def _train(program: Program, calls: ModuleCalls, args: Any, kwargs: Any) -> Capture:
-    recorder = Recorder(calls, run_somehow)
+def _is_placed(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def _train(program: Program, calls: ModuleCalls, args: Any, kwargs: Any) -> Recorder:
+    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
     with torch.enable_grad():
         with _named_failure("forward"), recorder:
-            output = program.model(*args, **kwargs)
-            if program.loss is not None:
-                output = program.loss(output)
-        roots = differentiable(output)
+            output = program.forward(*args, **kwargs)
+        roots = differentiable(output) if program.has_backward else []
         seeds = [torch.ones_like(root) for root in roots]
         with _named_failure("backward"), recorder:
             if roots:
                 torch.autograd.backward(roots, seeds)
-    return recorder.captured
+    return recorder
 
 
 def _infer(
     program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
 ) -> Capture | None:
     """The forward once more without autograd, which would have taken composite ops apart."""
-    recorder = Recorder(calls, run_somehow)
+    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
     try:
         with torch.inference_mode(), recorder:
-            output = program.model(*args, **kwargs)
-            if program.loss is not None:
-                program.loss(output)
+            program.forward(*args, **kwargs)
     except NO_DATA:
         raise
     except Exception as error:  # noqa: BLE001 - models may need autograd within their forward
+        if not program.has_backward and _NO_GRADIENT in str(error):
+            return recorder.captured  # the step has come to its backward
         report(
             "exported",
             f"the forward does not run without autograd ({describe(error)}), so the ops of this "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -35,6 +35,33 @@ class _Items(NamedTuple):
 class _Constant(NamedTuple):
     kind: type  # 1, 1.0 and True are equal and mean different things
     value: Any
+
+
+@final
+class _Object:
+    """Something of which we know nothing but that it is itself: a generator, a script object."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+_VALUES = (
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 class Signature(NamedTuple):
@@ -125,7 +152,7 @@ def _freeze(value: Any) -> Frozen:
         return spec
     if isinstance(value, list | tuple):
         return _Items(type(value), tuple([_freeze(item) for item in value]))
-    return _Constant(type(value), value)
+    return _Constant(type(value), value if isinstance(value, _VALUES) else _Object(value))
 
 
 def _thaw(value: Frozen, make: Callable[[TensorSpec], Any]) -> Any:
@@ -133,7 +160,7 @@ def _thaw(value: Frozen, make: Callable[[TensorSpec], Any]) -> Any:
         return make(value)
     if isinstance(value, _Items):
         return [_thaw(item, make) for item in value.values]
-    return value.value
+    return value.value.held if isinstance(value.value, _Object) else value.value
 
 
 def _tensors(

@@ -87,7 +87,7 @@ class SmallMeshes:
 @contextmanager
 def small_meshes(mesh: DeviceMesh) -> Iterator[SmallMeshes]:
     """Small meshes that are gone when the context ends; `mesh` stays as it is."""
-    before = {group.group_name for group in mesh.get_all_groups()}
+    before = {str(group.group_name) for group in mesh.get_all_groups()}
     meshes = SmallMeshes()
     try:
         yield meshes

@@ -70,5 +70,4 @@ def empty_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         ).detach()
     if tensor.layout is not torch.strided:
         return tensor.detach()
-    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return empty
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

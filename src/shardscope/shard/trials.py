@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -13,7 +14,7 @@ from shardscope._torch.meshes import describe_placements
 from shardscope._torch.propagation import Decision, Place
 from shardscope.record import Move, Verdict
 from shardscope.shard.dispatch import Dispatcher, Outcome
-from shardscope.shard.numbers import Answer, Checker
+from shardscope.shard.numbers import Answer, Checker, Numbers
 from shardscope.shard.pieces import is_cuttable
 from shardscope.shard.signature import Signature
 
@@ -25,7 +26,8 @@ Places = Mapping[tuple[int, ...], Place]
 class Trial(NamedTuple):
     """What came of one sharding; `unchecked` says why the numbers were not compared.
 
-    `is_unknown` says that DTensor does not know the op, however it is sharded.
+    `is_unknown` says that DTensor does not know the op, or `failed_op`, a part of it, however it
+    is sharded.
     """
 
     call: Signature
@@ -35,6 +37,7 @@ class Trial(NamedTuple):
     detail: str = ""
     unchecked: str = ""
     is_unknown: bool = False
+    failed_op: Any = None
 
     def inputs(self) -> tuple[str, ...]:
         """Inputs that are not whole: `mat2: Shard(0)`."""
@@ -85,13 +88,22 @@ class Tryer:
         outcome = self._dispatcher.dispatch(call)
         if outcome.error:
             return Trial(
-                call, Verdict.MISSING, detail=outcome.error, is_unknown=outcome.is_unknown
+                call,
+                Verdict.MISSING,
+                detail=outcome.error,
+                is_unknown=outcome.is_unknown,
+                failed_op=outcome.failed_op,
             )
         outputs = tuple(", ".join(_describe(place)) for place in outcome.outputs)
         moves = tuple(_read_moves(call, outcome))
         if outcome.absurdity:
             return Trial(call, Verdict.WRONG, moves, outputs, outcome.absurdity)
-        numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
+        if outcome.is_handled:
+            numbers = Numbers(
+                Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way"
+            )
+        else:
+            numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
         if numbers.answer is Answer.WRONG:
             return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail)
         verdict, detail = _judge(call, outcome)
@@ -139,21 +151,26 @@ def _as_moved(call: Signature, outcome: Outcome) -> Signature:
 
 
 def _read_moves(call: Signature, outcome: Outcome) -> Iterator[Move]:
-    sent = list(outcome.sent)
-    for decision in outcome.decisions:
-        is_own = decision.op == call.op
-        for place, (before, after) in decision.moves.items():
-            sizes = [entry for entry in sent if entry[:2] == (before, after)]
-            # Two inputs that make the same move were moved one after the other.
-            for entry in sizes:
-                sent.remove(entry)
-            argument = call._replace(op=decision.op).name_argument(place)
-            yield Move(
-                argument=argument if is_own else f"{decision.op} {argument}",
-                before=_describe(before),
-                after=_describe(after),
-                num_bytes=sum(size for _, _, size in sizes),
-            )
+    moves = [
+        (one.op, place, *ends) for one in outcome.decisions for place, ends in one.moves.items()
+    ]
+    alike = Counter((before, after) for _, _, before, after in moves)
+    sent: dict[tuple[Place | None, Place | None], list[int]] = defaultdict(list)
+    for before, after, size in outcome.sent:
+        sent[before, after].append(size)
+    for op, place, before, after in moves:
+        # Inputs that make the same move do so one after the other.
+        sizes = sent[before, after]
+        share = len(sizes) // alike[before, after]
+        own, sent[before, after] = sizes[:share], sizes[share:]
+        alike[before, after] -= 1
+        argument = call._replace(op=op).name_argument(place)
+        yield Move(
+            argument=argument if op == call.op else f"{op} {argument}",
+            before=_describe(before),
+            after=_describe(after),
+            num_bytes=sum(own),
+        )
 
 
 def _describe(place: Place | None) -> tuple[str, ...]:
