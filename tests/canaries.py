@@ -137,12 +137,25 @@ def all_ranks_are_played() -> bool:
 
 def decisions_are_seen() -> bool:
     seen: list[Any] = []
-    with simulate(mesh={"tp": 2}) as world, watch_decisions(seen.append, seen.append):
+
+    class Watcher:
+        def decided(self, decision: Any) -> None:
+            seen.append(decision)
+
+        def failed(self, op: Any, num_tried: int) -> None:
+            seen.append(op)
+
+        def moved(self) -> None:
+            seen[-1].is_moved = True
+
+    with simulate(mesh={"tp": 2}) as world, watch_decisions(Watcher()):
         torch.mm(
             distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
             distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
         )
-    return [str(one.op) for one in seen] == ["aten.mm.default"] and bool(seen[0].moves)
+    return [str(one.op) for one in seen] == ["aten.mm.default"] and bool(
+        seen[0].moves and seen[0].is_moved
+    )
 
 
 def implicit_replication_is_a_switch() -> bool:
@@ -290,7 +303,7 @@ CANARIES: dict[str, Canary] = {
         lambda: resolve("torch.distributed.tensor._redistribute.redistribute_local_tensor"),
     ),
     "torch.distributed.tensor._dispatch.OpDispatcher": Canary(
-        "frames.py",
+        "frames.py and propagation.py",
         "name the op for which DTensor moved a tensor unasked",
         lambda: resolve("torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args"),
     ),
@@ -613,6 +626,9 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": Canary(
         "simulated_group.py and propagation.py",
         "let worlds of other ranks follow one another, and DTensor decide anew",
+    ),
+    "torch.distributed.tensor.debug._clear_fast_path_sharding_prop_cache": Canary(
+        "propagation.py", "let DTensor decide anew"
     ),
     "._gen_transform_infos": Canary(
         "simulated_group.py",

@@ -101,24 +101,37 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
+class VitBlock(nn.Module):
+    """torch's own attention, and a feed-forward, each behind a LayerNorm."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y)[0]
+        return x + self.mlp(self.norm2(x))
+
+
 class VisionTransformer(nn.Module):
-    """Images cut into patches, a class token, torch's own encoder layers."""
+    """Images cut into patches, a class token in front, logits from it."""
 
     def __init__(self, dim: int = 16) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, dim, 4, stride=4)
         self.cls = nn.Parameter(torch.zeros(1, 1, dim))
         self.positions = nn.Parameter(torch.randn(1, 17, dim))
-        layer = nn.TransformerEncoderLayer(
-            dim, nhead=4, dim_feedforward=32, batch_first=True, norm_first=True, dropout=0.0
-        )
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.blocks = nn.Sequential(VitBlock(dim), VitBlock(dim))
         self.head = nn.Linear(dim, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
-        return self.head(self.encoder(x)[:, 0])
+        return self.head(self.blocks(x)[:, 0])
 
 
 class MixtureOfExperts(nn.Module):

@@ -51,7 +51,8 @@ def functional_variant(op: Any) -> Any | None:
     schema = op._schema
     name = op_packet(op).__name__
     is_in_place = name.endswith("_") and not name.startswith("__")
-    if not schema.is_mutable or not is_in_place:
+    # A copy into something from outside the graph stays one: somebody has to make it.
+    if not schema.is_mutable or not is_in_place or name == "copy_":
         return None
     packet = getattr(getattr(torch.ops, op.namespace), name.removesuffix("_"), None)
     for overload in () if packet is None else packet.overloads():

@@ -5,25 +5,32 @@ It is watched while it decides; its tables are not consulted.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _collective_utils
 from torch.distributed.tensor import _random as dtensor_random
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.debug import (
+    _clear_fast_path_sharding_prop_cache,
+    _clear_sharding_prop_cache,
+)
 from torch.distributed.tensor.placement_types import Placement
 
 from shardscope._torch.dispatch import without_modes
 
 __all__ = [
     "Decision",
+    "DecisionWatcher",
     "Place",
     "added_handlers",
     "forget_decisions",
@@ -36,55 +43,73 @@ __all__ = [
 ]
 
 
-def forget_decisions() -> None:
-    """Let DTensor decide anew: it would answer for some static arguments as it did for others."""
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+def forget_decisions(*, thoroughly: bool = False) -> None:
+    """Let DTensor decide anew: it would answer for some static arguments as it did for others.
+
+    What it found of the parts of ops it may keep, unless it is to forget thoroughly.
+    """
+    (_clear_sharding_prop_cache if thoroughly else _clear_fast_path_sharding_prop_cache)()
 
 
 Place = tuple[Placement, ...]
 
 
-class Decision(NamedTuple):
+@dataclass
+class Decision:
     """How DTensor will run one op. Arguments are counted as the op's schema counts them.
 
-    `moves` maps an argument, or one tensor of a list in it, to its placements before and after.
-    `is_by_parts` says that the op has no rule, and that one was found from the ops it is made of.
+    `moves` maps an argument, or one tensor of a list in it, to its placements before and after;
+    `is_moved` says that they were made, for some ops are run by code that does not listen.
+    `num_tried` is how often a part of it had to be decided: more than none if the op has no rule,
+    and one was found from the ops it is made of.
     """
 
     op: Any
     moves: dict[tuple[int, ...], tuple[Place, Place]]
     outputs: list[Place | None]
-    is_by_parts: bool
+    num_tried: int
+    is_moved: bool = False
+
+
+class DecisionWatcher(Protocol):
+    """Someone who wants to know what DTensor decides."""
+
+    def decided(self, decision: Decision) -> None:
+        """An op is about to be run, in this way."""
+
+    def failed(self, op: Any, num_tried: int) -> None:
+        """For an op nothing could be decided."""
+
+    def moved(self) -> None:
+        """The inputs of the op that was decided last are moved."""
 
 
 @contextmanager
-def watch_decisions(
-    note: Callable[[Decision], None], note_failure: Callable[[Any], None]
-) -> Iterator[None]:
-    """Tell `note` of every op that this thread dispatches on DTensors, once it is decided how.
-
-    Of an op for which nothing could be decided `note_failure` is told.
-    """
+def watch_decisions(watcher: DecisionWatcher) -> Iterator[None]:
+    """Tell `watcher` of every op that this thread dispatches on DTensors."""
     propagator = DTensor._op_dispatcher.sharding_propagator
-    depth, deepest, own = 0, 0, get_ident()
+    depth, num_tried, own = 0, 0, get_ident()
 
     def watched(propagate: Any) -> Any:
         def call(schema: Any) -> Any:
-            nonlocal depth, deepest
+            nonlocal depth, num_tried
             if get_ident() != own:
                 return propagate(schema)
-            depth, deepest = depth + 1, max(deepest, depth + 1)
+            num_tried = num_tried + 1 if depth else 0
+            depth += 1
             try:
-                decided = propagate(schema)
+                # A mode for tensors without data would keep it from remembering the parts of an
+                # op, of which some try thousands of layouts.
+                with without_modes() if depth == 1 else nullcontext():
+                    decided = propagate(schema)
             except Exception:
                 if depth == 1:
-                    note_failure(schema.op)
+                    watcher.failed(schema.op, num_tried)
                 raise
             finally:
                 depth -= 1
-                is_by_parts, deepest = deepest > depth + 1, (deepest if depth else 0)
             if not depth:
-                note(_read(schema, decided, is_by_parts))
+                watcher.decided(_read(schema, decided, num_tried))
             return decided
 
         # DTensor empties the cache through the callable that stands here.
@@ -93,13 +118,23 @@ def watch_decisions(
                 setattr(call, name, getattr(propagate, name))
         return call
 
+    move = OpDispatcher.redistribute_local_args
+
+    @functools.wraps(move)  # its code is looked for on stacks
+    def watched_move(*args: Any, **kwargs: Any) -> Any:
+        if get_ident() == own:
+            watcher.moved()
+        return move(*args, **kwargs)
+
     names = ("propagate_op_sharding", "propagate_op_sharding_non_cached")
     originals = {name: propagator.__dict__.get(name) for name in names}
     for name in names:
         setattr(propagator, name, watched(getattr(propagator, name)))
+    OpDispatcher.redistribute_local_args = staticmethod(watched_move)
     try:
         yield
     finally:
+        OpDispatcher.redistribute_local_args = staticmethod(move)
         for name, original in originals.items():
             if original is None:
                 delattr(propagator, name)
@@ -107,7 +142,7 @@ def watch_decisions(
                 setattr(propagator, name, original)
 
 
-def _read(schema: Any, decided: Any, is_by_parts: bool) -> Decision:
+def _read(schema: Any, decided: Any, num_tried: int) -> Decision:
     before = dict(_specs(schema.args_schema))
     target = decided.redistribute_schema if decided.needs_redistribute else None
     after = before if target is None else dict(_specs(target.args_schema))
@@ -122,7 +157,7 @@ def _read(schema: Any, decided: Any, is_by_parts: bool) -> Decision:
         schema.op,
         moves,
         [one.placements if isinstance(one, DTensorSpec) else None for one in several],
-        is_by_parts,
+        num_tried,
     )
 
 
@@ -145,11 +180,11 @@ def kept_propagator() -> Iterator[None]:
     propagator = DTensor._op_dispatcher.sharding_propagator
     known, tracker = dict(propagator.op_to_schema_info), dtensor_random._rng_tracker
     handlers = dict(op_handlers())
-    forget_decisions()
+    forget_decisions(thoroughly=True)
     try:
         yield
     finally:
-        forget_decisions()
+        forget_decisions(thoroughly=True)
         propagator.op_to_schema_info.clear()
         propagator.op_to_schema_info.update(known)
         dtensor_random._rng_tracker = tracker

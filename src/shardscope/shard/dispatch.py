@@ -52,6 +52,7 @@ class Outcome:
     is_unknown: bool = False  # DTensor does not know the op, or one of its parts
     failed_op: Any = None  # for which nothing could be decided: the op, or a part of it
     is_handled: bool = False  # in DTensor's place, by what the program asked for
+    num_tried: int = 0  # layouts of parts that were tried to find a rule
     absurdity: str = ""  # a layout of the results that cannot be
 
     @property
@@ -81,7 +82,7 @@ class Dispatcher:
             stack.enter_context(meshes_with_data())
             stack.enter_context(without_data())
             stack.enter_context(self.implicit())
-            stack.enter_context(watch_decisions(self._note, self._note_failure))
+            stack.enter_context(watch_decisions(self))
             stack.enter_context(added_handlers(handlers, self._note_handler))
             stack.enter_context(intercept(self))
             yield
@@ -126,11 +127,20 @@ class Dispatcher:
                 )
             )
 
-    def _note(self, decision: Decision) -> None:
+    def decided(self, decision: Decision) -> None:
+        """DTensor is about to run an op."""
         self._outcome.decisions.append(decision)
+        self._outcome.num_tried += decision.num_tried
 
-    def _note_failure(self, op: Any) -> None:
+    def failed(self, op: Any, num_tried: int) -> None:
+        """DTensor cannot run an op."""
         self._outcome.failed_op = op
+        self._outcome.num_tried += num_tried
+
+    def moved(self) -> None:
+        """Inputs are moved as was decided."""
+        if self._outcome.decisions:
+            self._outcome.decisions[-1].is_moved = True
 
     def _note_handler(self) -> None:
         self._outcome.is_handled = True

@@ -48,6 +48,7 @@ class Summary:
         worst = max(judged, key=lambda one: BADNESS[one.verdict])
         trials = [trial for one in judged for trial in one.trials]
         self._report_unchecked(op, trials)
+        self._report_skipped(op, judged)
         total = Use()
         for _, use in uses:
             total.add(use)
@@ -70,6 +71,15 @@ class Summary:
         reasons = dict.fromkeys(trial.unchecked for trial in trials if trial.unchecked)
         if reasons:
             self._report(str(op), f"its numbers were not all compared: {'; '.join(reasons)[:400]}")
+
+    def _report_skipped(self, op: Any, judged: list[Judgement]) -> None:
+        num_skipped = sum(one.num_skipped for one in judged)
+        if num_skipped:
+            self._report(
+                str(op),
+                f"{num_skipped} of its shardings were not tried: DTensor has no rule for it, and "
+                "tries thousands of layouts of its parts for each",
+            )
 
     def _modules(self, use: Use) -> tuple[str, ...]:
         names = (self._names.name(module) for module, _ in use.places)
@@ -107,14 +117,13 @@ def _gather_shardings(trials: list[Trial]) -> tuple[Sharding, ...]:
     """Each layout of the inputs once, with the worst that came of it."""
     worst: dict[tuple[tuple[str, ...], Verdict], Sharding] = {}
     for trial in trials:
-        num_bytes = sum(move.num_bytes for move in trial.moves)
         key = (trial.inputs(), trial.verdict)
-        if key not in worst or num_bytes > worst[key].num_bytes:
+        if key not in worst or trial.num_bytes > worst[key].num_bytes:
             worst[key] = Sharding(
                 inputs=key[0],
                 verdict=trial.verdict,
                 outputs=trial.outputs,
-                num_bytes=num_bytes,
+                num_bytes=trial.num_bytes,
                 detail=trial.detail,
             )
     return tuple(worst.values())

@@ -26,6 +26,7 @@ Places = Mapping[tuple[int, ...], Place]
 class Trial(NamedTuple):
     """What came of one sharding; `unchecked` says why the numbers were not compared.
 
+    `num_tried` is how many layouts of its parts DTensor tried first.
     `is_unknown` says that DTensor does not know the op, or `failed_op`, a part of it, however it
     is sharded.
     """
@@ -35,9 +36,11 @@ class Trial(NamedTuple):
     moves: tuple[Move, ...] = ()
     outputs: tuple[str, ...] = ()
     detail: str = ""
+    num_bytes: int = 0  # that this rank sends, for its inputs or by itself
     unchecked: str = ""
     is_unknown: bool = False
     failed_op: Any = None
+    num_tried: int = 0
 
     def inputs(self) -> tuple[str, ...]:
         """Inputs that are not whole: `mat2: Shard(0)`."""
@@ -93,6 +96,7 @@ class Tryer:
                 detail=outcome.error,
                 is_unknown=outcome.is_unknown,
                 failed_op=outcome.failed_op,
+                num_tried=outcome.num_tried,
             )
         outputs = tuple(", ".join(_describe(place)) for place in outcome.outputs)
         moves = tuple(_read_moves(call, outcome))
@@ -105,10 +109,11 @@ class Tryer:
         else:
             numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
         if numbers.answer is Answer.WRONG:
-            return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail)
+            return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail, outcome.num_bytes)
         verdict, detail = _judge(call, outcome)
         unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
-        return Trial(call, verdict, moves, outputs, detail, unchecked)
+        trial = Trial(call, verdict, moves, outputs, detail, outcome.num_bytes, unchecked)
+        return trial._replace(num_tried=outcome.num_tried)
 
 
 def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
@@ -120,7 +125,7 @@ def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
         )
         detail = "" if any(one.moves for one in outcome.decisions) else "it communicates by itself"
         return (Verdict.REPLICATED if is_whole else Verdict.REDISTRIBUTED), detail
-    if own and own[0].is_by_parts:
+    if own and own[0].num_tried:
         return Verdict.DECOMPOSED, "its rule is found from the ops it is made of"
     if own or not outcome.decisions:
         return Verdict.SHARDED, ""
@@ -130,8 +135,9 @@ def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
 
 def _after(call: Signature, decision: Decision) -> dict[tuple[int, ...], Place]:
     """Where each input lies when the op runs."""
+    moves = decision.moves if decision.is_moved else {}
     return {
-        place: decision.moves[place][1] if place in decision.moves else spec.placements
+        place: moves[place][1] if place in moves else spec.placements
         for place, spec in call.tensors()
         if spec.placements is not None
     }
@@ -152,7 +158,10 @@ def _as_moved(call: Signature, outcome: Outcome) -> Signature:
 
 def _read_moves(call: Signature, outcome: Outcome) -> Iterator[Move]:
     moves = [
-        (one.op, place, *ends) for one in outcome.decisions for place, ends in one.moves.items()
+        (one.op, place, *ends)
+        for one in outcome.decisions
+        for place, ends in one.moves.items()
+        if one.is_moved
     ]
     alike = Counter((before, after) for _, _, before, after in moves)
     sent: dict[tuple[Place | None, Place | None], list[int]] = defaultdict(list)

@@ -13,6 +13,8 @@ from shardscope.shard.trials import Trial, Tryer, lay_out, possible_shardings
 
 __all__ = ["BADNESS", "Judge", "Judgement"]
 
+# For an op without a rule DTensor may try thousands of layouts of its parts, each time anew.
+_MAX_TRIED = 30_000
 # From the best to the worst.
 BADNESS = {
     verdict: rank
@@ -30,11 +32,12 @@ BADNESS = {
 
 
 class Judgement(NamedTuple):
-    """The verdict on a call, and the trials it rests on."""
+    """The verdict on a call, the trials it rests on, and how many more would have been possible."""
 
     verdict: Verdict
     detail: str
     trials: tuple[Trial, ...]
+    num_skipped: int = 0
 
 
 @final
@@ -66,7 +69,10 @@ class Judge:
             return Judgement(Verdict.SHARDED, "takes no tensors", ())
         trials: list[Trial] = []
         whole: Trial | None = None
-        for sharded in possible_shardings(call, self._mesh):
+        possible = list(possible_shardings(call, self._mesh))
+        for sharded in possible:
+            if sum(trial.num_tried for trial in trials) > _MAX_TRIED:
+                break
             trials.append(self._tryer.attempt(sharded))
             if trials[-1].is_unknown and whole is None:
                 whole = self._try_whole(call)
@@ -77,7 +83,8 @@ class Judge:
         worst = max(trials, key=lambda trial: BADNESS[trial.verdict])
         best = min(trials, key=lambda trial: BADNESS[trial.verdict])
         chosen = worst if worst.verdict is Verdict.WRONG else best
-        return Judgement(chosen.verdict, chosen.detail, tuple(trials))
+        num_skipped = len(possible) - len(trials)
+        return Judgement(chosen.verdict, chosen.detail, tuple(trials), num_skipped)
 
     def _try_whole(self, call: Signature) -> Trial:
         return self._tryer.attempt(lay_out(call, self._mesh))
