@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -11,7 +10,14 @@ import torch
 
 from shardscope._torch.dispatch import op_packet
 
-__all__ = ["core_aten_table", "functional_variant", "inductor_table", "is_composite", "parts_of"]
+__all__ = [
+    "core_aten_table",
+    "functional_variant",
+    "inductor_table",
+    "is_composite",
+    "parts_of",
+    "with_defaults",
+]
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -25,12 +31,10 @@ def core_aten_table() -> Table:
 @cache
 def inductor_table() -> Table:
     """What Inductor takes apart before it lowers a graph."""
-    level = logging.getLogger("torch._inductor").level
-    try:
-        # Late: loading Inductor takes seconds, and only this level wants it.
-        from torch._inductor.decomposition import select_decomp_table
-    finally:
-        logging.getLogger("torch._inductor").setLevel(level)
+    # Late: loading Inductor takes seconds, and only this level wants it.
+    import torch._inductor.lowering  # noqa: F401 - some decompositions look there, and do not load it
+    from torch._inductor.decomposition import select_decomp_table
+
     return dict(select_decomp_table())
 
 
@@ -60,6 +64,19 @@ def functional_variant(op: Any) -> Any | None:
         if not candidate._schema.is_mutable and _takes(candidate) == _takes(op):
             return candidate
     return None
+
+
+def with_defaults(op: Any, twin: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positional arguments, and the defaults of those left out for which its twin has none."""
+    pairs = list(zip(op._schema.arguments, twin._schema.arguments, strict=True))[len(args) :]
+    return (
+        *args,
+        *(
+            one.default_value
+            for one, other in pairs
+            if not one.kwarg_only and not other.has_default_value()
+        ),
+    )
 
 
 def _takes(op: Any) -> list[tuple[str, str]]:

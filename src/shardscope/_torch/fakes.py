@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch._guards import detect_fake_mode
@@ -28,11 +29,13 @@ NO_DATA = (
 @contextmanager
 def without_data() -> Iterator[None]:
     """Until the context ends new tensors have no data; a mode that does so already is kept."""
-    if detect_fake_mode() is not None:
-        yield
-    else:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+    log = logging.getLogger(FakeTensorMode.__module__)
+    is_disabled, log.disabled = log.disabled, True  # what an op raises, it also logs
+    try:
+        with nullcontext() if detect_fake_mode() else FakeTensorMode(allow_non_fake_inputs=True):
             yield
+    finally:
+        log.disabled = is_disabled
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

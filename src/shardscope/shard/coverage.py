@@ -226,7 +226,7 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
                 level=level,
                 axes=_axes(mesh),
                 has_plan=has_plan,
-                ops=summary.add_up(_calls_at(level, captured, dispatcher)),
+                ops=summary.add_up(_calls_at(level, captured, dispatcher, report)),
             )
             for level in levels
         ]
@@ -258,9 +258,9 @@ def _stand_in_maker(
     return lambda tensor: empty_like(tensor, device)
 
 
-def _calls_at(level: Level, captured: Captured, dispatcher: Dispatcher) -> Capture:
+def _calls_at(level: Level, captured: Captured, dispatcher: Dispatcher, report: Report) -> Capture:
     if level is not Level.EXPORTED:
-        return take_apart(captured.called, level, dispatcher)
+        return take_apart(captured.called, level, dispatcher, report)
     calls = {call: Use(forward=use.forward) for call, use in captured.written.items()}
     for call, use in captured.called.items():
         if use.backward:

@@ -14,18 +14,20 @@ from shardscope._torch.decompositions import (
     inductor_table,
     is_composite,
     parts_of,
+    with_defaults,
 )
 from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order
 from shardscope._torch.propagation import implicit_replicas
 from shardscope.record import Level
 from shardscope.shard.capture import NOT_THE_MODELS, Capture, Use
-from shardscope.shard.dispatch import Dispatcher
+from shardscope.shard.dispatch import Dispatcher, describe
 from shardscope.shard.replication import run_somehow
 from shardscope.shard.signature import Signature, freeze_call
 
 __all__ = ["TABLES", "count_parts", "take_apart"]
 
 Table = Mapping[Any, Callable[..., Any]]
+Report = Callable[[str, str], None]
 TABLES: dict[Level, Callable[[], Table]] = {
     Level.CORE_ATEN: core_aten_table,
     Level.INDUCTOR: inductor_table,
@@ -51,7 +53,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         functional = functional_variant(func)
         if functional is None:
             return self._go_on(func, args, kwargs)
-        self._go_on(functional, args, kwargs)
+        self._go_on(functional, with_defaults(func, functional, args), kwargs)
         return args[0]
 
     def _go_on(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,23 +78,26 @@ def _lay_out_whole(call: Signature) -> Signature:
     )
 
 
-def count_parts(call: Signature, table: Table, dispatcher: Dispatcher) -> Counter[Signature]:
+def count_parts(
+    call: Signature, table: Table, dispatcher: Dispatcher, report: Report = lambda *_: None
+) -> Counter[Signature]:
     """What one call is made of; where its decomposition fails, itself."""
     mode = _Parts(table)
     args, kwargs = call.arguments(dispatcher.make)
     try:
         with implicit_replicas(), mode:
             call.op(*args, **kwargs)
-    except Exception:  # noqa: BLE001 - decompositions do not expect DTensors
+    except Exception as error:  # noqa: BLE001 - decompositions do not expect DTensors
+        report(str(call.op), f"it could not be taken apart, and counts as it is: {describe(error)}")
         return Counter({call: 1})
     return mode.parts
 
 
-def take_apart(captured: Capture, level: Level, dispatcher: Dispatcher) -> Capture:
+def take_apart(captured: Capture, level: Level, dispatcher: Dispatcher, report: Report) -> Capture:
     """The same calls at another level, with the places they come from."""
     table = TABLES[level]()
     result: Capture = {}
     for call, use in captured.items():
-        for part, times in count_parts(call, table, dispatcher).items():
+        for part, times in count_parts(call, table, dispatcher, report).items():
             result.setdefault(part, Use()).add(use, times)
     return result
