@@ -61,7 +61,7 @@ class Checker:
             return Numbers(Answer.UNKNOWN, "its placements are of a kind that cannot be set up")
         mesh = self._meshes.find(call)
         if mesh is None:
-            return Numbers(Answer.UNKNOWN, "its tensors lie on several meshes")
+            return Numbers(Answer.UNKNOWN, "its mesh cannot be played in one process")
         layout = tuple(map(_describe, outputs))
         key = (call.pattern(mesh.num_ranks), layout)
         if key not in self._known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
@@ -9,10 +10,10 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from shardscope._torch.dispatch import without_modes
-from shardscope._torch.local_ranks import join_ranks
+from shardscope._torch.local_ranks import all_ranks, join_ranks, split_ranks
 from shardscope._torch.propagation import Place
 from shardscope.shard.pieces import cut_piece
 from shardscope.shard.signature import Signature
@@ -46,42 +47,59 @@ class SmallMesh:
             local, self.mesh, place, run_check=False, shape=whole.shape, stride=whole.stride()
         )
 
+    def adds_up(self) -> bool:
+        """Whether a sum over each axis is one: groups that torch cannot find it leaves out."""
+        device = torch.device(self.mesh.device_type)
+        with without_modes():
+            pieces = {rank: torch.ones(1, device=device) for rank in self.ranks}
+        parts = [Partial()] * self.mesh.ndim
+        with all_ranks(self.ranks):
+            summed = DTensor.from_local(join_ranks(pieces), self.mesh, parts, run_check=False)
+            sums = split_ranks(summed.full_tensor())
+        with without_modes():
+            return all(one.item() == self.num_ranks for one in sums.values())
+
 
 @final
 class SmallMeshes:
     """A small mesh for each shape of mesh that is met, made of ranks of this world."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], SmallMesh] = {}
+        self._groups: list[dist.ProcessGroup] = []
+        self._known: dict[tuple[int, ...], SmallMesh | None] = {}
 
     def find(self, call: Signature) -> SmallMesh | None:
-        """The one to compute `call` on, unless its tensors lie on several."""
+        """The one to compute `call` on, unless its tensors lie on several or none adds up."""
         meshes = {spec.mesh for _, spec in call.tensors() if spec.mesh is not None}
         return self._make(meshes.pop()) if len(meshes) == 1 else None
 
-    def _make(self, mesh: DeviceMesh) -> SmallMesh:
+    def _make(self, mesh: DeviceMesh) -> SmallMesh | None:
         shape = tuple(min(2, size) for size in mesh.shape)
         if shape not in self._known:
             with without_modes():
                 self._known[shape] = self._build(mesh, shape)
         return self._known[shape]
 
-    @staticmethod
-    def _build(mesh: DeviceMesh, shape: tuple[int, ...]) -> SmallMesh:
+    def _build(self, mesh: DeviceMesh, shape: tuple[int, ...]) -> SmallMesh | None:
         if shape == tuple(mesh.shape):
-            return SmallMesh(mesh, mesh.mesh)
-        size = int(torch.tensor(shape).prod())
-        # This process's own rank must be among them, or the groups would not be its own.
-        start = min(dist.get_rank(), dist.get_world_size() - size)
-        ranks = torch.arange(start, start + size).reshape(shape)
-        return SmallMesh(DeviceMesh(mesh.device_type, ranks), ranks)
+            small = SmallMesh(mesh, mesh.mesh)
+        else:
+            size = math.prod(shape)
+            # This process's own rank must be among them, or the groups would not be its own, and
+            # such blocks must fill the world, or torch would not find the groups of the others.
+            start = dist.get_rank() // size * size
+            if dist.get_world_size() % size:
+                return None
+            ranks = torch.arange(start, start + size).reshape(shape)
+            small = SmallMesh(DeviceMesh(mesh.device_type, ranks), ranks)
+            self._groups += small.mesh.get_all_groups()
+        return small if small.adds_up() else None
 
     def close(self, before: set[str]) -> None:
         """End the groups that were made for the meshes."""
-        for small in self._known.values():
-            for group in small.mesh.get_all_groups():
-                if group.group_name not in before:
-                    dist.destroy_process_group(group)
+        for group in self._groups:
+            if group.group_name not in before:
+                dist.destroy_process_group(group)
 
 
 @contextmanager
