@@ -25,7 +25,7 @@ __all__ = ["command"]
 @click.option(
     "--level",
     "levels",
-    type=click.Choice(list(Level)),
+    type=click.Choice([level.value for level in Level]),
     multiple=True,
     help="How far to take ops apart; may be repeated. [default: all levels, the first in full]",
 )
