@@ -14,14 +14,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.propagation import local_part, watch_decisions
 
 __all__ = ["CANARIES", "Canary", "resolve"]
 
@@ -69,6 +71,10 @@ def fsdp1_module(look: Callable[[Any], object]) -> Probe:
             return look(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
 
     return probe
+
+
+def inductor_lowers() -> bool:
+    return import_module("torch._inductor.lowering") is not None
 
 
 def ddp_buckets_are_readable() -> bool:
@@ -124,7 +130,107 @@ def stage_is_told(**shapes: Any) -> bool:
         return bool(stage._user_meta.is_complete_for_forward())
 
 
+def all_ranks_are_played() -> bool:
+    with simulate(mesh={"tp": 2}) as world, LocalTensorMode(frozenset({0, 1})):
+        pieces = {0: torch.ones(2), 1: torch.full((2,), 2.0)}
+        placed = DTensor.from_local(
+            LocalTensor(pieces), world.mesh, [Partial()], run_check=False
+        ).redistribute(placements=[Replicate()])
+        local: Any = placed.to_local()
+        local = local.wait() if hasattr(local, "wait") else local
+        return all(bool((one == 3).all()) for one in local._local_tensors.values())
+
+
+def decisions_are_seen() -> bool:
+    seen: list[Any] = []
+
+    class Watcher:
+        def decided(self, decision: Any) -> None:
+            seen.append(decision)
+
+        def failed(self, op: Any, num_tried: int) -> None:
+            seen.append(op)
+
+        def moved(self) -> None:
+            seen[-1].is_moved = True
+
+    with simulate(mesh={"tp": 2}) as world, watch_decisions(Watcher()):
+        torch.mm(
+            distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
+            distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
+        )
+    return [str(one.op) for one in seen] == ["aten.mm.default"] and bool(
+        seen[0].moves and seen[0].is_moved
+    )
+
+
+def implicit_replication_is_a_switch() -> bool:
+    return DTensor._op_dispatcher._allow_implicit_replication is False
+
+
 CANARIES: dict[str, Canary] = {
+    # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
+    "torch._functorch.aot_autograd.aot_function": Canary(
+        "aot.py", "give the graphs that torch's op coverage gives"
+    ),
+    "torch._inductor.decomposition.select_decomp_table": Canary(
+        "decompositions.py", "take ops apart as Inductor does"
+    ),
+    "._can_decompose": Canary(
+        "decompositions.py",
+        "tell composite ops",
+        lambda: (
+            torch.ops.aten.linear.default._can_decompose()
+            and not torch.ops.aten.mm.default._can_decompose()
+        ),
+    ),
+    "torch._subclasses.fake_tensor.DataDependentOutputException": Canary(
+        "fakes.py and dispatch.py", "know who asks a tensor without data for its value"
+    ),
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": Canary(
+        "fakes.py", "run models that look at values on data"
+    ),
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException": Canary(
+        "fakes.py", "run models that cannot do without data on data"
+    ),
+    "torch._subclasses.fake_tensor.FakeTensor": Canary(
+        "fakes.py, cuda_choices.py and fake_models.py", "tell tensors without data"
+    ),
+    "torch.distributed._local_tensor.LocalTensor": Canary(
+        "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
+    ),
+    "torch.distributed._local_tensor.LocalTensorMode": Canary(
+        "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
+    ),
+    "._local_tensors": Canary(
+        "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
+    ),
+    "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
+        "propagation.py and mixing.py", "see which inputs DTensor moves", decisions_are_seen
+    ),
+    "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": Canary(
+        "propagation.py",
+        "judge ops as loss_parallel() runs them",
+        lambda: isinstance(DTensor._op_dispatcher._custom_op_handlers, dict),
+    ),
+    "._allow_implicit_replication": Canary(
+        "propagation.py",
+        "let constants of decompositions meet DTensors",
+        implicit_replication_is_a_switch,
+    ),
+    "torch.distributed.tensor._collective_utils": Canary(
+        "propagation.py",
+        "keep DTensor from saying what groups of CPUs cannot do",
+        lambda: torch.distributed.tensor._collective_utils.logger,
+    ),
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec": Canary(
+        "propagation.py", "see which inputs DTensor moves", decisions_are_seen
+    ),
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": Canary(
+        "propagation.py",
+        "know what a rank holds",
+        in_mesh(lambda mesh: local_part((4, 6), mesh, (Shard(0), Shard(1))) == (2, 3)),
+    ),
     # autograd.py
     "torch.autograd._get_sequence_nr": Canary(
         "autograd.py", "number the autograd nodes that a module makes in forward"
@@ -211,9 +317,6 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
     "torch.utils._pytree.tree_map": Canary("mixing.py", "give an op replicated tensors instead"),
-    "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
-        "mixing.py", "know whether the user lets plain tensors meet DTensors"
-    ),
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication": Canary(
         "mixing.py",
         "know whether the user lets plain tensors meet DTensors",
@@ -228,14 +331,16 @@ CANARIES: dict[str, Canary] = {
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
-        "ddp.py and fake_models.py", "read DDP's buckets without allocating them"
+        "ddp.py, fake_models.py and fakes.py",
+        "read DDP's buckets without allocating them; try ops without data",
     ),
     "._get_zeros_like_grad_buckets": Canary(
         "ddp.py", "tell which parameters a DDP bucket holds", ddp_buckets_are_readable
     ),
     # dispatch.py
     "torch._guards.detect_fake_mode": Canary(
-        "dispatch.py", "tell ops that are only tried out from ops that are issued"
+        "dispatch.py and fakes.py",
+        "tell ops that are only tried out from ops that are issued, and worlds without data",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Canary(
         "dispatch.py", "list the ops of a module for compat.CommDebugMode"
@@ -288,7 +393,7 @@ CANARIES: dict[str, Canary] = {
         lambda: resolve("torch.distributed.tensor._redistribute.redistribute_local_tensor"),
     ),
     "torch.distributed.tensor._dispatch.OpDispatcher": Canary(
-        "frames.py",
+        "frames.py and propagation.py",
         "name the op for which DTensor moved a tensor unasked",
         lambda: resolve("torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args"),
     ),
@@ -406,7 +511,7 @@ CANARIES: dict[str, Canary] = {
         lambda: "_rank_map" in inspect.signature(DeviceMesh.__init__).parameters,
     ),
     "._buffers": Canary(
-        "fake_models.py, simulated_group.py, modules.py",
+        "fake_models.py, simulated_group.py, modules.py and model_state.py",
         "give simulated models buffers",
         lambda: list(nn.BatchNorm1d(1)._buffers),
     ),
@@ -508,7 +613,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "op_doors.py and simulated_group.py",
+        "op_doors.py, simulated_group.py, dispatch.py and decompositions.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]
@@ -604,7 +709,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._parameters": Canary(
-        "fake_models.py, modules.py and simulated_group.py",
+        "fake_models.py, modules.py, simulated_group.py and model_state.py",
         "list a module's own parameters, tied ones too",
         lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
     ),
@@ -644,15 +749,19 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
     ),
     "torch.distributed.tensor._random": Canary(
-        "simulated_group.py", "put DTensor's random state back after a world"
+        "simulated_group.py and propagation.py", "put DTensor's random state back after a world"
     ),
     "torch.distributed.tensor._random._rng_tracker": Canary(
-        "simulated_group.py",
+        "simulated_group.py and propagation.py",
         "put DTensor's random state back after a world",
         lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
     ),
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": Canary(
-        "simulated_group.py", "let worlds of other ranks follow one another"
+        "simulated_group.py and propagation.py",
+        "let worlds of other ranks follow one another, and DTensor decide anew",
+    ),
+    "torch.distributed.tensor.debug._clear_fast_path_sharding_prop_cache": Canary(
+        "propagation.py", "let DTensor decide anew"
     ),
     "._gen_transform_infos": Canary(
         "simulated_group.py",
@@ -705,11 +814,18 @@ CANARIES: dict[str, Canary] = {
         "count what CUDA's attention allocates",
         lambda: torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
     ),
-    "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "cuda_choices.py and fake_models.py", "tell tensors that have no data"
+    "._scaled_dot_product_flash_attention_for_cpu": Canary(
+        "twin_kernels.py",
+        "count the FLOPs of attention on the CPU",
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     ),
-    "torch._subclasses.fake_tensor.DataDependentOutputException": Canary(
-        "dispatch.py", "answer who asks a tensor without data for its value"
+    "._scaled_dot_product_flash_attention_for_cpu_backward": Canary(
+        "twin_kernels.py",
+        "count the FLOPs of attention's backward on the CPU",
+        lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    ),
+    "torch._inductor.lowering": Canary(
+        "decompositions.py", "have all of Inductor's decompositions", inductor_lowers
     ),
     "torch.ops.aten._local_scalar_dense": Canary(
         "dispatch.py", "answer who asks a tensor without data for its value"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardscope.record import save as save
     from shardscope.report.show import show as show
     from shardscope.shard.audit import audit as audit
+    from shardscope.shard.coverage import coverage as coverage
     from shardscope.shard.memory import Memory as Memory
     from shardscope.shard.memory import memory as memory
     from shardscope.shard.phases import phases as phases
@@ -34,6 +35,7 @@ _HOMES = {
     "World": "shardscope.world",
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit",
+    "coverage": "shardscope.shard.coverage",
     "load": "shardscope.record",
     "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
@@ -53,6 +55,7 @@ __all__ = [
     "World",
     "__version__",
     "audit",
+    "coverage",
     "load",
     "memory",
     "merge",

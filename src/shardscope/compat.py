@@ -8,9 +8,16 @@ from shardscope.comm.debug.mode import CommDebugMode
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
 from shardscope.shard.groups import names_by_group
+from shardscope.shard.op_summary import get_inductor_decomp_graphs, print_op_coverage_summary
 from shardscope.shard.simple_profiler import SimpleProfiler
 
-__all__ = ["CommDebugMode", "SimpleProfiler", "get_sharded_module_tree_with_module_name_to_fqns"]
+__all__ = [
+    "CommDebugMode",
+    "SimpleProfiler",
+    "get_inductor_decomp_graphs",
+    "get_sharded_module_tree_with_module_name_to_fqns",
+    "print_op_coverage_summary",
+]
 
 
 def get_sharded_module_tree_with_module_name_to_fqns(

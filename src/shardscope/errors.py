@@ -5,6 +5,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── MergeError                  recordings that do not belong together
 ├── WorldError                  a world that cannot be made, entered or left
 │   └── CollectiveError         a collective that a real process group would refuse
+├── CoverageError               a model whose ops cannot be found or judged
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
 ├── PhaseError                  a phase that cannot be timed
@@ -20,6 +21,7 @@ from __future__ import annotations
 __all__ = [
     "AuditError",
     "CollectiveError",
+    "CoverageError",
     "MemoryProfileError",
     "MergeError",
     "OutputError",
@@ -52,6 +54,10 @@ class WorldError(ShardscopeError):
 
 class CollectiveError(WorldError):
     """A collective that a real process group would refuse."""
+
+
+class CoverageError(ShardscopeError):
+    """A model whose ops cannot be found or judged."""
 
 
 class TraceError(ShardscopeError):

@@ -16,8 +16,10 @@ __all__ = [
     "has_fakes",
     "has_modes",
     "is_higher_order",
+    "is_overload",
     "is_up_to_a_mode",
     "op_packet",
+    "op_schema",
     "without_modes",
 ]
 
@@ -53,9 +55,19 @@ def is_higher_order(op: Any) -> bool:
     return isinstance(op, torch._ops.HigherOrderOperator)
 
 
+def is_overload(op: Any) -> bool:
+    """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
+    return isinstance(op, torch._ops.OpOverload)
+
+
 def op_packet(op: Any) -> Any:
     """The packet that `op` is an overload of: `aten.add` of `aten.add.Tensor`."""
     return op._overloadpacket
+
+
+def op_schema(op: Any) -> Any:
+    """The schema of `op`: its arguments with their names and types, and what it returns."""
+    return op._schema
 
 
 def has_fakes(args: Any) -> bool:

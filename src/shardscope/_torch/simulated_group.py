@@ -34,6 +34,7 @@ __all__ = [
     "empty_fakes",
     "explained_lack_of_data",
     "fake_tensors",
+    "forget_placements",
     "meshes_with_data",
     "simulated_group",
     "uncopied_mismatches",
@@ -48,7 +49,7 @@ def simulated_group(rank: int, size: int) -> Iterator[None]:
     """Make this process `rank` of a fake default group of `size`; leave nothing behind."""
     tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     level = dist.get_debug_level()
-    _forget_placements()
+    forget_placements()
     # In detail, torch checks each collective with the other ranks first, and there are none.
     dist.set_debug_level(min(level, dist.DebugLevel.INFO, key=lambda one: one.value))
     try:
@@ -60,7 +61,7 @@ def simulated_group(rank: int, size: int) -> Iterator[None]:
         if dist.is_initialized():  # many programs close it themselves
             dist.destroy_process_group()
         dtensor_random._rng_tracker, sys.excepthook = tracker, excepthook
-        _forget_placements()
+        forget_placements()
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def _only_fake_groups() -> Iterator[None]:
         distributed_c10d._new_process_group_helper = make_group
 
 
-def _forget_placements() -> None:
+def forget_placements() -> None:
     """DTensor caches plans by mesh but not by rank, and ranks of an uneven shard differ."""
     _clear_sharding_prop_cache()
     for name in ("_gen_transform_infos", "get_redistribute_planner"):

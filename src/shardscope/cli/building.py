@@ -20,7 +20,7 @@ from shardscope.cli.launch import is_launched, num_launched
 from shardscope.cli.target import Program
 from shardscope.errors import ShardscopeError, TargetError
 from shardscope.report.layout import plural
-from shardscope.world import simulate
+from shardscope.world import World, simulate
 
 __all__ = ["Built", "Report", "build_model", "explain_failure", "theirs"]
 
@@ -53,49 +53,48 @@ def build_model(
     rank: int,
     is_real: bool | None = None,
     has_data: bool = False,
+    is_materialized: bool = True,
     report: Report = lambda _: None,
     inspect: Inspect = lambda _: None,
 ) -> Iterator[Built]:
     """The program's model, sharded, until the context ends.
 
     As the rank that a launcher started this process as, or, if none did or `is_real` is False,
-    as `rank` of a simulated world, on tensors without data unless told. `inspect` is shown the
-    model before it is sharded.
+    as `rank` of a simulated world, on tensors without data (or, not materialized, on meta) unless
+    told. `inspect` is shown the model before it is sharded.
     """
     if is_launched() if is_real is None else is_real:
         with _real_model(program, axes, report, inspect) as built:
             yield built
     else:
         assert axes is not None
-        with _simulated_model(program, axes, rank, has_data, report, inspect) as built:
+        with simulate(axes, rank=rank) as world:
+            built = _build_simulated(program, world, report, inspect, has_data=has_data)
+            if is_materialized and not has_data:
+                _materialize(built, world)
             yield built
 
 
-@contextmanager
-def _simulated_model(
-    program: Program,
-    axes: Mapping[str, int],
-    rank: int,
-    has_data: bool,
-    report: Report,
-    inspect: Inspect,
-) -> Iterator[Built]:
-    with simulate(axes, rank=rank) as world:
-        report("building the model")
-        with (
-            theirs(program, "model()", has_data=has_data),
-            torch.device("cpu" if has_data else "meta"),
-        ):
-            model = program.model()
-        model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)
-        if not has_data:
-            if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-                raise TargetError(
-                    f"{program.name} wraps its model in DistributedDataParallel, which needs "
-                    "tensors with data. Run again with --data."
-                )
-            world.materialize(model)
-        yield Built(program=program, model=model, mesh=world.mesh, has_data=has_data)
+def _build_simulated(
+    program: Program, world: World, report: Report, inspect: Inspect, *, has_data: bool
+) -> Built:
+    report("building the model")
+    with (
+        theirs(program, "model()", has_data=has_data),
+        torch.device("cpu" if has_data else "meta"),
+    ):
+        model = program.model()
+    model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)
+    return Built(program=program, model=model, mesh=world.mesh, has_data=has_data)
+
+
+def _materialize(built: Built, world: World) -> None:
+    if any(isinstance(module, DistributedDataParallel) for module in built.model.modules()):
+        raise TargetError(
+            f"{built.program.name} wraps its model in DistributedDataParallel, which needs "
+            "tensors with data. Run again with --data."
+        )
+    world.materialize(built.model)
 
 
 @contextmanager

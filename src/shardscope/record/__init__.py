@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardscope.record.codec import encode, encode_pieces, load, save
-from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Verdict
+from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
 from shardscope.record.encoding import replace_surrogates
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
@@ -77,6 +77,7 @@ __all__ = [
     "Redistribute",
     "RunInfo",
     "Severity",
+    "Sharding",
     "Slice",
     "Source",
     "Span",

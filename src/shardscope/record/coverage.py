@@ -9,11 +9,14 @@ from msgspec import Struct
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Axis, Source
 
-__all__ = ["Coverage", "Level", "Move", "OpCoverage", "Verdict"]
+__all__ = ["Coverage", "Level", "Move", "OpCoverage", "Sharding", "Verdict"]
 
 
 class Level(StrEnum):
-    """How far an op has been taken apart."""
+    """How far ops have been taken apart: as torch.export writes them down, or further.
+
+    Of backward, which it does not write down, `exported` has the ops that autograd calls.
+    """
 
     EXPORTED = "exported"
     CORE_ATEN = "core_aten"
@@ -40,6 +43,20 @@ class Move(Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: Natural  # that this rank sends
 
 
+class Sharding(Struct, frozen=True, kw_only=True, gc=False):
+    """One way to lay out an op's inputs, and what came of it.
+
+    `inputs` are those that lie somewhere, as `mat2: Shard(0)`; without a plan those that are not
+    whole. `outputs` say the same of the results, an empty text for a plain one.
+    """
+
+    inputs: tuple[str, ...]
+    verdict: Verdict
+    outputs: tuple[str, ...] = ()
+    num_bytes: Natural = 0  # that this rank sends, at the most
+    detail: str = ""
+
+
 class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
     """One op of a model, with the worst that happens to any of its calls."""
 
@@ -52,6 +69,7 @@ class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
     remedy: str = ""
     moves: tuple[Move, ...] = ()
+    shardings: tuple[Sharding, ...] = ()
     modules: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
 
@@ -68,4 +86,3 @@ class Coverage(Struct, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...]
     has_plan: bool
     ops: tuple[OpCoverage, ...] = ()
-    num_graphs: Natural = 1

@@ -18,7 +18,7 @@ from shardscope.record import (
 )
 from shardscope.report.names import make_inert
 
-__all__ = ["render_csv", "render_csv_pieces"]
+__all__ = ["disarm", "render_csv", "render_csv_pieces", "write_rows"]
 
 Cell = str | int | None
 
@@ -36,15 +36,16 @@ def render_csv(recording: Recording) -> str:
 
 def render_csv_pieces(recording: Recording) -> Iterator[bytes]:
     """The same as UTF-8, some thousand rows at a time."""
-    yield _write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS]])
-    disarm = lru_cache(_CACHE_SIZE)(_disarm)  # most cells repeat, many of them thousands of times
+    yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS]])
+    cached = lru_cache(_CACHE_SIZE)(disarm)  # most cells repeat, many of them thousands of times
     calls = recording.collectives
     for start in range(0, len(calls), _PIECE_SIZE):
         batch = calls[start : start + _PIECE_SIZE]
-        yield _write_rows([disarm(cell) for cell in _make_row(call)] for call in batch)
+        yield write_rows([cached(cell) for cell in _make_row(call)] for call in batch)
 
 
-def _write_rows(rows: Iterable[list[Cell]]) -> bytes:
+def write_rows(rows: Iterable[list[Cell]]) -> bytes:
+    """Rows as UTF-8."""
     output = StringIO()
     csv.writer(output, lineterminator="\n").writerows(rows)
     return output.getvalue().encode("utf-8", "backslashreplace")
@@ -56,7 +57,7 @@ def _make_row(call: Collective) -> list[Cell]:
     return [*plain, *causes, *(read(call) for read in _SOURCE_COLUMNS.values())]
 
 
-def _disarm(cell: Cell) -> Cell:
+def disarm(cell: Cell) -> Cell:
     """Text on one line that is no formula; the JSON has it as it was."""
     if not isinstance(cell, str):
         return cell

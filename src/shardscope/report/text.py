@@ -13,6 +13,7 @@ from shardscope.record import Recording
 from shardscope.report.audit import is_audited, render_audit
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
+from shardscope.report.coverage import render_coverage
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
@@ -90,6 +91,7 @@ def _render_collectives(
 def _render_others(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """What instruments other than a trace of collectives found."""
     yield from render_phases(recording)
+    yield from render_coverage(recording)
     if is_audited(recording):
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:

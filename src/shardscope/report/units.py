@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-__all__ = ["Spread", "format_bytes", "format_count", "format_duration", "format_spread", "spread"]
+__all__ = [
+    "Spread",
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_flops",
+    "format_spread",
+    "spread",
+]
 
 _TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -33,6 +42,16 @@ def _format_time(value: float, unit: str) -> str:
     if unit == "ns" or value >= 99.95:
         return f"{value:,.0f} {unit}"
     return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+
+
+def format_flops(flops: int) -> str:
+    """`0 FLOP`, `512 FLOP`, `1.50 GFLOP`, `240 TFLOP`: thousands, as people count them."""
+    value = float(flops)
+    for unit in _FLOP_UNITS[:-1]:
+        if value < 999.5:
+            return f"{value:.0f} FLOP" if not unit else _format_digits(value, f"{unit}FLOP")
+        value /= 1000
+    return _format_digits(value, f"{_FLOP_UNITS[-1]}FLOP")
 
 
 def _format_digits(value: float, unit: str) -> str:

@@ -1,0 +1,179 @@
+"""Which ops shard: for people, with what blocks sharding first, and for spreadsheets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from shardscope.record import Coverage, OpCoverage, Recording, Verdict
+from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
+from shardscope.report.layout import format_share, make_text, make_title, plural
+from shardscope.report.lines import format_source
+from shardscope.report.table import disarm, write_rows
+from shardscope.report.units import format_bytes, format_count, format_flops
+
+__all__ = ["render_coverage", "render_coverage_csv"]
+
+_MAX_BLOCKERS = 5
+_COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
+_STYLES = {
+    Verdict.SHARDED: "green",
+    Verdict.DECOMPOSED: "green",
+    Verdict.REDISTRIBUTED: "yellow",
+    Verdict.REPLICATED: "yellow",
+    Verdict.MISSING: "bold red",
+    Verdict.WRONG: "bold red",
+}
+_COLUMNS = {
+    "op": Column("op", Look.NAME, 28),
+    "verdict": Column("verdict", Look.NAME, 13),
+    "forward": Column("forward"),
+    "backward": Column("backward"),
+    "flops": Column("FLOPs"),
+    "sends": Column("sends"),
+    "where": Column("first of its modules", Look.NAME, 12),
+}
+_CSV_COLUMNS = [
+    "level",
+    "mesh",
+    "op",
+    "verdict",
+    "is_covered",
+    "num_forward",
+    "num_backward",
+    "flops",
+    "moved_bytes",
+    "detail",
+    "remedy",
+    "modules",
+    "sources",
+    "schema",
+]
+
+
+def render_coverage(recording: Recording) -> Iterator[RenderableType]:
+    """Every level in a line, the first with all its ops; nothing if there is no coverage."""
+    for index, coverage in enumerate(recording.coverage):
+        if index == 0 or coverage.rank != recording.coverage[index - 1].rank:
+            yield make_title(_title(coverage, recording), _note(coverage))
+            yield _render_ops(coverage)
+            yield from _render_blockers(coverage)
+            yield make_title("Levels", "op calls and FLOPs that shard")
+        yield _summarize(coverage)
+
+
+def _title(coverage: Coverage, recording: Recording) -> str:
+    has_many = len({one.rank for one in recording.coverage}) > 1
+    rank = f", rank {coverage.rank}" if has_many else ""
+    return f"Op coverage ({coverage.level}{rank})"
+
+
+def _note(coverage: Coverage) -> str:
+    mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in coverage.axes)
+    how = "at the model's placements" if coverage.has_plan else "each dim of each input in turn"
+    return f"on {mesh}, {how}"
+
+
+def _summarize(coverage: Coverage) -> Text:
+    covered = [one for one in coverage.ops if one.verdict in _COVERED]
+    calls, all_calls = _count(covered), _count(coverage.ops)
+    flops, all_flops = _add_flops(covered), _add_flops(coverage.ops)
+    line = make_text(f"{coverage.level:<10}").append(format_share(calls, all_calls), "bold")
+    line.append(f" of {plural(all_calls, 'call')}, ")
+    line.append(format_share(flops, all_flops), "bold")
+    line.append(
+        f" of {format_flops(all_flops)}; {len(covered)} of {plural(len(coverage.ops), 'op')}"
+    )
+    return line
+
+
+def _count(ops: Sequence[OpCoverage]) -> int:
+    return sum(one.num_forward + one.num_backward for one in ops)
+
+
+def _add_flops(ops: Sequence[OpCoverage]) -> int:
+    return sum(one.flops for one in ops)
+
+
+def _render_ops(coverage: Coverage) -> RenderableType:
+    if not coverage.ops:
+        return Text("The model called no ops.")
+    layouts = leave_out(list(_COLUMNS), "where", "sends", "backward")
+    return Grid(_COLUMNS, [_make_row(one) for one in coverage.ops], layouts)
+
+
+def _make_row(one: OpCoverage) -> Row:
+    moved = max((move.num_bytes for move in one.moves), default=0)
+    row: dict[str, Cell] = {
+        "op": make_text(one.op),
+        "verdict": make_text(one.verdict, _STYLES[one.verdict]),
+        "forward": format_count(one.num_forward),
+        "backward": format_count(one.num_backward),
+        "flops": format_flops(one.flops) if one.flops else "·",
+        "sends": format_bytes(moved) if moved else "",
+        "where": make_text(_name_modules(one)),
+    }
+    return row
+
+
+def _name_modules(one: OpCoverage) -> str:
+    if not one.modules:
+        return ""
+    first = one.modules[0] or "the root"
+    return first if len(one.modules) == 1 else f"{first} + {len(one.modules) - 1:,}"
+
+
+def _render_blockers(coverage: Coverage) -> Iterator[RenderableType]:
+    """Ops that do not shard, those that compute most first."""
+    blockers = [one for one in coverage.ops if one.verdict not in _COVERED]
+    if not blockers:
+        return
+    blockers.sort(key=lambda one: (-one.flops, -one.num_forward - one.num_backward, one.op))
+    yield make_title("What blocks sharding first", "by FLOPs, then by calls")
+    yield from (_render_blocker(one) for one in blockers[:_MAX_BLOCKERS])
+    if len(blockers) > _MAX_BLOCKERS:
+        yield Text(f"… and {len(blockers) - _MAX_BLOCKERS:,} more, in the table above", "dim")
+
+
+def _render_blocker(one: OpCoverage) -> RenderableType:
+    head = make_text(one.verdict, _STYLES[one.verdict]).append(" ")
+    head.append_text(make_text(one.op, "bold", width=80)).append("  ")
+    head.append_text(make_text(_name_modules(one), width=80))
+    body: list[RenderableType] = []
+    if one.detail:
+        body.append(make_text(one.detail, width=300))
+    if one.sources:
+        body.append(format_source(one.sources[0], width=76))
+    if one.remedy:
+        body += [make_text(line, "green", width=200) for line in f"→ {one.remedy}".splitlines()]
+    return Group(head, Padding(Group(*body), (0, 0, 0, 2)))
+
+
+def render_coverage_csv(recording: Recording) -> bytes:
+    """A row for each op of each level, as UTF-8."""
+    rows = [
+        [disarm(cell) for cell in _csv_row(c, one)] for c in recording.coverage for one in c.ops
+    ]
+    return write_rows([list(_CSV_COLUMNS), *rows])
+
+
+def _csv_row(coverage: Coverage, one: OpCoverage) -> list[str | int | None]:
+    return [
+        str(coverage.level),
+        ",".join(f"{axis.name}={axis.size}" for axis in coverage.axes),
+        one.op,
+        str(one.verdict),
+        str(one.verdict in _COVERED).lower(),
+        one.num_forward,
+        one.num_backward,
+        one.flops,
+        sum(move.num_bytes for move in one.moves),
+        one.detail,
+        one.remedy,
+        " ".join(one.modules),
+        " ".join(f"{source.file}:{source.line}" for source in one.sources),
+        one.schema,
+    ]

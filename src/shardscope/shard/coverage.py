@@ -1,0 +1,284 @@
+"""`coverage(model, …)`: which of a model's ops shard, what each costs, what blocks sharding first.
+
+Ops are captured eagerly, each distinct call is taken apart, dispatched on DTensors and computed
+once; see docs/decisions/0005.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.meshes import axis_names, meshes_of
+from shardscope._torch.modules import unwrap
+from shardscope._torch.propagation import kept_propagator
+from shardscope.comm.names import ModuleNames
+from shardscope.errors import CoverageError
+from shardscope.record import (
+    Axis,
+    Coverage,
+    Gap,
+    Level,
+    OpCoverage,
+    RankSpan,
+    Recording,
+    RunInfo,
+)
+from shardscope.shard.capture import Capture, Use
+from shardscope.shard.dispatch import Dispatcher
+from shardscope.shard.flops import FlopCounter
+from shardscope.shard.layout import Plan, parallelize_copy, read_layout
+from shardscope.shard.levels import take_apart
+from shardscope.shard.numbers import Checker
+from shardscope.shard.running import Captured, Program, Report, run_model
+from shardscope.shard.small_mesh import small_meshes
+from shardscope.shard.stand_ins import empty_like
+from shardscope.shard.summary import Summary
+from shardscope.shard.trials import Tryer
+from shardscope.shard.verdicts import Judge
+from shardscope.version import __version__
+from shardscope.world import current_world, simulate
+
+__all__ = ["cover_calls", "cover_step", "coverage"]
+
+_DEFAULT_MESH = {"tp": 2}
+_LEVELS = tuple(Level)
+# DTensor's caches, the process group and nn.Module's call are one for all threads.
+_lock = threading.RLock()
+
+
+def coverage(
+    model: nn.Module,
+    *args: Any,
+    mesh: Mapping[str, int] | DeviceMesh | None = None,
+    plan: Plan | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    levels: Sequence[Level | str] = _LEVELS,
+    **kwargs: Any,
+) -> Recording:
+    """Find what happens to each op of `model(*args, **kwargs)` and of its backward when sharded.
+
+    >>> save(coverage(model, tokens), "coverage.json.gz")
+
+    Verdicts are what DTensor does on `mesh`, a simulated one such as `{"tp": 2}`: at the
+    placements of a model that is sharded already, or that `plan` says (placements by patterns of
+    parameter names, or a function of model and mesh), or else with each dim of each input sharded
+    in turn. Backward begins at every output that has a gradient, or at what `loss` makes of the
+    output. Nothing is computed but small samples, and the model is left as it was.
+    """
+    if not isinstance(model, nn.Module):
+        raise CoverageError(
+            f"coverage() got {type(model).__name__} where it wants a module. Give it a model, then "
+            "what to call it with: coverage(model, tokens)."
+        )
+
+    def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = model(*args, **kwargs)
+        return output if loss is None else loss(output)
+
+    task = _Task(unwrap(model), args, kwargs, forward, plan=plan)
+    return _cover(task, mesh, _read_levels(levels))
+
+
+def cover_step(
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Any],
+    batch: Any,
+    *,
+    mesh: DeviceMesh,
+    levels: Sequence[Level | str] = _LEVELS,
+) -> Recording:
+    """The same for a step that calls the model and its backward itself."""
+    task = _Task(model, (batch,), {}, step, has_backward=False)
+    return _cover(task, mesh, _read_levels(levels))
+
+
+def cover_calls(calls: Sequence[Capture]) -> tuple[OpCoverage, ...]:
+    """The same for calls that are known already, with no plan, on the mesh of this world if any."""
+    together: Capture = {}
+    for captured in calls:
+        for call, use in captured.items():
+            together.setdefault(call, Use()).add(use)
+    with _lock, kept_propagator(), _world(nn.Module(), None) as mesh:
+        dispatcher = Dispatcher(device=torch.device(mesh.device_type), is_implicit=False)
+        with _judging(mesh, dispatcher, ModuleNames(None), lambda *_: None) as summary:
+            return summary.add_up(together)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What to run: `run(model, *args, **kwargs)`, and how to lay the model out."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[..., Any]
+    plan: Plan | None = None
+    has_backward: bool = True
+
+
+def _read_levels(levels: Sequence[Level | str]) -> list[Level]:
+    names = [levels] if isinstance(levels, str) else levels
+    try:
+        return [level for level in Level if level in {Level(name) for name in names}]
+    except ValueError:
+        raise CoverageError(
+            f"coverage() got levels={levels!r:.80}. The levels are {', '.join(Level)}."
+        ) from None
+
+
+@contextmanager
+def _world(model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None) -> Iterator[DeviceMesh]:
+    """The mesh to judge on, in a world of its own unless there is one."""
+    if isinstance(mesh, DeviceMesh):
+        yield mesh
+    elif dist.is_initialized():
+        yield _mesh_of_world(model, mesh)
+    else:
+        axes = _DEFAULT_MESH if mesh is None else mesh
+        with simulate(axes, device=_device_type(model)) as world:
+            yield world.mesh
+
+
+def _device_type(model: nn.Module) -> str:
+    """Where the model is; kernels differ by device."""
+    types = {tensor.device.type for tensor in model.parameters()} - {"meta", "cpu"}
+    return types.pop() if len(types) == 1 else "cpu"
+
+
+def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
+    if dist.get_backend() != "fake":
+        raise CoverageError(
+            f"coverage() was called in a process group of {dist.get_world_size()} real ranks "
+            f"({dist.get_backend()}). Call it in one process by itself, or within simulate()."
+        )
+    world = current_world()
+    found = next(meshes_of(model), None) or (None if world is None else world.mesh)
+    if found is None:
+        raise CoverageError(
+            "coverage() was called in a fake process group, and the model lies on no mesh. Give "
+            "it one: coverage(model, …, mesh=init_device_mesh(…))."
+        )
+    if mesh is not None and world is not None and dict(mesh) != world.axes:
+        raise CoverageError(
+            f"coverage() got mesh={dict(mesh)!r} within a world whose mesh is {world.axes!r}. "
+            "Leave it out there."
+        )
+    return found
+
+
+def _cover(
+    task: _Task, mesh: Mapping[str, int] | DeviceMesh | None, levels: list[Level]
+) -> Recording:
+    with _lock, ExitStack() as stack:
+        stack.enter_context(kept_propagator())
+        own_mesh = stack.enter_context(_world(task.model, mesh))
+        gaps: dict[tuple[str, str], None] = {}
+        covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
+        rank = dist.get_rank()
+        return Recording(
+            run=_describe_run(own_mesh),
+            coverage=tuple(covered),
+            gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
+        )
+
+
+def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -> list[Coverage]:
+    device = torch.device(mesh.device_type)
+    plan, model = task.plan, task.model
+    if plan is not None and not isinstance(plan, Mapping):
+        model = parallelize_copy(model, plan, mesh)
+    has_plan = plan is not None or any(isinstance(one, DTensor) for one in model.parameters())
+    dispatcher = Dispatcher(device=device, is_implicit=isinstance(plan, Mapping))
+    program = Program(
+        model,
+        task.args,
+        task.kwargs,
+        partial(task.run, model),
+        _stand_in_maker(model, plan, mesh, device),
+        has_backward=task.has_backward,
+    )
+    with dispatcher.implicit():
+        captured = run_model(program, report)
+    judging = _judging(
+        mesh,
+        dispatcher,
+        captured.names,
+        report,
+        has_plan=has_plan,
+        handlers=captured.handlers,
+    )
+    with judging as summary:
+        return [
+            Coverage(
+                rank=dist.get_rank(),
+                level=level,
+                axes=_axes(mesh),
+                has_plan=has_plan,
+                ops=summary.add_up(_calls_at(level, captured, dispatcher, report)),
+            )
+            for level in levels
+        ]
+
+
+@contextmanager
+def _judging(
+    mesh: DeviceMesh,
+    dispatcher: Dispatcher,
+    names: ModuleNames,
+    report: Report,
+    *,
+    has_plan: bool = False,
+    handlers: Mapping[Any, Any] = MappingProxyType({}),
+) -> Iterator[Summary]:
+    """Ready to dispatch and compute calls, and to add up what comes of it."""
+    device = torch.device(mesh.device_type)
+    with small_meshes(mesh) as meshes, dispatcher.watching(handlers):
+        judge = Judge(Tryer(dispatcher, Checker(meshes, device=device)), mesh, has_plan=has_plan)
+        yield Summary(names, judge, FlopCounter(dispatcher), report)
+
+
+def _stand_in_maker(
+    model: nn.Module, plan: Plan | None, mesh: DeviceMesh, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    if isinstance(plan, Mapping):
+        layout = read_layout(model, plan, mesh)
+        return lambda tensor: layout.lay_out(tensor, device)
+    return lambda tensor: empty_like(tensor, device)
+
+
+def _calls_at(level: Level, captured: Captured, dispatcher: Dispatcher, report: Report) -> Capture:
+    if level is not Level.EXPORTED:
+        return take_apart(captured.called, level, dispatcher, report)
+    calls = {call: Use(forward=use.forward) for call, use in captured.written.items()}
+    for call, use in captured.called.items():
+        if use.backward:
+            calls.setdefault(call, Use()).add(Use(backward=use.backward))
+    return calls
+
+
+def _axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
+    names = axis_names(mesh)
+    return tuple(Axis(name=name, size=size) for name, size in zip(names, mesh.shape, strict=True))
+
+
+def _describe_run(mesh: DeviceMesh) -> RunInfo:
+    return RunInfo(
+        torch_version=str(torch.__version__),
+        shardscope_version=__version__,
+        world_size=dist.get_world_size(),
+        ranks=(RankSpan(dist.get_rank()),),
+        axes=_axes(mesh),
+        is_simulated=True,
+    )

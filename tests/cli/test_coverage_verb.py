@@ -1,0 +1,125 @@
+"""`shardscope coverage` as a user would type it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cli.small_target import write
+from shardscope.cli import main
+from shardscope.record import Verdict, load
+
+PLAIN = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(16, 32, bias=False), nn.ReLU())
+
+def batch(model):
+    return torch.randn(4, 16)
+"""
+SHARDED = (
+    PLAIN
+    + """
+def parallelize(model, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    return parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
+"""
+)
+STEP = """
+def step(model, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.nn.functional.mse_loss(model(batch), torch.zeros(4, 32)).backward()
+    optimizer.step()
+"""
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["coverage", *args])
+
+
+def test_a_table_is_printed_and_the_recording_and_the_csv_are_written(here: Path) -> None:
+    result = run(write(here, PLAIN), "-o", "out.json.gz", "--csv", "ops.csv")
+    assert result.exit_code == 0, result.output
+    assert "Op coverage (exported)" in result.output
+    assert "inductor" in result.output
+    recording = load(here / "out.json.gz")
+    assert [one.level for one in recording.coverage] == ["exported", "core_aten", "inductor"]
+    rows = list(csv.DictReader((here / "ops.csv").read_text().splitlines()))
+    assert len(rows) == sum(len(one.ops) for one in recording.coverage)
+    shown = CliRunner().invoke(main, ["show", "out.json.gz"])
+    assert "Op coverage (exported)" in shown.output
+
+
+def test_one_level_is_enough_and_nothing_is_written_unasked(here: Path) -> None:
+    result = run(write(here, PLAIN), "--level", "core_aten", "--mesh", "dp=2,tp=2")
+    assert result.exit_code == 0, result.output
+    assert "Op coverage (core_aten)  on dp=2 × tp=2" in result.output
+    assert "exported " not in result.output
+    assert [one.name for one in here.iterdir() if one.suffix != ".py"] in ([], ["__pycache__"])
+
+
+def test_a_target_that_shards_is_judged_at_its_placements(here: Path) -> None:
+    result = run(write(here, SHARDED), "-o", "out.json", "--level", "exported")
+    assert result.exit_code == 0, result.output
+    assert "at the model's placements" in result.output
+    (level,) = load(here / "out.json").coverage
+    (linear,) = [one for one in level.ops if one.op == "aten.linear.default"]
+    assert [one.inputs for one in linear.shardings] == [("weight: Shard(0)",)]
+    assert linear.modules == ("0",)
+
+
+def test_a_step_of_the_targets_own_is_covered_without_its_optimizer(here: Path) -> None:
+    result = run(write(here, PLAIN + STEP), "-o", "out.json", "--level", "exported")
+    assert result.exit_code == 0, result.output
+    recording = load(here / "out.json")
+    names = {one.op: one for one in recording.coverage[0].ops}
+    assert recording.gaps == ()
+    assert names["aten.mse_loss.default"].num_forward == 1
+    assert names["aten.mse_loss_backward.default"].num_backward == 1
+    assert not any("foreach" in name or "add_" in name for name in names)
+
+
+def test_a_model_that_looks_at_values_wants_data(here: Path) -> None:
+    text = PLAIN.replace("nn.ReLU()", "Picky()") + (
+        "class Picky(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x.relu() if x.sum().item() > -1e9 else x\n"
+    )
+    refused = run(write(here, text), "--level", "exported")
+    assert refused.exit_code == 2
+    assert "looks at values" in refused.output
+    assert "Traceback" not in refused.output
+    assert run("train.py", "--level", "exported", "--data").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("nowhere.py",), "does not exist"),
+        (("train.py", "--mesh", "tp"), "is not understood"),
+        (("train.py", "-o", "nowhere/out.json"), "there is no folder"),
+        (("train.py", "--level", "fx"), "Invalid value for '--level'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    here: Path, args: tuple[str, ...], sentence: str
+) -> None:
+    write(here, PLAIN)
+    result = run(*args)
+    assert result.exit_code == 2
+    assert sentence in result.output
+
+
+def test_verdicts_do_not_decide_the_exit_code(here: Path) -> None:
+    text = PLAIN.replace("nn.ReLU()", "Scan()") + (
+        "class Scan(nn.Module):\n    def forward(self, x):\n        return x.cumsum(-1)\n"
+    )
+    result = run(write(here, text), "-o", "out.json", "--level", "exported")
+    assert result.exit_code == 0
+    verdicts = {one.op: one.verdict for one in load(here / "out.json").coverage[0].ops}
+    assert verdicts["aten.cumsum.default"] is Verdict.WRONG

@@ -1,0 +1,317 @@
+"""What coverage() finds of any model: its ops at three levels, and where they come from."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
+
+from coverage_models import MODELS, Gpt2, MixtureOfExperts
+from shardscope import Recording, coverage, load, save
+from shardscope.errors import CoverageError
+from shardscope.record import Level, OpCoverage, Verdict
+from shardscope.shard.dispatch import Dispatcher
+from shardscope.shard.graphs import inductor_graphs
+from shardscope.shard.levels import take_apart
+from shardscope.shard.running import Program, run_model
+from shardscope.shard.stand_ins import empty_like
+from small_models import MLP, alone_on_gloo, batch
+
+
+def ops(recording: Recording, level: str = "exported") -> dict[str, OpCoverage]:
+    """The ops of a level by name, without `aten.`"""
+    (found,) = [one for one in recording.coverage if one.level == level]
+    return {one.op.removeprefix("aten."): one for one in found.ops}
+
+
+def cover(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, OpCoverage]:
+    """The ops of the exported level."""
+    return ops(coverage(model, *args, levels=["exported"], **kwargs))
+
+
+def capture(model: nn.Module, *args: Any, level: str = "exported") -> Counter[str]:
+    """How often each op is called, at the exported level forwards alone; nothing is judged."""
+    device = torch.device("cpu")
+    program = Program(model, args, {}, model, lambda tensor: empty_like(tensor, device))
+    found = run_model(program, lambda *gap: pytest.fail(str(gap)))
+    calls = found.written
+    if level != "exported":
+        dispatcher = Dispatcher(device=device, is_implicit=False)
+        with dispatcher.watching():
+            calls = take_apart(
+                found.called, Level(level), dispatcher, lambda *gap: pytest.fail(str(gap))
+            )
+    counts: Counter[str] = Counter()
+    for call, use in calls.items():
+        counts[str(call.op)] += use.num_calls
+    return counts
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "resnet", "vit", "moe"])
+def test_the_exported_level_is_what_export_writes_down(name: str) -> None:
+    model, args = MODELS[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = torch.export.export(model, args).graph
+    written = Counter(str(node.target) for node in graph.nodes if "aten" in str(node.target))
+    del written["aten._assert_tensor_metadata.default"]  # a guard of export's
+    assert capture(model, *args) == written
+
+
+# What eager runs although nobody wants the result: statistics that are written back, attention
+# weights that are averaged for nobody.
+DEAD_CODE: dict[str, set[str]] = {
+    "llama": set(),
+    "gpt2": set(),
+    "resnet": {"aten.copy_.default", "aten.empty.memory_format"},
+    "vit": {"aten.mean.dim", "aten.view.default"},
+    "moe": set(),
+}
+
+
+@pytest.mark.parametrize("name", DEAD_CODE)
+def test_the_inductor_level_is_what_aot_autograd_gives_with_its_decompositions(name: str) -> None:
+    model, args = MODELS[name]()
+    if name == "gpt2":
+        model.eval()  # AOT takes dropout apart as a CUDA device would
+    named = Counter(
+        str(node.target)
+        for graph in inductor_graphs(model, args, {})
+        for node in graph.graph.nodes
+        if node.op == "call_function" and "getitem" not in str(node.target)
+    )
+    # AOT runs attention again in backward rather than keep its result.
+    named["aten._scaled_dot_product_flash_attention_for_cpu.default"] //= 2
+    found = capture(model, *args, level="inductor")
+    del named["aten.clone.default"], found["aten.clone.default"]  # what AOT makes of no dropout
+    assert +(named - found) == {}
+    assert set(found - named) <= DEAD_CODE[name]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet"])
+def test_core_aten_has_nothing_that_its_table_takes_apart(name: str) -> None:
+    model, args = MODELS[name]()
+    found = capture(model, *args, level="core_aten")
+    table = {str(op) for op in torch.export.default_decompositions()}
+    assert found
+    assert not set(found) & table
+
+
+class Where(nn.Module):
+    """One op in each direction that belongs to a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return torch.sigmoid(y)
+
+
+def test_forward_and_backward_ops_have_the_module_and_the_line_they_come_from() -> None:
+    found = cover(nn.Sequential(Where(), Where()), torch.randn(4, 4))
+    assert found["linear.default"].modules == ("0.inner", "1.inner")
+    assert [one.text for one in found["linear.default"].sources] == ["y = self.inner(x)"]
+    backward = found["sigmoid_backward.default"]
+    assert (backward.num_forward, backward.num_backward) == (0, 2)
+    assert backward.modules == ("1", "0")
+    assert [one.text for one in backward.sources] == ["return torch.sigmoid(y)"]
+    assert set(found["mm.default"].modules) == {"0.inner", "1.inner"}
+
+
+def test_what_checkpointing_runs_again_is_backward_and_keeps_its_place() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Where()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.block, x, use_reentrant=False)
+
+    found = ops(coverage(Checkpointed(), torch.randn(4, 4), levels=["inductor"]), "inductor")
+    assert (found["sigmoid.default"].num_forward, found["sigmoid.default"].num_backward) == (1, 1)
+    assert found["sigmoid.default"].modules == ("block",)
+
+
+def test_flops_are_those_of_torchs_counter_and_a_composite_has_those_of_its_parts() -> None:
+    found = cover(nn.Linear(8, 16), torch.randn(4, 8))
+    assert found["linear.default"].flops == 2 * 4 * 8 * 16
+    assert found["mm.default"].flops == 2 * 4 * 8 * 16  # only the weight has a gradient
+
+
+def test_tied_weights_are_one_tensor_and_stay_tied() -> None:
+    model = Gpt2(num_layers=1)
+    found = cover(model, torch.zeros(2, 8, dtype=torch.long))
+    assert model.lm_head.weight is model.wte.weight
+    # The gradients of the two uses are added up.
+    assert any("wte" in one or "" in one for one in found["add.Tensor"].modules)
+    assert found["embedding_dense_backward.default"].num_backward == 2
+
+
+@dataclass
+class Answer:
+    """What some models return."""
+
+    value: Tensor
+    more: tuple[Tensor, dict[str, Tensor]]
+
+
+class Answering(nn.Module):
+    """Three outputs, each with a gradient and an op of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, *, scale: float = 1.0, extra: Tensor | None = None) -> Answer:
+        y = self.weight * x * scale
+        return Answer(torch.sin(y), (torch.exp(y), {"t": torch.tanh(y), "ids": x.long()}))
+
+
+def test_every_output_with_a_gradient_is_a_loss_whatever_it_is_wrapped_in() -> None:
+    found = cover(Answering(), torch.ones(4), scale=2.0, extra=torch.ones(1))
+    assert found["cos.default"].num_backward == 1  # of sin
+    assert found["tanh_backward.default"].num_backward == 1
+
+
+def test_a_loss_of_the_users_own_is_where_backward_begins() -> None:
+    found = cover(Answering(), torch.ones(4), loss=lambda answer: answer.more[0].mean())
+    assert found["mean.default"].num_forward == 1
+    assert "tanh_backward.default" not in found
+
+
+def test_a_model_without_gradients_has_no_backward() -> None:
+    found = cover(Answering().requires_grad_(False), torch.ones(4))
+    assert sum(one.num_backward for one in found.values()) == 0
+
+
+class Choosing(nn.Module):
+    """What it does depends on the values it is given, and how often on their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for row in x[x.sum(-1) > 0].nonzero().tolist()[:2]:
+            x = x + row[0]
+        return self.linear(x).relu() if x.sum().item() > 0 else self.linear(x).tanh()
+
+
+def test_a_model_that_looks_at_values_runs_on_those_it_has() -> None:
+    found = cover(Choosing(), torch.ones(2, 4))
+    assert found["add.Tensor"].num_forward == 2
+    assert "relu.default" in found
+    assert "tanh.default" not in found
+    assert "tanh.default" in cover(Choosing(), -torch.ones(2, 4))
+
+
+def test_a_model_on_meta_that_looks_at_values_is_refused_in_a_sentence() -> None:
+    with torch.device("meta"):
+        model, x = Choosing(), torch.ones(2, 4)
+    with pytest.raises(CoverageError, match="the model looks at values, which its tensors do not"):
+        coverage(model, x)
+
+
+def test_a_model_on_meta_is_covered_like_one_with_data() -> None:
+    model, args = MODELS["moe"]()
+    with torch.device("meta"):
+        on_meta = MixtureOfExperts(), torch.randn(8, 16)
+    assert cover(*on_meta) == cover(model, *args)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_shows_the_ops_within_and_clean_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[0].compile()
+    assert cover(torch.compile(model), batch(2)[:, :4])["linear.default"].modules == ("0",)
+
+
+def test_eval_and_train_differ_as_the_model_does() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    assert capture(model, torch.ones(2, 4), level="core_aten")["aten.bernoulli.p"] == 1
+    model.eval()
+    assert capture(model, torch.ones(2, 4), level="core_aten")["aten.bernoulli.p"] == 0
+
+
+def test_a_forward_that_needs_autograd_is_covered_with_a_gap() -> None:
+    class Force(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+            return slope
+
+    recording = coverage(Force(), torch.ones(4, requires_grad=True), levels=["exported"])
+    assert ops(recording)["pow.Tensor_Scalar"].num_forward
+    assert [gap.place for gap in recording.gaps] == ["exported"]
+    assert "does not run without autograd" in recording.gaps[0].fact
+
+
+def test_the_recording_is_saved_and_loaded_like_any_other(tmp_path: Any) -> None:
+    recording = coverage(MLP(), batch(), mesh={"dp": 2, "tp": 2})
+    assert load(save(recording, tmp_path / "coverage.json.gz")) == recording
+    assert [(axis.name, axis.size) for axis in recording.coverage[0].axes] == [("dp", 2), ("tp", 2)]
+    assert recording.run.world_size == 4
+
+
+def test_each_distinct_call_is_dispatched_once_however_many_layers_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+    dispatch = Dispatcher.dispatch
+
+    def counted(self: Dispatcher, call: Any) -> Any:
+        counts[-1] += 1
+        return dispatch(self, call)
+
+    monkeypatch.setattr(Dispatcher, "dispatch", counted)
+    for num_layers in (2, 6):
+        counts.append(0)
+        coverage(nn.Sequential(*(MLP() for _ in range(num_layers))), batch())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: coverage(torch.ones(2)), "got Tensor where it wants a module"),
+        (
+            lambda: coverage(MLP(), batch(), levels=["fx"]),
+            "The levels are exported, core_aten, ind",
+        ),
+        (
+            lambda: coverage(MLP(), torch.ones(2, 3)),
+            "the model's forward raised RuntimeError: a and b must",
+        ),
+        (
+            lambda: coverage(MLP(), batch(), plan={"up.wait": Shard(0)}),
+            "no parameter of the model is call",
+        ),
+        (lambda: coverage(MLP(), batch(), plan={"up.*": []}), "the mesh has 1 axis"),
+    ],
+)
+def test_what_cannot_be_covered_is_refused_with_fact_and_remedy(
+    call: Callable[[], object], sentence: str
+) -> None:
+    with pytest.raises(CoverageError, match=sentence):
+        call()
+
+
+def test_a_real_process_group_is_refused() -> None:
+    with alone_on_gloo(), pytest.raises(CoverageError, match="real ranks"):
+        coverage(MLP(), batch())
+
+
+def test_verdicts_are_of_the_kinds_that_the_record_knows() -> None:
+    found = cover(Gpt2(num_layers=1), torch.zeros(2, 8, dtype=torch.long))
+    assert found["mm.default"].verdict is Verdict.SHARDED
+    assert found["linear.default"].verdict is Verdict.DECOMPOSED
+    assert "aten.addmm.default" in found["linear.default"].detail

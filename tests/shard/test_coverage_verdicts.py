@@ -1,0 +1,262 @@
+"""Verdicts: found by dispatching and computing, at placements that were asked for or at all.
+
+That they agree with real ranks, for every op of five models, is shown in tests/integration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from shardscope import coverage, simulate
+from shardscope.record import Coverage, OpCoverage, Verdict
+from small_models import DIM, MLP, batch, split_mlp
+
+
+class Calls(nn.Module):
+    """A model of one call."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.call(*args)
+
+
+def cover(model: Any, *args: Any, **kwargs: Any) -> dict[str, OpCoverage]:
+    model = model if isinstance(model, nn.Module) else Calls(model)
+    (found,) = coverage(model, *args, levels=["exported"], **kwargs).coverage
+    return {one.op.removeprefix("aten."): one for one in found.ops}
+
+
+def shardings(one: OpCoverage) -> dict[str, Verdict]:
+    return {" ".join(sharding.inputs): sharding.verdict for sharding in one.shardings}
+
+
+def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
+    found = cover(torch.mm, torch.ones(4, 8), torch.ones(8, 6))["mm.default"]
+    assert shardings(found) == {
+        "self: Shard(0)": Verdict.SHARDED,
+        "self: Shard(1)": Verdict.SHARDED,
+        "mat2: Shard(0)": Verdict.SHARDED,
+        "mat2: Shard(1)": Verdict.SHARDED,
+    }
+    assert [one.outputs for one in found.shardings] == [
+        ("Shard(0)",),
+        ("Partial(sum)",),
+        ("Partial(sum)",),
+        ("Shard(1)",),
+    ]
+
+
+def test_a_dim_that_the_op_needs_whole_is_gathered_at_a_price() -> None:
+    found = cover(lambda x: torch.softmax(x, -1), torch.ones(4, 8))["softmax.int"]
+    assert found.verdict is Verdict.DECOMPOSED  # there is a dim on which it costs nothing
+    assert shardings(found)["self: Shard(1)"] is Verdict.REDISTRIBUTED
+    priced = next(one for one in found.shardings if one.inputs == ("self: Shard(1)",))
+    assert priced.num_bytes == 4 * 8 * 4 // 2  # what this rank of two sends of the whole
+
+
+def test_an_op_whose_only_dim_must_be_whole_is_replicated() -> None:
+    found = cover(lambda x: torch.cumsum(x, 0), torch.ones(8))["cumsum.default"]
+    assert found.verdict is Verdict.REPLICATED
+    (move,) = found.moves
+    assert (move.argument, move.before, move.after) == ("self", ("Shard(0)",), ("Replicate",))
+    assert move.num_bytes == 16
+
+
+@pytest.mark.parametrize("op", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
+def test_a_scan_along_a_negative_dim_is_found_to_be_wrong(op: Any) -> None:
+    (found,) = cover(lambda x: op(x, dim=-1), torch.ones(4, 8)).values()
+    assert found.verdict is Verdict.WRONG
+    assert shardings(found) == {"self: Shard(0)": Verdict.SHARDED, "self: Shard(1)": Verdict.WRONG}
+    assert "Do not shard self as Shard(1)" in found.remedy
+    (right,) = cover(lambda x: op(x, dim=1), torch.ones(4, 8)).values()
+    assert right.verdict is Verdict.SHARDED
+
+
+def test_a_convolution_with_a_sharded_weight_is_found_to_be_wrong() -> None:
+    model = nn.Conv2d(4, 8, 3, padding=1, bias=False)
+    found = cover(model, torch.randn(2, 4, 8, 8))["conv2d.default"]
+    assert found.verdict is Verdict.WRONG
+    assert shardings(found)["weight: Shard(0)"] is Verdict.WRONG
+    assert shardings(found)["input: Shard(0)"] is Verdict.DECOMPOSED
+
+
+def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:
+    found = cover(lambda x: x.sum(dim=[]), torch.ones(4, 8))["sum.dim_IntList"]
+    assert found.verdict is Verdict.WRONG
+    assert "0 dims and is said to be" in found.detail
+
+
+def test_batch_statistics_that_are_written_to_a_copy_are_found_to_be_wrong() -> None:
+    found = cover(nn.BatchNorm1d(4), torch.randn(8, 4))
+    one = found.get("batch_norm.default")
+    assert one is not None
+    if torch.__version__ >= (2, 13):  # before, it has no rule at all
+        assert shardings(one)["input: Shard(1)"] is Verdict.WRONG
+    assert one.verdict in (Verdict.WRONG, Verdict.MISSING)
+
+
+def test_an_op_that_shardings_of_some_calls_break_has_the_worst_of_all_its_calls() -> None:
+    found = cover(lambda x: x.cumsum(1) + x.cumsum(-1), torch.ones(4, 8))["cumsum.default"]
+    assert found.num_forward == 2
+    assert found.verdict is Verdict.WRONG
+
+
+def test_random_ops_are_held_to_shapes_alone() -> None:
+    recording = coverage(nn.Dropout(0.5), torch.ones(4, 8, requires_grad=True))
+    assert recording.gaps == ()
+    verdicts = {one.op: one.verdict for one in recording.coverage[0].ops}
+    assert verdicts["aten.dropout.default"] is Verdict.DECOMPOSED
+
+
+def test_ops_with_nothing_to_shard_say_so() -> None:
+    found = cover(lambda x: torch.arange(3).sum() + x, torch.ones(()))
+    assert found["arange.default"].detail == "takes no tensors"
+    assert found["add.Tensor"].detail == "no input has a dim to shard"
+    assert found["add.Tensor"].verdict is Verdict.SHARDED
+
+
+@pytest.fixture(scope="module")
+def double() -> Any:
+    """A custom op that DTensor does not know."""
+
+    @torch.library.custom_op("coverage_tests::double", mutates_args=())
+    def double(x: Tensor, times: int = 2) -> Tensor:
+        return x * times
+
+    double.register_fake(lambda x, times=2: torch.empty_like(x))
+    return torch.ops.coverage_tests.double.default
+
+
+@pytest.fixture
+def _unregistered(double: Any) -> Iterator[None]:
+    yield
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.op_strategy_funcs.pop(double, None)
+    propagator.op_to_schema_info.pop(double, None)
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_a_custom_op_is_missing_and_the_remedys_three_lines_register_it(double: Any) -> None:
+    found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
+    assert found.verdict is Verdict.MISSING
+    _, *lines = found.remedy.splitlines()
+    assert lines == [
+        "@register_sharding(torch.ops.coverage_tests.double.default)",
+        "def shard_coverage_tests_double(x, times=None):",
+        "    return [([Replicate()], [Replicate(), None])]",
+    ]
+    names = {"torch": torch, "register_sharding": register_sharding, "Replicate": Replicate}
+    exec("\n".join(lines), names)
+    covered = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
+    assert covered.verdict is Verdict.REPLICATED
+
+
+@pytest.mark.usefixtures("_unregistered")
+def test_a_custom_op_with_a_rule_is_covered_and_a_wrong_rule_is_found(double: Any) -> None:
+    @register_sharding(double)
+    def rows(x: Any, times: int = 2) -> Any:
+        return [([Replicate()], [Replicate(), None]), ([Shard(0)], [Shard(0), None])]
+
+    found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
+    assert found.verdict is Verdict.SHARDED
+
+    @register_sharding(double)
+    def lies(x: Any, times: int = 2) -> Any:
+        return [([Replicate()], [Replicate(), None]), ([Shard(1)], [Shard(0), None])]
+
+    found = cover(double, torch.ones(4, 8))["coverage_tests.double.default"]
+    assert shardings(found)["x: Shard(0)"] is Verdict.WRONG
+
+
+# A Megatron layout: the first weight by columns, the second by rows.
+MEGATRON = {"up.weight": Shard(0), "down.weight": Shard(1)}
+
+
+def test_a_plan_lays_the_model_out_and_each_op_is_judged_there() -> None:
+    (found,) = coverage(MLP(), batch(), plan=MEGATRON, levels=["exported"]).coverage
+    assert found.has_plan
+    by_name = {one.op: one for one in found.ops}
+    assert by_name["aten.relu.default"].verdict is Verdict.SHARDED
+    assert {" ".join(one.inputs) for one in by_name["aten.linear.default"].shardings} == {
+        "weight: Shard(0)",
+        "input: Shard(2) weight: Shard(1)"
+        if batch().dim() == 3
+        else "input: Shard(1) weight: Shard(1)",
+    }
+
+
+def test_a_plan_that_leaves_a_sum_unfinished_pays_at_the_next_op() -> None:
+    model = nn.Sequential(nn.Linear(DIM, DIM, bias=False), nn.ReLU())
+    found = cover(model, batch(4), plan={"0.weight": Shard(1)})["relu.default"]
+    assert found.verdict is Verdict.REPLICATED
+    (move,) = found.moves
+    assert (move.before, move.after) == (("Partial(sum)",), ("Replicate",))
+    assert move.num_bytes == 4 * DIM * 4  # 2(n-1)/n of the output, on two ranks
+    assert found.modules == ("1",)
+
+
+def test_patterns_of_a_plan_name_tied_weights_by_either_name() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 4, bias=False), "b": nn.Linear(4, 4, bias=False)})
+    model["b"].weight = model["a"].weight
+    model.forward = lambda x: model["a"](x) + model["b"](x)  # type: ignore[method-assign]
+    found = cover(model, torch.ones(2, 4), plan={"b.*": [Shard(0)]})["linear.default"]
+    assert [one.inputs for one in found.shardings] == [("weight: Shard(0)",)]
+
+
+def shard_by_styles(model: nn.Module, mesh: Any) -> nn.Module:
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    return parallelize_module(model, mesh, plan)
+
+
+def test_a_function_shards_a_copy_and_the_model_stays_plain() -> None:
+    model = MLP()
+    (found,) = coverage(model, batch(), plan=shard_by_styles, levels=["exported"]).coverage
+    assert found.has_plan
+    assert not any(isinstance(one, DTensor) for one in model.parameters())
+    assert not model.up._forward_pre_hooks
+    assert {one.verdict for one in found.ops} <= {Verdict.SHARDED, Verdict.DECOMPOSED}
+
+
+def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
+    with simulate({"dp": 2, "tp": 4}, rank=3) as world:
+        with torch.device("meta"):
+            model = split_mlp(MLP(), world.mesh["tp"])
+        found = coverage(model, batch(), levels=["exported"])
+        assert model.up.weight.is_meta
+    (level,) = found.coverage
+    assert isinstance(level, Coverage)
+    assert level.has_plan
+    assert (level.rank, [axis.name for axis in level.axes]) == (3, ["tp"])
+    assert {one.verdict for one in level.ops} <= {Verdict.SHARDED, Verdict.DECOMPOSED}
+
+
+def test_a_plain_tensor_that_meets_a_dtensor_is_missing_with_its_line_and_a_remedy() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.weight
+
+    with simulate({"tp": 2}) as world:
+        model = Mixed()
+        model.weight = nn.Parameter(
+            DTensor.from_local(torch.ones(2, 4), world.mesh, [Shard(0)], run_check=False)
+        )
+        found = cover(model, torch.ones(4, 4))["add.Tensor"]
+    assert found.verdict is Verdict.MISSING
+    assert "mixed torch.Tensor and DTensor" in found.detail
+    assert "distribute_tensor()" in found.remedy
+    assert [one.text for one in found.sources] == ["return x + self.weight"]
