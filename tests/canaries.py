@@ -795,7 +795,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.ops.aten._scaled_dot_product_efficient_attention.default,
     ),
     "._scaled_dot_product_flash_attention": Canary(
-        "cuda_choices.py",
+        "cuda_choices.py and twin_kernels.py",
         "take the ops that CUDA would take",
         lambda: torch.ops.aten._scaled_dot_product_flash_attention.default,
     ),
@@ -810,7 +810,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.ops.aten._scaled_dot_product_efficient_attention_backward.default,
     ),
     "._scaled_dot_product_flash_attention_backward": Canary(
-        "workspaces.py",
+        "workspaces.py and twin_kernels.py",
         "count what CUDA's attention allocates",
         lambda: torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
     ),

@@ -25,7 +25,9 @@ def rank_environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
 
 
-def run_ranks(num_ranks: int, program: Path, *arguments: str) -> list[tuple[int, str]]:
+def run_ranks(
+    num_ranks: int, program: Path, *arguments: str, timeout_s: int = TIMEOUT_S
+) -> list[tuple[int, str]]:
     """Run a program on real ranks and return how each ended and what it printed."""
     port = str(free_port())
     processes = [
@@ -45,7 +47,7 @@ def run_ranks(num_ranks: int, program: Path, *arguments: str) -> list[tuple[int,
         for rank in range(num_ranks)
     ]
     try:
-        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+        printed = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

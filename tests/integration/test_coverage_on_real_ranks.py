@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 
 import dispatch_oracle
 from coverage_models import MODELS
-from integration.test_gloo import free_port, rank_environment
+from rank_processes import run_ranks
 from shardscope import coverage
 from shardscope.record import Verdict
 
@@ -34,30 +32,11 @@ NAMES = [name for name in MODELS if name not in ("resnet", "vit") or torch.__ver
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    out, port = tmp_path_factory.mktemp("oracle") / "verdicts.json", str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, dispatch_oracle.__file__, str(out), *NAMES],
-            env=rank_environment(
-                RANK=str(rank),
-                WORLD_SIZE="2",
-                LOCAL_RANK=str(rank),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            cwd=Path(dispatch_oracle.__file__).parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert out.exists(), "\n".join(printed)[-3000:]
+    """What two real ranks saw of every op of every model."""
+    out = tmp_path_factory.mktemp("oracle") / "verdicts.json"
+    program = Path(dispatch_oracle.__file__)
+    ended = run_ranks(2, program, str(out), *NAMES, timeout_s=TIMEOUT_S)
+    assert out.exists(), "\n".join(printed for _, printed in ended)[-3000:]
     return json.loads(out.read_text())
 
 
