@@ -170,6 +170,9 @@ CANARIES: dict[str, Canary] = {
     "torch._inductor.decomposition.select_decomp_table": Canary(
         "decompositions.py", "take ops apart as Inductor does"
     ),
+    "torch._inductor.lowering": Canary(
+        "decompositions.py", "let Inductor's decompositions find what they look for"
+    ),
     "._can_decompose": Canary(
         "decompositions.py",
         "tell composite ops",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,6 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
             ),
-            cwd=Path(dispatch_oracle.__file__).parent,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

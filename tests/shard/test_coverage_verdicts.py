@@ -76,6 +76,9 @@ def test_an_op_whose_only_dim_must_be_whole_is_replicated() -> None:
 @pytest.mark.parametrize("op", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
 def test_a_scan_along_a_negative_dim_is_found_to_be_wrong(op: Any) -> None:
     (found,) = cover(lambda x: op(x, dim=-1), torch.ones(4, 8)).values()
+    if op is not torch.cumsum and torch.__version__ < (2, 13):
+        assert found.verdict is Verdict.MISSING  # it has no rule yet that could be wrong
+        return
     assert found.verdict is Verdict.WRONG
     assert shardings(found) == {"self: Shard(0)": Verdict.SHARDED, "self: Shard(1)": Verdict.WRONG}
     assert "Do not shard self as Shard(1)" in found.remedy
