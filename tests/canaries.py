@@ -301,7 +301,7 @@ CANARIES: dict[str, Canary] = {
         "frames.py", "tell which module an FSDP1 all-reduce belongs to"
     ),
     "torch.distributed.tensor._redistribute": Canary(
-        "frames.py and simulated_group.py",
+        "propagation.py, frames.py and simulated_group.py",
         "say from which placements to which DTensor moved a tensor",
         lambda: resolve("torch.distributed.tensor._redistribute.redistribute_local_tensor"),
     ),
