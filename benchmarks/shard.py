@@ -2,6 +2,7 @@
 
     python benchmarks/shard.py coverage                 # 10, 20, 40, 80 layers of an 8B Llama
     python benchmarks/shard.py coverage --layers 80
+    python benchmarks/shard.py audit                    # of the same, sharded over 1,024 ranks
 
 The model is on meta. Each size runs in a process of its own, so that its peak is its own and
 nothing is remembered from the size before.
@@ -25,8 +26,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from shardscope import coverage
-from shardscope.cli._llama import LLAMA_8B, Llama
+from shardscope import audit, coverage, simulate
+from shardscope.cli._llama import LLAMA_8B, Llama, parallelize
 
 SEQ_LEN = 2048
 LAYERS = (10, 20, 40, 80)
@@ -50,7 +51,20 @@ def cover(num_layers: int) -> dict[str, Any]:
     }
 
 
-SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {"coverage": cover}
+def look(num_layers: int) -> dict[str, Any]:
+    """An audit of the model under FSDP2 and tensor parallelism, on dp=128 × tp=8."""
+    with simulate(mesh={"dp": 128, "tp": 8}) as world:
+        model, _ = build(num_layers)
+        parallelize(model, world.mesh)
+        start = time.perf_counter()
+        recording = audit(model)
+        return {
+            "seconds": time.perf_counter() - start,
+            "found": {"modules": len(recording.modules), "findings": len(recording.findings)},
+        }
+
+
+SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {"audit": look, "coverage": cover}
 
 
 def measure(section: str, num_layers: int) -> dict[str, Any]:
@@ -71,7 +85,7 @@ def show(section: str, layers: Sequence[int]) -> None:
         first = first or one
         table.add_row(
             str(num_layers),
-            f"{one['seconds']:.1f}",
+            f"{one['seconds']:.2f}",
             f"{one['seconds'] / first['seconds']:.2f}",
             f"{num_layers / layers[0]:.2f}",
             f"{one['peak_mib']:.0f}",

@@ -176,6 +176,9 @@ CANARIES: dict[str, Canary] = {
     "torch._inductor.decomposition.select_decomp_table": Canary(
         "decompositions.py", "take ops apart as Inductor does"
     ),
+    "torch._inductor.lowering": Canary(
+        "decompositions.py", "let Inductor's decompositions find what they look for"
+    ),
     "._can_decompose": Canary(
         "decompositions.py",
         "tell composite ops",
@@ -388,7 +391,7 @@ CANARIES: dict[str, Canary] = {
         "frames.py", "tell which module an FSDP1 all-reduce belongs to"
     ),
     "torch.distributed.tensor._redistribute": Canary(
-        "frames.py and simulated_group.py",
+        "propagation.py, frames.py and simulated_group.py",
         "say from which placements to which DTensor moved a tensor",
         lambda: resolve("torch.distributed.tensor._redistribute.redistribute_local_tensor"),
     ),

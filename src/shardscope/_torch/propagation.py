@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, _collective_utils
+from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -238,13 +238,16 @@ def implicit_replicas() -> Iterator[None]:
 
 @contextmanager
 def quiet_collectives() -> Iterator[None]:
-    """Keep DTensor from saying on standard error what groups of CPUs cannot do."""
-    log = logging.getLogger(_collective_utils.__name__)
-    is_disabled, log.disabled = log.disabled, True
+    """Keep DTensor from saying on standard error what groups of CPUs cannot do, or do slowly."""
+    logs = [logging.getLogger(one.__name__) for one in (_collective_utils, _redistribute)]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        log.disabled = is_disabled
+        for log, is_disabled in zip(logs, before, strict=True):
+            log.disabled = is_disabled
 
 
 def local_part(shape: Sequence[int], mesh: DeviceMesh, placements: Place) -> tuple[int, ...]:

@@ -19,25 +19,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
-from shardscope._torch.meshes import axis_names, meshes_of
 from shardscope._torch.modules import unwrap
 from shardscope._torch.propagation import kept_propagator
 from shardscope.comm.names import ModuleNames
 from shardscope.errors import CoverageError
 from shardscope.record import (
-    Axis,
     Coverage,
     Gap,
     Level,
     OpCoverage,
-    RankSpan,
     Recording,
-    RunInfo,
 )
 from shardscope.shard.capture import Capture, Use
 from shardscope.shard.dispatch import Dispatcher
 from shardscope.shard.flops import FlopCounter
+from shardscope.shard.judging_world import axes_of, describe_run, judging_world
 from shardscope.shard.layout import Plan, parallelize_copy, read_layout
 from shardscope.shard.levels import take_apart
 from shardscope.shard.numbers import Checker
@@ -47,12 +45,9 @@ from shardscope.shard.stand_ins import empty_like
 from shardscope.shard.summary import Summary
 from shardscope.shard.trials import Tryer
 from shardscope.shard.verdicts import Judge
-from shardscope.version import __version__
-from shardscope.world import current_world, simulate
 
 __all__ = ["cover_calls", "cover_step", "coverage"]
 
-_DEFAULT_MESH = {"tp": 2}
 _LEVELS = tuple(Level)
 # DTensor's caches, the process group and nn.Module's call are one for all threads.
 _lock = threading.RLock()
@@ -82,6 +77,11 @@ def coverage(
             f"coverage() got {type(model).__name__} where it wants a module. Give it a model, then "
             "what to call it with: coverage(model, tokens)."
         )
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise CoverageError(
+            "coverage() got a model with parameters that have no shape yet. Call it once with such "
+            "inputs, and they get theirs."
+        )
 
     def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = model(*args, **kwargs)
@@ -110,7 +110,7 @@ def cover_calls(calls: Sequence[Capture]) -> tuple[OpCoverage, ...]:
     for captured in calls:
         for call, use in captured.items():
             together.setdefault(call, Use()).add(use)
-    with _lock, kept_propagator(), _world(nn.Module(), None) as mesh:
+    with _lock, kept_propagator(), judging_world(nn.Module(), None) as mesh:
         dispatcher = Dispatcher(device=torch.device(mesh.device_type), is_implicit=False)
         with _judging(mesh, dispatcher, ModuleNames(None), lambda *_: None) as summary:
             return summary.add_up(together)
@@ -138,57 +138,17 @@ def _read_levels(levels: Sequence[Level | str]) -> list[Level]:
         ) from None
 
 
-@contextmanager
-def _world(model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None) -> Iterator[DeviceMesh]:
-    """The mesh to judge on, in a world of its own unless there is one."""
-    if isinstance(mesh, DeviceMesh):
-        yield mesh
-    elif dist.is_initialized():
-        yield _mesh_of_world(model, mesh)
-    else:
-        axes = _DEFAULT_MESH if mesh is None else mesh
-        with simulate(axes, device=_device_type(model)) as world:
-            yield world.mesh
-
-
-def _device_type(model: nn.Module) -> str:
-    """Where the model is; kernels differ by device."""
-    types = {tensor.device.type for tensor in model.parameters()} - {"meta", "cpu"}
-    return types.pop() if len(types) == 1 else "cpu"
-
-
-def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
-    if dist.get_backend() != "fake":
-        raise CoverageError(
-            f"coverage() was called in a process group of {dist.get_world_size()} real ranks "
-            f"({dist.get_backend()}). Call it in one process by itself, or within simulate()."
-        )
-    world = current_world()
-    found = next(meshes_of(model), None) or (None if world is None else world.mesh)
-    if found is None:
-        raise CoverageError(
-            "coverage() was called in a fake process group, and the model lies on no mesh. Give "
-            "it one: coverage(model, …, mesh=init_device_mesh(…))."
-        )
-    if mesh is not None and world is not None and dict(mesh) != world.axes:
-        raise CoverageError(
-            f"coverage() got mesh={dict(mesh)!r} within a world whose mesh is {world.axes!r}. "
-            "Leave it out there."
-        )
-    return found
-
-
 def _cover(
     task: _Task, mesh: Mapping[str, int] | DeviceMesh | None, levels: list[Level]
 ) -> Recording:
     with _lock, ExitStack() as stack:
         stack.enter_context(kept_propagator())
-        own_mesh = stack.enter_context(_world(task.model, mesh))
+        own_mesh = stack.enter_context(judging_world(task.model, mesh))
         gaps: dict[tuple[str, str], None] = {}
         covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
         rank = dist.get_rank()
         return Recording(
-            run=_describe_run(own_mesh),
+            run=describe_run(own_mesh),
             coverage=tuple(covered),
             gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
         )
@@ -224,7 +184,7 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
             Coverage(
                 rank=dist.get_rank(),
                 level=level,
-                axes=_axes(mesh),
+                axes=axes_of(mesh),
                 has_plan=has_plan,
                 ops=summary.add_up(_calls_at(level, captured, dispatcher, report)),
             )
@@ -266,19 +226,3 @@ def _calls_at(level: Level, captured: Captured, dispatcher: Dispatcher, report: 
         if use.backward:
             calls.setdefault(call, Use()).add(Use(backward=use.backward))
     return calls
-
-
-def _axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
-    names = axis_names(mesh)
-    return tuple(Axis(name=name, size=size) for name, size in zip(names, mesh.shape, strict=True))
-
-
-def _describe_run(mesh: DeviceMesh) -> RunInfo:
-    return RunInfo(
-        torch_version=str(torch.__version__),
-        shardscope_version=__version__,
-        world_size=dist.get_world_size(),
-        ranks=(RankSpan(dist.get_rank()),),
-        axes=_axes(mesh),
-        is_simulated=True,
-    )

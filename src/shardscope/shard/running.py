@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.fakes import NO_DATA, is_fake, without_data
 from shardscope._torch.model_state import exchange_tensors, kept_model
 from shardscope._torch.module_calls import watch_module_calls
+from shardscope._torch.propagation import quiet_collectives
 from shardscope._torch.simulated_group import meshes_with_data
 from shardscope.comm.buckets import BucketBook
 from shardscope.comm.calls import ModuleCalls
@@ -114,7 +115,8 @@ def _run(
 @contextmanager
 def _uncompiled() -> Iterator[None]:
     """Compiled parts of a model run as they were written: a graph would hide its ops."""
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, quiet_collectives(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are the model's, and said when it really runs
         yield
 

@@ -1,4 +1,4 @@
-"""Meshes of two ranks an axis, in place of the model's own, small enough to play every rank."""
+"""Meshes of few ranks an axis, in place of the model's own, small enough to play every rank."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from shardscope.shard.pieces import cut_piece
 from shardscope.shard.signature import Signature
 
 __all__ = ["SmallMesh", "SmallMeshes", "small_meshes"]
+
+_MAX_RANKS = 16  # that one process plays
 
 
 @final
@@ -74,7 +76,8 @@ class SmallMeshes:
         return self._make(meshes.pop()) if len(meshes) == 1 else None
 
     def _make(self, mesh: DeviceMesh) -> SmallMesh | None:
-        shape = tuple(min(2, size) for size in mesh.shape)
+        # Not always two ranks an axis: blocks of this shape must fill the mesh.
+        shape = tuple(_smallest_factor(size) for size in mesh.shape)
         if shape not in self._known:
             with without_modes():
                 self._known[shape] = self._build(mesh, shape)
@@ -88,7 +91,7 @@ class SmallMeshes:
             # This process's own rank must be among them, or the groups would not be its own, and
             # such blocks must fill the world, or torch would not find the groups of the others.
             start = dist.get_rank() // size * size
-            if dist.get_world_size() % size:
+            if dist.get_world_size() % size or size > _MAX_RANKS:
                 return None
             ranks = torch.arange(start, start + size).reshape(shape)
             small = SmallMesh(DeviceMesh(mesh.device_type, ranks), ranks)
@@ -100,6 +103,10 @@ class SmallMeshes:
         for group in self._groups:
             if group.group_name not in before:
                 dist.destroy_process_group(group)
+
+
+def _smallest_factor(size: int) -> int:
+    return next((one for one in range(2, size) if size % one == 0), size)
 
 
 @contextmanager

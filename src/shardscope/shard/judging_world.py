@@ -1,0 +1,81 @@
+"""The simulated world that ops are judged in: the one there is, or one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardscope._torch.meshes import axis_names, meshes_of
+from shardscope.errors import CoverageError
+from shardscope.record import Axis, RankSpan, RunInfo
+from shardscope.version import __version__
+from shardscope.world import current_world, simulate
+
+__all__ = ["axes_of", "describe_run", "judging_world"]
+
+_DEFAULT_MESH = {"tp": 2}
+
+
+@contextmanager
+def judging_world(
+    model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None
+) -> Iterator[DeviceMesh]:
+    """The mesh to judge on, in a world of its own unless there is one."""
+    if isinstance(mesh, DeviceMesh):
+        yield mesh
+    elif dist.is_initialized():
+        yield _mesh_of_world(model, mesh)
+    else:
+        axes = _DEFAULT_MESH if mesh is None else mesh
+        with simulate(axes, device=_device_type(model)) as world:
+            yield world.mesh
+
+
+def _device_type(model: nn.Module) -> str:
+    """Where the model is; kernels differ by device."""
+    types = {tensor.device.type for tensor in model.parameters()} - {"meta", "cpu"}
+    return types.pop() if len(types) == 1 else "cpu"
+
+
+def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMesh:
+    if dist.get_backend() != "fake":
+        raise CoverageError(
+            f"coverage() was called in a process group of {dist.get_world_size()} real ranks "
+            f"({dist.get_backend()}). Call it in one process by itself, or within simulate()."
+        )
+    world = current_world()
+    found = next(meshes_of(model), None) or (None if world is None else world.mesh)
+    if found is None:
+        raise CoverageError(
+            "coverage() was called in a fake process group, and the model lies on no mesh. Give "
+            "it one: coverage(model, …, mesh=init_device_mesh(…))."
+        )
+    if mesh is not None and world is not None and dict(mesh) != world.axes:
+        raise CoverageError(
+            f"coverage() got mesh={dict(mesh)!r} within a world whose mesh is {world.axes!r}. "
+            "Leave it out there."
+        )
+    return found
+
+
+def axes_of(mesh: DeviceMesh) -> tuple[Axis, ...]:
+    """Its axes as records."""
+    names = axis_names(mesh)
+    return tuple(Axis(name=name, size=size) for name, size in zip(names, mesh.shape, strict=True))
+
+
+def describe_run(mesh: DeviceMesh) -> RunInfo:
+    """Which world it was, seen from which rank."""
+    return RunInfo(
+        torch_version=str(torch.__version__),
+        shardscope_version=__version__,
+        world_size=dist.get_world_size(),
+        ranks=(RankSpan(dist.get_rank()),),
+        axes=axes_of(mesh),
+        is_simulated=True,
+    )
