@@ -102,6 +102,13 @@ def main() -> None:
     """Measure what shardscope's look at a model costs."""
 
 
+@main.command("audit")
+@click.option("--layers", type=int, multiple=True, help="Numbers of layers, instead of four.")
+def audit_command(layers: tuple[int, ...]) -> None:
+    """Time and memory of `audit()`."""
+    show("audit", layers or LAYERS)
+
+
 @main.command("coverage")
 @click.option("--layers", type=int, multiple=True, help="Numbers of layers, instead of four.")
 def coverage_command(layers: tuple[int, ...]) -> None:

@@ -73,10 +73,6 @@ def fsdp1_module(look: Callable[[Any], object]) -> Probe:
     return probe
 
 
-def inductor_lowers() -> bool:
-    return import_module("torch._inductor.lowering") is not None
-
-
 def ddp_buckets_are_readable() -> bool:
     with simulate(mesh={"dp": 2}):
         model = DistributedDataParallel(nn.Linear(4, 4))
@@ -826,9 +822,6 @@ CANARIES: dict[str, Canary] = {
         "twin_kernels.py",
         "count the FLOPs of attention's backward on the CPU",
         lambda: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    ),
-    "torch._inductor.lowering": Canary(
-        "decompositions.py", "have all of Inductor's decompositions", inductor_lowers
     ),
     "torch.ops.aten._local_scalar_dense": Canary(
         "dispatch.py", "answer who asks a tensor without data for its value"
