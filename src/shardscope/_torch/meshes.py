@@ -14,10 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.fsdp import fsdp_meshes
 from shardscope._torch.modules import every_module, own_parameters
+from shardscope.record import Axis
 
 __all__ = [
     "axis_names",
     "default_group",
+    "describe_axes",
     "describe_placements",
     "earlier_twins",
     "group_axes",
@@ -46,6 +48,12 @@ def meshes_of(model: nn.Module) -> Iterator[DeviceMesh]:
 def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
     """Names of the axes, made up (`dim_0`) where the mesh has none, as torch does."""
     return tuple(mesh.mesh_dim_names or (f"dim_{i}" for i in range(mesh.ndim)))
+
+
+def describe_axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
+    """The axes as records."""
+    sizes = zip(axis_names(mesh), mesh.shape, strict=True)
+    return tuple(Axis(name=name, size=size) for name, size in sizes)
 
 
 def group_axes(mesh: DeviceMesh) -> dict[str, str]:

@@ -11,7 +11,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
 from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.findings import find_comm_problems
 from shardscope.comm.groups import GroupBook
@@ -195,8 +195,7 @@ class Watch:
                 self.recorder.report_gap("mesh", f"a mesh could not be read ({error!r})")
         if largest is None:
             return ()
-        sizes = zip(axis_names(largest), largest.shape, strict=True)
-        return tuple(Axis(name=name, size=size) for name, size in sizes)
+        return describe_axes(largest)
 
     def _find_meshes(self) -> list[DeviceMesh]:
         world = current_world()

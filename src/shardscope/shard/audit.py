@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
-from shardscope._torch.meshes import axis_names, meshes_of, root_mesh
+from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
 from shardscope.comm.run import describe_run, read_identity
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording
@@ -98,8 +98,7 @@ def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
     if not meshes:
         return ()
     largest = max(meshes, key=lambda mesh: mesh.size())
-    sizes = zip(axis_names(largest), largest.shape, strict=True)
-    return tuple(Axis(name=name, size=size) for name, size in sizes)
+    return describe_axes(largest)
 
 
 def _sentence(error: Exception) -> str:

@@ -21,9 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.meshes import describe_axes
 from shardscope._torch.modules import unwrap
 from shardscope._torch.propagation import kept_propagator
 from shardscope.comm.names import ModuleNames
+from shardscope.comm.run import describe_run, read_identity
 from shardscope.errors import CoverageError
 from shardscope.record import (
     Coverage,
@@ -35,7 +37,7 @@ from shardscope.record import (
 from shardscope.shard.capture import Capture, Use
 from shardscope.shard.dispatch import Dispatcher
 from shardscope.shard.flops import FlopCounter
-from shardscope.shard.judging_world import axes_of, describe_run, judging_world
+from shardscope.shard.judging_world import judging_world
 from shardscope.shard.layout import Plan, parallelize_copy, read_layout
 from shardscope.shard.levels import take_apart
 from shardscope.shard.numbers import Checker
@@ -148,7 +150,7 @@ def _cover(
         covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
         rank = dist.get_rank()
         return Recording(
-            run=describe_run(own_mesh),
+            run=describe_run(*read_identity(), describe_axes(own_mesh)),
             coverage=tuple(covered),
             gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
         )
@@ -184,7 +186,7 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
             Coverage(
                 rank=dist.get_rank(),
                 level=level,
-                axes=axes_of(mesh),
+                axes=describe_axes(mesh),
                 has_plan=has_plan,
                 ops=summary.add_up(_calls_at(level, captured, dispatcher, report)),
             )

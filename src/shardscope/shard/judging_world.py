@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardscope._torch.meshes import axis_names, meshes_of
+from shardscope._torch.meshes import meshes_of
 from shardscope.errors import CoverageError
-from shardscope.record import Axis, RankSpan, RunInfo
-from shardscope.version import __version__
 from shardscope.world import current_world, simulate
 
-__all__ = ["axes_of", "describe_run", "judging_world"]
+__all__ = ["judging_world"]
 
 _DEFAULT_MESH = {"tp": 2}
 
@@ -61,21 +58,3 @@ def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMe
             "Leave it out there."
         )
     return found
-
-
-def axes_of(mesh: DeviceMesh) -> tuple[Axis, ...]:
-    """Its axes as records."""
-    names = axis_names(mesh)
-    return tuple(Axis(name=name, size=size) for name, size in zip(names, mesh.shape, strict=True))
-
-
-def describe_run(mesh: DeviceMesh) -> RunInfo:
-    """Which world it was, seen from which rank."""
-    return RunInfo(
-        torch_version=str(torch.__version__),
-        shardscope_version=__version__,
-        world_size=dist.get_world_size(),
-        ranks=(RankSpan(dist.get_rank()),),
-        axes=axes_of(mesh),
-        is_simulated=True,
-    )

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.dispatch import without_modes
-from shardscope._torch.meshes import axis_names, describe_placements
+from shardscope._torch.meshes import describe_axes, describe_placements
 from shardscope.errors import AuditError
-from shardscope.record import Axis, Slice, TensorLayout, compress_ranks
+from shardscope.record import Slice, TensorLayout, compress_ranks
 
 __all__ = ["cut_sizes", "visualize_sharding"]
 
@@ -29,13 +29,10 @@ def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
             "other ranks hold. Give it a DTensor, such as a parameter of a sharded model."
         )
     mesh, placements = tensor.device_mesh, tensor.placements
-    sizes = tuple(mesh.shape)
     return TensorLayout(
         name=name,
         shape=tuple(tensor.shape),
-        axes=tuple(
-            Axis(name=name, size=size) for name, size in zip(axis_names(mesh), sizes, strict=True)
-        ),
+        axes=describe_axes(mesh),
         placements=describe_placements(placements),
         slices=_find_slices(tuple(tensor.shape), mesh, placements),
     )
