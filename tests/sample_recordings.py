@@ -13,11 +13,21 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     Compiled,
+    Coverage,
     Finding,
     FullyShard,
     Gap,
     Group,
+    Level,
+    Mark,
+    MarkKind,
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
     Module,
+    Move,
+    OpCoverage,
     Parameter,
     Phase,
     RankSpan,
@@ -25,8 +35,12 @@ from shardscope.record import (
     Redistribute,
     RunInfo,
     Severity,
+    Sharding,
+    Slice,
     Source,
     Span,
+    TensorLayout,
+    Verdict,
     compress_ranks,
 )
 
@@ -186,6 +200,97 @@ def make_phases(ranks: tuple[int, ...] = (0, 1)) -> Recording:
     whole = 1_000 * len(HOSTILE_NAMES)
     spans += [make_span("step", 0, whole, self_ns=0, rank=rank) for rank in ranks]
     return make_recording(ranks=ranks, spans=tuple(spans))
+
+
+def make_holdings() -> Recording:
+    """What an audit, coverage and memory write down, with hostile names throughout."""
+    names = HOSTILE_NAMES
+    source = Source(file=names[3], line=1, text=names[0])
+    modules = tuple(
+        Module(
+            name=f"layers.{index}.{name}",
+            type=name,
+            ranks=(RankSpan(0),),
+            parameters=(_hostile_parameter(name),),
+            aliases=(name,),
+            marks=tuple(Mark(kind=kind, detail=name, axes=(name,)) for kind in MarkKind),
+        )
+        for index, name in enumerate(names)
+    )
+    ops = tuple(
+        OpCoverage(
+            op=name,
+            schema=name,
+            verdict=verdict,
+            num_forward=1,
+            detail=name,
+            remedy=name,
+            moves=(Move(argument=name, before=(name,), after=(name,), num_bytes=1),),
+            shardings=(Sharding(inputs=(name,), verdict=verdict, outputs=(name,), detail=name),),
+            modules=(name,),
+            sources=(source,),
+        )
+        for name, verdict in zip(names, 3 * tuple(Verdict), strict=False)
+    )
+    axes = (Axis(name=names[0], size=8),)
+    return make_recording(
+        modules=modules,
+        coverage=tuple(
+            Coverage(rank=0, level=level, axes=axes, has_plan=level is Level.EXPORTED, ops=ops)
+            for level in Level
+        ),
+        memory=(_hostile_memory(),),
+        layouts=tuple(
+            TensorLayout(
+                name=name,
+                shape=(8, 2),
+                axes=axes,
+                placements=(name,),
+                slices=(Slice(ranks=(RankSpan(0, 8),), stretches=(((0, 8),), ((0, 2),))),),
+            )
+            for name in names
+        ),
+    )
+
+
+def _hostile_parameter(name: str) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=(8, 2),
+        local_shape=(1, 2),
+        dtype=name,
+        placements=(name,),
+        axes=(name,),
+        live_name=name,
+        checkpoint_key=name,
+        fsdp_group=name,
+        alias_group=name,
+        rule=name,
+        global_bytes=64,
+        local_bytes=8,
+    )
+
+
+def _hostile_memory() -> MemoryProfile:
+    kinds = list(MemoryKind)
+    return MemoryProfile(
+        rank=0,
+        peak_bytes=100 * len(HOSTILE_NAMES),
+        peak_order=5,
+        peak_phase=Phase.BACKWARD,
+        peak_module=HOSTILE_NAMES[3],
+        at_peak=tuple(
+            MemoryUse(kind=kinds[index % len(kinds)], module=name, num_bytes=100)
+            for index, name in enumerate(HOSTILE_NAMES)
+        ),
+        samples=tuple(
+            MemorySample(
+                order=order, phase=phase, module=HOSTILE_NAMES[3], num_bytes=(100,) * len(kinds)
+            )
+            for order, phase in enumerate(Phase)
+        ),
+        device_bytes=1000,
+    )
 
 
 _BLOCK = (

@@ -42,6 +42,7 @@ _EXIT_CODES = {
     "ranks that differ": 1,
     "hostile names": 1,
     "phases": 0,
+    "holdings": 0,
 }
 
 
