@@ -221,6 +221,57 @@ UNLAUNCHED = """
 """
 
 
+STUCK = """
+    import os, signal, threading
+    from shardscope import phases, trace
+
+    reached = threading.Event()
+
+    def fetch():
+        with phases("fetch"), phases("decode"):
+            reached.set()
+            threading.Event().wait()
+
+    with trace(stream={path!r}):
+        threading.Thread(target=fetch, name="loader", daemon=True).start()
+        reached.wait()
+        with phases("step"):
+            for _ in range(2):
+                with phases("load"):
+                    pass
+            with phases("forward"), phases("load"), phases("forward"):
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    program = textwrap.dedent(STUCK).format(path=str(path))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    recording = load(path)
+    assert [span.name for span in recording.spans] == ["load", "load"]
+    end, stuck = recording.gaps
+    assert "the run was killed" in end.fact
+    assert (stuck.place, stuck.rank) == ("phases", 0)
+    assert stuck.fact == (
+        "begun and not ended where the stream stops, outermost first: "
+        "step > forward > load > forward; fetch > decode (thread loader)"
+    )
+
+
+def test_phases_that_outlive_the_trace_are_not_what_it_hangs_in(tmp_path: Path) -> None:
+    t, outer = trace(stream=tmp_path / "run.jsonl"), phases("outer")
+    with t:
+        outer.__enter__()
+    assert load(tmp_path / "run.jsonl").gaps == ()
+    outer.__exit__(None, None, None)
+    with t, phases("inner"):
+        _, stuck = load(tmp_path / "run.jsonl").gaps
+    assert stuck.fact.endswith("first: inner")
+    assert load(tmp_path / "run.jsonl") == t.recording
+
+
 @pytest.mark.parametrize("name", ["run.jsonl", "run-{rank}.jsonl"])
 def test_killed_process_without_a_process_group_leaves_a_readable_recording(
     tmp_path: Path, name: str

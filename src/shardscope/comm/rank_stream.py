@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import final
 
 from shardscope.errors import OutputError
-from shardscope.record import RunInfo, StreamWriter
+from shardscope.record import RunInfo, SpanBegin, StreamWriter
 from shardscope.record.stream import StreamRecord
 
 __all__ = ["RankStream", "name_for_rank"]
@@ -38,6 +38,10 @@ class RankStream:
     def write(self, record: StreamRecord) -> None:
         """Append one record."""
         self._writer.write(record)
+
+    def write_begin(self, begin: SpanBegin) -> None:
+        """Append that a span has begun."""
+        self._writer.write_begin(begin)
 
     def become(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
         """The run is this one, also for what was written; OutputError if its name is taken.

@@ -66,7 +66,7 @@ class Trace:
                 stack.enter_context(watch.recorder.calls.watching())
                 stack.enter_context(watch_module_calls(watch.recorder.calls))
                 stack.enter_context(intercept(watch.recorder))
-                stack.enter_context(listening(watch.spans))
+                stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))
                 self._exit = stack.pop_all()
         self._depth += 1
         return self

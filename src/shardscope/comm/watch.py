@@ -29,6 +29,7 @@ from shardscope.record import (
     Module,
     RankSpan,
     Recording,
+    SpanBegin,
 )
 from shardscope.record.stream import StreamRecord
 from shardscope.world import current_world
@@ -62,7 +63,11 @@ class Watch:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
-        self.spans = SpanBook(self.recorder, emit=None if stream is None else self._emit)
+        self.spans = SpanBook(
+            self.recorder,
+            emit=None if stream is None else self._emit,
+            emit_begin=None if stream is None else self._emit_begin,
+        )
         self._run = describe_run(rank, world_size, self._read_axes())
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
@@ -224,6 +229,10 @@ class Watch:
     def _emit(self, record: StreamRecord) -> None:
         if self._stream is not None:
             self._stream.write(record)
+
+    def _emit_begin(self, begin: SpanBegin) -> None:
+        if self._stream is not None:
+            self._stream.write_begin(begin)
 
     def _emit_findings(self) -> None:
         """Those that are not in the stream yet: it may be closed and go on."""

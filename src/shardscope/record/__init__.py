@@ -41,7 +41,7 @@ from shardscope.record.recording import (
 from shardscope.record.replay import read_stream
 from shardscope.record.slices import Slice, TensorLayout
 from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import PhaseTotal, Span, sum_spans
+from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "Slice",
     "Source",
     "Span",
+    "SpanBegin",
     "StreamWriter",
     "TensorLayout",
     "Verdict",

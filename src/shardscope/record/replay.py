@@ -24,6 +24,7 @@ from shardscope.record.recording import (
 from shardscope.record.sharing import SharedValues
 from shardscope.record.spans import Span
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
+from shardscope.record.unended import UnendedSpans
 
 __all__ = ["read_stream"]
 
@@ -92,6 +93,7 @@ class _Reader:
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self.spans: list[Span] = []
+        self._unended = UnendedSpans()
         self._end: StreamEnd | None = None
         self._num_damaged = 0
         self._damaged: list[int] = []
@@ -129,10 +131,14 @@ class _Reader:
             self.gaps.append(line.gap)
         elif line.span is not None:
             self.spans.append(line.span)
+            self._unended.end(line.span)
+        elif line.begin is not None:
+            self._unended.begin(line.begin)
         elif line.run is not None:
             self._become(line.run)
         elif line.end is not None:
             self._end = line.end
+            self._unended.forget()
         else:
             return False
         return True
@@ -164,6 +170,9 @@ class _Reader:
         fact = None if self.is_hopeless else self._describe_end()
         if fact is not None:
             gaps.append(Gap(place=name, fact=fact, rank=rank, is_loss=True))
+        stuck = self._unended.describe()
+        if stuck is not None:
+            gaps.append(Gap(place="phases", fact=stuck, rank=rank))
         return gaps
 
     def _format_numbers(self) -> str:

@@ -16,7 +16,7 @@ from shardscope.record.encoding import encode_json
 from shardscope.record.output import check_output, explain_existing, move_file
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
-from shardscope.record.spans import Span
+from shardscope.record.spans import Span, SpanBegin
 
 __all__ = [
     "STREAM_FORMAT",
@@ -55,6 +55,7 @@ class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     collective: Collective | None = None
     finding: Finding | None = None
     gap: Gap | None = None
+    begin: SpanBegin | None = None
     span: Span | None = None
     run: RunInfo | None = None  # instead of the header's: what came before is this rank's too
     end: StreamEnd | None = None
@@ -97,6 +98,11 @@ class StreamWriter:
         with self._lock:
             if self._write_line({_KEYS[type(record)]: record}):
                 self._num_records += 1
+
+    def write_begin(self, begin: SpanBegin) -> None:
+        """A stretch begins; its span, written when it has ended, says so too."""
+        with self._lock:
+            self._write_line({"begin": begin})
 
     def write_run(self, run: RunInfo) -> None:
         """The run is this one and not the header's, for what was written too."""
