@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from shardscope.errors import PhaseError
 from shardscope.record import PhaseTotal, Span, sum_spans
 from shardscope.shard.open_spans import TOP
 from shardscope.shard.phase_times import PhaseTimes
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "phases.md"
 
 
 def shape(times: PhaseTimes) -> list[tuple[str, int, bool]]:
@@ -320,6 +323,25 @@ def test_compiled_code_stays_one_graph_and_is_not_compiled_again() -> None:
             compiled(x)
     assert counter.frame_count == 1
     assert counts(times) == {"inner": 1, "all_gather": 1, "a": 1, "around": 1}  # of the eager one
+
+
+def test_a_phase_made_elsewhere_is_not_compiled_as_a_context_but_is_as_a_decorator() -> None:
+    kept = phases("kept")
+
+    def enter(x: torch.Tensor) -> torch.Tensor:
+        with kept:
+            return x * 2
+
+    # When torch learns this, the guide and Phase's docstring should forget it.
+    counter = CompileCounter()
+    assert torch.equal(torch.compile(enter, backend=counter)(torch.ones(3)), torch.full((3,), 2.0))
+    assert counter.frame_count == 0
+    called = torch.compile(kept(lambda x: x * 2), backend=counter, fullgraph=True)
+    assert torch.equal(called(torch.ones(3)), torch.full((3,), 2.0))
+    assert counter.frame_count == 1
+    for text in (type(kept).__doc__, GUIDE.read_text()):
+        assert text is not None
+        assert "`with LOAD:`" in text
 
 
 def generate() -> Iterator[int]:

@@ -28,7 +28,9 @@ class Phase:
     """A named phase: a context manager and a decorator, for use anywhere and any number of times.
 
     It may be entered within itself, on several threads and in several tasks. A program that
-    torch.compile has captured runs as if it were not there.
+    torch.compile has captured runs as if it were not there. But torch.compile enters only contexts
+    that are made in what it compiles: there write `with phases("load"):`, because `with LOAD:`,
+    made elsewhere, leaves the whole function uncompiled. `@LOAD` is fine.
     """
 
     __slots__ = ("__weakref__", "_was_heard", "device", "name")
