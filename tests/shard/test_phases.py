@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -355,8 +356,16 @@ async def generate_slowly() -> object:
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (generate, "cannot time generate, a generator.*inside it"),
+        (generate, "cannot time generate, a generator.*inside it, around lines without a yield"),
         (generate_slowly, "cannot time generate_slowly, a generator"),
+        (
+            contextmanager(generate),
+            r"stands above @contextmanager on generate: .*`with phases\('x'\):` around its use",
+        ),
+        (
+            asynccontextmanager(generate_slowly),
+            "stands above @contextmanager on generate_slowly",
+        ),
         (staticmethod(len), "stands above @staticmethod.*Put it below"),
         (classmethod(len), "stands above @classmethod"),
         (torch.nn.Linear(1, 1), "times functions, and Linear is none.*around what"),
@@ -366,6 +375,23 @@ async def generate_slowly() -> object:
 def test_what_cannot_be_timed_by_its_calls_is_refused(function: object, sentence: str) -> None:
     with pytest.raises(PhaseError, match=sentence):
         phases("x")(function)  # type: ignore[arg-type]
+
+
+def test_a_function_that_hands_back_a_coroutine_is_refused_when_it_does() -> None:
+    async def fetch() -> int:
+        return 1
+
+    @phases("x")
+    def start(is_wanted: bool) -> object:
+        return fetch() if is_wanted else None
+
+    assert start(False) is None
+    with pytest.raises(PhaseError, match=r"hands back the coroutine .*fetch.*around the await"):
+        start(True)
+    waits = phases("x")(lambda: asyncio.run(fetch()))
+    with phases.record() as times:
+        assert waits() == 1
+    assert counts(times) == {"x": 1}
 
 
 def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
