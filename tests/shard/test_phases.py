@@ -8,10 +8,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch._dynamo.testing import CompileCounter
 
 from shardscope import phases, simulate
@@ -407,8 +409,30 @@ def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PhaseError, match="no CUDA device here"):
         phases("x", device="cuda")
-    with pytest.raises(PhaseError, match="0 or more, not -1"):
-        phases.record(keep=-1)
+
+
+@pytest.mark.parametrize("keep", [-1, None, "x", 1.5])
+def test_a_number_to_keep_that_is_none_is_refused(keep: object) -> None:
+    with pytest.raises(PhaseError, match=f"0 or more, not {keep!r}. Write phases.record"):
+        phases.record(keep=keep)  # type: ignore[arg-type]
+
+
+def test_keeping_more_than_fits_is_keeping_all() -> None:
+    with phases.record(keep=10**30) as times, phases("a"):
+        pass
+    assert (len(times.spans), times.num_dropped) == (1, 0)
+
+
+def test_names_are_printed_without_anything_that_a_terminal_obeys() -> None:
+    with phases.record() as times, phases("\x1b[31mred\x1b]0;title\x07\nline"):
+        pass
+    console = Console(file=StringIO(), force_terminal=True, width=120)
+    with console.capture() as capture:
+        console.print(times)
+    for text in (str(times), capture.get()):
+        assert r"\x1b[31mred\x1b]0;title\x07\nline" in text
+        assert "\x1b[31m" not in text
+        assert "\x07" not in text
 
 
 def test_a_phase_may_be_timed_on_the_host_alone() -> None:

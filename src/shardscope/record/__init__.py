@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Verdict
 from shardscope.record.encoding import replace_surrogates
+from shardscope.record.inert import make_inert
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.output import check_output, write_file
@@ -92,6 +93,7 @@ __all__ = [
     "expand_ranks",
     "format_ranks",
     "load",
+    "make_inert",
     "merge",
     "merge_files",
     "rank_at",
