@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardscope import World, load, simulate, trace
+from shardscope import World, load, phases, simulate, trace
 from shardscope.errors import OutputError
 from small_models import Net, batch, facts, shard_net
 
@@ -206,3 +207,114 @@ def test_killed_rank_leaves_a_readable_recording(tmp_path: Path, name: str) -> N
     assert recording.run.ranks[0].first == 1
     (gap,) = recording.gaps
     assert "the run was killed, or is still running" in gap.fact
+
+
+UNLAUNCHED = """
+    import os, signal
+    from shardscope import phases, trace
+
+    with trace(stream={path!r}):
+        for _ in range(3):
+            with phases("load"):
+                pass
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+STUCK = """
+    import os, signal, threading
+    from shardscope import phases, trace
+
+    reached = threading.Event()
+
+    def fetch():
+        with phases("fetch"), phases("decode"):
+            reached.set()
+            threading.Event().wait()
+
+    with trace(stream={path!r}):
+        threading.Thread(target=fetch, name="loader", daemon=True).start()
+        reached.wait()
+        with phases("step"):
+            for _ in range(2):
+                with phases("load"):
+                    pass
+            with phases("forward"), phases("load"), phases("forward"):
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    program = textwrap.dedent(STUCK).format(path=str(path))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    recording = load(path)
+    assert [span.name for span in recording.spans] == ["load", "load"]
+    end, stuck = recording.gaps
+    assert "the run was killed" in end.fact
+    assert (stuck.place, stuck.rank) == ("phases", 0)
+    assert stuck.fact == (
+        "begun and not ended where the stream stops, outermost first: "
+        "step > forward > load > forward; fetch > decode (thread loader)"
+    )
+
+
+def test_phases_that_outlive_the_trace_are_not_what_it_hangs_in(tmp_path: Path) -> None:
+    t, outer = trace(stream=tmp_path / "run.jsonl"), phases("outer")
+    with t:
+        outer.__enter__()
+    assert load(tmp_path / "run.jsonl").gaps == ()
+    outer.__exit__(None, None, None)
+    with t, phases("inner"):
+        _, stuck = load(tmp_path / "run.jsonl").gaps
+    assert stuck.fact.endswith("first: inner")
+    assert load(tmp_path / "run.jsonl") == t.recording
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run-{rank}.jsonl"])
+def test_killed_process_without_a_process_group_leaves_a_readable_recording(
+    tmp_path: Path, name: str
+) -> None:
+    program = textwrap.dedent(UNLAUNCHED).format(path=str(tmp_path / name))
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        assert process.wait() == -signal.SIGKILL
+    path = tmp_path / name.replace("{rank}", f"pid{process.pid}")
+    assert [span.name for span in load(path).spans] == ["load"] * 3
+
+
+def test_stream_that_has_no_rank_yet_keeps_out_of_the_way_of_others(tmp_path: Path) -> None:
+    pattern, number = str(tmp_path / "{rank}.jsonl"), os.getpid()
+    (tmp_path / f"pid{number}.jsonl").write_text("of another machine")
+    with trace(stream=pattern, force=True), phases("a"):
+        assert sorted(os.listdir(tmp_path)) == [f"pid{number}-1.jsonl", f"pid{number}.jsonl"]
+    assert (tmp_path / f"pid{number}.jsonl").read_text() == "of another machine"
+    assert len(load(tmp_path / "0.jsonl").spans) == 1
+
+
+def test_stream_whose_name_is_taken_in_the_end_stays_where_it_was(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text("precious")
+    with trace(stream=tmp_path / "{rank}.jsonl") as t, phases("a"):
+        pass
+    kept = tmp_path / f"pid{os.getpid()}.jsonl"
+    assert (tmp_path / "0.jsonl").read_text() == "precious"
+    assert load(kept).spans == t.recording.spans
+    (gap,) = load(kept).gaps
+    assert gap.fact.endswith(f"The stream stays in '{kept}'.")
+
+
+def test_folders_of_ranks_need_not_be_there_for_processes(tmp_path: Path) -> None:
+    (tmp_path / "rank-3").mkdir()
+    with trace(stream=tmp_path / "rank-{rank}" / "run.jsonl") as t:
+        assert os.path.isfile(tmp_path / f"pid{os.getpid()}-run.jsonl")
+        with simulate({"dp": 4}, rank=3):
+            dist.barrier()
+    assert load(tmp_path / "rank-3" / "run.jsonl") == t.recording
+
+
+def test_second_trace_that_would_write_the_same_stream_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    refused = pytest.raises(OutputError, match="already exists")
+    with trace(stream=path), phases("a"), refused, trace(stream=path):
+        raise NotImplementedError
+    assert len(load(path).spans) == 1

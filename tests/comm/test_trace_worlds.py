@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardscope import load, simulate, trace
+from shardscope import load, phases, simulate, trace
 from shardscope.errors import TraceError
 from shardscope.record import RankSpan
 from small_models import Block, batch, facts
@@ -62,6 +62,52 @@ def test_stream_of_a_trace_that_began_before_the_world_is_this_ranks(tmp_path: P
     assert os.listdir(tmp_path) == ["3.jsonl"]
     assert load(tmp_path / "3.jsonl") == t.recording
     assert len(t.recording.modules) == 3
+
+
+def test_stream_without_a_rank_in_its_name_learns_whose_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with trace(Block(), stream=path) as t:
+        with phases("early"):
+            pass
+        assert load(path).run.world_size == 1
+        with simulate({"dp": 8}, rank=3):
+            dist.barrier()
+            assert load(path).run == t.recording.run
+    assert load(path) == t.recording
+    assert (t.recording.spans[0].rank, t.recording.run.world_size) == (3, 8)
+
+
+def test_stream_moves_to_the_name_of_a_rank_that_is_known_when_entered_again(
+    tmp_path: Path,
+) -> None:
+    t = trace(Block(), stream=tmp_path / "{rank}.jsonl")
+    with t, phases("early"):
+        pass
+    assert os.listdir(tmp_path) == ["0.jsonl"]
+    with t, simulate({"dp": 8}, rank=3):
+        dist.barrier()
+    assert os.listdir(tmp_path) == ["3.jsonl"]
+    assert load(tmp_path / "3.jsonl") == t.recording
+
+
+@pytest.mark.parametrize("name", ["{rank}.jsonl", "run.jsonl"])
+def test_ranks_forked_inside_the_trace_write_their_own_streams(tmp_path: Path, name: str) -> None:
+    with trace(stream=tmp_path / name, force=True) as t:
+        with phases("early"):
+            pass
+        child = os.fork()
+        if child == 0:
+            with simulate({"dp": 8}, rank=3):
+                dist.barrier()
+            os._exit(0 if bool(t.recording.gaps) == (name == "run.jsonl") else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    own = load(tmp_path / name.replace("{rank}", "0"))
+    assert [span.rank for span in own.spans] == [0]
+    assert (own.collectives, own.gaps) == ((), ())
+    if name != "run.jsonl":
+        (span,) = load(tmp_path / "3.jsonl").spans
+        assert (span.name, span.rank) == ("early", 3)
+        assert len(load(tmp_path / "3.jsonl").collectives) == 1
 
 
 def test_stream_of_a_trace_without_any_world_is_there_all_the_same(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from shardscope.record import (
     Module,
     RankSpan,
     Severity,
+    Span,
+    SpanBegin,
     StreamWriter,
     load,
     merge,
@@ -313,3 +315,43 @@ def test_stream_is_not_called_what_it_is_not(tmp_path):
     with pytest.raises(OutputError, match="would not be compressed"):
         StreamWriter(tmp_path / "run.jsonl.gz", make_run())
     assert list(tmp_path.iterdir()) == []
+
+
+def _begin(name, start_ns=0, thread=""):
+    return SpanBegin(rank=0, name=name, start_ns=start_ns, thread=thread)
+
+
+def _find_stuck(path, begins, spans=()):
+    writer = StreamWriter(path, make_run())
+    for begin in begins:
+        writer.write_begin(begin)
+    for span in spans:
+        writer.write(span)
+    return [gap.fact.partition("first: ")[2] for gap in load(path).gaps if gap.place == "phases"]
+
+
+def test_spans_end_what_began_last_before_them_whoever_ends_first(tmp_path):
+    begins = [_begin("task", 1), _begin("task", 5), _begin("wait", 7), _begin("task", 9)]
+    first = Span(rank=0, name="task", start_ns=2, duration_ns=20, self_ns=1)
+    on_device = Span(rank=0, name="wait", start_ns=8, duration_ns=1, self_ns=1, device="cuda:0")
+    stuck = _find_stuck(tmp_path / "run.jsonl", begins, [first, on_device])
+    assert stuck == ["task > wait > task"]
+    third = Span(rank=0, name="task", start_ns=10, duration_ns=1, self_ns=1)
+    assert _find_stuck(tmp_path / "2.jsonl", begins, [first, third]) == ["task > wait"]
+
+
+def test_very_many_open_spans_are_told_in_short(tmp_path):
+    begins = [_begin(f"f{number}", number) for number in range(1000)]
+    begins += [_begin("g", thread=f"t{number:03}") for number in range(500)]
+    (fact,) = _find_stuck(tmp_path / "run.jsonl", begins)
+    assert fact.startswith("f0 > f1 > ")
+    assert " > f9 > … 980 more … > f990 > " in fact
+    assert fact.endswith("g (thread t018); 481 more threads")
+
+
+def test_streams_of_a_finished_run_have_no_open_spans_and_do_not_count_begins(tmp_path):
+    path = tmp_path / "run.jsonl"
+    writer = StreamWriter(path, make_run())
+    writer.write_begin(_begin("a"))
+    writer.close()
+    assert load(path).gaps == ()

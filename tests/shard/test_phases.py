@@ -7,9 +7,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch._dynamo.testing import CompileCounter
 
 from shardscope import phases, simulate
@@ -19,6 +23,8 @@ from shardscope.errors import PhaseError
 from shardscope.record import PhaseTotal, Span, sum_spans
 from shardscope.shard.open_spans import TOP
 from shardscope.shard.phase_times import PhaseTimes
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "phases.md"
 
 
 def shape(times: PhaseTimes) -> list[tuple[str, int, bool]]:
@@ -322,6 +328,25 @@ def test_compiled_code_stays_one_graph_and_is_not_compiled_again() -> None:
     assert counts(times) == {"inner": 1, "all_gather": 1, "a": 1, "around": 1}  # of the eager one
 
 
+def test_a_phase_made_elsewhere_is_not_compiled_as_a_context_but_is_as_a_decorator() -> None:
+    kept = phases("kept")
+
+    def enter(x: torch.Tensor) -> torch.Tensor:
+        with kept:
+            return x * 2
+
+    # When torch learns this, the guide and Phase's docstring should forget it.
+    counter = CompileCounter()
+    assert torch.equal(torch.compile(enter, backend=counter)(torch.ones(3)), torch.full((3,), 2.0))
+    assert counter.frame_count == 0
+    called = torch.compile(kept(lambda x: x * 2), backend=counter, fullgraph=True)
+    assert torch.equal(called(torch.ones(3)), torch.full((3,), 2.0))
+    assert counter.frame_count == 1
+    for text in (type(kept).__doc__, GUIDE.read_text()):
+        assert text is not None
+        assert "`with LOAD:`" in text
+
+
 def generate() -> Iterator[int]:
     yield 1
 
@@ -333,8 +358,16 @@ async def generate_slowly() -> object:
 @pytest.mark.parametrize(
     ("function", "sentence"),
     [
-        (generate, "cannot time generate, a generator.*inside it"),
+        (generate, "cannot time generate, a generator.*inside it, around lines without a yield"),
         (generate_slowly, "cannot time generate_slowly, a generator"),
+        (
+            contextmanager(generate),
+            r"stands above @contextmanager on generate: .*`with phases\('x'\):` around its use",
+        ),
+        (
+            asynccontextmanager(generate_slowly),
+            "stands above @contextmanager on generate_slowly",
+        ),
         (staticmethod(len), "stands above @staticmethod.*Put it below"),
         (classmethod(len), "stands above @classmethod"),
         (torch.nn.Linear(1, 1), "times functions, and Linear is none.*around what"),
@@ -344,6 +377,23 @@ async def generate_slowly() -> object:
 def test_what_cannot_be_timed_by_its_calls_is_refused(function: object, sentence: str) -> None:
     with pytest.raises(PhaseError, match=sentence):
         phases("x")(function)  # type: ignore[arg-type]
+
+
+def test_a_function_that_hands_back_a_coroutine_is_refused_when_it_does() -> None:
+    async def fetch() -> int:
+        return 1
+
+    @phases("x")
+    def start(is_wanted: bool) -> object:
+        return fetch() if is_wanted else None
+
+    assert start(False) is None
+    with pytest.raises(PhaseError, match=r"hands back the coroutine .*fetch.*around the await"):
+        start(True)
+    waits = phases("x")(lambda: asyncio.run(fetch()))
+    with phases.record() as times:
+        assert waits() == 1
+    assert counts(times) == {"x": 1}
 
 
 def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,8 +409,30 @@ def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(PhaseError, match="no CUDA device here"):
         phases("x", device="cuda")
-    with pytest.raises(PhaseError, match="0 or more, not -1"):
-        phases.record(keep=-1)
+
+
+@pytest.mark.parametrize("keep", [-1, None, "x", 1.5])
+def test_a_number_to_keep_that_is_none_is_refused(keep: object) -> None:
+    with pytest.raises(PhaseError, match=f"0 or more, not {keep!r}. Write phases.record"):
+        phases.record(keep=keep)  # type: ignore[arg-type]
+
+
+def test_keeping_more_than_fits_is_keeping_all() -> None:
+    with phases.record(keep=10**30) as times, phases("a"):
+        pass
+    assert (len(times.spans), times.num_dropped) == (1, 0)
+
+
+def test_names_are_printed_without_anything_that_a_terminal_obeys() -> None:
+    with phases.record() as times, phases("\x1b[31mred\x1b]0;title\x07\nline"):
+        pass
+    console = Console(file=StringIO(), force_terminal=True, width=120)
+    with console.capture() as capture:
+        console.print(times)
+    for text in (str(times), capture.get()):
+        assert r"\x1b[31mred\x1b]0;title\x07\nline" in text
+        assert "\x1b[31m" not in text
+        assert "\x07" not in text
 
 
 def test_a_phase_may_be_timed_on_the_host_alone() -> None:

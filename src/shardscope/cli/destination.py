@@ -8,7 +8,7 @@ from typing import final
 from shardscope.cli.launch import is_launched, launched_rank, num_launched
 from shardscope.cli.own_names import check_own_name, save_under_own_name
 from shardscope.cli.target import name_target
-from shardscope.comm.watch import name_for_rank
+from shardscope.comm.rank_stream import name_for_rank
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save
 

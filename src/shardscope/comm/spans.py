@@ -17,9 +17,17 @@ from msgspec.structs import replace
 from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.recorder import Recorder
 from shardscope.comm.signals import raise_if_from_signal
-from shardscope.record import Gap, Span, replace_surrogates
+from shardscope.record import Gap, Span, SpanBegin, replace_surrogates
 
-__all__ = ["SUBSCRIPTIONS", "Listener", "SpanBook", "Subscription", "Timing", "listening"]
+__all__ = [
+    "SUBSCRIPTIONS",
+    "HearBegin",
+    "Listener",
+    "SpanBook",
+    "Subscription",
+    "Timing",
+    "listening",
+]
 
 _MAX_KEPT = 100_000
 
@@ -58,14 +66,18 @@ class Listener(Protocol):
         """One of them; on whichever thread, and late where a device timed it."""
 
 
+HearBegin = Callable[[str, int, str], None]  # name, when by time.perf_counter_ns, thread
+
+
 @final
 class Subscription:
     """One time of listening."""
 
-    __slots__ = ("is_open", "listener")
+    __slots__ = ("hear_begin", "is_open", "listener")
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, hear_begin: HearBegin | None) -> None:
         self.listener = listener
+        self.hear_begin = hear_begin
         self.is_open = True
 
 
@@ -73,9 +85,12 @@ SUBSCRIPTIONS: list[Subscription] = []
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Until the context ends, `listener` hears of what is measured in this process."""
-    subscription = Subscription(listener)
+def listening(listener: Listener, *, hear_begin: HearBegin | None = None) -> Iterator[None]:
+    """Until the context ends, `listener` hears of what is measured in this process.
+
+    `hear_begin` is told as it begins, for those who may not live to hear the end.
+    """
+    subscription = Subscription(listener, hear_begin)
     SUBSCRIPTIONS.append(subscription)
     try:
         yield
@@ -88,12 +103,19 @@ def listening(listener: Listener) -> Iterator[None]:
 class SpanBook:
     """The spans of one trace. The first are kept; a stream, if there is one, gets them all."""
 
-    def __init__(self, recorder: Recorder, *, emit: Callable[[Span], None] | None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        emit: Callable[[Span], None] | None,
+        emit_begin: Callable[[SpanBegin], None] | None,
+    ) -> None:
         self.spans: list[Span] = []
         self.has_rank = False  # whether any was heard in a world, and so cannot be another rank's
         self._num_lost = 0
         self._recorder = recorder
         self._emit = emit
+        self._emit_begin = emit_begin
         self._lock = threading.RLock()
 
     def hear(self, timing: Timing) -> None:
@@ -109,6 +131,28 @@ class SpanBook:
             raise_if_from_signal(error)
             fact = f"a span could not be written down ({error!r})"
             self._recorder.report_gap("phases", fact, is_loss=True)
+
+    @property
+    def hear_begin(self) -> HearBegin | None:
+        """Wanted if there is a stream."""
+        return None if self._emit_begin is None else self._write_begin
+
+    def _write_begin(self, name: str, start_ns: int, thread: str) -> None:
+        assert self._emit_begin is not None
+        try:
+            if not self._recorder.is_in_its_world():
+                return
+            begin = SpanBegin(
+                rank=self._recorder.rank,
+                name=replace_surrogates(name),
+                start_ns=max(0, start_ns - self._recorder.start_ns),
+                thread=replace_surrogates(thread),
+            )
+            self._emit_begin(begin)
+        except Exception as error:  # noqa: BLE001 - watching must not kill
+            raise_if_from_signal(error)
+            fact = f"the beginning of a span could not be written down ({error!r})"
+            self._recorder.report_gap("phases", fact)
 
     def become(self, rank: int) -> None:
         """What was written down before the rank was known is this rank's."""

@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardscope._torch.intercept import intercept
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope.comm.names import Models, ModuleNames
+from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.spans import listening
-from shardscope.comm.watch import Watch, name_for_rank
+from shardscope.comm.watch import Watch
 from shardscope.errors import TraceError
 from shardscope.record import Recording, save
 
@@ -36,7 +37,8 @@ def trace(
     `models` gives modules their names: a model, a list or dict of models, or nothing to name
     modules by the class of the outermost one called. `mesh` names axes that the parameters do not
     show. `stream` appends each event to a file as it happens, so that a killed rank leaves a
-    recording; `{rank}` in the path becomes this rank. Entering again continues the recording.
+    recording; `{rank}` in the path becomes this rank, and is the process's number ("pid4242") until
+    that is known. Entering again continues the recording.
     """
     return Trace(models, mesh=mesh, stream=stream, force=force)
 
@@ -64,7 +66,7 @@ class Trace:
                 stack.enter_context(watch.recorder.calls.watching())
                 stack.enter_context(watch_module_calls(watch.recorder.calls))
                 stack.enter_context(intercept(watch.recorder))
-                stack.enter_context(listening(watch.spans))
+                stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))
                 self._exit = stack.pop_all()
         self._depth += 1
         return self

@@ -17,6 +17,7 @@ from shardscope.comm.findings import find_comm_problems
 from shardscope.comm.groups import GroupBook
 from shardscope.comm.inventory import Inventory
 from shardscope.comm.names import ModuleNames
+from shardscope.comm.rank_stream import RankStream
 from shardscope.comm.recorder import Recorder
 from shardscope.comm.run import describe_run, read_identity
 from shardscope.comm.spans import SpanBook
@@ -28,13 +29,12 @@ from shardscope.record import (
     Module,
     RankSpan,
     Recording,
-    StreamWriter,
-    check_output,
+    SpanBegin,
 )
 from shardscope.record.stream import StreamRecord
 from shardscope.world import current_world
 
-__all__ = ["Watch", "name_for_rank"]
+__all__ = ["Watch"]
 
 
 @final
@@ -51,10 +51,7 @@ class Watch:
     ) -> None:
         self._names = names
         self._mesh = mesh
-        self._stream = stream
-        self._force = force
-        self._writer: StreamWriter | None = None
-        self._waiting: list[StreamRecord] = []  # for the stream, which waits for this rank's number
+        self._stream: RankStream | None = None
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
         self._lock = threading.RLock()
@@ -66,16 +63,20 @@ class Watch:
             emit=None if stream is None else self._emit,
             enter_world=self._enter_world,
         )
-        self.spans = SpanBook(self.recorder, emit=None if stream is None else self._emit)
+        self.spans = SpanBook(
+            self.recorder,
+            emit=None if stream is None else self._emit,
+            emit_begin=None if stream is None else self._emit_begin,
+        )
         self._run = describe_run(rank, world_size, self._read_axes())
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
         self._inventory = Inventory(names, self.recorder)
         if stream is not None:
-            if dist.is_initialized() or "RANK" in os.environ:
-                self._open_stream()
-            elif "{rank}" not in str(stream):
-                check_output(stream, force=force)
+            is_known = dist.is_initialized() or "RANK" in os.environ
+            self._stream = RankStream(stream, self._run, force=force, is_rank_known=is_known)
+            for gap in self.recorder.gaps:
+                self._emit(gap)
         # Now, not when a module is called: by then FSDP has gathered its parameters.
         self._describe_modules()
 
@@ -124,8 +125,8 @@ class Watch:
                 f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
                 f"{now[0]} of {now[1]}. Make a new trace for each world."
             )
-        if self._writer is not None:
-            self._writer.reopen()
+        if self._stream is not None:
+            self._stream.reopen()
 
     def pause(self, error: BaseException | None) -> None:
         """Write down what is left to write, and how the step ended."""
@@ -136,14 +137,14 @@ class Watch:
         if self._stream is None:
             return
         self._write_late_spans()
-        with self._lock:
-            if self._writer is None:
-                self._open_late()
-            self._emit_findings()
-            if self._writer is not None:
-                self._writer.close()
-                if self._writer.failure is not None:
-                    self.recorder.report_gap("stream", self._writer.failure)
+        try:
+            self._stream.take_name()  # if no world began, this process is rank 0
+        except OutputError as error:
+            self.recorder.report_gap("stream", str(error))
+        self._emit_findings()
+        self._stream.close()
+        if self._stream.failure is not None:
+            self.recorder.report_gap("stream", self._stream.failure)
 
     def _write_late_spans(self) -> None:
         """Those that a device timed and has finished; of the rest the stream is not told."""
@@ -168,9 +169,19 @@ class Watch:
                 return False
             self._become(rank)
         self._run = describe_run(rank, world_size, self._read_axes())
-        if self._stream is not None and self._writer is None:
-            self._open_late()
+        self._tell_stream()
         return True
+
+    def _tell_stream(self) -> None:
+        """Whose it is."""
+        if self._stream is None:
+            return
+        early: tuple[StreamRecord, ...]
+        early = (*self._modules, *self.recorder.gaps, *self.spans.spans)
+        try:
+            self._stream.become(self._run, early)
+        except OutputError as error:
+            self.recorder.report_gap("stream", str(error))
 
     def _become(self, rank: int) -> None:
         """What was written down before the rank was known is this rank's."""
@@ -179,8 +190,6 @@ class Watch:
         self.recorder.gaps[:] = [replace(gap, rank=rank) for gap in self.recorder.gaps]
         self._modules = [replace(one, ranks=(RankSpan(rank),)) for one in self._modules]
         self.spans.become(rank)
-        early: list[StreamRecord] = [*self._modules, *self.recorder.gaps, *self.spans.spans]
-        self._waiting = early if self._waiting else []
 
     def _read_axes(self) -> tuple[Axis, ...]:
         """The axes of the largest mesh; and the groups of all of them get their names."""
@@ -214,15 +223,15 @@ class Watch:
         with self._lock:
             for module in self._inventory.describe_new():
                 self._modules.append(module)
-                if self._stream is not None:
-                    self._emit(module)
+                self._emit(module)
 
     def _emit(self, record: StreamRecord) -> None:
-        with self._lock:
-            if self._writer is not None:
-                self._writer.write(record)
-            else:
-                self._waiting.append(record)
+        if self._stream is not None:
+            self._stream.write(record)
+
+    def _emit_begin(self, begin: SpanBegin) -> None:
+        if self._stream is not None:
+            self._stream.write_begin(begin)
 
     def _emit_findings(self) -> None:
         """Those that are not in the stream yet: it may be closed and go on."""
@@ -231,26 +240,6 @@ class Watch:
         for finding in self._findings:
             if finding not in known:
                 self._emit(finding)
-
-    def _open_late(self) -> None:
-        try:
-            self._open_stream()
-        except OutputError as error:
-            self._stream = None
-            self.recorder.report_gap("stream", str(error))
-
-    def _open_stream(self) -> None:
-        assert self._stream is not None
-        path = name_for_rank(self._stream, self.rank)
-        self._writer = StreamWriter(path, self._run, force=self._force)
-        waiting, self._waiting = self._waiting, []
-        for record in waiting:
-            self._writer.write(record)
-
-
-def name_for_rank(path: str | Path, rank: int) -> Path:
-    """The path, in which `{rank}` becomes the rank."""
-    return Path(str(path).replace("{rank}", str(rank)))
 
 
 def _sentence(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
 from shardscope.record.encoding import replace_surrogates
+from shardscope.record.inert import make_inert
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.output import check_output, write_file
@@ -41,7 +42,7 @@ from shardscope.record.recording import (
 from shardscope.record.replay import read_stream
 from shardscope.record.slices import Slice, TensorLayout
 from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import PhaseTotal, Span, sum_spans
+from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "Slice",
     "Source",
     "Span",
+    "SpanBegin",
     "StreamWriter",
     "TensorLayout",
     "Verdict",
@@ -92,6 +94,7 @@ __all__ = [
     "expand_ranks",
     "format_ranks",
     "load",
+    "make_inert",
     "merge",
     "merge_files",
     "rank_at",

@@ -13,7 +13,7 @@ from typing import IO
 
 from shardscope.errors import OutputError
 
-__all__ = ["check_output", "explain_existing", "write_file"]
+__all__ = ["check_output", "explain_existing", "move_file", "write_file"]
 
 
 def write_file(
@@ -41,6 +41,23 @@ def write_file(
     except OSError as error:
         raise OutputError(_explain_output(path, error)) from error
     return Path(path)
+
+
+def move_file(
+    source: str | os.PathLike[str], path: str | os.PathLike[str], *, force: bool = False
+) -> None:
+    """Give a file another name; without `force` a file that has it stays."""
+    check_output(path, force=force)
+    try:
+        if force:
+            os.replace(source, path)
+        else:
+            _put_in_place(Path(source), Path(path))
+            Path(source).unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise OutputError(explain_existing(path)) from error
+    except OSError as error:
+        raise OutputError(_explain_output(path, error)) from error
 
 
 def check_output(path: str | os.PathLike[str], *, force: bool = False) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import final
 
 import msgspec
+from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
 from shardscope.record.header import brief, check_schema, explain_damage, read_header
-from shardscope.record.ranks import RankSpan, compress_ranks, count_ranks, format_ranks
+from shardscope.record.ranks import compress_ranks, count_ranks, format_ranks
 from shardscope.record.recording import (
     Collective,
     Finding,
@@ -23,6 +24,7 @@ from shardscope.record.recording import (
 from shardscope.record.sharing import SharedValues
 from shardscope.record.spans import Span
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
+from shardscope.record.unended import UnendedSpans
 
 __all__ = ["read_stream"]
 
@@ -38,18 +40,18 @@ def read_stream(data: bytes, name: str) -> Recording:
     """The recording in a stream up to where it was cut; `name` is what gaps call the file."""
     header_end = data.find(b"\n")
     run = _read_run(data if header_end < 0 else data[:header_end], name)
-    reader = _Reader()
+    reader = _Reader(run)
     for number, line in _number_lines(data, header_end):
         reader.read_line(number, line)
         if reader.is_hopeless:
             break
     return Recording(
-        run=run,
+        run=reader.run,
         groups=tuple(reader.groups),
         modules=tuple(reader.modules),
         collectives=tuple(reader.collectives),
         findings=tuple(reader.findings),
-        gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(run.ranks))),
+        gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(reader.run))),
         spans=tuple(reader.spans),
     )
 
@@ -75,21 +77,23 @@ def _number_lines(data: bytes, header_end: int) -> Iterator[tuple[int, bytes]]:
         yield number, found.group()
 
 
-def _only_rank(ranks: tuple[RankSpan, ...]) -> int | None:
-    return ranks[0].first if count_ranks(ranks) == 1 else None
+def _only_rank(run: RunInfo) -> int | None:
+    return run.ranks[0].first if count_ranks(run.ranks) == 1 else None
 
 
 @final
 class _Reader:
     """Sorts a stream's lines into records and remembers the damaged ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunInfo) -> None:
+        self.run = run
         self.groups: list[Group] = []
         self.modules: list[Module] = []
         self.collectives: list[Collective] = []
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self.spans: list[Span] = []
+        self._unended = UnendedSpans()
         self._end: StreamEnd | None = None
         self._num_damaged = 0
         self._damaged: list[int] = []
@@ -127,11 +131,29 @@ class _Reader:
             self.gaps.append(line.gap)
         elif line.span is not None:
             self.spans.append(line.span)
+            self._unended.end(line.span)
+        elif line.begin is not None:
+            self._unended.begin(line.begin)
+        elif line.run is not None:
+            self._become(line.run)
         elif line.end is not None:
             self._end = line.end
+            self._unended.forget()
         else:
             return False
         return True
+
+    def _become(self, run: RunInfo) -> None:
+        """What was written before the rank was known is this rank's."""
+        was, self.run = self.run, run
+        then, now = _only_rank(was), _only_rank(run)
+        if then is None or now is None or then == now:
+            return
+        self.gaps[:] = [replace(one, rank=now) if one.rank == then else one for one in self.gaps]
+        self.spans[:] = [replace(one, rank=now) if one.rank == then else one for one in self.spans]
+        self.modules[:] = [
+            replace(one, ranks=run.ranks) if one.ranks == was.ranks else one for one in self.modules
+        ]
 
     def _remember_damage(self, number: int, reason: str) -> None:
         self._reason = self._reason or brief(reason)
@@ -148,6 +170,9 @@ class _Reader:
         fact = None if self.is_hopeless else self._describe_end()
         if fact is not None:
             gaps.append(Gap(place=name, fact=fact, rank=rank, is_loss=True))
+        stuck = self._unended.describe()
+        if stuck is not None:
+            gaps.append(Gap(place="phases", fact=stuck, rank=rank))
         return gaps
 
     def _format_numbers(self) -> str:

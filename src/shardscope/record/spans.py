@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shardscope.record.ranks import Natural, Rank
 
-__all__ = ["PhaseTotal", "Span", "sum_spans"]
+__all__ = ["PhaseTotal", "Span", "SpanBegin", "sum_spans"]
 
 
 class Span(Struct, frozen=True, kw_only=True, gc=False):
@@ -27,6 +27,18 @@ class Span(Struct, frozen=True, kw_only=True, gc=False):
     thread: str = ""  # empty is the main one
     depth: Natural = 0  # how many spans of the same thread it lies within
     is_inner: bool = False  # whether one of them has the same name
+
+
+class SpanBegin(Struct, frozen=True, kw_only=True, gc=False):
+    """That a stretch began, shortly before its span's `start_ns`. Only streams have these.
+
+    If no such span follows, it is what the rank was doing when it was killed.
+    """
+
+    rank: Rank
+    name: str
+    start_ns: Natural
+    thread: str = ""
 
 
 class PhaseTotal(Struct, frozen=True, kw_only=True, gc=False):

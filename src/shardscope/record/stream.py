@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
-from shardscope.record.output import check_output, explain_existing
+from shardscope.record.output import check_output, explain_existing, move_file
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
-from shardscope.record.spans import Span
+from shardscope.record.spans import Span, SpanBegin
 
 __all__ = [
     "STREAM_FORMAT",
@@ -55,7 +55,9 @@ class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     collective: Collective | None = None
     finding: Finding | None = None
     gap: Gap | None = None
+    begin: SpanBegin | None = None
     span: Span | None = None
+    run: RunInfo | None = None  # instead of the header's: what came before is this rank's too
     end: StreamEnd | None = None
 
 
@@ -86,16 +88,38 @@ class StreamWriter:
         self._file: int | None = _open(self.path, force=force)
         self._write_line(StreamHeader(run=run))
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process writes it. A forked one has a copy of us but is not this rank."""
+        return os.getpid() == self._pid
+
     def write(self, record: StreamRecord) -> None:
         """Append one record; safe from any thread, silent after `close` or a failure."""
         with self._lock:
             if self._write_line({_KEYS[type(record)]: record}):
                 self._num_records += 1
 
+    def write_begin(self, begin: SpanBegin) -> None:
+        """A stretch begins; its span, written when it has ended, says so too."""
+        with self._lock:
+            self._write_line({"begin": begin})
+
+    def write_run(self, run: RunInfo) -> None:
+        """The run is this one and not the header's, for what was written too."""
+        with self._lock:
+            self._write_line({"run": run})
+
+    def move(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Give the file another name and go on; OutputError if that cannot be."""
+        with self._lock:
+            if self.is_own:
+                move_file(self.path, path, force=force)
+                self.path = os.path.abspath(path)
+
     def reopen(self) -> None:
         """Go on after `close`: what is written now follows the end marker, and so overrules it."""
         with self._lock:
-            if self._file is None and self.failure is None and os.getpid() == self._pid:
+            if self._file is None and self.failure is None and self.is_own:
                 try:
                     self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | _CLOSE_ON_EXEC)
                 except OSError as error:
@@ -105,13 +129,12 @@ class StreamWriter:
         """Append the end marker and close the file; closing twice is fine."""
         with self._lock:
             self._write_line({"end": StreamEnd(num_records=self._num_records)})
-            if self._file is not None and os.getpid() == self._pid:
+            if self._file is not None and self.is_own:
                 os.close(self._file)
             self._file = None
 
     def _write_line(self, line: object) -> bool:
-        # A forked child (a data loader's worker) holds a copy of us but is not this rank.
-        if self._file is None or self.failure is not None or os.getpid() != self._pid:
+        if self._file is None or self.failure is not None or not self.is_own:
             return False
         try:
             _write_all(self._file, encode_json(line) + b"\n")

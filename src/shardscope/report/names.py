@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from shardscope.record import make_inert
+
 __all__ = ["make_inert", "shorten", "shorten_names"]
 
-# Control, format (bidi overrides), surrogate and private characters, line and paragraph breaks.
-_UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 _END = 2 / 3  # of what is kept of a name that is too long
-
-
-def make_inert(text: str) -> str:
-    """The text on one line, with whatever a terminal might obey written out as an escape."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _UNSAFE:
-        return char
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def shorten(text: str, width: int) -> str:

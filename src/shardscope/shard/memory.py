@@ -25,7 +25,8 @@ from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
-from shardscope.comm.watch import Watch, name_for_rank
+from shardscope.comm.rank_stream import name_for_rank
+from shardscope.comm.watch import Watch
 from shardscope.errors import MemoryProfileError
 from shardscope.record import MemoryProfile, Recording, save
 from shardscope.shard.advice import find_memory_problems, needed_bytes

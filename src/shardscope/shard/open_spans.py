@@ -71,6 +71,14 @@ class OpenSpan:
         """
         return not self.has_ended and self.phase() is not None
 
+    def begin(self, device: str | None) -> None:
+        """Tell who wants to know now, and start the clocks."""
+        for one in self.subscriptions:
+            if one.hear_begin is not None:
+                one.hear_begin(self.name, time.perf_counter_ns(), thread_name())
+        self.mark = None if device == HOST else DEVICE_CLOCK.begin(device)
+        self.start_ns = time.perf_counter_ns()  # last, so that what we do is not in it
+
     def end(self, end_ns: int) -> None:
         """Tell who still listens, and have the device tell them too."""
         self.has_ended = True
@@ -141,8 +149,7 @@ def open_span(phase: object, name: str, device: str | None) -> None:
     span = OpenSpan(phase, name, _find_open(TOP.get()))
     TOP.set(span)
     if span.subscriptions:
-        span.mark = None if device == HOST else DEVICE_CLOCK.begin(device)
-        span.start_ns = time.perf_counter_ns()  # last, so that what we do is not in it
+        span.begin(device)
 
 
 def close_span(phase: object) -> None:

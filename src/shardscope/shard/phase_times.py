@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 import threading
 from collections import deque
 from contextlib import ExitStack
@@ -19,7 +21,7 @@ from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.run import read_identity
 from shardscope.comm.spans import Timing, listening
 from shardscope.errors import PhaseError
-from shardscope.record import PhaseTotal, Span
+from shardscope.record import PhaseTotal, Span, make_inert
 
 __all__ = ["PhaseTimes"]
 
@@ -37,9 +39,7 @@ class PhaseTimes:
     """
 
     def __init__(self, *, keep: int) -> None:
-        if keep < 0:
-            raise PhaseError(f"a number of spans to keep is 0 or more, not {keep}.")
-        self._spans: deque[Span] = deque(maxlen=keep)
+        self._spans: deque[Span] = deque(maxlen=_read_keep(keep))
         self._totals: dict[tuple[str, str], PhaseTotal] = {}
         self._num_spans = 0
         self._rank, self._has_rank = read_identity()[0], dist.is_initialized()
@@ -132,7 +132,7 @@ class PhaseTimes:
         for one in sorted(self.totals, key=lambda one: -one.total_ns):
             times = (one.total_ns, one.self_ns, one.mean_ns, one.max_ns)
             figures = (f"{one.count:,}", *(f"{ns / 1e6:,.3f}" for ns in times))
-            table.add_row(Text(one.name), one.device, *figures)
+            table.add_row(Text(make_inert(one.name)), one.device, *figures)
         return table
 
     def __str__(self) -> str:
@@ -149,3 +149,16 @@ class PhaseTimes:
         """The rank, once there is a process group: it may be younger than we are."""
         if not self._has_rank and dist.is_initialized():
             self._rank, self._has_rank = dist.get_rank(), True
+
+
+def _read_keep(keep: object) -> int:
+    try:
+        number = operator.index(keep)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise PhaseError(
+            f"a number of spans to keep is 0 or more, not {keep!r}. "
+            "Write phases.record(keep=10_000), or leave keep out."
+        )
+    return min(number, sys.maxsize)

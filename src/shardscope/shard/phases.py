@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, final
 
 import torch
@@ -28,7 +29,9 @@ class Phase:
     """A named phase: a context manager and a decorator, for use anywhere and any number of times.
 
     It may be entered within itself, on several threads and in several tasks. A program that
-    torch.compile has captured runs as if it were not there.
+    torch.compile has captured runs as if it were not there. But torch.compile enters only contexts
+    that are made in what it compiles: there write `with phases("load"):`, because `with LOAD:`,
+    made elsewhere, leaves the whole function uncompiled. `@LOAD` is fine.
     """
 
     __slots__ = ("__weakref__", "_was_heard", "device", "name")
@@ -74,7 +77,10 @@ class Phase:
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
             with Phase(name, device):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if not is_dynamo_compiling() and isinstance(result, CoroutineType):
+                _refuse_coroutine(result, name)
+            return result
 
         return timed
 
@@ -168,12 +174,43 @@ def _read_device(device: str | torch.device) -> str:
     return kind if kind == "cpu" else name
 
 
+def _make_nothing() -> Iterator[None]:
+    yield
+
+
+async def _make_nothing_slowly() -> AsyncIterator[None]:
+    yield
+
+
+# What @contextmanager makes of any generator is one and the same function.
+_CONTEXT_MAKERS = (
+    contextmanager(_make_nothing).__code__,
+    asynccontextmanager(_make_nothing_slowly).__code__,
+)
+
+
+def _refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], phase: str) -> None:
+    name = coroutine.__qualname__
+    coroutine.close()  # or Python would warn that nobody awaited it
+    raise PhaseError(
+        f"phases({phase!r}) timed a function that hands back the coroutine {name} before that has "
+        f"run. Put it on `async def {name}` itself, or write `with phases({phase!r}):` around the "
+        "await."
+    )
+
+
 def _check_function(function: object, phase: str) -> None:
     name = getattr(function, "__qualname__", type(function).__name__)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise PhaseError(
             f"phases({phase!r}) cannot time {name}, a generator: its body runs piece by piece, "
-            f"between its caller's lines. Write `with phases({phase!r}):` inside it."
+            f"between its caller's lines. Write `with phases({phase!r}):` inside it, around lines "
+            "without a yield, or around what asks it for the next item."
+        )
+    if getattr(function, "__code__", None) in _CONTEXT_MAKERS:
+        raise PhaseError(
+            f"phases({phase!r}) stands above @contextmanager on {name}: it would time the making "
+            f"of the context, not what runs in it. Write `with phases({phase!r}):` around its use."
         )
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
