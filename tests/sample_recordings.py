@@ -234,6 +234,7 @@ def make_holdings() -> Recording:
     )
     axes = (Axis(name=names[0], size=8),)
     return make_recording(
+        run=make_run(instruments=("audit", "coverage", "memory")),
         modules=modules,
         coverage=tuple(
             Coverage(rank=0, level=level, axes=axes, has_plan=level is Level.EXPORTED, ops=ops)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from audited_models import SHARDED
-from sample_recordings import HOSTILE_NAMES, make_recording
+from sample_recordings import HOSTILE_NAMES, make_recording, make_run
 from shardscope import Recording, audit, show, simulate, visualize_sharding
 from shardscope.record import Mark, MarkKind, Module, Parameter, RankSpan, TensorLayout
 from shardscope.report.sharded_tree import format_tree
@@ -110,7 +110,10 @@ def test_hostile_names_are_inert(name: str) -> None:
         name=name, type=name, ranks=(RankSpan(0),), parameters=(parameter,), marks=(mark,)
     )
     layout = TensorLayout(name=name, shape=(2,), axes=(), placements=(name,), slices=())
-    text = render_text(make_recording(modules=(module,), layouts=(layout,)), width=100)
+    text = render_text(
+        make_recording(modules=(module,), layouts=(layout,), run=make_run(instruments=("audit",))),
+        width=100,
+    )
     assert [char for char in text if not char.isprintable() and char != "\n"] == []
     assert len(text) < 20_000
 
@@ -170,3 +173,9 @@ def test_show_refuses_what_it_cannot_show() -> None:
 def test_show_prints_a_recording(recording: Recording, capsys: pytest.CaptureFixture[str]) -> None:
     show(recording)
     assert "Sharded modules" in capsys.readouterr().out
+
+
+def test_an_audit_of_a_model_without_parameters_is_a_tree() -> None:
+    text = render_text(audit(nn.Sequential(nn.ReLU())))
+    assert "[Sequential]\n    0[ReLU]\n" in text
+    assert "No collectives" not in text

@@ -27,7 +27,7 @@ def read_identity() -> tuple[int, int]:
     return 0, 1
 
 
-def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo:
+def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrument: str) -> RunInfo:
     """The record of the run that this process is, now, a rank of."""
     return RunInfo(
         torch_version=str(torch.__version__),
@@ -37,6 +37,7 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...]) -> RunInfo:
         axes=axes,
         is_simulated=current_world() is not None,
         command=_describe_command(),
+        instruments=(instrument,),
     )
 
 

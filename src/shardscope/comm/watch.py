@@ -68,7 +68,7 @@ class Watch:
             emit=None if stream is None else self._emit,
             emit_begin=None if stream is None else self._emit_begin,
         )
-        self._run = describe_run(rank, world_size, self._read_axes())
+        self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
         self._inventory = Inventory(names, self.recorder)
@@ -168,7 +168,7 @@ class Watch:
                 )
                 return False
             self._become(rank)
-        self._run = describe_run(rank, world_size, self._read_axes())
+        self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
         self._tell_stream()
         return True
 

@@ -140,7 +140,9 @@ def _check_no_rank_twice(parts: Sequence[_Part]) -> None:
 
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     axes = next((run.axes for run in runs if run.axes), ())
-    return replace(runs[0], ranks=_unite(run.ranks for run in runs), axes=axes)
+    instruments = dict.fromkeys(one for run in runs for one in run.instruments)
+    ranks = _unite(run.ranks for run in runs)
+    return replace(runs[0], ranks=ranks, axes=axes, instruments=tuple(instruments))
 
 
 def _find_missing(run: RunInfo) -> list[Gap]:

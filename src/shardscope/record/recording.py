@@ -77,6 +77,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...] = ()
     is_simulated: bool = False
     command: str = ""
+    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory
 
 
 class Group(Struct, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.sharded_tree import FULLY_SHARDED, TreeLine, list_tree
 from shardscope.report.units import format_bytes
 
-__all__ = ["is_audited", "render_audit"]
+__all__ = ["render_audit"]
 
 _MAX_LINES = 80
 _MAX_INDENT = 8  # levels: deeper ones are known by their names
@@ -45,11 +45,6 @@ class _Row(Struct, frozen=True):
     name: str
     count: int
     parameter: Parameter
-
-
-def is_audited(recording: Recording) -> bool:
-    """Whether an audit, and not only a trace, wrote the modules down."""
-    return any(one.live_name for module in recording.modules for one in module.parameters)
 
 
 def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[RenderableType]:

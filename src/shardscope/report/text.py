@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Recording
-from shardscope.report.audit import is_audited, render_audit
+from shardscope.report.audit import render_audit
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
 from shardscope.report.coverage import render_coverage
@@ -92,7 +92,7 @@ def _render_others(recording: Recording, is_folded: bool) -> Iterator[Renderable
     """What instruments other than a trace of collectives found."""
     yield from render_phases(recording)
     yield from render_coverage(recording)
-    if is_audited(recording):
+    if "audit" in recording.run.instruments:
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:
         yield from render_layout(layout, is_complete=not is_folded)

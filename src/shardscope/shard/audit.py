@@ -62,7 +62,7 @@ def audit(
     if step is not None:
         findings += _run_step(held, step, gaps)
     return Recording(
-        run=describe_run(rank, world_size, _read_axes(model)),
+        run=describe_run(rank, world_size, _read_axes(model), instrument="audit"),
         modules=held.modules,
         findings=tuple(findings),
         gaps=tuple(gaps),

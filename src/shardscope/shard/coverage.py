@@ -150,7 +150,7 @@ def _cover(
         covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
         rank = dist.get_rank()
         return Recording(
-            run=describe_run(*read_identity(), describe_axes(own_mesh)),
+            run=describe_run(*read_identity(), describe_axes(own_mesh), instrument="coverage"),
             coverage=tuple(covered),
             gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
         )
