@@ -125,3 +125,10 @@ def test_ddp_is_refused_with_a_way_out() -> None:
         with pytest.raises(WorldError, match=sentence):
             world.materialize(model)
         assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_a_model_that_does_not_know_its_shapes_is_refused_with_a_sentence() -> None:
+    with simulate({"dp": 2}) as world, torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2))
+        with pytest.raises(WorldError, match=r"parameter '1\.weight' has no shape yet"):
+            world.materialize(model)

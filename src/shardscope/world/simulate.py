@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
@@ -92,6 +93,13 @@ class World:
                 "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
                 "data that simulated tensors do not have. Build the model with real tensors "
                 "instead, and run it in the simulated world without materialize()."
+            )
+
+        lazy = next((name for name, one in model.named_parameters() if is_lazy(one)), None)
+        if lazy is not None:
+            raise WorldError(
+                f"materialize() got a model whose parameter '{lazy}' has no shape yet. Give its "
+                "layer its sizes (Linear for LazyLinear), or run a forward with data first."
             )
 
     def _close(self) -> None:
