@@ -21,7 +21,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope import Recording, audit, save
+from shardscope import Recording, World, audit, save
+from shardscope.record import Finding
 
 CPU = torch.device("cpu")
 
@@ -99,6 +100,42 @@ def shard_by_hiding_fsdp1() -> nn.Module:
 def replicate_by_ddp() -> nn.Module:
     """As it is on every rank."""
     return DistributedDataParallel(Tied())
+
+
+FIRST = {"0.up": ColwiseParallel(), "0.down": RowwiseParallel()}
+PLAN = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+
+
+class Mlp(nn.Module):
+    """Two linear layers."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, hidden, bias=False)
+        self.down = nn.Linear(hidden, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+def found(recording: Recording, rule: str) -> list[Finding]:
+    """The findings of one kind."""
+    return [finding for finding in recording.findings if finding.rule == rule]
+
+
+def one(recording: Recording, rule: str) -> Finding:
+    """The only finding of one kind."""
+    (finding,) = found(recording, rule)
+    return finding
+
+
+def stack(world: World, *, hidden: int = 16, has_root: bool = True) -> nn.Sequential:
+    """Two MLPs, right in every way: tensor parallel, then FSDP on each, then on all."""
+    model = nn.Sequential(Mlp(hidden), Mlp(hidden))
+    parallelize_module(model, world.mesh["tp"], PLAN)
+    for block in model:
+        fully_shard(block, mesh=world.mesh["dp"])
+    return fully_shard(model, mesh=world.mesh["dp"]) if has_root else model
 
 
 SHARDED: dict[str, Callable[[], nn.Module]] = {
