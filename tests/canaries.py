@@ -235,7 +235,8 @@ CANARIES: dict[str, Canary] = {
     ),
     # dispatch.py
     "torch._guards.detect_fake_mode": Canary(
-        "dispatch.py", "tell ops that are only tried out from ops that are issued"
+        "dispatch.py and fake_models.py",
+        "tell ops that are only tried out from ops that are issued",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Canary(
         "dispatch.py", "list the ops of a module for compat.CommDebugMode"
@@ -663,6 +664,16 @@ CANARIES: dict[str, Canary] = {
         "simulated_group.py",
         "make a process group of any size",
         lambda: "fake" in dist.Backend.backend_list,
+    ),
+    "._backward_hooks": Canary(
+        "fake_models.py",
+        "let hooks of a parameter see its gradient",
+        lambda: hasattr(nn.Parameter(torch.ones(1)), "_backward_hooks"),
+    ),
+    "._post_accumulate_grad_hooks": Canary(
+        "fake_models.py",
+        "let hooks of a parameter see its gradient",
+        lambda: hasattr(nn.Parameter(torch.ones(1)), "_post_accumulate_grad_hooks"),
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,10 @@ from torch.optim.optimizer import (
 )
 
 from shardscope._torch.cuda_choices import cuda_choices
-from shardscope._torch.fake_models import FakeTwins, is_fake
+from shardscope._torch.fake_models import FakeTwins, StandIns, is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
+from shardscope._torch.restoring import find_changeable
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
@@ -36,6 +38,7 @@ from shardscope.world import current_world
 
 __all__ = ["Memory", "memory"]
 
+_taken = threading.Lock()
 _NUM_STEPS = 2  # the first makes the optimizer's state, the second finds it there
 
 
@@ -61,7 +64,12 @@ def memory(
     the GPU has; then findings say whether the step fits, and what would help.
     """
     _check_call(model, step, optimizer)
-    with _without_data(model) as twins, cuda_choices(), torch.compiler.set_stance("force_eager"):
+    with (
+        _the_only_call(),
+        _without_data(model, step) as twins,
+        cuda_choices(),
+        torch.compiler.set_stance("force_eager"),
+    ):
         run = _Run(model, twins)
         if twins is not None and isinstance(optimizer, Optimizer):
             twins.replace_in(optimizer)
@@ -103,7 +111,8 @@ class _Run:
         self._names = ModuleNames(model)
         self._places = Places(self._names)
         device_type = _device_type(self._names)
-        self._watcher = Watcher(self._names, self._places, device_type=device_type)
+        self._stand_ins = StandIns(twins)
+        self._watcher = Watcher(self._names, self._places, self._stand_ins, device_type=device_type)
         self._stepped: set[int] = set()
         self._ends: list[int] = []
         self.watch = Watch(self._names, mesh=None, stream=None, force=False)
@@ -137,6 +146,14 @@ class _Run:
         report = self.watch.recorder.report_gap
         if self._watcher.num_values_read:
             report("values", "the step read values of tensors without data: each was taken as zero")
+        if self._stand_ins.num_captured:
+            report(
+                "captured parameters",
+                "the step used parameters that it had taken from the model before memory() was "
+                "called: what it did to them did not reach the model's",
+            )
+        for name in sorted(self._twins.lost_classes if self._twins else ()):
+            report("parameters", f"those of the class {name} were taken as plain ones")
         if any(is_compiled(module) for root in roots for module in every_module(root)):
             report("torch.compile", "compiled parts were run as if they were not compiled")
         if any(isinstance(module, nn.RNNBase) for root in roots for module in every_module(root)):
@@ -181,7 +198,21 @@ def _check_call(model: object, step: object, optimizer: object) -> None:
 
 
 @contextmanager
-def _without_data(model: Models) -> Iterator[FakeTwins | None]:
+def _the_only_call() -> Iterator[None]:
+    """Refuse to run beside another call, whose ops would be counted too: hooks are torch's own."""
+    if not _taken.acquire(blocking=False):
+        raise MemoryProfileError(
+            "memory() was called while another call of it was running, on another thread or in "
+            "its step. Call it when that has ended, or in another process."
+        )
+    try:
+        yield
+    finally:
+        _taken.release()
+
+
+@contextmanager
+def _without_data(model: Models, step: Callable[[], object]) -> Iterator[FakeTwins | None]:
     """In a world, the tensors that it has; else twins without data."""
     roots = list(ModuleNames(model).roots())
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
@@ -202,7 +233,7 @@ def _without_data(model: Models) -> Iterator[FakeTwins | None]:
     else:
         with explained_lack_of_data(), fake_tensors() as mode:
             twins = FakeTwins(mode)
-            with twins.replacing(roots):
+            with twins.replacing(roots, find_changeable(step)):
                 yield twins
 
 

@@ -16,7 +16,9 @@ from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
     TorchDispatchMode,
+    without_modes,
 )
+from shardscope._torch.fake_models import StandIns
 from shardscope._torch.fsdp import is_fully_sharded
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.modules import every_module
@@ -39,6 +41,7 @@ _EMPTY = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
+_LIFTS = {_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default}
 _UNSETTLED = (None, MemoryKind.COMMUNICATION)
 _Tensor = torch.Tensor
 
@@ -47,13 +50,18 @@ _Tensor = torch.Tensor
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode under which a step is run."""
 
-    def __init__(self, names: ModuleNames, places: Places, *, device_type: str) -> None:
+    def __init__(
+        self, names: ModuleNames, places: Places, stand_ins: StandIns, *, device_type: str
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.num_values_read = 0  # of tensors that have none
         self._names = names
         self._places = places
-        self._live = LiveStorages(self.ledger, device_type=device_type, read_place=places.read)
+        self._stand_ins = stand_ins
+        self._live = LiveStorages(
+            self.ledger, device_type=device_type, read_place=places.read, stand_ins=stand_ins
+        )
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
         self._trials = TrialRuns()
         self._is_wrapper: dict[type, bool] = {}
@@ -90,10 +98,13 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(tensor, nn.Parameter):
                     self._meet_parameter(tensor)
             return NotImplemented  # to see the ops that the wrapper makes of it
-        for tensor in inputs:
-            self._meet_input(tensor)
         if op is READ_VALUE:
             return self._read_value(args[0])
+        if op not in _LIFTS:  # of what Python has just made: torch knows its value, and should
+            for tensor in inputs:
+                self._meet_input(tensor)
+            if any(map(self._stand_ins.are_needed, inputs)):
+                args, kwargs = self._stand_in(args), self._stand_in(kwargs or {})
         result = op(*args, **(kwargs or {}))
         self._note_result(op, args, kwargs, result)
         return result
@@ -110,6 +121,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _read_value(self, tensor: _Tensor) -> Any:
         """Zero, where there is no value: losses are logged and norms looked at in most steps."""
+        if self._stand_ins.are_needed(tensor):
+            with without_modes():
+                return READ_VALUE(tensor)
         try:
             return READ_VALUE(tensor)
         except DataDependentOutputException:
@@ -194,6 +208,16 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for allocation in self._live.meet_held(tensor):
                 if allocation.is_buffer:
                     allocation.claim(MemoryKind.COMMUNICATION)
+
+    def _stand_in(self, value: Any) -> Any:
+        """Arguments in which tensors with data have given way to their stand-ins."""
+        if isinstance(value, _Tensor):
+            return self._stand_ins.of(value)
+        if isinstance(value, dict):
+            return {name: self._stand_in(one) for name, one in value.items()}
+        if type(value) in (tuple, list):
+            return type(value)(map(self._stand_in, value))
+        return value
 
     def _wraps(self, cls: type) -> bool:
         known = self._is_wrapper.get(cls)
