@@ -665,6 +665,9 @@ CANARIES: dict[str, Canary] = {
         "make a process group of any size",
         lambda: "fake" in dist.Backend.backend_list,
     ),
+    "torch._dynamo.eval_frame._TorchDynamoContext": Canary(
+        "running.py", "see on the stack that something compiled is running"
+    ),
     "._backward_hooks": Canary(
         "fake_models.py",
         "let hooks of a parameter see its gradient",

@@ -80,8 +80,8 @@ def test_the_exit_code_says_whether_it_fits(tmp_path: Path, size: str, code: int
         ("80g", 80 << 30),
         ("80GB", 80 * 10**9),
         ("1.5tib", 3 << 39),
-        ("512", 512),
-        ("512B", 512),
+        ("85899345920", 80 << 30),
+        ("85899345920B", 80 << 30),
         ("24576MiB", 24 << 30),
     ],
 )
@@ -96,6 +96,19 @@ def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None
     done = run(write(tmp_path, TARGET), "--gpu-memory", text or " ")
     assert done.exit_code == 2
     assert done.stderr.startswith("shardscope: --gpu-memory")
+
+
+@pytest.mark.parametrize(("text", "meant"), [("80", "80GiB"), ("512B", "80GiB"), ("9MiB", "80GiB")])
+def test_sizes_that_no_gpu_has_are_one_sentence(text: str, meant: str) -> None:
+    with pytest.raises(TargetError, match=f"bytes, .* Did you mean --gpu-memory {meant}"):
+        parse_size(text)
+
+
+def test_a_step_without_an_optimizer_is_said_to_have_none(tmp_path: Path) -> None:
+    own = "\ndef step(model, batch):\n    model(batch).sum().backward()\n"
+    done = run(write(tmp_path, TARGET + own), "--mesh", "dp=1")
+    assert done.exit_code == 0
+    assert "no optimizer was stepped" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

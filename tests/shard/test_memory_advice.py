@@ -35,12 +35,14 @@ def find(told: Memory, subject: str) -> list[Finding]:
 
 def test_without_a_device_there_is_nothing_to_say() -> None:
     model = stack(1)
-    assert memory(model, lambda: run(model, 8)).recording.findings == ()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert memory(model, lambda: run(model, 8), optimizer).recording.findings == ()
 
 
 def test_a_step_that_fits_well_is_no_finding() -> None:
     model = stack(1)
-    told = memory(model, lambda: run(model, 8), device_bytes=80 << 30)
+    optimizer = torch.optim.SGD(model.parameters())
+    told = memory(model, lambda: run(model, 8), optimizer, device_bytes=80 << 30)
     assert told.recording.findings == ()
     assert told.profile.needed_bytes == told.profile.peak_bytes + CONTEXT_BYTES
 

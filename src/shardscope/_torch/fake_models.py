@@ -19,7 +19,7 @@ from shardscope._torch.dispatch import without_modes
 from shardscope._torch.modules import every_module
 from shardscope._torch.restoring import Kept
 
-__all__ = ["FakeTwins", "StandIns", "is_fake"]
+__all__ = ["FakeTwins", "StandIns", "formatted_fakes", "is_fake"]
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -27,6 +27,20 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no data of its own."""
     return isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def formatted_fakes() -> Iterator[None]:
+    """Let `f"{loss:.3f}"` ask a tensor without data for its value, as it asks one with data."""
+
+    def format_value(tensor: torch.Tensor, spec: str) -> str:
+        return format(tensor.item(), spec) if tensor.dim() == 0 else format(repr(tensor), spec)
+
+    FakeTensor.__format__ = format_value
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__  # it is inherited
 
 
 @final

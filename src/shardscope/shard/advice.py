@@ -22,8 +22,17 @@ from shardscope.record import (
 from shardscope.shard.layers import find_layers
 from shardscope.shard.sayings import format_bytes
 
-__all__ = ["ADVICE", "CONTEXT_BYTES", "OUT_OF_MEMORY", "find_memory_problems", "needed_bytes"]
+__all__ = [
+    "ADVICE",
+    "CONTEXT_BYTES",
+    "NOT_COUNTED",
+    "OUT_OF_MEMORY",
+    "find_memory_problems",
+    "find_missing",
+    "needed_bytes",
+]
 
+NOT_COUNTED = "not-counted"
 OUT_OF_MEMORY = "out-of-memory"
 ADVICE = "memory-advice"
 
@@ -78,6 +87,26 @@ def find_memory_problems(profile: MemoryProfile, recording: Recording) -> Iterat
             remedy=one.remedy,
             rank=profile.rank,
         )
+
+
+def find_missing(rank: int, *, has_backward: bool, has_optimizer: bool) -> Iterator[Finding]:
+    """What training would hold and this step did not: nobody should take one for the other."""
+    if not has_backward:
+        fact = "backward never ran, so that gradients and optimizer state are not counted"
+        remedy = "Call backward() in the step, unless it is inference that you ask about."
+    elif not has_optimizer:
+        fact = "no optimizer was stepped, so that its state and temporaries are not counted"
+        remedy = "Give memory() the optimizer; a target defines optimizer(model)."
+    else:
+        return
+    yield Finding(
+        rule=NOT_COUNTED,
+        severity=Severity.INFO,
+        subject="step",
+        fact=fact,
+        remedy=remedy,
+        rank=rank,
+    )
 
 
 def _name_peak(profile: MemoryProfile) -> str:

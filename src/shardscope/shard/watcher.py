@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.device_moves import moves_within_cpu, on_cpu
 from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
@@ -22,6 +24,7 @@ from shardscope._torch.fake_models import StandIns
 from shardscope._torch.fsdp import is_fully_sharded
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.modules import every_module
+from shardscope._torch.running import is_compiled_running, watched_offloading
 from shardscope._torch.storages import is_wrapper_type, watched_resizes
 from shardscope._torch.trial_runs import TrialRuns
 from shardscope._torch.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
@@ -56,9 +59,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.num_values_read = 0  # of tensors that have none
+        self.has_compiled = False
+        self.has_offloaded = False
         self._names = names
         self._places = places
         self._stand_ins = stand_ins
+        self._is_on_cpu = device_type == "cpu"
         self._live = LiveStorages(
             self.ledger, device_type=device_type, read_place=places.read, stand_ins=stand_ins
         )
@@ -77,7 +83,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with (
                 self._trials.watching(),
+                moves_within_cpu() if self._is_on_cpu else nullcontext(),
                 watched_resizes(self._live.resize),
+                watched_offloading(self._note_offloading),
                 intercept(self),
                 self,
             ):
@@ -98,6 +106,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(tensor, nn.Parameter):
                     self._meet_parameter(tensor)
             return NotImplemented  # to see the ops that the wrapper makes of it
+        if not self.has_compiled and not is_in_backward():
+            self.has_compiled = is_compiled_running(sys._getframe())
         if op is READ_VALUE:
             return self._read_value(args[0])
         if op not in _LIFTS:  # of what Python has just made: torch knows its value, and should
@@ -105,6 +115,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._meet_input(tensor)
             if any(map(self._stand_ins.are_needed, inputs)):
                 args, kwargs = self._stand_in(args), self._stand_in(kwargs or {})
+        if kwargs and self._is_on_cpu:
+            kwargs = on_cpu(kwargs)
         result = op(*args, **(kwargs or {}))
         self._note_result(op, args, kwargs, result)
         return result
@@ -132,6 +144,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
             return 0.0 if tensor.is_floating_point() else 0
 
+    def _note_offloading(self) -> None:
+        self.has_offloaded = True
+
     def meet_optimizer(self, optimizer: Optimizer) -> None:
         """The optimizer's state is its own, and the gradients of its parameters are gradients."""
         for group in optimizer.param_groups:
@@ -157,8 +172,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for module in every_module(model):
             index = self._names.find(module)
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                # A tied one is one module's, which answers for its gradient and state as well.
+                owner = self._names.owner_of(tensor)
                 for allocation in self._live.meet_held(tensor):
-                    allocation.claim(MemoryKind.PARAMETERS, index)
+                    allocation.claim(MemoryKind.PARAMETERS, index if owner == NO_MODULE else owner)
                 self._watch_gradient(tensor)
                 self.claim_gradient(tensor)
 
