@@ -142,7 +142,7 @@ def test_gradients_that_are_kept_want_clearing() -> None:
 def test_advice_that_helps_most_comes_first_and_says_if_it_is_enough() -> None:
     model = stack()
     needed = memory(model, lambda: run(model, 4096)).profile.needed_bytes
-    told = memory(model, lambda: run(model, 4096), device_bytes=needed - (100 << 20))
+    told = memory(model, lambda: run(model, 4096), device_bytes=needed - (64 << 20))
     error, *advice = told.recording.findings
     assert advice[0].subject == "0 … 7"
     assert error.remedy.startswith("The first piece of advice below could be enough")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
@@ -28,7 +28,7 @@ from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
 from shardscope.comm.watch import Watch, name_for_rank
 from shardscope.errors import MemoryProfileError
-from shardscope.record import Finding, MemoryProfile, Recording, save
+from shardscope.record import MemoryProfile, Recording, save
 from shardscope.shard.advice import find_memory_problems, find_missing, needed_bytes
 from shardscope.shard.call_checks import (
     check_call,
@@ -36,6 +36,7 @@ from shardscope.shard.call_checks import (
     check_needs_no_closure,
     checked_size,
 )
+from shardscope.shard.circumstances import StepFacts
 from shardscope.shard.failed_steps import explained_failures
 from shardscope.shard.place import Places
 from shardscope.shard.profile import make_profile
@@ -87,21 +88,16 @@ def memory(
             for _ in range(_NUM_STEPS):
                 run.take(step, optimizer)
         run.report_gaps()
-        return Memory(run.profile(device_bytes), run.watch, run.find_missing())
+        return run.tell(device_bytes)
 
 
 @final
 class Memory:
     """What a step's memory holds: `profile`, and a `recording` with it and what to do about it."""
 
-    def __init__(
-        self, profile: MemoryProfile, watch: Watch, missing: Iterable[Finding] = ()
-    ) -> None:
+    def __init__(self, profile: MemoryProfile, recording: Recording) -> None:
         self.profile = profile
-        recording = watch.recording()
-        problems = find_memory_problems(profile, recording)
-        findings = (*recording.findings, *problems, *missing)
-        self.recording: Recording = replace(recording, memory=(profile,), findings=findings)
+        self.recording = recording
 
     def __repr__(self) -> str:
         profile = self.profile
@@ -126,6 +122,7 @@ class _Run:
         self.watcher = Watcher(self._names, self._places, self._stand_ins, device_type=device_type)
         self._stepped: set[int] = set()
         self._has_optimizer = False
+        self._facts = StepFacts(self._names)
         self._ends: list[int] = []
         self.watch = Watch(self._names, mesh=None, stream=None, force=False)
 
@@ -137,7 +134,7 @@ class _Run:
             register_optimizer_step_post_hook(self._note_step),
         )
         try:
-            with self._places.watching(), self.watcher.watching():
+            with self._places.watching(), self._facts.watching(), self.watcher.watching():
                 yield
         finally:
             for hook in hooks:
@@ -177,20 +174,23 @@ class _Run:
         if any(map(is_offloaded, roots)):
             report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
 
-    def profile(self, device_bytes: int | None) -> MemoryProfile:
-        """What the last step took."""
-        profile = make_profile(
-            self.watcher.ledger, self._names, rank=self.watch.rank, ends=self._ends
+    def tell(self, device_bytes: int | None) -> Memory:
+        """What the last step took, and what to do about it."""
+        ledger = self.watcher.ledger
+        profile = make_profile(ledger, self._names, rank=self.watch.rank, ends=self._ends)
+        profile = replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
+        recording = self.watch.recording()
+        circumstances = self._facts.read(ledger, profile.peak_order)
+        findings = (
+            *recording.findings,
+            *find_memory_problems(profile, recording, circumstances),
+            *find_missing(
+                self.watch.rank,
+                has_backward=ledger.has_backward(),
+                has_optimizer=self._has_optimizer,
+            ),
         )
-        return replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
-
-    def find_missing(self) -> Iterator[Finding]:
-        """Say which parts of a training step this one did not have."""
-        return find_missing(
-            self.watch.rank,
-            has_backward=self.watcher.ledger.has_backward(),
-            has_optimizer=self._has_optimizer,
-        )
+        return Memory(profile, replace(recording, memory=(profile,), findings=findings))
 
     def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._twins is not None:
@@ -200,6 +200,7 @@ class _Run:
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
         self._has_optimizer = True
+        self._facts.meet_optimizer(optimizer)
         self.watcher.meet_optimizer(optimizer)
 
 
