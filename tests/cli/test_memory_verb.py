@@ -136,3 +136,12 @@ def test_another_rank_may_be_asked_for(tmp_path: Path) -> None:
     assert run(name, "--mesh", "dp=3", "-o", "rank-{rank}.json").exit_code == 0
     merged = CliRunner().invoke(main, ["show", "rank-0.json", "rank-2.json"])
     assert "the most of 2 ranks" in merged.stdout
+
+
+def test_export_has_counters_for_perfetto_and_says_that_csv_has_nothing(tmp_path: Path) -> None:
+    assert run(write(tmp_path, TARGET), "-o", "out.json").exit_code == 0
+    export = CliRunner().invoke(main, ["export", "out.json", "--to", "perfetto", "-o", "-"])
+    assert '"ph":"C"' in export.stdout
+    export = CliRunner().invoke(main, ["export", "out.json", "--to", "csv"])
+    assert export.exit_code == 0
+    assert "no collectives, which are all that a CSV file holds" in export.stderr
