@@ -720,7 +720,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.ops.aten._scaled_dot_product_flash_attention_backward.default,
     ),
     "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "cuda_choices.py and fake_models.py", "tell tensors that have no data"
+        "cuda_choices.py, fake_models.py and restoring.py", "tell tensors that have no data"
     ),
     "torch._subclasses.fake_tensor.DataDependentOutputException": Canary(
         "dispatch.py", "answer who asks a tensor without data for its value"

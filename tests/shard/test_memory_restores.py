@@ -69,6 +69,23 @@ class TestOptimizers:
         assert optimizer.param_groups[0]["lr"] == 1.0
         assert scheduler.last_epoch == 0
 
+    @pytest.mark.parametrize("is_met_late", [True, False])
+    def test_gradients_are_not_held_beyond_the_step(self, is_met_late: bool) -> None:
+        model = chain(3)
+        given = torch.optim.AdamW(model.parameters())
+        hidden = {"optimizer": given}
+
+        def step() -> None:
+            model(rows()).sum().backward()
+            if is_met_late:
+                hidden["optimizer"].step()
+                hidden["optimizer"].zero_grad()
+
+        optimizer = None if is_met_late else (lambda m: torch.optim.AdamW(m.parameters()))
+        told = memory(model, step, optimizer)
+        assert most(told, K.GRADIENTS) == 3 * WEIGHT
+        assert dict(given.state) == {}
+
     def test_one_whose_model_was_not_given_keeps_no_state_without_data(self) -> None:
         model = chain(1)
         optimizer = torch.optim.AdamW(model.parameters())

@@ -76,7 +76,8 @@ class FakeTwins:
 
     def replace_in(self, optimizer: Optimizer) -> None:
         """Let the optimizer work on the twins of its parameters, from a twin of its state."""
-        if id(optimizer) in self._optimizers:
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        if id(optimizer) in self._optimizers or all(map(is_fake, params)):
             return
         self._optimizers[id(optimizer)] = optimizer
         self._kept.keep(optimizer)

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -64,7 +65,9 @@ class Kept:
     def _keep_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             if tensor.is_leaf:
-                self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
+                # One without data is the step's: to keep it would be to hold its memory.
+                gradient = None if isinstance(tensor.grad, FakeTensor) else tensor.grad
+                self._gradients.setdefault(id(tensor), (tensor, gradient))
 
 
 def find_changeable(step: Callable[[], object]) -> Iterator[Any]:
