@@ -232,6 +232,25 @@ class TestLeftovers:
         assert not is_fake(scale)
         assert scale == 65536.0
 
+    def test_a_trainer_with_an_optimizer_and_a_scaler_of_its_own_is_as_before(self) -> None:
+        class Trainer:
+            def __init__(self) -> None:
+                self.model = chain(1)
+                self.optimizer = torch.optim.AdamW(self.model.parameters())
+                self.scaler = torch.amp.GradScaler("cpu")
+
+            def step(self) -> None:
+                self.scaler.scale(self.model(rows()).sum()).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad()
+
+        trainer = Trainer()
+        told = memory(trainer.model, trainer.step)
+        assert most(told, K.OPTIMIZER_STATE) == 2 * WEIGHT
+        assert dict(trainer.optimizer.state) == {}
+        assert trainer.scaler.scale(torch.ones(())) == 65536.0
+
 
 class TestOneAtATime:
     def test_a_second_call_on_another_thread_is_refused(self) -> None:

@@ -58,7 +58,7 @@ class FakeTwins:
     @contextmanager
     def replacing(self, models: Iterable[nn.Module], others: Iterable[object]) -> Iterator[None]:
         """The models have twins until the context ends; then they and `others` are as before."""
-        models = list(models)
+        models, others = list(models), list(others)
         for holder in (*models, *others):
             self._kept.keep(holder)
         try:
@@ -67,6 +67,9 @@ class FakeTwins:
                 for name, tensor in list(named):
                     if tensor is not None and not is_fake(tensor):
                         setattr(module, name, self.of(tensor))
+            for one in others:
+                if isinstance(one, Optimizer):
+                    self.replace_in(one)
             yield
         finally:
             self._kept.put_back()
