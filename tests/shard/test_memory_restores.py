@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -217,6 +218,33 @@ class TestLeftovers:
         assert model.by_size == {}
         assert list(model.buffers()) == []
         assert model.state_dict().keys() == {"linear.weight", "linear.bias"}
+
+    def test_what_is_left_elsewhere_is_a_gap_that_names_it(self) -> None:
+        model, losses, numbers = chain(1), [], []
+
+        def step() -> None:
+            loss = model(rows()).sum()
+            loss.backward()
+            losses.append(loss.detach())
+            numbers.append(1)
+
+        (gap,) = memory(model, step).recording.gaps
+        assert (gap.place, gap.fact.split()[0]) == ("leftovers", "losses")
+
+    def test_a_step_may_be_a_partial_or_name_what_is_not_there_yet(self) -> None:
+        model = chain(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def step(used: torch.optim.Optimizer) -> None:
+            model(rows()).sum().backward()
+            used.param_groups[0]["lr"] = 2.0
+            if used is None:
+                later()
+
+        memory(model, partial(step, optimizer))
+        assert optimizer.param_groups[0]["lr"] == 1.0
+
+        def later() -> None: ...
 
     def test_a_scaler_is_as_before(self) -> None:
         model, scaler = chain(1), torch.amp.GradScaler("cpu")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType
+from contextlib import suppress
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, final
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shardscope._torch.modules import every_module, own_parameters
 
-__all__ = ["Kept", "find_changeable"]
+__all__ = ["Kept", "find_changeable", "find_leftovers"]
 
 _MAX_DEPTH = 3  # an optimizer's groups are dicts in a list, with lists of parameters in them
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
@@ -72,30 +73,61 @@ class Kept:
 
 def find_changeable(step: Callable[[], object]) -> Iterator[Any]:
     """The models, optimizers, schedulers and scalers that a step's functions name."""
+    return (value for _, value in _walk(step) if isinstance(value, _CHANGEABLE))
+
+
+def find_leftovers(step: Callable[[], object]) -> Iterator[str]:
+    """The names in a step's functions of other objects that hold tensors without data."""
+    for name, value in _walk(step):
+        if not isinstance(value, _CHANGEABLE) and _holds_fakes(value, 0):
+            yield name
+
+
+def _walk(step: Callable[[], object]) -> Iterator[tuple[str, Any]]:
+    """What a step's functions name, each object once."""
     seen: set[int] = set()
-    coming: list[Any] = [step]
+    coming: list[tuple[str, Any]] = [("step", step)]
     while coming:
-        one = coming.pop()
+        name, one = coming.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, _CHANGEABLE):
-            yield one
-        elif isinstance(one, MethodType):
-            coming.extend((one.__func__, *_attributes(one.__self__)))
+        yield name, one
+        if isinstance(one, MethodType):
+            coming.append((name, one.__func__))
+            coming.extend(getattr(one.__self__, "__dict__", {}).items())
+        elif isinstance(one, functools.partial):
+            coming.extend((name, value) for value in (one.func, *one.args, *one.keywords.values()))
         elif isinstance(one, FunctionType) and not _is_torchs(one):
             coming.extend(_named_in(one))
 
 
-def _attributes(holder: Any) -> list[Any]:
-    return list(getattr(holder, "__dict__", {}).values())
+def _named_in(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing has been put there yet
+            yield name, cell.cell_contents
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for value in function.__defaults__ or ():
+        yield function.__name__, value
 
 
-def _named_in(function: FunctionType) -> Iterator[Any]:
-    names = inspect.getclosurevars(function)
-    yield from names.nonlocals.values()
-    yield from names.globals.values()
-    yield from function.__defaults__ or ()
+def _holds_fakes(value: Any, depth: int) -> bool:
+    if isinstance(value, FakeTensor):
+        return True
+    if isinstance(value, _CHANGEABLE) or depth == _MAX_DEPTH:
+        return False
+    if isinstance(value, dict):
+        held: Iterable[Any] = list(value.values())
+    elif isinstance(value, list | tuple | set):
+        held = list(value)
+    elif isinstance(value, type | ModuleType | FunctionType | MethodType | torch.Tensor):
+        return False
+    else:
+        held = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_fakes(one, depth + 1) for one in held)
 
 
 def _is_torchs(function: FunctionType) -> bool:

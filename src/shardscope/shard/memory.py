@@ -22,7 +22,7 @@ from shardscope._torch.cuda_choices import cuda_choices
 from shardscope._torch.fake_models import FakeTwins, StandIns, formatted_fakes, is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
-from shardscope._torch.restoring import find_changeable
+from shardscope._torch.restoring import find_changeable, find_leftovers
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
@@ -87,7 +87,7 @@ def memory(
         with run.watching(), explained_failures(run.watcher):
             for _ in range(_NUM_STEPS):
                 run.take(step, optimizer)
-        run.report_gaps()
+        run.report_gaps(step)
         return run.tell(device_bytes)
 
 
@@ -150,7 +150,7 @@ class _Run:
             optimizer.zero_grad()
         self._ends.append(len(self.watcher.ledger.events))
 
-    def report_gaps(self) -> None:
+    def report_gaps(self, step: Callable[[], object]) -> None:
         """Say where what was told may not be what a GPU would hold."""
         roots = list(self._names.roots())
         report = self.watch.recorder.report_gap
@@ -162,6 +162,8 @@ class _Run:
                 "the step used parameters that it had taken from the model before memory() was "
                 "called: what it did to them did not reach the model's",
             )
+        for name in sorted(set(find_leftovers(step))) if self._twins else ():
+            report("leftovers", f"{name} was left with tensors without data: clear it")
         for name in sorted(self._twins.lost_classes if self._twins else ()):
             report("parameters", f"those of the class {name} were taken as plain ones")
         modules = [module for root in roots for module in every_module(root)]
