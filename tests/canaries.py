@@ -193,7 +193,7 @@ CANARIES: dict[str, Canary] = {
         "fakes.py", "run models that cannot do without data on data"
     ),
     "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "fakes.py, cuda_choices.py and fake_models.py", "tell tensors without data"
+        "fakes.py, cuda_choices.py, fake_models.py and restoring.py", "tell tensors without data"
     ),
     "torch.distributed._local_tensor.LocalTensor": Canary(
         "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
@@ -338,7 +338,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # dispatch.py
     "torch._guards.detect_fake_mode": Canary(
-        "dispatch.py and fakes.py",
+        "dispatch.py, fakes.py and fake_models.py",
         "tell ops that are only tried out from ops that are issued, and worlds without data",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Canary(
@@ -771,6 +771,19 @@ CANARIES: dict[str, Canary] = {
         "simulated_group.py",
         "make a process group of any size",
         lambda: "fake" in dist.Backend.backend_list,
+    ),
+    "torch._dynamo.eval_frame._TorchDynamoContext": Canary(
+        "running.py", "see on the stack that something compiled is running"
+    ),
+    "._backward_hooks": Canary(
+        "fake_models.py",
+        "let hooks of a parameter see its gradient",
+        lambda: hasattr(nn.Parameter(torch.ones(1)), "_backward_hooks"),
+    ),
+    "._post_accumulate_grad_hooks": Canary(
+        "fake_models.py",
+        "let hooks of a parameter see its gradient",
+        lambda: hasattr(nn.Parameter(torch.ones(1)), "_post_accumulate_grad_hooks"),
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(

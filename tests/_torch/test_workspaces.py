@@ -83,3 +83,7 @@ def test_convolutions_lay_their_tensors_out_anew_unless_channels_come_last() -> 
 
 def test_ops_that_are_not_listed_take_nothing() -> None:
     assert workspace_bytes(aten.add.Tensor, (empty(4), empty(4))) == 0
+
+
+def test_a_sum_of_a_scalar_takes_nothing() -> None:
+    assert workspace_bytes(torch.ops.aten.sum.dim_IntList, (torch.ones(()), [0])) == 0

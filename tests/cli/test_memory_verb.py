@@ -80,8 +80,8 @@ def test_the_exit_code_says_whether_it_fits(tmp_path: Path, size: str, code: int
         ("80g", 80 << 30),
         ("80GB", 80 * 10**9),
         ("1.5tib", 3 << 39),
-        ("512", 512),
-        ("512B", 512),
+        ("85899345920", 80 << 30),
+        ("85899345920B", 80 << 30),
         ("24576MiB", 24 << 30),
     ],
 )
@@ -96,6 +96,19 @@ def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None
     done = run(write(tmp_path, TARGET), "--gpu-memory", text or " ")
     assert done.exit_code == 2
     assert done.stderr.startswith("shardscope: --gpu-memory")
+
+
+@pytest.mark.parametrize(("text", "meant"), [("80", "80GiB"), ("512B", "80GiB"), ("9MiB", "80GiB")])
+def test_sizes_that_no_gpu_has_are_one_sentence(text: str, meant: str) -> None:
+    with pytest.raises(TargetError, match=f"bytes, .* Did you mean --gpu-memory {meant}"):
+        parse_size(text)
+
+
+def test_a_step_without_an_optimizer_is_said_to_have_none(tmp_path: Path) -> None:
+    own = "\ndef step(model, batch):\n    model(batch).sum().backward()\n"
+    done = run(write(tmp_path, TARGET + own), "--mesh", "dp=1")
+    assert done.exit_code == 0
+    assert "no optimizer was stepped" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -123,3 +136,12 @@ def test_another_rank_may_be_asked_for(tmp_path: Path) -> None:
     assert run(name, "--mesh", "dp=3", "-o", "rank-{rank}.json").exit_code == 0
     merged = CliRunner().invoke(main, ["show", "rank-0.json", "rank-2.json"])
     assert "the most of 2 ranks" in merged.stdout
+
+
+def test_export_has_counters_for_perfetto_and_says_that_csv_has_nothing(tmp_path: Path) -> None:
+    assert run(write(tmp_path, TARGET), "-o", "out.json").exit_code == 0
+    export = CliRunner().invoke(main, ["export", "out.json", "--to", "perfetto", "-o", "-"])
+    assert '"ph":"C"' in export.stdout
+    export = CliRunner().invoke(main, ["export", "out.json", "--to", "csv"])
+    assert export.exit_code == 0
+    assert "no collectives, which are all that a CSV file holds" in export.stderr

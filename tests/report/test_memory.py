@@ -116,3 +116,25 @@ def test_any_width_and_hostile_names_are_fine(width: int) -> None:
 def test_an_empty_profile_is_fine() -> None:
     empty = MemoryProfile(rank=0, peak_bytes=0, peak_order=0, peak_phase=Phase.OUTSIDE)
     assert "0 B at the peak, in outside" in render_text(recorded(empty))
+
+
+@pytest.mark.parametrize("width", [24, 40, 70, 120])
+@pytest.mark.parametrize("peak", [20, 50, 99])
+def test_the_course_and_its_mark_fit_the_terminal(width: int, peak: int) -> None:
+    text = render_text(recorded(replace(PROFILE, peak_order=peak)), width=width)
+    lines = text.splitlines()
+    (mark,) = (line for line in lines if "▲" in line)
+    assert "6.00 GiB" in mark
+    assert len(mark) <= width
+    bars, phases = lines[lines.index(mark) - 2 : lines.index(mark)]
+    assert len(phases.rstrip()) <= min(width, 64)
+    assert phases.rstrip().endswith("o")
+    assert mark.index("▲") < len(bars)
+
+
+def test_kinds_for_which_there_is_no_room_are_named() -> None:
+    uses = tuple(use(kind, "layers.0.up", GIB) for kind in MemoryKind)
+    narrow = render_text(recorded(replace(PROFILE, at_peak=uses)), width=60)
+    assert "no room for columns:" in narrow
+    wide = render_text(recorded(replace(PROFILE, at_peak=uses)), width=200)
+    assert "no room for columns" not in wide

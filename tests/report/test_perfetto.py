@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from sample_recordings import (
     make_collective,
     make_llama,
@@ -13,7 +15,7 @@ from sample_recordings import (
     make_recording,
     make_span,
 )
-from shardscope.record import CollectiveKind
+from shardscope.record import CollectiveKind, MemoryKind, MemoryProfile, MemorySample, Phase
 from shardscope.report.perfetto import render_perfetto
 
 
@@ -195,3 +197,23 @@ def test_ranks_that_never_meet_keep_their_own_clocks():
         make_collective(rank=1, group="b", start_ns=9_000),
     ]
     assert _starts(calls) == {(0, 0): 0, (1, 0): 8}
+
+
+def test_memory_is_a_counter_of_every_kind():
+    held = tuple(range(len(MemoryKind)))
+    profile = MemoryProfile(
+        rank=3,
+        peak_bytes=21,
+        peak_order=7,
+        peak_phase=Phase.FORWARD,
+        samples=(
+            MemorySample(order=5, phase=Phase.OUTSIDE, module=None, num_bytes=held),
+            MemorySample(order=7, phase=Phase.FORWARD, module="a", num_bytes=held),
+        ),
+    )
+    recording = replace(make_recording(), memory=(profile,))
+    counters = _events(recording, "C")
+    assert [(one["pid"], one["ts"]) for one in counters] == [(3, 0), (3, 2)]
+    assert counters[0]["args"] == dict(zip(map(str, MemoryKind), held, strict=True))
+    alone = replace(recording, collectives=(), groups=())
+    assert len(_events(alone, "C")) == 2

@@ -35,12 +35,14 @@ def find(told: Memory, subject: str) -> list[Finding]:
 
 def test_without_a_device_there_is_nothing_to_say() -> None:
     model = stack(1)
-    assert memory(model, lambda: run(model, 8)).recording.findings == ()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert memory(model, lambda: run(model, 8), optimizer).recording.findings == ()
 
 
 def test_a_step_that_fits_well_is_no_finding() -> None:
     model = stack(1)
-    told = memory(model, lambda: run(model, 8), device_bytes=80 << 30)
+    optimizer = torch.optim.SGD(model.parameters())
+    told = memory(model, lambda: run(model, 8), optimizer, device_bytes=80 << 30)
     assert told.recording.findings == ()
     assert told.profile.needed_bytes == told.profile.peak_bytes + CONTEXT_BYTES
 
@@ -140,7 +142,7 @@ def test_gradients_that_are_kept_want_clearing() -> None:
 def test_advice_that_helps_most_comes_first_and_says_if_it_is_enough() -> None:
     model = stack()
     needed = memory(model, lambda: run(model, 4096)).profile.needed_bytes
-    told = memory(model, lambda: run(model, 4096), device_bytes=needed - (100 << 20))
+    told = memory(model, lambda: run(model, 4096), device_bytes=needed - (64 << 20))
     error, *advice = told.recording.findings
     assert advice[0].subject == "0 … 7"
     assert error.remedy.startswith("The first piece of advice below could be enough")

@@ -40,27 +40,45 @@ def cuda_choices() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
             for name, choose in _CHOICES.items():
-                torchs_own = get_kernel(f"aten::{name}", "CPU")  # composed, for any device
-                answer = _for_fakes(choose, torchs_own)
+                answer = _for_fakes(choose, _find_own(name))
                 library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
             # With a kernel for this device torch uses the op's own backward, as on CUDA.
             library.impl("_fused_rms_norm", _no_kernel, "CPU")
         yield
 
 
-def _for_fakes(choose: Callable[..., Any], torchs_own: Any) -> Callable[..., Any]:
+def _find_own(name: str) -> Callable[..., Any]:
+    """What torch itself does for the CPU's tensors: composed, for any device."""
+    torchs_own: Callable[..., Any] = get_kernel(f"aten::{name}", "CPU").call_boxed
+    if name != "rms_norm":
+        return torchs_own
+    composed = get_kernel("aten::_fused_rms_norm", "CPU")
+
+    def compose(keyset: Any, x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        """Without the kernel that we put there, which has no answer for tensors with data."""
+        if x.device.type == "cpu":
+            return composed.call_boxed(keyset, x, shape, weight, eps)[0]
+        return torchs_own(keyset, x, shape, weight, eps)
+
+    return compose
+
+
+def _for_fakes(choose: Callable[..., Any], torchs_own: Callable[..., Any]) -> Callable[..., Any]:
     def answer(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if has_fakes(args):
             answered = choose(*args, **kwargs)
             if answered is not NotImplemented:
                 return answered
-        return torchs_own.call_boxed(keyset, *args, **kwargs)
+        return torchs_own(keyset, *args, **kwargs)
 
     return answer
 
 
 def _no_kernel(*_: Any) -> Any:
-    raise NotImplementedError("aten::_fused_rms_norm has no kernel for tensors with data here")
+    raise NotImplementedError(
+        "torch.ops.aten._fused_rms_norm was called on tensors with data while memory() ran. Call "
+        "torch.nn.functional.rms_norm instead."
+    )
 
 
 @contextmanager

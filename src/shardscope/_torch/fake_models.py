@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
+from shardscope._torch.dispatch import without_modes
 from shardscope._torch.modules import every_module
+from shardscope._torch.restoring import Kept
 
-__all__ = ["FakeTwins", "is_fake"]
+__all__ = ["FakeTwins", "StandIns", "formatted_fakes", "is_fake"]
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -22,51 +29,67 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+@contextmanager
+def formatted_fakes() -> Iterator[None]:
+    """Let `f"{loss:.3f}"` ask a tensor without data for its value, as it asks one with data."""
+
+    def format_value(tensor: torch.Tensor, spec: str) -> str:
+        return format(tensor.item(), spec) if tensor.dim() == 0 else format(repr(tensor), spec)
+
+    FakeTensor.__format__ = format_value
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__  # it is inherited
+
+
 @final
 class FakeTwins:
     """Puts tensors without data in the place of a model's and of its optimizers', and back."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
+        self.lost_classes: set[str] = set()  # of parameters whose twins are plain ones
         self._mode = mode
+        self._kept = Kept()
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._bases: dict[int, torch.Tensor] = {}  # by storage, for tensors on meta
-        self._optimizers: dict[int, tuple[Optimizer, list[list[Any]], Any]] = {}
+        self._optimizers: dict[int, Optimizer] = {}
 
     @contextmanager
-    def replacing(self, models: Iterable[nn.Module]) -> Iterator[None]:
-        """The models have twins until the context ends."""
-        replaced: list[tuple[nn.Module, str, torch.Tensor]] = []
+    def replacing(self, models: Iterable[nn.Module], others: Iterable[object]) -> Iterator[None]:
+        """The models have twins until the context ends; then they and `others` are as before."""
+        models, others = list(models), list(others)
+        for holder in (*models, *others):
+            self._kept.keep(holder)
         try:
             for module in chain.from_iterable(map(every_module, models)):
                 named = chain(module._parameters.items(), module._buffers.items())
                 for name, tensor in list(named):
                     if tensor is not None and not is_fake(tensor):
-                        replaced.append((module, name, tensor))
                         setattr(module, name, self.of(tensor))
+            for one in others:
+                if isinstance(one, Optimizer):
+                    self.replace_in(one)
             yield
         finally:
-            for module, name, tensor in reversed(replaced):
-                setattr(module, name, tensor)
-            self._put_back()
+            self._kept.put_back()
+            self._optimizers.clear()
+            self._twins.clear()
+            self._bases.clear()
 
     def replace_in(self, optimizer: Optimizer) -> None:
         """Let the optimizer work on the twins of its parameters, from a twin of its state."""
-        if id(optimizer) in self._optimizers:
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        if id(optimizer) in self._optimizers or all(map(is_fake, params)):
             return
-        groups = optimizer.param_groups
-        if not any(id(one) in self._twins for group in groups for one in group["params"]):
-            return
+        self._optimizers[id(optimizer)] = optimizer
+        self._kept.keep(optimizer)
         state = optimizer.state
-        params = [list(group["params"]) for group in groups]
-        self._optimizers[id(optimizer)] = (optimizer, params, state)
         optimizer.state = type(state)(state.default_factory)
-        for group in groups:
+        for group in optimizer.param_groups:
             group["params"][:] = [self._twin(one) for one in group["params"]]
         for parameter, held in state.items():
-            optimizer.state[self._twin(parameter)] = {
-                name: self.of(value) if isinstance(value, torch.Tensor) else value
-                for name, value in held.items()
-            }
+            optimizer.state[self._twin(parameter)] = self._state(held)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The one twin of a tensor."""
@@ -74,10 +97,43 @@ class FakeTwins:
         if known is None:
             make = self._make_of_meta if tensor.is_meta else self._mode.from_tensor
             known = self._twins[id(tensor)] = (tensor, make(tensor))
+            self._copy_attributes(*known)
         return known[1]
+
+    def has_twin(self, tensor: torch.Tensor) -> bool:
+        """Whether another tensor is in this one's place."""
+        return id(tensor) in self._twins
 
     def _twin(self, tensor: Any) -> Any:
         return self._twins[id(tensor)][1] if id(tensor) in self._twins else tensor
+
+    def _state(self, held: Any) -> Any:
+        """An optimizer's state without data, but for its counters, which its arithmetic needs."""
+        if isinstance(held, torch.Tensor):
+            return self._counter(held) if _is_counter(held) else self.of(held)
+        if isinstance(held, dict):
+            return {name: self._state(value) for name, value in held.items()}
+        if type(held) in (list, tuple):
+            return type(held)(map(self._state, held))
+        return held
+
+    def _counter(self, tensor: torch.Tensor) -> torch.Tensor:
+        with without_modes():
+            value = tensor.item()
+        with self._mode:
+            return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
+
+    def _copy_attributes(self, tensor: torch.Tensor, twin: torch.Tensor) -> None:
+        """What the user has put on a tensor is on its twin: attributes and hooks."""
+        if type(tensor) not in _PLAIN and type(twin) is FakeTensor and not is_fake(tensor):
+            self.lost_classes.add(type(tensor).__name__)
+        for name, value in vars(tensor).items():
+            if name not in vars(twin):
+                setattr(twin, name, value)
+        if tensor._backward_hooks:
+            twin._backward_hooks = OrderedDict(tensor._backward_hooks)
+        for hook in (tensor._post_accumulate_grad_hooks or {}).values():
+            twin.register_post_accumulate_grad_hook(_about(tensor, hook))
 
     def _make_of_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -92,11 +148,55 @@ class FakeTwins:
                 return nn.Parameter(twin, tensor.requires_grad)
             return twin
 
-    def _put_back(self) -> None:
-        for optimizer, params, state in self._optimizers.values():
-            for group, held in zip(optimizer.param_groups, params, strict=True):
-                group["params"][:] = held
-            optimizer.state = state
-        self._optimizers.clear()
-        self._twins.clear()
-        self._bases.clear()
+
+@final
+class StandIns:
+    """Tensors with data that a step meets where tensors have none: one stand-in for each.
+
+    Without, each view of such a tensor would have a storage of its own.
+    """
+
+    def __init__(self, twins: FakeTwins | None) -> None:
+        self.num_captured = 0  # parameters whose twins the step should have used
+        self._mode = detect_fake_mode()
+        self._twins = twins
+        self._known: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def are_needed(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has data where others have none."""
+        return self._mode is not None and type(tensor) in _PLAIN and not tensor.is_meta
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's stand-in, or the tensor itself."""
+        if not self.are_needed(tensor):
+            return tensor
+        if self._twins is not None and self._twins.has_twin(tensor):
+            self.num_captured += isinstance(tensor, nn.Parameter)
+            return self._twins.of(tensor)
+        known = self._known.get(id(tensor))
+        if known is None:
+            assert self._mode is not None
+            key = id(tensor)
+            gone = weakref.ref(tensor, lambda _: self._known.pop(key, None))
+            known = self._known[key] = (gone, self._mode.from_tensor(tensor))
+        return known[1]
+
+
+def _is_counter(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 and type(tensor) in _PLAIN and not tensor.is_meta
+
+
+def _about(tensor: torch.Tensor, hook: Callable[..., Any]) -> Callable[[torch.Tensor], None]:
+    """A hook of `tensor` for its twin: it may know optimizers and names by the tensor itself."""
+
+    def run(twin: torch.Tensor) -> None:
+        before, given = tensor.grad, twin.grad
+        tensor.grad = given
+        try:
+            hook(tensor)
+            if twin.grad is given:  # else an optimizer that works on the twin has cleared it
+                twin.grad = tensor.grad
+        finally:
+            tensor.grad = before
+
+    return run

@@ -100,10 +100,30 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
     log = logging.getLogger(fake_tensor.__name__)
     log.addFilter(_is_news)
     try:
-        with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with _unpinned_fakes(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
             yield mode
     finally:
         log.removeFilter(_is_news)
+
+
+@contextmanager
+def _unpinned_fakes() -> Iterator[None]:
+    """Let tensors without data be pinned, which torch cannot do: they stay as they are."""
+    pin = torch.Tensor.pin_memory
+    is_inherited = "pin_memory" not in vars(torch.Tensor)
+
+    @functools.wraps(pin)
+    def pin_memory(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor if isinstance(tensor, _FakeTensor) else pin(tensor, *args, **kwargs)
+
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if is_inherited:
+            del torch.Tensor.pin_memory
+        else:
+            torch.Tensor.pin_memory = pin
 
 
 _MESH_METHODS = ("__init__", "_flatten", "_unflatten", "from_group", "mesh")

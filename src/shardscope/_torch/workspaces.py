@@ -95,7 +95,7 @@ def _indexed_sum(_: torch.Tensor, indices: Sequence[Any], *rest: Any) -> int:
 
 def _sum_over_rows(x: torch.Tensor, dims: Sequence[int] | None = None, *_: Any) -> int:
     """Partial sums of the blocks that share a column, for a sum over all dims but the last ones."""
-    if not dims or not x.is_contiguous() or x.is_complex() or x.numel() == 0:
+    if not dims or not x.dim() or not x.is_contiguous() or x.is_complex() or x.numel() == 0:
         return 0
     reduced = {dim % x.dim() for dim in dims}
     if reduced != set(range(len(reduced))) or len(reduced) == x.dim():

@@ -48,6 +48,7 @@ def command(
     with show_progress(f"reading {file}"):
         recording = load(file)
     _tell_gaps(recording)
+    _tell_nothing(recording, form)
     pieces = _RENDERERS[form](recording)
     if target == "-":
         write_out(pieces)
@@ -56,6 +57,16 @@ def command(
             write_file(pieces, target, force=force)
         print_line(f"wrote {target}")
     ctx.exit(int(strict and bool(recording.gaps)))
+
+
+def _tell_nothing(recording: Recording, form: str) -> None:
+    """Say so where a table will be empty: it has collectives, and nothing else."""
+    if form == "csv" and not recording.collectives:
+        click.echo(
+            "shardscope: the recording has no collectives, which are all that a CSV file holds; "
+            "export --to json has the rest",
+            err=True,
+        )
 
 
 def _tell_gaps(recording: Recording) -> None:

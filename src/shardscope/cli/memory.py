@@ -39,6 +39,7 @@ __frames__ = "outermost"  # whoever called us did not write the program
 
 _ALONE = {"dp": 1}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
+_LEAST = 16 << 20
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -93,6 +94,13 @@ def parse_size(text: str) -> int:
         raise TargetError(
             f"--gpu-memory {shorten(text, 60)!r} is not understood. Give a size, such as "
             "--gpu-memory 80GiB."
+        )
+    if num_bytes < _LEAST:
+        number = shorten(text.strip(), 60)
+        meant = f"{number}GiB" if number.isdecimal() else "80GiB"
+        raise TargetError(
+            f"--gpu-memory {number!r} is {num_bytes:,} bytes, which no GPU has so little of. "
+            f"Did you mean --gpu-memory {meant}?"
         )
     return num_bytes
 

@@ -69,17 +69,27 @@ class Grid:
         layouts: Sequence[Sequence[str]],
         *,
         note: str = "",
+        names_left_out: bool = False,
     ) -> None:
         self._columns = columns
         self._rows = rows
         self._layouts = [[key for key in layout if self._has_content(key)] for layout in layouts]
         self._note = note
+        self._names_left_out = names_left_out  # in a note, where rows do not add up without
         self._wanted = {key: self._measure(key) for layout in layouts for key in layout}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._make_table(options.max_width)
         if self._note:
             yield Text(self._note, "dim")
+        if self._names_left_out:
+            yield from self._name_left_out(options.max_width)
+
+    def _name_left_out(self, width: int) -> RenderResult:
+        shown = self._choose_layout(width)
+        missing = [self._columns[key].header for key in self._layouts[0] if key not in shown]
+        if missing:
+            yield Text(f"no room for columns: {', '.join(missing)}", "dim")
 
     def _has_content(self, key: str) -> bool:
         return any(row.get(key, "") for row in self._rows)

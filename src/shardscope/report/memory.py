@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import final
 
 from msgspec import Struct
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
@@ -53,7 +54,7 @@ def render_memory(recording: Recording, *, is_folded: bool = True) -> Iterator[R
     yield _render_modules(profile, is_folded=is_folded)
     if len(profile.samples) > 1:
         yield make_title("Memory over the step", _describe_letters(profile))
-        yield from _render_course(profile)
+        yield _Course(profile)
 
 
 def _most(profile: MemoryProfile) -> int:
@@ -140,7 +141,7 @@ def _render_modules(profile: MemoryProfile, *, is_folded: bool) -> RenderableTyp
     kinds = [kind for kind in MemoryKind if any(kind in one.by_kind for one in shown)]
     kinds.sort(key=lambda kind: sum(one.by_kind.get(kind, 0) for one in shown))
     layouts = leave_out(["module", *sorted(kinds, key=list(MemoryKind).index), "bytes"], *kinds)
-    return Grid(_MODULE_COLUMNS, rows, layouts, note=note)
+    return Grid(_MODULE_COLUMNS, rows, layouts, note=note, names_left_out=True)
 
 
 def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _Held]:
@@ -172,25 +173,42 @@ def _describe_letters(profile: MemoryProfile) -> str:
     return ", ".join(word for word in words if not word.startswith(" "))
 
 
-def _render_course(profile: MemoryProfile) -> Iterator[RenderableType]:
-    """A line of bars, one of phases, and one that marks the peak."""
-    samples = profile.samples
-    first, last = samples[0].order, samples[-1].order
-    span = max(1, last - first + 1)
-    cells: list[list[MemorySample]] = [[] for _ in range(_NUM_CELLS)]
-    for sample in samples:
-        cells[(sample.order - first) * _NUM_CELLS // span].append(sample)
-    bars, phases, held, phase = "", "", 0, Phase.OUTSIDE
-    for cell in cells:
-        if cell:
-            top = max(cell, key=lambda sample: sum(sample.num_bytes))
-            held, phase = sum(top.num_bytes), top.phase
-        level = -(-held * (len(_LEVELS) - 1) // max(1, profile.peak_bytes))
-        bars += _LEVELS[min(level, len(_LEVELS) - 1)]
-        phases += _LETTERS[phase]
-    peak = (profile.peak_order - first) * _NUM_CELLS // span
-    yield Text(bars, "cyan", no_wrap=True)
-    yield Text(phases, "dim", no_wrap=True)
-    note = f"▲ {format_bytes(profile.peak_bytes)}"
-    indent = min(max(0, peak), _NUM_CELLS - 1)
-    yield Text(" " * indent + note, "bold", no_wrap=True)
+@final
+class _Course:
+    """A line of bars, one of phases, and one that marks the peak, as wide as there is room."""
+
+    def __init__(self, profile: MemoryProfile) -> None:
+        self._profile = profile
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        num_cells = max(1, min(_NUM_CELLS, options.max_width))
+        bars, phases = self._draw(num_cells)
+        yield Text(bars, "cyan", no_wrap=True)
+        yield Text(phases, "dim", no_wrap=True)
+        yield Text(self._mark_peak(num_cells, options.max_width), "bold", no_wrap=True)
+
+    def _draw(self, num_cells: int) -> tuple[str, str]:
+        cells: list[list[MemorySample]] = [[] for _ in range(num_cells)]
+        for sample in self._profile.samples:
+            cells[self._find_cell(sample.order, num_cells)].append(sample)
+        bars, phases, held, phase = "", "", 0, Phase.OUTSIDE
+        for cell in cells:
+            if cell:
+                top = max(cell, key=lambda sample: sum(sample.num_bytes))
+                held, phase = sum(top.num_bytes), top.phase
+            level = -(-held * (len(_LEVELS) - 1) // max(1, self._profile.peak_bytes))
+            bars += _LEVELS[min(level, len(_LEVELS) - 1)]
+            phases += _LETTERS[phase]
+        return bars, phases
+
+    def _mark_peak(self, num_cells: int, width: int) -> str:
+        cell = self._find_cell(self._profile.peak_order, num_cells)
+        size = format_bytes(self._profile.peak_bytes)
+        if cell + len(size) + 2 <= width:
+            return f"{' ' * cell}▲ {size}"
+        return f"{size} ▲".rjust(cell + 1)
+
+    def _find_cell(self, order: int, num_cells: int) -> int:
+        first, last = self._profile.samples[0].order, self._profile.samples[-1].order
+        cell = (order - first) * num_cells // max(1, last - first + 1)
+        return min(max(0, cell), num_cells - 1)

@@ -1,6 +1,7 @@
 """A recording as a Chrome/Perfetto JSON trace: a process per rank, a track per mesh axis.
 
-Phases, where they were timed, have a track for each thread and clock.
+Phases, where they were timed, have a track for each thread and clock. Memory, where it was told,
+has a counter for each kind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from msgspec import Struct
 from shardscope.record import Collective, Recording, Span
 from shardscope.record.encoding import encode_json
 from shardscope.report.align import align_clocks
+from shardscope.report.memory_counters import make_counters
 from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
 
 __all__ = ["render_perfetto", "render_perfetto_pieces"]
@@ -22,7 +24,8 @@ _MIN_STEP_NS = 1_000  # between two collectives of one rank, so that none hides 
 _NOTE = (
     "Starts are when the host issued each collective. Durations were not measured: every slice is "
     "10 µs, or less where the next one on its track begins. Phases were measured, by the clock "
-    "that their track names. Ranks are aligned on the first collective they share."
+    "that their track names. Ranks are aligned on the first collective they share. Memory has no "
+    "clock: its counters advance by 1 µs with each allocation or release."
 )
 
 
@@ -44,6 +47,10 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
             *_make_slices(one.calls, one.starts, tracks),
             *_make_phases(one, len(tracks)),
         ]
+        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        before = b","
+    for profile in sorted(recording.memory, key=lambda one: one.rank):
+        events = list(make_counters(profile))
         yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     yield b"]}\n"

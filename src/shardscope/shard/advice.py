@@ -19,11 +19,21 @@ from shardscope.record import (
     Recording,
     Severity,
 )
+from shardscope.shard.circumstances import Circumstances
 from shardscope.shard.layers import find_layers
 from shardscope.shard.sayings import format_bytes
 
-__all__ = ["ADVICE", "CONTEXT_BYTES", "OUT_OF_MEMORY", "find_memory_problems", "needed_bytes"]
+__all__ = [
+    "ADVICE",
+    "CONTEXT_BYTES",
+    "NOT_COUNTED",
+    "OUT_OF_MEMORY",
+    "find_memory_problems",
+    "find_missing",
+    "needed_bytes",
+]
 
+NOT_COUNTED = "not-counted"
 OUT_OF_MEMORY = "out-of-memory"
 ADVICE = "memory-advice"
 
@@ -31,6 +41,7 @@ CONTEXT_BYTES = 621 << 20
 """What CUDA itself took of an H200 before the first tensor, by torch 2.11; NCCL takes more."""
 
 _WORTHWHILE = 0.02  # of the peak
+_OTHER_AXES = {"pp", "pipe", "pipeline", "stage", "tp", "tensor", "ep", "expert"}
 _TIGHT = 0.9  # of the device
 _K = MemoryKind
 
@@ -49,14 +60,17 @@ def needed_bytes(profile: MemoryProfile) -> int:
     return max(profile.peak_bytes, profile.first_peak_bytes) + CONTEXT_BYTES
 
 
-def find_memory_problems(profile: MemoryProfile, recording: Recording) -> Iterator[Finding]:
+def find_memory_problems(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Finding]:
     """Nothing if there is room; else what is too much, and advice, the most helpful first."""
     if profile.device_bytes is None:
         return
     needed, device = needed_bytes(profile), profile.device_bytes
     if needed <= device * _TIGHT:
         return
-    advice = sorted(_advise(profile, recording), key=lambda one: -one.saved_bytes)
+    told = _advise(profile, recording, circumstances)
+    advice = sorted(told, key=lambda one: -one.saved_bytes)
     if needed > device:
         yield Finding(
             rule=OUT_OF_MEMORY,
@@ -80,6 +94,26 @@ def find_memory_problems(profile: MemoryProfile, recording: Recording) -> Iterat
         )
 
 
+def find_missing(rank: int, *, has_backward: bool, has_optimizer: bool) -> Iterator[Finding]:
+    """What training would hold and this step did not: nobody should take one for the other."""
+    if not has_backward:
+        fact = "backward never ran, so that gradients and optimizer state are not counted"
+        remedy = "Call backward() in the step, unless it is inference that you ask about."
+    elif not has_optimizer:
+        fact = "no optimizer was stepped, so that its state and temporaries are not counted"
+        remedy = "Give memory() the optimizer; a target defines optimizer(model)."
+    else:
+        return
+    yield Finding(
+        rule=NOT_COUNTED,
+        severity=Severity.INFO,
+        subject="step",
+        fact=fact,
+        remedy=remedy,
+        rank=rank,
+    )
+
+
 def _name_peak(profile: MemoryProfile) -> str:
     where = f" of {profile.peak_module}" if profile.peak_module else ""
     return f"in {'the ' if not where else ''}{profile.peak_phase}{where}"
@@ -100,21 +134,25 @@ def _summarize(advice: list[Advice], excess: int) -> str:
     )
 
 
-def _advise(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _advise(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     worthwhile = profile.peak_bytes * _WORTHWHILE
     for find in _SOURCES:
-        for advice in find(profile, recording):
+        for advice in find(profile, recording, circumstances):
             if advice.saved_bytes >= worthwhile:
                 yield advice
 
 
-def _checkpoint(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _checkpoint(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     """Repeated layers whose activations are all kept need not keep but those of one."""
-    if any(sample.phase is Phase.RECOMPUTE for sample in profile.samples):
+    if circumstances.is_recomputing:
         return
-    for layers in find_layers(profile, _K.ACTIVATIONS):
+    for layers in find_layers(profile, _K.ACTIVATIONS, circumstances.output_bytes):
         yield Advice(
-            layers.num_bytes - layers.largest_bytes,
+            layers.freed_bytes,
             layers.name,
             f"activations of {layers.num_layers} layers take {format_bytes(layers.num_bytes)} "
             f"at the peak, those of one {format_bytes(layers.largest_bytes)}",
@@ -123,24 +161,44 @@ def _checkpoint(profile: MemoryProfile, recording: Recording) -> Iterator[Advice
         )
 
 
-def _shard(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _shard(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     """Parameters that every rank along an axis has whole."""
-    at_peak = _by_module(profile, (_K.PARAMETERS, _K.GRADIENTS, _K.OPTIMIZER_STATE))
+    instead = " in place of DistributedDataParallel" if circumstances.is_ddp else ""
     for axis in recording.run.axes:
-        if axis.size == 1:
+        if axis.size == 1 or not _may_shard_over(axis.name, recording, circumstances):
             continue
-        whole = 0.0
-        for module in recording.modules:
-            whole += at_peak.get(module.name, 0) * _share_unsharded(module, axis.name)
-        saved = int(whole * (1 - 1 / axis.size))
+        whole = int(
+            sum(
+                _settled_bytes(profile, module) * _share_unsharded(module, axis.name)
+                for module in recording.modules
+            )
+        )
         yield Advice(
-            saved,
+            int(whole * (1 - 1 / axis.size)),
             f"mesh axis {axis.name}",
             f"parameters that all {axis.size} ranks along {axis.name} have whole take "
-            f"{format_bytes(int(whole))} with their gradients and optimizer state",
-            f'Shard them: fully_shard(layer, mesh=mesh["{axis.name}"]) for each layer, then for '
-            "the model.",
+            f"{format_bytes(whole)} with their gradients and optimizer state",
+            f'Shard them{instead}: fully_shard(layer, mesh=mesh["{axis.name}"]) for each layer, '
+            "then for the model.",
         )
+
+
+def _may_shard_over(axis: str, recording: Recording, circumstances: Circumstances) -> bool:
+    """Whether an axis is free for FSDP: not a pipeline's, not tensor parallelism's."""
+    if circumstances.fsdp_axes:
+        return axis in circumstances.fsdp_axes
+    parameters = (one for module in recording.modules for one in module.parameters)
+    is_taken = any(_is_sharded(one, axis) for one in parameters)
+    return not is_taken and axis.lower() not in _OTHER_AXES
+
+
+def _settled_bytes(profile: MemoryProfile, module: Module) -> int:
+    """What a module holds for its parameters at the peak, but for gradients on their way."""
+    held = _by_module(profile, (_K.PARAMETERS, _K.OPTIMIZER_STATE)).get(module.name, 0)
+    gradients = _by_module(profile, (_K.GRADIENTS,)).get(module.name, 0)
+    return held + min(gradients, sum(map(_local_bytes, module.parameters)))
 
 
 def _share_unsharded(module: Module, axis: str) -> float:
@@ -160,19 +218,24 @@ def _local_bytes(parameter: Parameter) -> int:
     return math.prod(parameter.local_shape) * int(dtype.itemsize)
 
 
-def _fuse_optimizer(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _fuse_optimizer(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     """An optimizer that works on lists of tensors copies them all."""
-    if profile.peak_phase is Phase.OPTIMIZER:
+    if profile.peak_phase is Phase.OPTIMIZER and circumstances.works_on_lists:
         yield Advice(
             _temporaries_outside(profile),
             "optimizer",
             "the peak is in the optimizer, whose temporaries are as large as the parameters",
-            "Make it with fused=True, which needs none; where it has no such option, with "
-            "foreach=False, which takes one parameter after the other.",
+            "Make it with fused=True, which needs none."
+            if circumstances.can_fuse
+            else "Make it with foreach=False, which takes one parameter after the other.",
         )
 
 
-def _shrink_state(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _shrink_state(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     state = _at_peak(profile, _K.OPTIMIZER_STATE)
     parameters = [one for module in recording.modules for one in module.parameters]
     count = sum(math.prod(one.local_shape) for one in parameters if one.is_trainable)
@@ -186,11 +249,13 @@ def _shrink_state(profile: MemoryProfile, recording: Recording) -> Iterator[Advi
         )
 
 
-def _chunk_loss(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _chunk_loss(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     """Logits, and their copies, gradients and logarithms, at the end of a language model."""
     if profile.peak_phase not in (Phase.BACKWARD, Phase.OUTSIDE):
         return
-    held = _temporaries_outside(profile) + _at_peak(profile, _K.ACTIVATIONS, None)
+    held = circumstances.loss_bytes
     yield Advice(
         held * 7 // 8,
         "loss",
@@ -201,7 +266,11 @@ def _chunk_loss(profile: MemoryProfile, recording: Recording) -> Iterator[Advice
     )
 
 
-def _reshard(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _reshard(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
+    if not circumstances.fsdp_axes:
+        return
     for kind, what in ((_K.GATHERED, "gathered parameters"), (_K.COMMUNICATION, "buffers")):
         held = _at_peak(profile, kind)
         yield Advice(
@@ -213,7 +282,23 @@ def _reshard(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
         )
 
 
-def _clear_gradients(profile: MemoryProfile, recording: Recording) -> Iterator[Advice]:
+def _share_buckets(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
+    """DDP copies gradients into its buckets, unless they live there."""
+    if circumstances.copies_gradients:
+        held = _at_peak(profile, _K.COMMUNICATION)
+        yield Advice(
+            min(held, _at_peak(profile, _K.GRADIENTS)),
+            "DistributedDataParallel",
+            f"its buckets, copies of the gradients, take {format_bytes(held)} at the peak",
+            "Make it with gradient_as_bucket_view=True: gradients then live in the buckets.",
+        )
+
+
+def _clear_gradients(
+    profile: MemoryProfile, recording: Recording, circumstances: Circumstances
+) -> Iterator[Advice]:
     """Gradients that are still there when the next step begins."""
     if not profile.samples or profile.peak_phase is Phase.OPTIMIZER:
         return
@@ -250,7 +335,7 @@ def _at_peak(profile: MemoryProfile, kind: MemoryKind, module: object = _ANY) ->
     )
 
 
-_Source = Callable[[MemoryProfile, Recording], Iterator[Advice]]
+_Source = Callable[[MemoryProfile, Recording, Circumstances], Iterator[Advice]]
 _SOURCES: tuple[_Source, ...] = (
     _checkpoint,
     _shard,
@@ -258,5 +343,6 @@ _SOURCES: tuple[_Source, ...] = (
     _shrink_state,
     _chunk_loss,
     _reshard,
+    _share_buckets,
     _clear_gradients,
 )

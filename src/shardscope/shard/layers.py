@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from shardscope.record import MemoryKind, MemoryProfile
@@ -18,10 +18,16 @@ class LayerGroup(NamedTuple):
     num_layers: int
     num_bytes: int
     largest_bytes: int
+    freed_bytes: int  # if all but one layer kept nothing but what they hand on
 
 
-def find_layers(profile: MemoryProfile, kind: MemoryKind) -> Iterator[LayerGroup]:
-    """What each list of layers, the outermost ones only, holds of a kind at the peak."""
+def find_layers(
+    profile: MemoryProfile, kind: MemoryKind, output_bytes: Mapping[str, int]
+) -> Iterator[LayerGroup]:
+    """What each list of layers, the outermost ones only, holds of a kind at the peak.
+
+    `output_bytes` are what modules return, by name.
+    """
     groups: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
     for use in profile.at_peak:
         prefix, number = _find_layer(use.module or "")
@@ -31,7 +37,12 @@ def find_layers(profile: MemoryProfile, kind: MemoryKind) -> Iterator[LayerGroup
         if len(layers) > 1:
             name = f"{prefix}{min(layers)} … {prefix}{max(layers)}"
             largest = max(layers.values())
-            yield LayerGroup(name, len(layers), sum(layers.values()), largest)
+            inner = [
+                max(0, held - output_bytes.get(f"{prefix}{number}", 0))
+                for number, held in layers.items()
+            ]
+            freed = sum(inner) - max(inner)
+            yield LayerGroup(name, len(layers), sum(layers.values()), largest, freed)
 
 
 def _find_layer(name: str) -> tuple[str, int | None]:

@@ -94,6 +94,10 @@ class Ledger:
         self.before.append(allocation)
         return allocation
 
+    def has_backward(self) -> bool:
+        """Whether anything was allocated in backward."""
+        return any(event.allocation.place.phase is Phase.BACKWARD for event in self.events)
+
     def end(self, allocation: Allocation) -> None:
         """It is given back now."""
         allocation.end = len(self.events)

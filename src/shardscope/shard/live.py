@@ -9,6 +9,7 @@ from typing import final
 
 import torch
 
+from shardscope._torch.fake_models import StandIns
 from shardscope._torch.storages import plain_tensors
 from shardscope.shard.ledger import Allocation, Ledger, Place
 
@@ -35,10 +36,18 @@ class LiveStorages:
     type given are counted.
     """
 
-    def __init__(self, ledger: Ledger, *, device_type: str, read_place: Callable[[], Place]):
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        device_type: str,
+        read_place: Callable[[], Place],
+        stand_ins: StandIns,
+    ) -> None:
         self._ledger = ledger
         self._device_type = device_type
         self._read_place = read_place
+        self._stand_ins = stand_ins
         # A storage keeps its Python object as long as it lives, so that the object's id is its own.
         self._held: dict[int, _Held] = {}
 
@@ -59,7 +68,7 @@ class LiveStorages:
         """The allocation of a tensor that was made while nobody looked."""
         if not self._is_counted(tensor):
             return None
-        storage = tensor.untyped_storage()
+        storage = self._stand_ins.of(tensor).untyped_storage()
         held = self._held.get(id(storage))
         if held is None:
             held = self._hold(storage)

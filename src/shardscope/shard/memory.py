@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -19,9 +19,10 @@ from torch.optim.optimizer import (
 )
 
 from shardscope._torch.cuda_choices import cuda_choices
-from shardscope._torch.fake_models import FakeTwins, is_fake
+from shardscope._torch.fake_models import FakeTwins, StandIns, formatted_fakes, is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
+from shardscope._torch.restoring import find_changeable, find_leftovers
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
 from shardscope.comm.names import Models, ModuleNames
@@ -29,7 +30,15 @@ from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.watch import Watch
 from shardscope.errors import MemoryProfileError
 from shardscope.record import MemoryProfile, Recording, save
-from shardscope.shard.advice import find_memory_problems, needed_bytes
+from shardscope.shard.advice import find_memory_problems, find_missing, needed_bytes
+from shardscope.shard.call_checks import (
+    check_call,
+    check_made,
+    check_needs_no_closure,
+    checked_size,
+)
+from shardscope.shard.circumstances import StepFacts
+from shardscope.shard.failed_steps import explained_failures
 from shardscope.shard.place import Places
 from shardscope.shard.profile import make_profile
 from shardscope.shard.watcher import Watcher
@@ -37,6 +46,7 @@ from shardscope.world import current_world
 
 __all__ = ["Memory", "memory"]
 
+_taken = threading.Lock()
 _NUM_STEPS = 2  # the first makes the optimizer's state, the second finds it there
 
 
@@ -61,29 +71,34 @@ def memory(
     runs on tensors without, and the model is as before when it has ended. `device_bytes` is what
     the GPU has; then findings say whether the step fits, and what would help.
     """
-    _check_call(model, step, optimizer)
-    with _without_data(model) as twins, cuda_choices(), torch.compiler.set_stance("force_eager"):
+    check_call(model, step, optimizer)
+    device_bytes = checked_size(device_bytes)
+    with (
+        _the_only_call(),
+        _without_data(model, step) as twins,
+        cuda_choices(),
+        torch.compiler.set_stance("force_eager"),
+        formatted_fakes(),
+    ):
         run = _Run(model, twins)
         if twins is not None and isinstance(optimizer, Optimizer):
             twins.replace_in(optimizer)
         if not isinstance(optimizer, Optimizer | None):
-            optimizer = optimizer(model)
-        with run.watching():
+            optimizer = check_made(optimizer(model))
+        with run.watching(), explained_failures(run.watcher):
             for _ in range(_NUM_STEPS):
                 run.take(step, optimizer)
-        run.report_gaps()
-        return Memory(run.profile(device_bytes), run.watch)
+        run.report_gaps(step)
+        return run.tell(device_bytes)
 
 
 @final
 class Memory:
     """What a step's memory holds: `profile`, and a `recording` with it and what to do about it."""
 
-    def __init__(self, profile: MemoryProfile, watch: Watch) -> None:
+    def __init__(self, profile: MemoryProfile, recording: Recording) -> None:
         self.profile = profile
-        recording = watch.recording()
-        findings = (*recording.findings, *find_memory_problems(profile, recording))
-        self.recording: Recording = replace(recording, memory=(profile,), findings=findings)
+        self.recording = recording
 
     def __repr__(self) -> str:
         profile = self.profile
@@ -104,8 +119,11 @@ class _Run:
         self._names = ModuleNames(model)
         self._places = Places(self._names)
         device_type = _device_type(self._names)
-        self._watcher = Watcher(self._names, self._places, device_type=device_type)
+        self._stand_ins = StandIns(twins)
+        self.watcher = Watcher(self._names, self._places, self._stand_ins, device_type=device_type)
         self._stepped: set[int] = set()
+        self._has_optimizer = False
+        self._facts = StepFacts(self._names)
         self._ends: list[int] = []
         self.watch = Watch(self._names, mesh=None, stream=None, force=False)
 
@@ -117,7 +135,7 @@ class _Run:
             register_optimizer_step_post_hook(self._note_step),
         )
         try:
-            with self._places.watching(), self._watcher.watching():
+            with self._places.watching(), self._facts.watching(), self.watcher.watching():
                 yield
         finally:
             for hook in hooks:
@@ -128,61 +146,83 @@ class _Run:
         self._stepped.clear()
         step()
         if optimizer is not None and id(optimizer) not in self._stepped:
+            check_needs_no_closure(optimizer)
             optimizer.step()
             optimizer.zero_grad()
-        self._ends.append(len(self._watcher.ledger.events))
+        self._ends.append(len(self.watcher.ledger.events))
 
-    def report_gaps(self) -> None:
+    def report_gaps(self, step: Callable[[], object]) -> None:
         """Say where what was told may not be what a GPU would hold."""
         roots = list(self._names.roots())
         report = self.watch.recorder.report_gap
-        if self._watcher.num_values_read:
+        if self.watcher.num_values_read:
             report("values", "the step read values of tensors without data: each was taken as zero")
-        if any(is_compiled(module) for root in roots for module in every_module(root)):
+        if self._stand_ins.num_captured:
+            report(
+                "captured parameters",
+                "the step used parameters that it had taken from the model before memory() was "
+                "called: what it did to them did not reach the model's",
+            )
+        for name in sorted(set(find_leftovers(step))) if self._twins else ():
+            report("leftovers", f"{name} was left with tensors without data: clear it")
+        for name in sorted(self._twins.lost_classes if self._twins else ()):
+            report("parameters", f"those of the class {name} were taken as plain ones")
+        modules = [module for root in roots for module in every_module(root)]
+        if self.watcher.has_compiled or any(map(is_compiled, modules)):
             report("torch.compile", "compiled parts were run as if they were not compiled")
-        if any(isinstance(module, nn.RNNBase) for root in roots for module in every_module(root)):
+        if any(isinstance(module, nn.RNNBase) for module in modules):
             report("recurrent layers", "what cuDNN keeps of them for backward is not counted")
+        if self.watcher.has_offloaded:
+            report("save_on_cpu", "what it keeps on the host is counted as if it were on the GPU")
         if any(map(is_offloaded, roots)):
             report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
 
-    def profile(self, device_bytes: int | None) -> MemoryProfile:
-        """What the last step took."""
-        profile = make_profile(
-            self._watcher.ledger, self._names, rank=self.watch.rank, ends=self._ends
+    def tell(self, device_bytes: int | None) -> Memory:
+        """What the last step took, and what to do about it."""
+        ledger = self.watcher.ledger
+        profile = make_profile(ledger, self._names, rank=self.watch.rank, ends=self._ends)
+        profile = replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
+        recording = self.watch.recording()
+        circumstances = self._facts.read(ledger, profile.peak_order)
+        findings = (
+            *recording.findings,
+            *find_memory_problems(profile, recording, circumstances),
+            *find_missing(
+                self.watch.rank,
+                has_backward=ledger.has_backward(),
+                has_optimizer=self._has_optimizer,
+            ),
         )
-        return replace(profile, needed_bytes=needed_bytes(profile), device_bytes=device_bytes)
+        return Memory(profile, replace(recording, memory=(profile,), findings=findings))
 
     def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._twins is not None:
             self._twins.replace_in(optimizer)
-        self._watcher.meet_optimizer(optimizer)
+        self.watcher.meet_optimizer(optimizer)
 
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped.add(id(optimizer))
-        self._watcher.meet_optimizer(optimizer)
-
-
-def _check_call(model: object, step: object, optimizer: object) -> None:
-    if not callable(step):
-        raise MemoryProfileError(
-            f"memory() got {type(step).__name__} for its step. Give a function without arguments "
-            "that runs one: forward and backward, and the optimizer unless that is given."
-        )
-    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, Optimizer):
-        raise MemoryProfileError(
-            f"memory() got {type(optimizer).__name__} for its optimizer. Give an optimizer, or a "
-            "function that makes one of the model."
-        )
-    if dist.is_initialized() and current_world() is None:
-        raise MemoryProfileError(
-            f"memory() was called in a real process group ({dist.get_backend()}), to which it "
-            "would send tensors without data. Call it in a simulated world, "
-            "`with simulate(mesh=…)`, in a process without a process group."
-        )
+        self._has_optimizer = True
+        self._facts.meet_optimizer(optimizer)
+        self.watcher.meet_optimizer(optimizer)
 
 
 @contextmanager
-def _without_data(model: Models) -> Iterator[FakeTwins | None]:
+def _the_only_call() -> Iterator[None]:
+    """Refuse to run beside another call, whose ops would be counted too: hooks are torch's own."""
+    if not _taken.acquire(blocking=False):
+        raise MemoryProfileError(
+            "memory() was called while another call of it was running, on another thread or in "
+            "its step. Call it when that has ended, or in another process."
+        )
+    try:
+        yield
+    finally:
+        _taken.release()
+
+
+@contextmanager
+def _without_data(model: Models, step: Callable[[], object]) -> Iterator[FakeTwins | None]:
     """In a world, the tensors that it has; else twins without data."""
     roots = list(ModuleNames(model).roots())
     tensors = [tensor for root in roots for tensor in (*root.parameters(), *root.buffers())]
@@ -203,7 +243,7 @@ def _without_data(model: Models) -> Iterator[FakeTwins | None]:
     else:
         with explained_lack_of_data(), fake_tensors() as mode:
             twins = FakeTwins(mode)
-            with twins.replacing(roots):
+            with twins.replacing(roots, find_changeable(step)):
                 yield twins
 
 

@@ -23,6 +23,7 @@ from shardscope._torch.autograd import (
 )
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.recompute import find_recomputed
+from shardscope._torch.running import is_optimizer_running
 from shardscope.comm.buckets import BucketBook
 from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.names import NO_MODULE, ModuleNames
@@ -59,7 +60,9 @@ class Places:
     def read(self) -> Place:
         """The place of what happens now."""
         if self._num_optimizers:
-            return Place(Phase.OPTIMIZER, NO_MODULE)
+            if is_optimizer_running(sys._getframe()):
+                return Place(Phase.OPTIMIZER, NO_MODULE)
+            self._num_optimizers = 0  # it raised, and has not said that it ended
         if not is_in_backward():
             module = self._calls.running()
             return Place(Phase.OUTSIDE if module == NO_MODULE else Phase.FORWARD, module)
@@ -70,10 +73,6 @@ class Places:
             if find_recomputed(sys._getframe()) is not None:
                 return Place(Phase.RECOMPUTE, self._calls.recomputing())
         return Place(Phase.BACKWARD, self._find_maker())
-
-    def start_step(self) -> None:
-        """An optimizer that raised has not said that it ended."""
-        self._num_optimizers = 0
 
     def _find_maker(self) -> int:
         node = current_node()

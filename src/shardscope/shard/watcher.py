@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -12,14 +13,18 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.device_moves import moves_within_cpu, on_cpu
 from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
     TorchDispatchMode,
+    without_modes,
 )
+from shardscope._torch.fake_models import StandIns
 from shardscope._torch.fsdp import is_fully_sharded
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.modules import every_module
+from shardscope._torch.running import is_compiled_running, watched_offloading
 from shardscope._torch.storages import is_wrapper_type, watched_resizes
 from shardscope._torch.trial_runs import TrialRuns
 from shardscope._torch.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
@@ -39,6 +44,7 @@ _EMPTY = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
+_LIFTS = {_aten.lift.default, _aten.lift_fresh.default, _aten.lift_fresh_copy.default}
 _UNSETTLED = (None, MemoryKind.COMMUNICATION)
 _Tensor = torch.Tensor
 
@@ -47,13 +53,21 @@ _Tensor = torch.Tensor
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode under which a step is run."""
 
-    def __init__(self, names: ModuleNames, places: Places, *, device_type: str) -> None:
+    def __init__(
+        self, names: ModuleNames, places: Places, stand_ins: StandIns, *, device_type: str
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.num_values_read = 0  # of tensors that have none
+        self.has_compiled = False
+        self.has_offloaded = False
         self._names = names
         self._places = places
-        self._live = LiveStorages(self.ledger, device_type=device_type, read_place=places.read)
+        self._stand_ins = stand_ins
+        self._is_on_cpu = device_type == "cpu"
+        self._live = LiveStorages(
+            self.ledger, device_type=device_type, read_place=places.read, stand_ins=stand_ins
+        )
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
         self._trials = TrialRuns()
         self._is_wrapper: dict[type, bool] = {}
@@ -69,7 +83,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with (
                 self._trials.watching(),
+                moves_within_cpu() if self._is_on_cpu else nullcontext(),
                 watched_resizes(self._live.resize),
+                watched_offloading(self._note_offloading),
                 intercept(self),
                 self,
             ):
@@ -90,10 +106,17 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(tensor, nn.Parameter):
                     self._meet_parameter(tensor)
             return NotImplemented  # to see the ops that the wrapper makes of it
-        for tensor in inputs:
-            self._meet_input(tensor)
+        if not self.has_compiled and not is_in_backward():
+            self.has_compiled = is_compiled_running(sys._getframe())
         if op is READ_VALUE:
             return self._read_value(args[0])
+        if op not in _LIFTS:  # of what Python has just made: torch knows its value, and should
+            for tensor in inputs:
+                self._meet_input(tensor)
+            if any(map(self._stand_ins.are_needed, inputs)):
+                args, kwargs = self._stand_in(args), self._stand_in(kwargs or {})
+        if kwargs and self._is_on_cpu:
+            kwargs = on_cpu(kwargs)
         result = op(*args, **(kwargs or {}))
         self._note_result(op, args, kwargs, result)
         return result
@@ -110,6 +133,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _read_value(self, tensor: _Tensor) -> Any:
         """Zero, where there is no value: losses are logged and norms looked at in most steps."""
+        if self._stand_ins.are_needed(tensor):
+            with without_modes():
+                return READ_VALUE(tensor)
         try:
             return READ_VALUE(tensor)
         except DataDependentOutputException:
@@ -117,6 +143,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor.dtype == torch.bool:
                 return False
             return 0.0 if tensor.is_floating_point() else 0
+
+    def _note_offloading(self) -> None:
+        self.has_offloaded = True
 
     def meet_optimizer(self, optimizer: Optimizer) -> None:
         """The optimizer's state is its own, and the gradients of its parameters are gradients."""
@@ -143,8 +172,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for module in every_module(model):
             index = self._names.find(module)
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                # A tied one is one module's, which answers for its gradient and state as well.
+                owner = self._names.owner_of(tensor)
                 for allocation in self._live.meet_held(tensor):
-                    allocation.claim(MemoryKind.PARAMETERS, index)
+                    allocation.claim(MemoryKind.PARAMETERS, index if owner == NO_MODULE else owner)
                 self._watch_gradient(tensor)
                 self.claim_gradient(tensor)
 
@@ -194,6 +225,16 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for allocation in self._live.meet_held(tensor):
                 if allocation.is_buffer:
                     allocation.claim(MemoryKind.COMMUNICATION)
+
+    def _stand_in(self, value: Any) -> Any:
+        """Arguments in which tensors with data have given way to their stand-ins."""
+        if isinstance(value, _Tensor):
+            return self._stand_ins.of(value)
+        if isinstance(value, dict):
+            return {name: self._stand_in(one) for name, one in value.items()}
+        if type(value) in (tuple, list):
+            return type(value)(map(self._stand_in, value))
+        return value
 
     def _wraps(self, cls: type) -> bool:
         known = self._is_wrapper.get(cls)
