@@ -30,7 +30,7 @@ def advice(told: Memory, subject: str | None = None) -> list[Finding]:
 def test_layers_that_keep_but_their_outputs_gain_nothing_from_checkpointing() -> None:
     model = linears(16)
     told = memory(model, lambda: model(torch.randn(4096, DIM)).sum().backward(), device_bytes=ROOM)
-    assert advice(told, "0 … 15") == []
+    assert not any("checkpoint(layer" in one.remedy for one in advice(told))
 
 
 def test_checkpointing_is_not_advised_twice_however_long_the_step() -> None:
