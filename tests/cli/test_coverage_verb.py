@@ -123,3 +123,15 @@ def test_verdicts_do_not_decide_the_exit_code(here: Path) -> None:
     assert result.exit_code == 0
     verdicts = {one.op: one.verdict for one in load(here / "out.json").coverage[0].ops}
     assert verdicts["aten.cumsum.default"] is Verdict.WRONG
+
+
+def test_no_line_of_ours_or_of_clicks_is_named(here: Path) -> None:
+    (here / "plain.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "def model():\n    return nn.Sequential(nn.Linear(16, 16), nn.ReLU())\n\n"
+        "def batch(model):\n    return torch.randn(8, 16)\n"
+    )
+    arguments = ["coverage", "plain.py", "--level", "exported", "-o", "out.json"]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    (found,) = load("out.json").coverage
+    assert {source.file for op in found.ops for source in op.sources} == set()

@@ -320,3 +320,66 @@ def test_what_cannot_be_covered_is_refused_with_fact_and_remedy(
 def test_a_real_process_group_is_refused() -> None:
     with alone_on_gloo(), pytest.raises(CoverageError, match="real ranks"):
         coverage(MLP(), batch())
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        ({"up.weight": Shard(5)}, r"gives 'up.weight' Shard\(dim=5\), but up.weight has 2 dims"),
+        ({"up.weight": None}, "gives 'up.weight' a NoneType, which is no placement"),
+        ({"up": "colwise"}, "gives 'up' a str, which is no placement"),
+        ({"up.weight": [Shard(0), Shard(1)]}, "2 placements, but the mesh has 1 axis"),
+        (42, "got int for a plan"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_is_refused_with_the_pattern(
+    plan: Any, sentence: str
+) -> None:
+    with pytest.raises(CoverageError, match=sentence):
+        coverage(MLP(), batch(), plan=plan)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_refused_and_left_alone() -> None:
+    script = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(CoverageError, match="got a TorchScript model"):
+        coverage(script, batch())
+    assert all(type(parameter) is nn.Parameter for parameter in script.parameters())
+
+
+@pytest.mark.parametrize("levels", [(), ["deep"], "deep"])
+def test_levels_that_are_none_are_refused(levels: Any) -> None:
+    with pytest.raises(CoverageError, match="The levels are exported, core_aten, inductor"):
+        coverage(MLP(), batch(), levels=levels)
+
+
+def test_a_mesh_on_which_nothing_is_cut_is_refused() -> None:
+    with pytest.raises(CoverageError, match="a mesh of one rank"):
+        coverage(MLP(), batch(), mesh={"tp": 1})
+
+
+def test_a_loss_that_fails_is_named() -> None:
+    with pytest.raises(CoverageError, match="^loss raised IndexError: too many"):
+        coverage(MLP(), batch(), loss=lambda output: output["loss"])
+
+
+def test_an_output_that_backward_cannot_begin_at_is_a_gap() -> None:
+    class Sealed:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    class Model(MLP):
+        def forward(self, x: Tensor) -> Any:
+            return Sealed(super().forward(x))
+
+    (gap,) = coverage(Model(), batch(), levels="exported").gaps
+    assert gap.fact == "nothing in the output, a Sealed, has a gradient: give loss="
+
+
+def test_attention_in_eval_is_written_as_export_writes_it() -> None:
+    model = nn.TransformerEncoderLayer(16, 4, batch_first=True, dropout=0.0).eval()
+    is_enabled = torch.backends.mha.get_fastpath_enabled()
+    (found,) = coverage(model, torch.ones(2, 3, 16), levels="exported").coverage
+    assert not any("_transformer_encoder_layer_fwd" in one.op for one in found.ops)
+    assert any(one.op == "aten.linear.default" and one.num_forward for one in found.ops)
+    assert torch.backends.mha.get_fastpath_enabled() == is_enabled

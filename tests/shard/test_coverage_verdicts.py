@@ -73,7 +73,7 @@ def test_an_op_whose_only_dim_must_be_whole_is_replicated() -> None:
     assert move.num_bytes == 16
 
 
-MESHES = ({"tp": 1}, {"tp": 3}, {"dp": 3, "tp": 4}, {"a": 2, "b": 2, "c": 2})
+MESHES = ({"tp": 3}, {"dp": 3, "tp": 4}, {"a": 2, "b": 2, "c": 2})
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -19,6 +19,8 @@ from shardscope.shard.coverage import cover_step
 
 __all__ = ["command"]
 
+__frames__ = "outermost"  # whoever called us did not write the program
+
 
 @click.command("coverage")
 @click.argument("target", metavar="TARGET")

@@ -35,6 +35,8 @@ from shardscope.shard.tensors import Holdings
 
 __all__ = ["command"]
 
+__frames__ = "outermost"  # whoever called us did not write the program
+
 _MAX_NAMED = 5
 
 

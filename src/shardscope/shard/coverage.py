@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.meshes import describe_axes
 from shardscope._torch.modules import unwrap
 from shardscope._torch.propagation import kept_propagator
@@ -35,7 +36,7 @@ from shardscope.record import (
     Recording,
 )
 from shardscope.shard.capture import Capture, Use
-from shardscope.shard.dispatch import Dispatcher
+from shardscope.shard.dispatch import Dispatcher, describe
 from shardscope.shard.flops import FlopCounter
 from shardscope.shard.judging_world import judging_world
 from shardscope.shard.layout import Plan, parallelize_copy, read_layout
@@ -85,12 +86,30 @@ def coverage(
             "inputs, and they get theirs."
         )
 
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise CoverageError(
+            "coverage() got a TorchScript model, whose ops and tensors torch keeps to itself. Give "
+            "it the model that the script was made of."
+        )
+
     def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         output = model(*args, **kwargs)
-        return output if loss is None else loss(output)
+        return output if loss is None else _find_loss(loss, output)
 
     task = _Task(unwrap(model), args, kwargs, forward, plan=plan)
     return _cover(task, mesh, _read_levels(levels))
+
+
+def _find_loss(loss: Callable[[Any], Any], output: Any) -> Any:
+    try:
+        return loss(output)
+    except NO_DATA:
+        raise
+    except Exception as error:
+        raise CoverageError(
+            f"loss raised {describe(error)} for the model's output. Call it with that by itself, "
+            "and see that it runs."
+        ) from error
 
 
 def cover_step(
@@ -133,11 +152,14 @@ class _Task:
 def _read_levels(levels: Sequence[Level | str]) -> list[Level]:
     names = [levels] if isinstance(levels, str) else levels
     try:
-        return [level for level in Level if level in {Level(name) for name in names}]
+        found = [level for level in Level if level in {Level(name) for name in names}]
     except ValueError:
+        found = []
+    if not found:
         raise CoverageError(
             f"coverage() got levels={levels!r:.80}. The levels are {', '.join(Level)}."
-        ) from None
+        )
+    return found
 
 
 def _cover(
@@ -147,6 +169,11 @@ def _cover(
         stack.enter_context(kept_propagator())
         own_mesh = stack.enter_context(judging_world(task.model, mesh))
         gaps: dict[tuple[str, str], None] = {}
+        if own_mesh.size() == 1:
+            raise CoverageError(
+                "coverage() got a mesh of one rank, on which nothing is cut and all is right. Give "
+                'it one of two or more, such as mesh={"tp": 2}.'
+            )
         covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
         rank = dist.get_rank()
         return Recording(
@@ -159,8 +186,13 @@ def _cover(
 def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -> list[Coverage]:
     device = torch.device(mesh.device_type)
     plan, model = task.plan, task.model
-    if plan is not None and not isinstance(plan, Mapping):
+    if callable(plan):
         model = parallelize_copy(model, plan, mesh)
+    elif plan is not None and not isinstance(plan, Mapping):
+        raise CoverageError(
+            f"coverage() got {type(plan).__name__} for a plan. Give placements by patterns of "
+            "parameter names, or a function of model and mesh that shards the model."
+        )
     has_plan = plan is not None or any(isinstance(one, DTensor) for one in model.parameters())
     dispatcher = Dispatcher(device=device, is_implicit=isinstance(plan, Mapping))
     program = Program(

@@ -51,6 +51,8 @@ def read_layout(model: nn.Module, plan: Mapping[str, Placements], mesh: DeviceMe
     for pattern, placements in plan.items():
         place = _read_placements(pattern, placements, mesh)
         matches = [name for name in named if fnmatchcase(name, pattern)]
+        for name in matches:
+            _check_dims(pattern, name, named[name], place)
         if not matches:
             some = ", ".join(list(named)[:3]) or "no parameters at all"
             raise CoverageError(
@@ -70,14 +72,33 @@ def _named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _read_placements(
     pattern: str, placements: Placements, mesh: DeviceMesh
 ) -> tuple[Placement, ...]:
-    place = (placements,) if isinstance(placements, Placement) else tuple(placements)
-    if len(place) != mesh.ndim or not all(isinstance(one, Placement) for one in place):
+    given: Any = placements
+    place = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not all(isinstance(one, Placement) for one in place):
+        kind = next(type(one).__name__ for one in place if not isinstance(one, Placement))
         raise CoverageError(
-            f"the plan gives {pattern!r} {placements!r:.80}, but the mesh has "
-            f"{mesh.ndim} {'axis' if mesh.ndim == 1 else 'axes'}. Give a placement for each axis: "
-            "Shard(0), Replicate()."
+            f"the plan gives {pattern!r} a {kind}, which is no placement. Give Shard(0) or "
+            "Replicate() for each axis of the mesh, or, to use parallel styles, a function that "
+            "calls parallelize_module."
+        )
+    if len(place) != mesh.ndim:
+        raise CoverageError(
+            f"the plan gives {pattern!r} {len(place)} placements, but the mesh has "
+            f"{mesh.ndim} {'axis' if mesh.ndim == 1 else 'axes'}. Give one for each axis."
         )
     return place
+
+
+def _check_dims(
+    pattern: str, name: str, parameter: torch.Tensor, place: tuple[Placement, ...]
+) -> None:
+    for one in place:
+        dim = getattr(one, "dim", 0)
+        if not -parameter.ndim <= dim < max(1, parameter.ndim):
+            raise CoverageError(
+                f"the plan gives {pattern!r} {one!r}, but {name} has {parameter.ndim} dims. Give "
+                "a dim that it has."
+            )
 
 
 def parallelize_copy(

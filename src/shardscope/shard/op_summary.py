@@ -6,8 +6,10 @@ import csv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
+from shardscope.errors import CoverageError
 from shardscope.record import OpCoverage, Verdict
 from shardscope.shard.coverage import cover_calls, coverage
 from shardscope.shard.dispatch import describe
@@ -23,7 +25,7 @@ def get_inductor_decomp_graphs(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> list[fx.GraphModule]:
     """The forward and the backward graph of `model` after Inductor's decompositions."""
-    return inductor_graphs(model, tuple(args), dict(kwargs or {}))
+    return inductor_graphs(model, _read_args(args), dict(kwargs or {}))
 
 
 def print_op_coverage_summary(
@@ -40,12 +42,18 @@ def print_op_coverage_summary(
     """
     rows = [
         (one.op, one.schema, one.num_forward + one.num_backward, _is_supported(one))
-        for one in _find_ops(model, tuple(args), dict(kwargs or {}))
+        for one in _find_ops(model, _read_args(args), dict(kwargs or {}))
     ]
     _print_table(rows)
     if output_csv:
         with open(_CSV, "w", newline="") as file:
             csv.writer(file).writerows([_HEADERS, *rows])
+
+
+def _read_args(args: Sequence[Any]) -> tuple[Any, ...]:
+    if isinstance(args, torch.Tensor):
+        raise CoverageError("args is a tensor, not a tuple of arguments. Write (tokens,).")
+    return tuple(args)
 
 
 def _find_ops(

@@ -104,7 +104,7 @@ def _run(
         exchange_tensors(program.model, stand_ins.of)
         args = map_tensors(program.args, stand_ins.of)
         kwargs = map_tensors(program.kwargs, stand_ins.of)
-        trained = _train(program, calls, args, kwargs)
+        trained = _train(program, calls, args, kwargs, report)
         called = trained.captured
         written = _infer(program, calls, args, kwargs, report)
         if written is None:
@@ -116,21 +116,36 @@ def _run(
 def _uncompiled() -> Iterator[None]:
     """Compiled parts of a model run as they were written: a graph would hide its ops."""
     eager = torch.compiler.set_stance("force_eager")
-    with eager, quiet_collectives(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they are the model's, and said when it really runs
-        yield
+    # In eval, attention would take a way of its own, of one op, that torch.export does not.
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with eager, quiet_collectives(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the model's, and said when it really runs
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
 
 
 def _is_placed(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def _train(program: Program, calls: ModuleCalls, args: Any, kwargs: Any) -> Recorder:
+def _is_trained(model: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def _train(
+    program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
+) -> Recorder:
     recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
     with torch.enable_grad():
         with _named_failure("forward"), recorder:
             output = program.forward(*args, **kwargs)
         roots = differentiable(output) if program.has_backward else []
+        if program.has_backward and not roots and _is_trained(program.model):
+            kind = type(output).__name__
+            report("backward", f"nothing in the output, a {kind}, has a gradient: give loss=")
         seeds = [torch.ones_like(root) for root in roots]
         with _named_failure("backward"), recorder:
             if roots:
