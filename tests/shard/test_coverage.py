@@ -359,7 +359,7 @@ def test_a_mesh_on_which_nothing_is_cut_is_refused() -> None:
 
 
 def test_a_loss_that_fails_is_named() -> None:
-    with pytest.raises(CoverageError, match="^loss raised IndexError: too many"):
+    with pytest.raises(CoverageError, match=r"^loss raised IndexError: too many"):
         coverage(MLP(), batch(), loss=lambda output: output["loss"])
 
 

@@ -603,3 +603,9 @@ class TestRefusals:
                 memory(chain(1), lambda: None)
         finally:
             torch.distributed.destroy_process_group()
+
+
+def test_a_recording_of_memory_says_that_it_is_one() -> None:
+    model = nn.Linear(2, 2)
+    told = memory(model, lambda: model(torch.ones(2, 2)).sum().backward())
+    assert told.recording.run.instruments == ("memory",)

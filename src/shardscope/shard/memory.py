@@ -193,7 +193,9 @@ class _Run:
                 has_optimizer=self._has_optimizer,
             ),
         )
-        return Memory(profile, replace(recording, memory=(profile,), findings=findings))
+        run = replace(recording.run, instruments=("memory",))
+        told = replace(recording, run=run, memory=(profile,), findings=findings)
+        return Memory(profile, told)
 
     def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._twins is not None:
