@@ -38,7 +38,10 @@ from shardscope.record import CollectiveKind
 from shardscope.shard.outputs import tensors_in
 from shardscope.shard.signature import Signature, TensorSpec
 
-__all__ = ["Dispatcher", "Outcome", "describe"]
+__all__ = ["MAX_TRIED", "Dispatcher", "Outcome", "describe"]
+
+# For an op without a rule DTensor may try thousands of layouts of its parts, each time anew.
+MAX_TRIED = 30_000
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Outcome:
     failed_op: Any = None  # for which nothing could be decided: the op, or a part of it
     is_handled: bool = False  # in DTensor's place, by what the program asked for
     num_tried: int = 0  # layouts of parts that were tried to find a rule
+    is_stopped: bool = False  # after too many of them: nothing is known
     absurdity: str = ""  # a layout of the results that cannot be
 
     @property
@@ -132,6 +136,12 @@ class Dispatcher:
         self._outcome.decisions.append(decision)
         self._outcome.num_tried += decision.num_tried
 
+    def tried(self, num_tried: int) -> None:
+        """DTensor looks for a rule; it may take as long as it likes, so it is stopped."""
+        if num_tried > MAX_TRIED:
+            self._outcome.is_stopped = True
+            raise _TooManyTriedError(f"DTensor tried {MAX_TRIED} layouts of its parts")
+
     def failed(self, op: Any, num_tried: int) -> None:
         """DTensor cannot run an op."""
         self._outcome.failed_op = op
@@ -161,6 +171,11 @@ class Dispatcher:
             shape=torch.Size(spec.shape),
             stride=spec.stride,
         )
+
+
+@final
+class _TooManyTriedError(Exception):
+    """Of a kind that DTensor does not take for the failure of one layout."""
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 
     `num_tried` is how many layouts of its parts DTensor tried first.
     `is_unknown` says that DTensor does not know the op, or `failed_op`, a part of it, however it
-    is sharded.
+    is sharded. `is_stopped` says that it tried too many: the verdict is none.
     """
 
     call: Signature
@@ -41,6 +41,7 @@ class Trial(NamedTuple):
     is_unknown: bool = False
     failed_op: Any = None
     num_tried: int = 0
+    is_stopped: bool = False
 
     def inputs(self) -> tuple[str, ...]:
         """Inputs that are not whole: `mat2: Shard(0)`."""
@@ -97,6 +98,7 @@ class Tryer:
                 is_unknown=outcome.is_unknown,
                 failed_op=outcome.failed_op,
                 num_tried=outcome.num_tried,
+                is_stopped=outcome.is_stopped,
             )
         outputs = tuple(", ".join(_describe(place)) for place in outcome.outputs)
         moves = tuple(_read_moves(call, outcome))

@@ -1,0 +1,52 @@
+"""What coverage() says where an op cannot be tried to its end: a gap, and no verdict made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardscope import Recording, coverage
+from shardscope.record import OpCoverage, Verdict
+from shardscope.shard import dispatch
+
+
+class Calls(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.call(*args)
+
+
+def cover(call: Any, *args: Any, **kwargs: Any) -> Recording:
+    model = call if isinstance(call, nn.Module) else Calls(call)
+    return coverage(model, *args, levels=["exported"], **kwargs)
+
+
+def ops(recording: Recording) -> dict[str, OpCoverage]:
+    return {one.op.removeprefix("aten."): one for one in recording.coverage[0].ops}
+
+
+def facts(recording: Recording, place: str) -> str:
+    return "; ".join(gap.fact for gap in recording.gaps if place in gap.place)
+
+
+def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "MAX_TRIED", 2_000)
+
+    def attend(q: Tensor, mask: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    recording = cover(attend, torch.randn(2, 4, 8, 8), torch.randn(8, 8))
+    name = "scaled_dot_product_attention.default"
+    assert ops(recording)[name].verdict is Verdict.REPLICATED  # it does run with every input whole
+    assert "14 of its shardings were not tried" in facts(recording, name)
