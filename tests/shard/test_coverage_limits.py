@@ -50,3 +50,22 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
     name = "scaled_dot_product_attention.default"
     assert ops(recording)[name].verdict is Verdict.REPLICATED  # it does run with every input whole
     assert "14 of its shardings were not tried" in facts(recording, name)
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        ("item.default", lambda x: x * x.sum().item()),
+        ("equal.default", lambda x: x * int(torch.equal(x, x))),
+    ],
+)
+def test_an_op_that_looks_at_values_has_dtensors_decision_and_a_gap(op: str, call: Any) -> None:
+    recording = cover(call, torch.ones(4, 8))
+    assert ops(recording)[op].verdict in (Verdict.SHARDED, Verdict.DECOMPOSED)
+    assert "it looks at values, and was tried without any" in facts(recording, op)
+
+
+def test_an_op_for_whose_result_dtensor_itself_finds_no_shape_is_missing() -> None:
+    # On real ranks too: it asks tensors without data of its own.
+    recording = cover(lambda x: torch.bincount(x), torch.ones(8, dtype=torch.long))
+    assert ops(recording)["bincount.default"].verdict is Verdict.MISSING

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from shardscope._torch.calls import CollectiveCall, num_bytes
-from shardscope._torch.fakes import without_data
+from shardscope._torch.fakes import NO_DATA, without_data
 from shardscope._torch.frames import Role
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.propagation import (
@@ -57,6 +57,7 @@ class Outcome:
     is_handled: bool = False  # in DTensor's place, by what the program asked for
     num_tried: int = 0  # layouts of parts that were tried to find a rule
     is_stopped: bool = False  # after too many of them: nothing is known
+    is_unfinished: bool = False  # it was decided, and then wanted values of tensors without data
     absurdity: str = ""  # a layout of the results that cannot be
 
     @property
@@ -107,6 +108,9 @@ class Dispatcher:
             outcome.sent.clear()
             result = call.op(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            if isinstance(error, NO_DATA) and outcome.decisions and outcome.failed_op is None:
+                outcome.is_unfinished = True  # our tensors are to blame: DTensor ran it
+                return outcome
             outcome.error = describe(error)
             outcome.is_unknown = isinstance(error, NotImplementedError)
         else:

@@ -104,18 +104,22 @@ class Tryer:
         moves = tuple(_read_moves(call, outcome))
         if outcome.absurdity:
             return Trial(call, Verdict.WRONG, moves, outputs, outcome.absurdity)
-        if outcome.is_handled:
-            numbers = Numbers(
-                Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way"
-            )
-        else:
-            numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
+        numbers = self._check(call, outcome)
         if numbers.answer is Answer.WRONG:
             return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail, outcome.num_bytes)
         verdict, detail = _judge(call, outcome)
+        if outcome.is_unfinished:
+            detail = detail or "so it was decided; what it sends in the end is not known"
         unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
         trial = Trial(call, verdict, moves, outputs, detail, outcome.num_bytes, unchecked)
         return trial._replace(num_tried=outcome.num_tried)
+
+    def _check(self, call: Signature, outcome: Outcome) -> Numbers:
+        if outcome.is_handled:
+            return Numbers(Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way")
+        if outcome.is_unfinished:
+            return Numbers(Answer.UNKNOWN, "it looks at values, and was tried without any")
+        return self._checker.check(_as_moved(call, outcome), outcome.outputs)
 
 
 def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
