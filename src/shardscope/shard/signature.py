@@ -106,6 +106,14 @@ class Signature(NamedTuple):
             tuple([(name, _resize(value, change)) for name, value in self.kwargs]),
         )
 
+    def constant(self, name: str) -> Any:
+        """An argument that is no tensor, or its default; None if the op has none of that name."""
+        for index, one in enumerate(op_schema(self.op).arguments):
+            if one.name == name:
+                given = self.args[index] if index < len(self.args) else dict(self.kwargs).get(name)
+                return given.value if isinstance(given, _Constant) else one.default_value
+        return None
+
     def pattern(self, num_ranks: int) -> Pattern:
         """What rules may look at: which sizes are one, small, equal, or shared evenly by ranks."""
         known: dict[int, Any] = {}
