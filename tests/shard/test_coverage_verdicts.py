@@ -119,6 +119,18 @@ def test_a_mean_over_targets_of_which_ranks_ignore_some_is_found_to_be_wrong() -
     assert added.verdict is Verdict.DECOMPOSED
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [7, 1001])
+def test_a_mean_over_uneven_shards_is_found_to_be_wrong_however_small_the_error(
+    num_rows: int, dtype: torch.dtype
+) -> None:
+    x, y = torch.ones(2, num_rows, 16, dtype=dtype)
+    found = cover(functional.mse_loss, x, y)["mse_loss.default"]
+    if torch.__version__ >= (2, 13):
+        assert shardings(found)["self: Shard(0)"] is Verdict.WRONG
+        assert shardings(found)["self: Shard(1)"] is Verdict.DECOMPOSED
+
+
 def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:
     found = cover(lambda x: x.sum(dim=[]), torch.ones(4, 8))["sum.dim_IntList"]
     assert found.verdict is Verdict.WRONG

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.dispatch import without_modes
+from shardscope._torch.dispatch import TORCHS_OWN, without_modes
 from shardscope._torch.local_ranks import all_ranks, split_ranks
 from shardscope._torch.meshes import describe_placements
 from shardscope._torch.propagation import Place, forget_decisions
@@ -74,10 +74,11 @@ class Checker:
         for smaller in self._shrink(call.plain(), mesh):
             if total_size(smaller) > MAX_ELEMENTS:
                 break
-            placed = _place(smaller, placements, mesh.mesh)
-            found = self._compute(placed, smaller, mesh, outputs)
-            if found.answer is not Answer.UNKNOWN:
-                break
+            for plain in _precisions(smaller):
+                placed = _place(plain, placements, mesh.mesh)
+                found = self._compute(placed, plain, mesh, outputs)
+                if found.answer is not Answer.UNKNOWN:
+                    return found
         return found
 
     def _shrink(self, plain: Signature, mesh: SmallMesh) -> list[Signature]:
@@ -129,6 +130,15 @@ def _compare(call: Signature, reference: Reference, mesh: SmallMesh, outputs: La
     with without_modes():
         difference = reference.find_difference(pieces, mesh.cut)
     return Numbers(Answer.WRONG if difference else Answer.RIGHT, difference)
+
+
+def _precisions(call: Signature) -> list[Signature]:
+    """First in double precision, in which a small difference is none of rounding.
+
+    Not for custom ops, whose kernels may know no dtype but the model's.
+    """
+    wide = call.widen() if call.op.namespace in TORCHS_OWN else call
+    return [wide] if wide == call else [wide, call]
 
 
 def _place(call: Signature, placements: list[Place | None], mesh: DeviceMesh) -> Signature:
