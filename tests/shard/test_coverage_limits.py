@@ -69,3 +69,24 @@ def test_an_op_for_whose_result_dtensor_itself_finds_no_shape_is_missing() -> No
     # On real ranks too: it asks tensors without data of its own.
     recording = cover(lambda x: torch.bincount(x), torch.ones(8, dtype=torch.long))
     assert ops(recording)["bincount.default"].verdict is Verdict.MISSING
+
+
+class Graph(nn.Module):
+    """Sparse neighbours, as a graph network has them."""
+
+    def __init__(self, neighbours: Tensor) -> None:
+        super().__init__()
+        self.neighbours = neighbours
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.neighbours, self.linear(x))
+
+
+def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_judged() -> None:
+    recording = coverage(Graph(torch.eye(8).to_sparse()), torch.ones(8, 4))
+    for level in recording.coverage:
+        sparse = [one for one in level.ops if "torch.sparse_coo" in one.detail]
+        assert sparse
+        assert {one.verdict for one in sparse} == {Verdict.MISSING}
+    assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED

@@ -161,6 +161,8 @@ class Dispatcher:
 
     def make(self, spec: TensorSpec) -> torch.Tensor:
         """A tensor like that, without data."""
+        if spec.layout is not torch.strided:
+            raise TypeError(f"it takes a tensor of {spec.layout}, and a DTensor is strided")
         if spec.placements is None or spec.mesh is None:
             return torch.empty_strided(
                 spec.shape, spec.stride, dtype=spec.dtype, device=self._device

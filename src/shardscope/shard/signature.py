@@ -25,6 +25,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
     placements: tuple[Placement, ...] | None = None
     mesh: DeviceMesh | None = None
+    layout: torch.layout = torch.strided  # others have no strides
 
 
 class _Items(NamedTuple):
@@ -168,7 +169,7 @@ def freeze_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signa
 def _freeze(value: Any) -> Frozen:
     if isinstance(value, torch.Tensor):
         stride = tuple(value.stride()) if value.layout is torch.strided else ()
-        spec = TensorSpec(tuple(value.shape), stride, value.dtype)
+        spec = TensorSpec(tuple(value.shape), stride, value.dtype, layout=value.layout)
         if isinstance(value, DTensor):
             return spec._replace(placements=tuple(value.placements), mesh=value.device_mesh)
         return spec
