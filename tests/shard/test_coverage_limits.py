@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 from shardscope import Recording, coverage
 from shardscope.record import OpCoverage, Verdict
@@ -90,3 +91,21 @@ def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_judged() -> None
         assert sparse
         assert {one.verdict for one in sparse} == {Verdict.MISSING}
     assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED
+
+
+def choose(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).exp()
+
+
+def attend_flexibly(x: Tensor) -> Tensor:
+    return flex_attention(x, x, x).exp()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of flex_attention that is not compiled
+@pytest.mark.parametrize(("name", "call"), [("cond", choose), ("flex_attention", attend_flexibly)])
+def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_judged(
+    name: str, call: Any
+) -> None:
+    recording = cover(call, torch.randn(1, 2, 8, 16))
+    assert "it takes functions" in facts(recording, name)
+    assert ops(recording)["exp.default"].verdict is Verdict.SHARDED

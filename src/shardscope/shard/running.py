@@ -104,7 +104,7 @@ def _run(
         exchange_tensors(program.model, stand_ins.of)
         args = map_tensors(program.args, stand_ins.of)
         kwargs = map_tensors(program.kwargs, stand_ins.of)
-        trained = _train(program, calls, args, kwargs)
+        trained = _train(program, calls, args, kwargs, report)
         called = trained.captured
         written = _infer(program, calls, args, kwargs, report)
         if written is None:
@@ -125,8 +125,10 @@ def _is_placed(model: nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-def _train(program: Program, calls: ModuleCalls, args: Any, kwargs: Any) -> Recorder:
-    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
+def _train(
+    program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
+) -> Recorder:
+    recorder = Recorder(calls, run_somehow, report, is_placed=_is_placed(program.model))
     with torch.enable_grad():
         with _named_failure("forward"), recorder:
             output = program.forward(*args, **kwargs)
@@ -142,7 +144,7 @@ def _infer(
     program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
 ) -> Capture | None:
     """The forward once more without autograd, which would have taken composite ops apart."""
-    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
+    recorder = Recorder(calls, run_somehow, report, is_placed=_is_placed(program.model))
     try:
         with torch.inference_mode(), recorder:
             program.forward(*args, **kwargs)
