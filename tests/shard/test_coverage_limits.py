@@ -109,3 +109,10 @@ def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_judged(
     recording = cover(call, torch.randn(1, 2, 8, 16))
     assert "it takes functions" in facts(recording, name)
     assert ops(recording)["exp.default"].verdict is Verdict.SHARDED
+
+
+def test_a_gap_says_in_one_sentence_why_numbers_were_not_compared() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    fact = facts(cover(model, torch.randn(2, 3, 8, 8)), "convolution_backward")
+    assert "Expected a tensor of dimension 4" in fact  # and not that oneDNN has no such kernel
+    assert all(len(reason) < 200 for reason in fact.split("; "))
