@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import flex_attention
 
 from shardscope import Recording, coverage
+from shardscope.errors import CoverageError
 from shardscope.record import OpCoverage, Verdict
 from shardscope.shard import dispatch
 
@@ -116,3 +117,18 @@ def test_a_gap_says_in_one_sentence_why_numbers_were_not_compared() -> None:
     fact = facts(cover(model, torch.randn(2, 3, 8, 8)), "convolution_backward")
     assert "Expected a tensor of dimension 4" in fact  # and not that oneDNN has no such kernel
     assert all(len(reason) < 200 for reason in fact.split("; "))
+
+
+def jagged(*rows: Tensor) -> Tensor:
+    return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused_in_a_sentence(layout: torch.layout) -> None:
+    def nest(x: Tensor) -> Tensor:
+        return torch.nested.nested_tensor([x[:2], x[2:]], layout=layout).sin()
+
+    with pytest.raises(CoverageError, match="the model uses nested tensors, which are no DTensors"):
+        cover(nest, torch.ones(8, 4))
+    with pytest.raises(CoverageError, match="the model uses nested tensors, which are no DTensors"):
+        cover(torch.sin, jagged(torch.ones(2, 4), torch.ones(3, 4)))
