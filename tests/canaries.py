@@ -144,6 +144,9 @@ def decisions_are_seen() -> bool:
         def decided(self, decision: Any) -> None:
             seen.append(decision)
 
+        def tried(self, num_tried: int) -> None:
+            seen.append(num_tried)
+
         def failed(self, op: Any, num_tried: int) -> None:
             seen.append(op)
 

@@ -157,9 +157,16 @@ def _tokens(*shape: int) -> Tensor:
     return torch.randint(0, 32, shape)
 
 
+def _targets(*shape: int) -> Tensor:
+    """Some of which the loss ignores, more on one rank than on the other."""
+    targets = _tokens(*shape)
+    targets[0, :4] = -100
+    return targets
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
     "llama": lambda: (Llama(LLAMA_TINY), (_tokens(2, 8),)),
-    "gpt2": lambda: (Gpt2(), (_tokens(2, 8), _tokens(2, 8))),
+    "gpt2": lambda: (Gpt2(), (_tokens(2, 8), _targets(2, 8))),
     "resnet": lambda: (ResNet(), (torch.randn(4, 3, 16, 16),)),
     "vit": lambda: (VisionTransformer(), (torch.randn(2, 3, 16, 16),)),
     "moe": lambda: (MixtureOfExperts(), (torch.randn(8, 16),)),

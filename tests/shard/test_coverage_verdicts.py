@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
 
 from shardscope import coverage, simulate
 from shardscope.record import Coverage, OpCoverage, Verdict
@@ -102,6 +103,32 @@ def test_a_convolution_with_a_sharded_weight_is_found_to_be_wrong() -> None:
     assert found.verdict is Verdict.WRONG
     assert shardings(found)["weight: Shard(0)"] is Verdict.WRONG
     assert shardings(found)["input: Shard(0)"] is Verdict.DECOMPOSED
+
+
+def test_a_mean_over_targets_of_which_ranks_ignore_some_is_found_to_be_wrong() -> None:
+    targets = torch.zeros(8, dtype=torch.long)
+    for loss in (functional.cross_entropy, functional.nll_loss):
+        (found,) = cover(loss, torch.randn(8, 16), targets).values()
+        assert shardings(found)["self: Shard(0)"] is Verdict.WRONG
+        assert found.detail.endswith("where targets are -100 and ignored")
+    (added,) = cover(
+        lambda x, t: functional.cross_entropy(x, t, reduction="sum", ignore_index=3),
+        torch.randn(8, 16),
+        targets,
+    ).values()
+    assert added.verdict is Verdict.DECOMPOSED
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [7, 1001])
+def test_a_mean_over_uneven_shards_is_found_to_be_wrong_however_small_the_error(
+    num_rows: int, dtype: torch.dtype
+) -> None:
+    x, y = torch.ones(2, num_rows, 16, dtype=dtype)
+    found = cover(functional.mse_loss, x, y)["mse_loss.default"]
+    if torch.__version__ >= (2, 13):
+        assert shardings(found)["self: Shard(0)"] is Verdict.WRONG
+        assert shardings(found)["self: Shard(1)"] is Verdict.DECOMPOSED
 
 
 def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 __all__ = [
     "READ_VALUE",
+    "TORCHS_OWN",
     "DataDependentOutputException",
     "TorchDispatchMode",
     "has_fakes",
@@ -25,6 +26,9 @@ __all__ = [
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
 """The op behind `.item()`."""
+
+TORCHS_OWN = ("aten", "prims", "inductor_prims", "prim")
+"""Namespaces of ops that come with torch."""
 
 without_modes = _disable_current_modes
 """A context in which no dispatch mode sees what we do ourselves."""

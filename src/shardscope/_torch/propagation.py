@@ -77,6 +77,9 @@ class DecisionWatcher(Protocol):
     def decided(self, decision: Decision) -> None:
         """An op is about to be run, in this way."""
 
+    def tried(self, num_tried: int) -> None:
+        """A layout of a part of an op is about to be tried; what is raised here ends it."""
+
     def failed(self, op: Any, num_tried: int) -> None:
         """For an op nothing could be decided."""
 
@@ -98,6 +101,8 @@ def watch_decisions(watcher: DecisionWatcher) -> Iterator[None]:
             num_tried = num_tried + 1 if depth else 0
             depth += 1
             try:
+                if depth > 1:
+                    watcher.tried(num_tried)
                 # A mode for tensors without data would keep it from remembering the parts of an
                 # op, of which some try thousands of layouts.
                 with without_modes() if depth == 1 else nullcontext():

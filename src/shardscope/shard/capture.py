@@ -79,12 +79,21 @@ Capture = dict[Signature, Use]
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls of ops that pass it, in a forward and the backward that follows.
 
+    Ops that take functions are run and reported: what is in them nobody judges.
+
     `run` is how an op is called; it may go on where the op would raise. `is_placed` says that the
     model lies on a mesh, so that some of what is called only moves it there.
     """
 
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(
-        self, calls: ModuleCalls, run: Callable[..., Any], *, is_placed: bool = False
+        self,
+        calls: ModuleCalls,
+        run: Callable[..., Any],
+        report: Callable[[str, str], None],
+        *,
+        is_placed: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: Capture = {}
@@ -92,6 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._usual_handlers = dict(op_handlers())
         self._calls = calls
         self._run = run
+        self._report = report
         self._is_placed = is_placed
         self._makers: dict[int, Place] = {}  # who made the autograd node with this number
 
@@ -100,7 +110,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Note the call, and make it."""
         kwargs = kwargs or {}
-        if not is_higher_order(func) and func.namespace not in NOT_THE_MODELS:
+        if is_higher_order(func):
+            self._report(str(func), "it takes functions, and the ops in them were not judged")
+            return func(*args, **kwargs)
+        if func.namespace not in NOT_THE_MODELS:
             self._note(func, args, kwargs)
         return self._run(func, args, kwargs)
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 
 from shardscope._torch.calls import CollectiveCall, num_bytes
-from shardscope._torch.fakes import without_data
+from shardscope._torch.fakes import NO_DATA, without_data
 from shardscope._torch.frames import Role
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.propagation import (
@@ -38,7 +38,10 @@ from shardscope.record import CollectiveKind
 from shardscope.shard.outputs import tensors_in
 from shardscope.shard.signature import Signature, TensorSpec
 
-__all__ = ["Dispatcher", "Outcome", "describe"]
+__all__ = ["MAX_TRIED", "Dispatcher", "Outcome", "describe"]
+
+# For an op without a rule DTensor may try thousands of layouts of its parts, each time anew.
+MAX_TRIED = 30_000
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Outcome:
     failed_op: Any = None  # for which nothing could be decided: the op, or a part of it
     is_handled: bool = False  # in DTensor's place, by what the program asked for
     num_tried: int = 0  # layouts of parts that were tried to find a rule
+    is_stopped: bool = False  # after too many of them: nothing is known
+    is_unfinished: bool = False  # it was decided, and then wanted values of tensors without data
     absurdity: str = ""  # a layout of the results that cannot be
 
     @property
@@ -103,6 +108,9 @@ class Dispatcher:
             outcome.sent.clear()
             result = call.op(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+            if isinstance(error, NO_DATA) and outcome.decisions and outcome.failed_op is None:
+                outcome.is_unfinished = True  # our tensors are to blame: DTensor ran it
+                return outcome
             outcome.error = describe(error)
             outcome.is_unknown = isinstance(error, NotImplementedError)
         else:
@@ -132,6 +140,12 @@ class Dispatcher:
         self._outcome.decisions.append(decision)
         self._outcome.num_tried += decision.num_tried
 
+    def tried(self, num_tried: int) -> None:
+        """DTensor looks for a rule; it may take as long as it likes, so it is stopped."""
+        if num_tried > MAX_TRIED:
+            self._outcome.is_stopped = True
+            raise _TooManyTriedError(f"DTensor tried {MAX_TRIED} layouts of its parts")
+
     def failed(self, op: Any, num_tried: int) -> None:
         """DTensor cannot run an op."""
         self._outcome.failed_op = op
@@ -147,6 +161,8 @@ class Dispatcher:
 
     def make(self, spec: TensorSpec) -> torch.Tensor:
         """A tensor like that, without data."""
+        if spec.layout is not torch.strided:
+            raise TypeError(f"it takes a tensor of {spec.layout}, and a DTensor is strided")
         if spec.placements is None or spec.mesh is None:
             return torch.empty_strided(
                 spec.shape, spec.stride, dtype=spec.dtype, device=self._device
@@ -161,6 +177,11 @@ class Dispatcher:
             shape=torch.Size(spec.shape),
             stride=spec.stride,
         )
+
+
+@final
+class _TooManyTriedError(Exception):
+    """Of a kind that DTensor does not take for the failure of one layout."""
 
 
 @contextmanager

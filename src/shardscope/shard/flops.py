@@ -44,8 +44,8 @@ class FlopCounter:
 
     def _apply(self, formula: Any, call: Signature) -> int:
         with without_data():
-            args, kwargs = call.arguments(self._dispatcher.make)
             try:
+                args, kwargs = call.arguments(self._dispatcher.make)
                 return int(formula(*args, **kwargs, out_val=call.op(*args, **kwargs)))
             except Exception:  # noqa: BLE001 - formulas assert what ops do not ask for
                 return 0

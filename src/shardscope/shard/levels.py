@@ -83,8 +83,8 @@ def count_parts(
 ) -> Counter[Signature]:
     """What one call is made of; where its decomposition fails, itself."""
     mode = _Parts(table)
-    args, kwargs = call.arguments(dispatcher.make)
     try:
+        args, kwargs = call.arguments(dispatcher.make)
         with implicit_replicas(), mode:
             call.op(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - decompositions do not expect DTensors

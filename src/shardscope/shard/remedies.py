@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardscope._torch.dispatch import op_schema
+from shardscope._torch.dispatch import TORCHS_OWN, op_schema
 from shardscope.record import Verdict
 from shardscope.shard.trials import Trial
 
 __all__ = ["registration", "suggest"]
-
-_TORCHS_OWN = ("aten", "prims", "inductor_prims", "prim")
 
 
 def suggest(op: Any, verdict: Verdict, trials: Sequence[Trial]) -> str:
@@ -48,7 +46,7 @@ def _suggest_rule(op: Any) -> str:
             "This kernel is the CPU's own. On CUDA the model calls another, which DTensor knows: "
             "cover it on a CUDA device, or under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
         )
-    if op.namespace in _TORCHS_OWN:
+    if op.namespace in TORCHS_OWN:
         return (
             "Run it on local tensors (torch.distributed.tensor.experimental.local_map), "
             f"or register a rule:\n{lines}"

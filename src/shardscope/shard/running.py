@@ -5,6 +5,7 @@ First on tensors without data; a model that looks at values runs again on copies
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,10 @@ from shardscope.shard.stand_ins import StandIns, map_tensors
 
 __all__ = ["Captured", "Program", "Report", "run_model"]
 
+_NESTED = (
+    "the model uses nested tensors, which are no DTensors and cannot be covered. Call coverage() "
+    "on the parts of the model that take padded ones."
+)
 _NO_GRADIENT = "does not require grad"
 
 Report = Callable[[str, str], None]
@@ -70,6 +75,8 @@ class Captured:
 
 def run_model(program: Program, report: Report) -> Captured:
     """Capture the ops of `program`; what could not be is reported as a gap."""
+    if any(tensor.is_nested for tensor in _tensors(program)):
+        raise CoverageError(_NESTED)
     try:
         with without_data():
             return _run(program, program.lay_out, report)
@@ -138,7 +145,7 @@ def _is_trained(model: nn.Module) -> bool:
 def _train(
     program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
 ) -> Recorder:
-    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
+    recorder = Recorder(calls, run_somehow, report, is_placed=_is_placed(program.model))
     with torch.enable_grad():
         with _named_failure("forward"), recorder:
             output = program.forward(*args, **kwargs)
@@ -157,7 +164,7 @@ def _infer(
     program: Program, calls: ModuleCalls, args: Any, kwargs: Any, report: Report
 ) -> Capture | None:
     """The forward once more without autograd, which would have taken composite ops apart."""
-    recorder = Recorder(calls, run_somehow, is_placed=_is_placed(program.model))
+    recorder = Recorder(calls, run_somehow, report, is_placed=_is_placed(program.model))
     try:
         with torch.inference_mode(), recorder:
             program.forward(*args, **kwargs)
@@ -182,7 +189,17 @@ def _named_failure(part: str) -> Iterator[None]:
     except (ShardscopeError, *NO_DATA):
         raise
     except Exception as error:
+        if _is_about_nested(error):
+            raise CoverageError(_NESTED) from error
         raise CoverageError(
             f"the model's {part} raised {describe(error)}. Call the model with the same arguments "
             "by itself, and see that it runs."
         ) from error
+
+
+def _is_about_nested(error: Exception) -> bool:
+    """Whether it comes from nested tensors, which cannot be without data; it does not say so."""
+    return any(
+        str(frame.f_globals.get("__name__")).startswith(torch.nested.__name__)
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )

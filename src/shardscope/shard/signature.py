@@ -25,6 +25,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
     placements: tuple[Placement, ...] | None = None
     mesh: DeviceMesh | None = None
+    layout: torch.layout = torch.strided  # others have no strides
 
 
 class _Items(NamedTuple):
@@ -106,6 +107,22 @@ class Signature(NamedTuple):
             tuple([(name, _resize(value, change)) for name, value in self.kwargs]),
         )
 
+    def widen(self) -> Signature:
+        """The same call in double precision, in its tensors and its dtypes."""
+        return Signature(
+            self.op,
+            tuple([_widen(value) for value in self.args]),
+            tuple([(name, _widen(value)) for name, value in self.kwargs]),
+        )
+
+    def constant(self, name: str) -> Any:
+        """An argument that is no tensor, or its default; None if the op has none of that name."""
+        for index, one in enumerate(op_schema(self.op).arguments):
+            if one.name == name:
+                given = self.args[index] if index < len(self.args) else dict(self.kwargs).get(name)
+                return given.value if isinstance(given, _Constant) else one.default_value
+        return None
+
     def pattern(self, num_ranks: int) -> Pattern:
         """What rules may look at: which sizes are one, small, equal, or shared evenly by ranks."""
         known: dict[int, Any] = {}
@@ -132,6 +149,12 @@ class Signature(NamedTuple):
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Pattern = tuple[Any, ...]
 _SMALL = 8  # sizes below are told apart
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def freeze_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
@@ -146,7 +169,7 @@ def freeze_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signa
 def _freeze(value: Any) -> Frozen:
     if isinstance(value, torch.Tensor):
         stride = tuple(value.stride()) if value.layout is torch.strided else ()
-        spec = TensorSpec(tuple(value.shape), stride, value.dtype)
+        spec = TensorSpec(tuple(value.shape), stride, value.dtype, layout=value.layout)
         if isinstance(value, DTensor):
             return spec._replace(placements=tuple(value.placements), mesh=value.device_mesh)
         return spec
@@ -188,6 +211,15 @@ def _resize(value: Frozen, change: Callable[[int], int]) -> Frozen:
     if isinstance(value, _Items):
         return _Items(value.kind, tuple([_resize(item, change) for item in value.values]))
     return value._replace(value=change(value.value)) if value.kind is int else value
+
+
+def _widen(value: Frozen) -> Frozen:
+    if isinstance(value, TensorSpec):
+        return value._replace(dtype=_WIDER.get(value.dtype, value.dtype))
+    if isinstance(value, _Items):
+        return _Items(value.kind, tuple([_widen(item) for item in value.values]))
+    is_dtype = value.kind is torch.dtype
+    return value._replace(value=_WIDER.get(value.value, value.value)) if is_dtype else value
 
 
 def _dense_stride(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 
     `num_tried` is how many layouts of its parts DTensor tried first.
     `is_unknown` says that DTensor does not know the op, or `failed_op`, a part of it, however it
-    is sharded.
+    is sharded. `is_stopped` says that it tried too many: the verdict is none.
     """
 
     call: Signature
@@ -41,6 +41,7 @@ class Trial(NamedTuple):
     is_unknown: bool = False
     failed_op: Any = None
     num_tried: int = 0
+    is_stopped: bool = False
 
     def inputs(self) -> tuple[str, ...]:
         """Inputs that are not whole: `mat2: Shard(0)`."""
@@ -97,23 +98,28 @@ class Tryer:
                 is_unknown=outcome.is_unknown,
                 failed_op=outcome.failed_op,
                 num_tried=outcome.num_tried,
+                is_stopped=outcome.is_stopped,
             )
         outputs = tuple(", ".join(_describe(place)) for place in outcome.outputs)
         moves = tuple(_read_moves(call, outcome))
         if outcome.absurdity:
             return Trial(call, Verdict.WRONG, moves, outputs, outcome.absurdity)
-        if outcome.is_handled:
-            numbers = Numbers(
-                Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way"
-            )
-        else:
-            numbers = self._checker.check(_as_moved(call, outcome), outcome.outputs)
+        numbers = self._check(call, outcome)
         if numbers.answer is Answer.WRONG:
             return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail, outcome.num_bytes)
         verdict, detail = _judge(call, outcome)
+        if outcome.is_unfinished:
+            detail = detail or "so it was decided; what it sends in the end is not known"
         unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
         trial = Trial(call, verdict, moves, outputs, detail, outcome.num_bytes, unchecked)
         return trial._replace(num_tried=outcome.num_tried)
+
+    def _check(self, call: Signature, outcome: Outcome) -> Numbers:
+        if outcome.is_handled:
+            return Numbers(Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way")
+        if outcome.is_unfinished:
+            return Numbers(Answer.UNKNOWN, "it looks at values, and was tried without any")
+        return self._checker.check(_as_moved(call, outcome), outcome.outputs)
 
 
 def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:

@@ -8,13 +8,12 @@ from typing import NamedTuple, final
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope.record import Verdict
+from shardscope.shard.dispatch import MAX_TRIED
 from shardscope.shard.signature import Signature
 from shardscope.shard.trials import Trial, Tryer, lay_out, possible_shardings
 
 __all__ = ["BADNESS", "Judge", "Judgement"]
 
-# For an op without a rule DTensor may try thousands of layouts of its parts, each time anew.
-_MAX_TRIED = 30_000
 # From the best to the worst.
 BADNESS = {
     verdict: rank
@@ -62,6 +61,8 @@ class Judge:
         if all(spec.placements is None for _, spec in call.tensors()):
             return Judgement(Verdict.SHARDED, "on plain tensors, each rank's own", ())
         trial = self._tryer.attempt(call)
+        if trial.is_stopped:
+            return _judge_unsharded(self._try_whole(call), [], num_skipped=1)
         return Judgement(trial.verdict, trial.detail, (trial,))
 
     def _judge_every_sharding(self, call: Signature) -> Judgement:
@@ -71,30 +72,38 @@ class Judge:
         whole: Trial | None = None
         possible = list(possible_shardings(call, self._mesh))
         for sharded in possible:
-            if sum(trial.num_tried for trial in trials) > _MAX_TRIED:
+            if sum(trial.num_tried for trial in trials) > MAX_TRIED:
                 break
-            trials.append(self._tryer.attempt(sharded))
+            trial = self._tryer.attempt(sharded)
+            if trial.is_stopped:
+                break
+            trials.append(trial)
             if trials[-1].is_unknown and whole is None:
                 whole = self._try_whole(call)
                 if whole.is_unknown:  # it is no more known in any other way
                     break
+        num_skipped = len(possible) - len(trials)
         if all(trial.verdict is Verdict.MISSING for trial in trials):
-            return _judge_unsharded(whole or self._try_whole(call), trials)
+            if whole is not None and whole.is_unknown:
+                num_skipped = 0
+            return _judge_unsharded(whole or self._try_whole(call), trials, num_skipped)
         worst = max(trials, key=lambda trial: BADNESS[trial.verdict])
         best = min(trials, key=lambda trial: BADNESS[trial.verdict])
         chosen = worst if worst.verdict is Verdict.WRONG else best
-        num_skipped = len(possible) - len(trials)
         return Judgement(chosen.verdict, chosen.detail, tuple(trials), num_skipped)
 
     def _try_whole(self, call: Signature) -> Trial:
         return self._tryer.attempt(lay_out(call, self._mesh))
 
 
-def _judge_unsharded(whole: Trial, trials: list[Trial]) -> Judgement:
+def _judge_unsharded(whole: Trial, trials: list[Trial], num_skipped: int) -> Judgement:
     """Where no sharding works, whether the op works at all."""
     every = (*trials, whole)
     if whole.verdict in (Verdict.MISSING, Verdict.WRONG):
-        return Judgement(whole.verdict, whole.detail, every)
+        return Judgement(whole.verdict, whole.detail, every, num_skipped)
+    if num_skipped:
+        detail = f"DTensor finds no other way among {MAX_TRIED:,} layouts of its parts"
+        return Judgement(Verdict.REPLICATED, detail, every, num_skipped)
     if trials:
         return Judgement(Verdict.REPLICATED, trials[0].detail, every)
     return Judgement(Verdict.SHARDED, "no input has a dim to shard", every)
