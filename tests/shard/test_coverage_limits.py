@@ -50,6 +50,9 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
 
     recording = cover(attend, torch.randn(2, 4, 8, 8), torch.randn(8, 8))
     name = "scaled_dot_product_attention.default"
+    if torch.__version__ < (2, 13):
+        assert ops(recording)[name].verdict is Verdict.MISSING  # no rule is looked for yet
+        return
     assert ops(recording)[name].verdict is Verdict.REPLICATED  # it does run with every input whole
     assert "14 of its shardings were not tried" in facts(recording, name)
 
@@ -115,8 +118,17 @@ def test_an_op_that_takes_functions_is_a_gap_and_the_others_are_judged(
 def test_a_gap_says_in_one_sentence_why_numbers_were_not_compared() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     fact = facts(cover(model, torch.randn(2, 3, 8, 8)), "convolution_backward")
-    assert "Expected a tensor of dimension 4" in fact  # and not that oneDNN has no such kernel
+    assert "ONEDNN" not in fact
+    if torch.__version__ >= (2, 13):  # before, it is not let in
+        assert "Expected a tensor of dimension 4" in fact
     assert all(len(reason) < 200 for reason in fact.split("; "))
+
+
+def test_a_backward_that_ends_at_such_an_op_is_a_gap() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Calls(choose))
+    recording = cover(model, torch.randn(8, 4))
+    assert "backward ended at it" in facts(recording, "cond")
+    assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED
 
 
 def jagged(*rows: Tensor) -> Tensor:

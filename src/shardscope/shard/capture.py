@@ -97,6 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.captured: Capture = {}
+        self.functional: set[str] = set()  # ops that take functions
         self.handlers: dict[Any, Any] = {}  # of ops that a context such as loss_parallel() runs
         self._usual_handlers = dict(op_handlers())
         self._calls = calls
@@ -111,6 +112,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the call, and make it."""
         kwargs = kwargs or {}
         if is_higher_order(func):
+            self.functional.add(str(func))
             self._report(str(func), "it takes functions, and the ops in them were not judged")
             return func(*args, **kwargs)
         if func.namespace not in NOT_THE_MODELS:

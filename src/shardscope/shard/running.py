@@ -156,8 +156,21 @@ def _train(
         seeds = [torch.ones_like(root) for root in roots]
         with _named_failure("backward"), recorder:
             if roots:
-                torch.autograd.backward(roots, seeds)
+                _differentiate(recorder, roots, seeds, report)
     return recorder
+
+
+def _differentiate(
+    recorder: Recorder, roots: list[torch.Tensor], seeds: list[torch.Tensor], report: Report
+) -> None:
+    try:
+        torch.autograd.backward(roots, seeds)
+    except Exception as error:
+        # Their backward traces the functions, and not under every mode.
+        if not recorder.functional or isinstance(error, NO_DATA):
+            raise
+        fact = f"backward ended at it ({describe(error)}), so the ops that follow are not covered"
+        report(", ".join(sorted(recorder.functional)), fact)
 
 
 def _infer(
