@@ -90,7 +90,9 @@ def retained_by(num_ops: int) -> int:
 
 
 def test_nothing_is_retained_per_ordinary_op(world: World) -> None:
-    assert retained_by(1000) - retained_by(1) < 1000  # less than a byte an op
+    # What other threads and caches of torch's take meanwhile comes and goes; an op's would stay.
+    grown = min(retained_by(1000) - retained_by(1) for _ in range(3))
+    assert grown < 1000  # less than a byte an op
 
 
 def test_sharded_models_die_while_the_trace_is_open(world: World) -> None:
