@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,26 +11,13 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
+from memory_models import DIM, WEIGHT, backward, chain, rows
 from shardscope import Memory, ShardscopeError, memory, simulate
 from shardscope._torch.cuda_choices import cuda_choices
 from shardscope._torch.fake_models import is_fake
 from shardscope.record import MemoryKind
 
 K = MemoryKind
-DIM = 256
-WEIGHT = DIM * DIM * 4
-
-
-def chain(length: int = 2) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(DIM, DIM, bias=False) for _ in range(length)))
-
-
-def rows(number: int = DIM) -> torch.Tensor:
-    return torch.randn(number, DIM)
-
-
-def backward(model: nn.Module) -> Callable[[], None]:
-    return lambda: model(rows()).sum().backward()
 
 
 def most(told: Memory, kind: MemoryKind) -> int:
@@ -125,7 +111,7 @@ class TestTensorsWithData:
         for device in ("cpu", "meta"):
             with simulate({"dp": 2}) as world:
                 with torch.device(device):
-                    model = chain()
+                    model = chain(2)
                 world.materialize(model)
                 held.append(most(memory(model, backward(model)), K.ACTIVATIONS))
         assert held[0] == held[1]
@@ -143,7 +129,7 @@ class TestTensorsWithData:
 
 class TestParameters:
     def test_hooks_with_optimizers_of_their_own_are_run(self) -> None:
-        model = chain()
+        model = chain(2)
         optimizers = {one: torch.optim.AdamW([one]) for one in model.parameters()}
 
         def update(parameter: torch.Tensor) -> None:

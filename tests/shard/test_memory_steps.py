@@ -12,25 +12,12 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from memory_models import DIM, WEIGHT, backward, chain, rows
 from shardscope import Memory, ShardscopeError, load, memory
 from shardscope.record import MemoryKind, Phase, Severity
 from shardscope.shard.advice import NOT_COUNTED
 
 K = MemoryKind
-DIM = 256
-WEIGHT = DIM * DIM * 4
-
-
-def chain(length: int = 1) -> nn.Sequential:
-    return nn.Sequential(*(nn.Linear(DIM, DIM, bias=False) for _ in range(length)))
-
-
-def rows(number: int = DIM) -> torch.Tensor:
-    return torch.randn(number, DIM)
-
-
-def backward(model: nn.Module) -> Callable[[], None]:
-    return lambda: model(rows()).sum().backward()
 
 
 def places(told: Memory) -> list[str]:
@@ -60,7 +47,7 @@ class TestMovesToAGPU:
         assert places(told) == []
 
     def test_a_device_for_all_tensors_is_one_as_well(self) -> None:
-        model = chain()
+        model = chain(1)
 
         def step() -> None:
             with torch.device("cuda"):
@@ -69,7 +56,7 @@ class TestMovesToAGPU:
         assert memory(model, step).profile.peak_bytes > WEIGHT
 
     def test_what_is_run_again_in_backward_may_move_too(self) -> None:
-        model = chain()
+        model = chain(1)
 
         def run(x: torch.Tensor) -> torch.Tensor:
             return model(x) * torch.ones(DIM, device="cuda")
@@ -80,12 +67,12 @@ class TestMovesToAGPU:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it can be called then")
     def test_what_only_a_gpu_answers_is_refused_in_a_sentence(self) -> None:
         with pytest.raises(ShardscopeError, match=r"Leave calls of torch\.cuda out"):
-            memory(chain(), lambda: torch.cuda.current_stream())
+            memory(chain(1), lambda: torch.cuda.current_stream())
 
 
 class TestValues:
     def test_a_loss_can_be_printed(self) -> None:
-        model, said = chain(), []
+        model, said = chain(1), []
 
         def step() -> None:
             loss = model(rows()).sum()
@@ -96,7 +83,7 @@ class TestValues:
         assert said == ["0.000 0.0"] * 2
 
     def test_a_failure_after_a_value_was_taken_as_zero_says_so(self) -> None:
-        model = chain()
+        model = chain(1)
 
         def step() -> None:
             loss = model(rows()).sum()
@@ -114,10 +101,10 @@ class TestValues:
             assert torch.isfinite(rows().sum())
 
         with pytest.raises(ShardscopeError, match="taken as zero: AssertionError"):
-            memory(chain(), step)
+            memory(chain(1), step)
 
     def test_workers_of_a_loader_are_refused_in_a_sentence(self) -> None:
-        model = chain()
+        model = chain(1)
         data = TensorDataset(torch.randn(4, DIM))
 
         def step() -> None:
@@ -128,7 +115,7 @@ class TestValues:
             memory(model, step)
 
     def test_a_loader_without_workers_is_fine(self) -> None:
-        model = chain()
+        model = chain(1)
         data = TensorDataset(torch.randn(4, DIM))
 
         def step() -> None:
@@ -142,10 +129,10 @@ class TestValues:
             torch.nested.nested_tensor([rows(1), rows(2)], layout=torch.jagged)
 
         with pytest.raises(ShardscopeError, match="pad them"):
-            memory(chain(), step)
+            memory(chain(1), step)
 
     def test_gradients_of_parameters_captured_before_are_explained(self) -> None:
-        model = chain()
+        model = chain(1)
         captured = list(model.parameters())
         with pytest.raises(ShardscopeError, match="Take parameters from the model in the step"):
             memory(model, lambda: torch.autograd.grad(model(rows()).sum(), captured))
@@ -162,13 +149,13 @@ class TestParts:
     def test_a_part_of_training_that_is_missing_is_said(
         self, run: Callable[[nn.Module], object], word: str
     ) -> None:
-        model = chain()
+        model = chain(1)
         (found,) = memory(model, lambda: run(model)).recording.findings
         assert (found.rule, found.severity) == (NOT_COUNTED, Severity.INFO)
         assert word in found.fact
 
     def test_after_an_optimizer_that_raised_the_step_goes_on(self) -> None:
-        model = chain()
+        model = chain(1)
 
         class Failing(torch.optim.SGD):
             def step(self, closure: Any = None) -> None:
@@ -197,13 +184,13 @@ class TestParts:
         assert {use.module for use in told.profile.at_peak if use.kind in kinds} == {"e"}
 
     def test_a_compiled_function_is_a_gap(self) -> None:
-        model = chain()
+        model = chain(1)
         square = torch.compile(lambda x: x * x, backend="eager")
         told = memory(model, lambda: square(model(rows())).sum().backward())
         assert places(told) == ["torch.compile"]
 
     def test_activations_kept_on_the_host_are_a_gap(self) -> None:
-        model = chain()
+        model = chain(1)
 
         def step() -> None:
             with save_on_cpu():
@@ -215,13 +202,13 @@ class TestParts:
 
 class TestCalls:
     def test_a_whole_number_of_bytes_may_be_written_as_a_float(self, tmp_path) -> None:
-        told = memory(model := chain(), backward(model), device_bytes=80e9)  # type: ignore[arg-type]
+        told = memory(model := chain(1), backward(model), device_bytes=80e9)  # type: ignore[arg-type]
         assert load(told.save(tmp_path / "told.json")).memory[0].device_bytes == 80 * 10**9
 
     @pytest.mark.parametrize("size", [-5, 0, "80GiB", 1.5, True, 1 << 70, float("inf")])
     def test_a_size_that_is_none_is_refused(self, size: Any) -> None:
         with pytest.raises(ShardscopeError, match="number of bytes, such as 80 << 30"):
-            memory(chain(), lambda: None, device_bytes=size)
+            memory(chain(1), lambda: None, device_bytes=size)
 
     @pytest.mark.parametrize(
         ("optimizer", "words"),
@@ -236,7 +223,7 @@ class TestCalls:
         self, optimizer: Any, words: str
     ) -> None:
         with pytest.raises(ShardscopeError, match=words):
-            memory(model := chain(), backward(model), optimizer)
+            memory(model := chain(1), backward(model), optimizer)
 
     @pytest.mark.parametrize("model", ["x", 3, [3], {"a": "x"}])
     def test_what_is_no_model_is_refused_by_memory(self, model: Any) -> None:
@@ -244,7 +231,7 @@ class TestCalls:
             memory(model, lambda: None)
 
     def test_lbfgs_in_the_step_is_fine(self) -> None:
-        model = chain()
+        model = chain(1)
         optimizer = torch.optim.LBFGS(model.parameters())
 
         def step() -> None:

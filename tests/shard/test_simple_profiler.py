@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import _debug_utils
 
 from shardscope import simulate, trace
+from shardscope._torch.logs import SIMPLE_PROFILER_LOG
 from shardscope.compat import SimpleProfiler
 
 TORCHS = _debug_utils.SimpleProfiler
@@ -209,3 +210,9 @@ def test_inside_a_trace_what_is_profiled_is_in_the_recording() -> None:
         profile_each_type(SimpleProfiler)
     assert [span.name for span in t.recording.spans][:6] == [one.value for one in TORCHS.Type]
     assert [(span.name, span.depth) for span in t.recording.spans][6:] == [("all", 1), ("own", 0)]
+
+
+def test_lines_go_to_torchs_own_log() -> None:
+    assert _debug_utils.logger.name == SIMPLE_PROFILER_LOG, (
+        "torch moved the log of its SimpleProfiler; _torch/logs.py needs its name to write to it."
+    )

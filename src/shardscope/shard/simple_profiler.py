@@ -13,12 +13,13 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch.distributed import DebugLevel, get_debug_level  # type: ignore[attr-defined]
 
+from shardscope._torch.logs import SIMPLE_PROFILER_LOG
 from shardscope.shard.phases import phases
 
 __all__ = ["SimpleProfiler"]
 
 # Torch's own, so that whatever turns its lines on, or sends them somewhere, does so with ours.
-_LOGGER = logging.getLogger("torch.distributed.fsdp._debug_utils")
+_LOGGER = logging.getLogger(SIMPLE_PROFILER_LOG)
 
 
 class SimpleProfiler:
