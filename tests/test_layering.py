@@ -17,6 +17,7 @@ EVERYTHING_BELOW_CLI = {
     "world",
     "comm",
     "shard",
+    "parallel",
     "report",
     "errors",
     "version",
@@ -32,6 +33,8 @@ ALLOWED = {
     "comm": {"record", "_torch", "world", "errors", "version"},
     # Memory and coverage are charged to modules and lines as collectives are.
     "shard": {"record", "_torch", "world", "comm", "errors", "version"},
+    # A program is verified with the numerics, the worlds and the matching of names of the others.
+    "parallel": {"record", "_torch", "world", "comm", "shard", "errors", "version"},
     "report": {"record"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},

@@ -10,6 +10,9 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── AuditError                  a model or tensor that cannot be audited
 ├── PhaseError                  a phase that cannot be timed
 ├── MemoryProfileError          a step whose memory cannot be told
+├── ParallelError               a program that cannot be made parallel, or not rightly
+│   ├── PlanError               a plan that does not fit its program or mesh
+│   └── ParityError             a comparison that cannot be made
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -25,7 +28,10 @@ __all__ = [
     "MemoryProfileError",
     "MergeError",
     "OutputError",
+    "ParallelError",
+    "ParityError",
     "PhaseError",
+    "PlanError",
     "RecordingError",
     "ShardscopeError",
     "TargetError",
@@ -86,3 +92,15 @@ class TargetError(ShardscopeError):
 
 class OutputError(ShardscopeError):
     """An output that cannot be written."""
+
+
+class ParallelError(ShardscopeError):
+    """A program that cannot be made parallel, or not rightly."""
+
+
+class PlanError(ParallelError):
+    """A plan that does not fit its program or mesh."""
+
+
+class ParityError(ParallelError):
+    """A comparison that cannot be made."""

@@ -1,0 +1,1 @@
+"""Making it parallel: plan, propagate, partition, parity, on exported programs."""
