@@ -69,7 +69,7 @@ class Sample:
             pen=_GraphPen(graph),
         )
         spell = find_speller(self.op) or Local.repeat
-        graph.output(spell(local))  # type: ignore[no-untyped-call]
+        graph.output(spell(local))
         return tuple(_tensors(fx.Interpreter(torch.nn.Module(), graph=graph).run(*inputs)))
 
 
