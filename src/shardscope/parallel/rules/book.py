@@ -12,6 +12,8 @@ __all__ = [
     "DECOMPOSITIONS",
     "RULES",
     "SPELLERS",
+    "Rule",
+    "Speller",
     "decomposition",
     "rule",
     "speller",

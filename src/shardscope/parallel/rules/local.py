@@ -20,7 +20,7 @@ LocalSize = int | fx.Node
 class Pen(Protocol):
     """Writes nodes into one rank's program."""
 
-    def write(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
         """Call `op` in the program; the node's value is what it returns."""
 
     def item(self, value: fx.Node, index: int) -> fx.Node:

@@ -1,0 +1,130 @@
+"""The harness that proves rules: it lets true strategies pass and refutes plausible wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
+from shardscope.parallel.rules.call import Strategy
+from shardscope.parallel.rules.dealing import deal, join
+from shardscope.parallel.rules.proof import refute
+from shardscope.parallel.rules.sample import make_sample
+
+aten = torch.ops.aten
+R, P = Replicate(), Partial()
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def strategy(inputs: list[Placement], outputs: list[Placement]) -> Strategy:
+    return Strategy(tuple(inputs), tuple(outputs))
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        *(R, P, Partial("max"), Partial("min")),
+        *(Shard(0), Shard(1), Shard(1, 2), Shard(1, 3), Shard(1, segments=(6, 4, 2))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_what_is_dealt_is_joined_again(placement: Placement, num_ranks: int) -> None:
+    whole = numbers(4, 12)
+    sizes = (2, num_ranks)
+    for placements in ((R, placement), (placement, P), (Shard(0), placement)):
+        dealt = deal(whole, placements=placements, sizes=sizes)
+        assert len(dealt) == 2 * num_ranks
+        torch.testing.assert_close(join(dealt, placements=placements, sizes=sizes), whole)
+
+
+def test_a_cut_in_blocks_gives_each_rank_its_part_of_every_block() -> None:
+    whole = torch.arange(8)
+    dealt = deal(whole, placements=[Shard(0, 2)], sizes=[2])
+    assert dealt[0,].tolist() == [0, 1, 4, 5]
+    segments = deal(whole, placements=[Shard(0, segments=(4, 2, 2))], sizes=[2])
+    assert segments[1,].tolist() == [2, 3, 5, 7]
+
+
+def test_ranks_that_should_agree_and_do_not_are_not_joined() -> None:
+    pieces = {(0,): torch.ones(2), (1,): torch.zeros(2)}
+    with pytest.raises(ValueError, match="should hold the same value"):
+        join(pieces, placements=[R], sizes=[2])
+
+
+TRUE = {
+    "mm by rows": (aten.mm.default, [(4, 6), (6, 5)], [Shard(0), R], [Shard(0)]),
+    "mm by columns": (aten.mm.default, [(4, 6), (6, 5)], [R, Shard(1)], [Shard(1)]),
+    "mm inside": (aten.mm.default, [(4, 6), (6, 5)], [Shard(1), Shard(0)], [P]),
+    "mm inside, in blocks": (aten.mm.default, [(4, 6), (6, 5)], [Shard(1, 3), Shard(0, 3)], [P]),
+    "mm of addends": (aten.mm.default, [(4, 6), (6, 5)], [P, R], [P]),
+    "add of addends": (aten.add.Tensor, [(4, 6), (4, 6)], [P, P], [P]),
+}
+FALSE = {
+    "mm inside, called whole": (aten.mm.default, [(4, 6), (6, 5)], [Shard(1), Shard(0)], [R]),
+    "mm of mismatched cuts": (aten.mm.default, [(4, 6), (6, 5)], [Shard(1), Shard(0, 3)], [P]),
+    "mm of addends twice": (aten.mm.default, [(4, 6), (6, 5)], [P, P], [P]),
+    "add of addends and a whole": (aten.add.Tensor, [(4, 6), (4, 6)], [P, R], [P]),
+    "exp of addends": (aten.exp.default, [(4, 6)], [P], [P]),
+    "relu of addends": (aten.relu.default, [(4, 6)], [P], [P]),
+    "a product that is not cut": (aten.mul.Tensor, [(4, 6), (4, 6)], [R, R], [P]),
+}
+
+
+@pytest.mark.parametrize("case", TRUE)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_true_strategy_passes(case: str, num_ranks: int) -> None:
+    op, shapes, inputs, outputs = TRUE[case]
+    sample = make_sample(op, [numbers(*shape) for shape in shapes])
+    chosen = [strategy(inputs, outputs)]
+    assert refute(sample, chosen, sizes=[num_ranks], is_training=True) is None
+
+
+@pytest.mark.parametrize("case", FALSE)
+def test_a_false_strategy_is_refuted(case: str) -> None:
+    op, shapes, inputs, outputs = FALSE[case]
+    sample = make_sample(op, [numbers(*shape) for shape in shapes])
+    assert refute(sample, [strategy(inputs, outputs)], sizes=[2]) is not None
+
+
+def test_softmax_along_a_cut_dim_is_refuted() -> None:
+    sample = make_sample(aten.softmax.int, [numbers(4, 6), -1])
+    cut = strategy([Shard(1)], [Shard(1)])
+    assert "output 0 differs" in str(refute(sample, [cut], sizes=[2]))
+    along_the_other = strategy([Shard(0)], [Shard(0)])
+    assert refute(sample, [along_the_other], sizes=[2], is_training=True) is None
+
+
+def test_a_size_that_is_baked_in_is_refuted() -> None:
+    sample = make_sample(aten.view.default, [numbers(4, 6), [2, 2, 6]])
+    # The op has a speller; on a rank's piece as it stands, the view is not possible.
+    found = refute(sample, [strategy([Shard(1)], [Shard(1)])], sizes=[2])
+    assert found is not None
+
+
+def test_what_only_the_gradient_gets_wrong_is_refuted_for_training_alone() -> None:
+    sample = make_sample(aten.amax.default, [numbers(4, 6), [1]])
+    cut = [strategy([Shard(1)], [Partial("max")])]
+    assert refute(sample, cut, sizes=[2]) is None
+    assert "the gradient of input 0 differs" in str(
+        refute(sample, cut, sizes=[2], is_training=True)
+    )
+
+
+def test_two_axes_are_proved_together() -> None:
+    sample = make_sample(aten.mm.default, [numbers(4, 8), numbers(8, 6)])
+    rows, inside = strategy([Shard(0), R], [Shard(0)]), strategy([Shard(1), Shard(0)], [P])
+    columns = strategy([R, Shard(1)], [Shard(1)])
+    for chosen in ([rows, inside], [inside, inside], [inside, columns], [rows, columns]):
+        assert refute(sample, chosen, sizes=[2, 2], is_training=True) is None
+    called_whole = strategy([Shard(1), Shard(0)], [R])
+    assert refute(sample, [rows, called_whole], sizes=[2, 2]) is not None
+
+
+def test_an_axis_that_changes_nothing_leaves_gradients_whole() -> None:
+    sample = make_sample(aten.mul.Tensor, [numbers(4, 6), numbers(4, 6)])
+    whole, rows = strategy([R, R], [R]), strategy([Shard(0), Shard(0)], [Shard(0)])
+    assert refute(sample, [whole, rows], sizes=[2, 2], is_training=True) is None
