@@ -1,0 +1,52 @@
+"""Collectives as a rank's program spells them: ops that name their group, and a wait."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from shardscope._torch.functional_collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    WAIT,
+)
+from shardscope.parallel.layouts import Seat
+from shardscope.parallel.mesh import Mesh
+from shardscope.parallel.placements import Size
+from shardscope.parallel.rules.local import Pen
+
+__all__ = ["FunctionalWire"]
+
+
+@final
+class FunctionalWire:
+    """For programs that only run forward."""
+
+    def __init__(self, pen: Pen, mesh: Mesh, seat: Seat) -> None:
+        self._pen = pen
+        self._groups = [mesh.group_name(axis, seat) for axis in range(len(mesh.sizes))]
+        self._sizes = mesh.sizes
+
+    def all_reduce(self, value: fx.Node, *, axis: int, reduction: str) -> fx.Node:
+        return self._call(ALL_REDUCE, value, reduction, self._groups[axis])
+
+    def all_gather(self, value: fx.Node, *, axis: int) -> fx.Node:
+        return self._call(ALL_GATHER, value, self._sizes[axis], self._groups[axis])
+
+    def reduce_scatter(self, value: fx.Node, *, axis: int) -> fx.Node:
+        return self._call(REDUCE_SCATTER, value, "sum", self._sizes[axis], self._groups[axis])
+
+    def all_to_all(self, value: fx.Node, *, axis: int, length: Size) -> fx.Node:
+        splits = [self._pen.size(length)] * self._sizes[axis]
+        return self._call(ALL_TO_ALL, value, splits, splits, self._groups[axis])
+
+    def take(self, value: fx.Node, *, axis: int, dim: int, start: Size, size: Size) -> fx.Node:
+        first, last = self._pen.size(start), self._pen.size(start + size)
+        return self._pen.write(torch.ops.aten.slice.Tensor, value, dim, first, last)
+
+    def _call(self, op: Any, *args: Any) -> fx.Node:
+        return self._pen.write(WAIT, self._pen.write(op, *args))
