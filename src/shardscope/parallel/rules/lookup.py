@@ -9,6 +9,7 @@ from typing import Any
 
 from shardscope.parallel import rules
 from shardscope.parallel.rules.book import DECOMPOSITIONS, RULES, SPELLERS, Rule, Speller
+from shardscope.parallel.rules.pointwise import is_pointwise, pointwise_strategies
 
 __all__ = ["find_decomposition", "find_rule", "find_speller", "load_rules"]
 
@@ -23,7 +24,8 @@ def load_rules() -> None:
 def find_rule(op: Any) -> Rule | None:
     """The rule of an op, or None: then it runs on whole tensors only."""
     load_rules()
-    return RULES.get(op)
+    own = RULES.get(op)
+    return pointwise_strategies if own is None and is_pointwise(op) else own
 
 
 def find_speller(op: Any) -> Speller | None:
