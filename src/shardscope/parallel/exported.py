@@ -20,8 +20,9 @@ from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.rules.dealing import piece_of
+from shardscope.parallel.symbols import as_example, open_sizes
 
-__all__ = ["annotate", "build_exported", "local_inputs", "local_state"]
+__all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local_state"]
 
 
 def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> ExportedProgram:
@@ -47,13 +48,13 @@ def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> Ex
 def annotate(flow: Flow, rank: RankProgram) -> None:
     """Give every node the value that export would have traced it with, and check its shape."""
     examples = [value.example for value, _ in flow.inputs if value.is_tensor]
-    mode = fake_mode_of(examples)
+    mode, known = fake_mode_of(examples), open_sizes(flow)
     promised = {node: value for value, node in rank.nodes.items() if isinstance(node, fx.Node)}
     values: dict[fx.Node, Any] = {}
     with mode:
         for node in rank.graph.nodes:
             if node.op == "placeholder":
-                values[node] = _local_example(promised[node], rank.seat)
+                values[node] = local_example(promised[node], rank.seat, known)
             elif node.op == "get_attr":
                 values[node] = rank.attributes[str(node.target)]
             elif node.op == "call_function":
@@ -65,10 +66,13 @@ def annotate(flow: Flow, rank: RankProgram) -> None:
                 _check(node, promised[node], rank.seat)
 
 
-def _local_example(value: Value, seat: Seat) -> Any:
-    if not value.is_tensor or value.layout.is_replicated:
+def local_example(value: Value, seat: Seat, known: Mapping[Any, torch.SymInt]) -> Any:
+    """What export would have traced the rank's piece with."""
+    if not value.is_tensor:
         return value.example
-    shape = value.layout.local_shape(seat)
+    shape = tuple(as_example(size, known) for size in value.layout.local_shape(seat))
+    if shape == tuple(value.example.shape):
+        return value.example
     return torch.empty(shape, dtype=value.dtype, device=value.example.device)
 
 

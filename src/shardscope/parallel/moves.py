@@ -36,8 +36,8 @@ class Wire(Protocol):
     def all_reduce(self, value: fx.Node, *, axis: int, reduction: str) -> fx.Node:
         """The sum (or maximum) over the axis, on every rank."""
 
-    def all_gather(self, value: fx.Node, *, axis: int) -> fx.Node:
-        """Every rank's value, one after the other."""
+    def all_gather(self, value: fx.Node, *, axis: int, is_entering: bool) -> fx.Node:
+        """Every rank's value, one after the other; `is_entering` as for `enter`."""
 
     def reduce_scatter(self, value: fx.Node, *, axis: int) -> fx.Node:
         """The rank's piece of the sum."""
@@ -45,23 +45,34 @@ class Wire(Protocol):
     def all_to_all(self, value: fx.Node, *, axis: int, length: Size) -> fx.Node:
         """Piece i, of that length, goes to rank i; what comes is put in the ranks' order."""
 
-    def take(self, value: fx.Node, *, axis: int, dim: int, start: Size, size: Size) -> fx.Node:
-        """The rank's piece along `dim` of a whole value."""
+    def take(
+        self, value: fx.Node, *, axis: int, dim: int, start: Size, size: Size, is_even: bool
+    ) -> fx.Node:
+        """The rank's piece along `dim` of a whole value; `is_even`: all ranks' are of one size."""
+
+    def enter(self, value: fx.Node, *, axis: int) -> fx.Node:
+        """A whole value for a computation in pieces: its gradients are to be summed."""
 
 
-def write_move(move: Move, value: fx.Node, *, seat: Seat, pen: Pen, wire: Wire) -> fx.Node:
-    """The nodes of a move; the last one holds the value as it then lies."""
-    return _Writer(move, seat, pen, wire).write(value)
+def write_move(
+    move: Move, value: fx.Node, *, seat: Seat, pen: Pen, wire: Wire, is_entering: bool = False
+) -> fx.Node:
+    """The nodes of a move; the last one holds the value as it then lies.
+
+    `is_entering`: a value that is put together is only used in computations in pieces.
+    """
+    return _Writer(move, seat, pen, wire, is_entering).write(value)
 
 
 @final
 class _Writer:
-    def __init__(self, move: Move, seat: Seat, pen: Pen, wire: Wire) -> None:
+    def __init__(self, move: Move, seat: Seat, pen: Pen, wire: Wire, is_entering: bool) -> None:
         self._axis = move.axis
         self._num_ranks = seat.sizes[move.axis]
         self._rank = seat.coordinates[move.axis]
         self._pen = pen
         self._wire = wire
+        self._is_entering = is_entering
         self._source, self._target = move.source, move.target
         # Cut along all other axes: what the ranks of this axis have between them.
         placements = list(move.value.placements)
@@ -100,15 +111,18 @@ class _Writer:
         """Pieces of one dim of a value of `shape`; uneven ones are padded on the way."""
         size, step = shape[dim], self._step(shape[dim])
         padded = self._pad(value, dim, self._missing(size), num_dims=len(shape))
-        together = self._wire.all_gather(padded, axis=self._axis)
+        together = self._all_gather(padded)
         full = [*shape[:dim], step, *shape[dim + 1 :]]
         whole = self._bring_together(together, full, dim)
         return whole if self._divides(size) else self._slice(whole, dim, 0, size)
 
+    def _all_gather(self, value: fx.Node) -> fx.Node:
+        return self._wire.all_gather(value, axis=self._axis, is_entering=self._is_entering)
+
     def _gather_segments(self, value: fx.Node, source: Shard) -> fx.Node:
         """Each rank sends its piece of every segment; the pieces are sorted by segment."""
         dim, pieces = source.dim, [one // self._num_ranks for one in source.segments]
-        together = self._wire.all_gather(value, axis=self._axis)
+        together = self._all_gather(value)
         local = [*self._whole[:dim], sum(pieces), *self._whole[dim + 1 :]]
         stacked = self._reshape(together, [self._num_ranks, *local])
         parts = []
@@ -140,17 +154,25 @@ class _Writer:
         piece = self._take_range(value, dim, shape[dim])
         return self._reshape(piece, self._closed(target)) if target.outer != 1 else piece
 
-    def _take_range(self, value: fx.Node, dim: int, size: Size, start: int = 0) -> fx.Node:
+    def _take_range(
+        self, value: fx.Node, dim: int, size: Size, start: int = 0, *, is_whole: bool = True
+    ) -> fx.Node:
         at = self._rank * self._step(size)
         if isinstance(size, int):
             at = start + cut_start(size, self._num_ranks, self._rank)
-        length = self._local_size(size)
-        return self._wire.take(value, axis=self._axis, dim=dim, start=at, size=length)
+        return self._wire.take(
+            value,
+            axis=self._axis,
+            dim=dim,
+            start=at,
+            size=self._local_size(size),
+            is_even=is_whole and self._divides(size),
+        )
 
     def _take_segments(self, value: fx.Node, target: Shard) -> fx.Node:
         starts = accumulate([0, *target.segments])
         parts = [
-            self._take_range(value, target.dim, size, start)
+            self._take_range(value, target.dim, size, start, is_whole=False)
             for start, size in zip(starts, target.segments, strict=False)
         ]
         return self._pen.write(_aten.cat.default, parts, target.dim)

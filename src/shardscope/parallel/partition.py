@@ -18,6 +18,7 @@ from shardscope.parallel.placements import Placement, Size
 from shardscope.parallel.rules.local import Local, LocalSize, Pen
 from shardscope.parallel.rules.lookup import find_speller
 from shardscope.parallel.sizes import SizeBook
+from shardscope.parallel.uses import find_uses
 
 __all__ = ["RankProgram", "write_rank"]
 
@@ -53,6 +54,8 @@ class _Writer:
         self._nodes = self._program.nodes
         self._sizes = SizeBook(self.write)
         self._wire = make_wire(self)
+        self._uses = find_uses(flow)
+        self._entered: dict[tuple[Value, tuple[int, ...]], fx.Node] = {}
         self._meta: dict[str, Any] = {}
         self._written: list[fx.Node] = []
 
@@ -71,7 +74,7 @@ class _Writer:
 
     # What spellers and wires write with.
 
-    def write(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
         if is_overload(op):
             args, kwargs = _by_position(op, args, kwargs)
         node = self._graph.call_function(op, args, kwargs)
@@ -94,9 +97,14 @@ class _Writer:
             self._sizes.learn(node, value.scalar)
 
     def _write_move(self, move: Move) -> None:
-        value = self._nodes[move.value]
+        value = self._enter(move.value, self._uses.axes_entered(move, 0))
         self._nodes[move.output] = write_move(
-            move, value, seat=self._seat, pen=self, wire=self._wire
+            move,
+            value,
+            seat=self._seat,
+            pen=self,
+            wire=self._wire,
+            is_entering=self._uses.only_enters(move.output, move.axis),
         )
         self._program.moves[move] = list(self._written)
 
@@ -114,12 +122,33 @@ class _Writer:
     def _spell(self, step: Step) -> Any:
         is_whole = all(_is_replicated(one.placements) for one in (*step.inputs, *step.outputs))
         speller = find_speller(step.op) if is_overload(step.op) and not is_whole else None
-        arguments = map_nest(step.arguments, self._local)
+        arguments = self._arguments(step)
         if speller is not None:
             return speller(self._describe(step, arguments))
         if is_overload(step.op):
             return self.write(step.op, **arguments)
         return self.write(step.op, *arguments.values())
+
+    def _arguments(self, step: Step) -> Any:
+        positions = iter(range(len(step.inputs)))
+
+        def find(item: Any) -> Any:
+            if isinstance(item, Value) and item.is_tensor:
+                return self._enter(item, self._uses.axes_entered(step, next(positions)))
+            return self._local(item)
+
+        return map_nest(step.arguments, find)
+
+    def _enter(self, value: Value, axes: tuple[int, ...]) -> Any:
+        """A whole value for a computation in pieces along some axes."""
+        node = self._nodes[value]
+        for axis in axes:
+            if (value, axes) in self._entered:
+                return self._entered[value, axes]
+            node = self._wire.enter(node, axis=axis)
+        if axes:
+            self._entered[value, axes] = node
+        return node
 
     def _describe(self, step: Step, arguments: dict[str, Any]) -> Local:
         inputs = step.inputs

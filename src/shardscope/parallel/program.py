@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, final
+from typing import final
 
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope.parallel.exported import build_exported, local_inputs, local_state
-from shardscope.parallel.flow import Flow, Move, Value
-from shardscope.parallel.layouts import Layout, Seat
+from shardscope.parallel.exported import build_exported
+from shardscope.parallel.flow import Flow, Move
+from shardscope.parallel.joint import JointGraph, trace_joint
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.partition import RankProgram, write_rank
 from shardscope.parallel.plan import Resolved
 from shardscope.parallel.propagate import Fallback
-from shardscope.parallel.wires import FunctionalWire
+from shardscope.parallel.symbols import open_sizes
+from shardscope.parallel.wires import FunctionalWire, TrainingWire
 
 __all__ = ["ParallelProgram"]
 
@@ -49,6 +48,12 @@ class ParallelProgram:
         """The rank's graph, without state."""
         seat = self.mesh.seat_of(rank)
         return write_rank(self.flow, seat, lambda pen: FunctionalWire(pen, self.mesh, seat))
+
+    def joint(self, rank: int | None = None) -> JointGraph:
+        """The rank's forward and backward program."""
+        seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
+        written = write_rank(self.flow, seat, lambda pen: TrainingWire(pen, self.mesh, seat))
+        return trace_joint(self.flow, written, open_sizes(self.flow))
 
     @property
     def moves(self) -> list[Move]:

@@ -227,7 +227,7 @@ class _Pass:
                 target=target,
                 origin=origin,
                 cause=cause,
-                strategies=[None] * self.axis,
+                strategies=[None] * (self.axis + 1),
             )
         )
         return output
