@@ -317,6 +317,12 @@ CANARIES: dict[str, Canary] = {
         "tell buffers that are saved from those that are not",
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
+    "torch.utils._pytree.tree_leaves_with_path": Canary(
+        "pytree_paths.py", "name the values that a program takes and returns"
+    ),
+    "torch.utils._pytree.tree_unflatten": Canary(
+        "pytree_paths.py", "name the values that a program takes and returns"
+    ),
     "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
     "torch.utils._pytree.tree_map": Canary("mixing.py", "give an op replicated tensors instead"),
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication": Canary(

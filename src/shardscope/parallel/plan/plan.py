@@ -48,8 +48,8 @@ class Plan:
         self,
         entries: Mapping[str, Any] | None = None,
         *,
-        inputs: Mapping[str | int, Any] | None = None,
-        outputs: Mapping[str | int, Any] | None = None,
+        inputs: Mapping[Any, Any] | None = None,  # keys are paths or positions
+        outputs: Mapping[Any, Any] | None = None,
     ) -> None:
         read = [read_entry(*item) for item in _items(entries, "plan", "{'layers.*.wq': Colwise()}")]
         object.__setattr__(self, "entries", tuple(read))

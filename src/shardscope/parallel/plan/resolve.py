@@ -91,16 +91,21 @@ def _say_idle(rule: Rule, book: Book, outline: Outline, *, is_heard: bool) -> st
             "something with it."
         )
     names = [name for name in (*outline.modules, *outline.homes) if rule in book.find(name)]
-    ahead = next((one for name in names for one in book.find(name) if one is not rule), None)
-    if ahead is None:
+    others = [one for name in names for one in book.find(name) if one is not rule]
+    ahead = list(dict.fromkeys(repr(one.pattern) for one in others))
+    if not ahead:
         return (
             f"{rule.place} has no effect: {names[0]!r} has no tensors of its own. Name the layers "
             "in it, or remove the entry."
         )
     return (
-        f"{rule.place} is never used: {ahead.pattern!r} decides all that it names. Remove it, or "
-        "put it first; an exact name wins over any pattern."
+        f"{rule.place} is never used: all that it names is decided by {_list(ahead)}. Remove it, "
+        "or put it first; an exact name wins over any pattern."
     )
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
 
 
 def _check_not_idle(resolved: Resolved) -> None:

@@ -1,4 +1,4 @@
-"""How each parameter and buffer lies: what the plan's rules say of it, of all its names, at once."""
+"""How each parameter and buffer lies: what the plan's rules say of it, under all its names."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ class Weights:
             return None
         remedy = "Name the tensors that have that dim" if is_module else "Give a dim that it has"
         raise PlanError(
-            f"{rule.place} cuts dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. {remedy}."
+            f"{rule.place} cuts dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
+            f"{remedy}."
         )
 
     def _check_tied(self, decisions: list[Decision], axis: int) -> None:
