@@ -26,37 +26,36 @@ __all__ = ["all_reduce", "all_to_all", "enter", "gather", "reduce_scatter", "tak
 
 def all_reduce(value: Tensor, reduction: str, group: str) -> Tensor:
     """The sum of addends."""
-    result: Tensor = _AllReduce.apply(value, reduction, group)
-    return result
+    return _apply(_AllReduce, value, reduction, group)
 
 
 def enter(value: Tensor, group: str) -> Tensor:
     """The value itself; its gradient is summed over the group."""
-    result: Tensor = _Enter.apply(value, group)
-    return result
+    return _apply(_Enter, value, group)
 
 
 def gather(value: Tensor, num_ranks: int, rank: int, group: str, *, is_entering: bool) -> Tensor:
     """All pieces along dim 0; if what follows works in pieces, the gradients are summed first."""
-    result: Tensor = _Gather.apply(value, num_ranks, rank, group, is_entering)
-    return result
+    return _apply(_Gather, value, num_ranks, rank, group, is_entering)
 
 
 def reduce_scatter(value: Tensor, num_ranks: int, group: str) -> Tensor:
     """The rank's piece along dim 0 of the sum of addends."""
-    result: Tensor = _ReduceScatter.apply(value, num_ranks, group)
-    return result
+    return _apply(_ReduceScatter, value, num_ranks, group)
 
 
 def all_to_all(value: Tensor, splits: list[int], group: str) -> Tensor:
     """Pieces along dim 0 exchanged."""
-    result: Tensor = _AllToAll.apply(value, splits, group)
-    return result
+    return _apply(_AllToAll, value, splits, group)
 
 
 def take(value: Tensor, dim: int, start: int, size: int, num_ranks: int, group: str) -> Tensor:
     """The rank's piece of a whole value, of pieces of one size."""
-    result: Tensor = _Take.apply(value, dim, start, size, num_ranks, group)
+    return _apply(_Take, value, dim, start, size, num_ranks, group)
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from shardscope._torch.programs import fake_mode_of
 from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
-from shardscope.parallel.flow import Flow
+from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.partition import RankProgram
+from shardscope.parallel.symbols import open_sizes
 
-__all__ = ["JointGraph", "trace_joint"]
+__all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
 
 
 @final
@@ -28,36 +30,53 @@ class JointGraph:
     parameters: tuple[str, ...]  # whose gradients follow, in order
 
 
-def trace_joint(flow: Flow, rank: RankProgram, known: Any) -> JointGraph:
+def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     """Differentiate the rank's forward program with respect to its parameters."""
-    wanted = [
-        (index, role.name)
-        for index, (value, role) in enumerate(flow.inputs)
-        if role.kind == "parameter" and value.example.requires_grad
-    ]
-    loss = _loss_index(flow)
-    forward = fx.GraphModule(nn.Module(), rank.graph)
+    forward = fx.Interpreter(fx.GraphModule(nn.Module(), rank.graph))
+    run = differentiate(flow, forward.run)
+    known = open_sizes(flow)
+    examples = [local_example(value, rank.seat, known) for value, _ in flow.inputs]
+    with fake_mode_of(examples), torch.fx.traceback.preserve_node_meta():
+        traced = make_fx(run)(*examples)
+    _clean(traced)
+    return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
 
-    def run(*given: Any) -> Any:
+
+def trained_parameters(flow: Flow) -> list[str]:
+    """The parameters that have gradients, in the program's order."""
+    return [role.name for _, role in _trained(flow)]
+
+
+def differentiate(flow: Flow, forward: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """A function that returns what `forward` returns, then its loss's gradients."""
+    inputs = [value for value, _ in flow.inputs]
+    wanted = [inputs.index(value) for value, _ in _trained(flow)]
+    loss = _loss_index(flow)
+
+    def run(*given: Any) -> list[Any]:
         values = list(given)
-        for index, _ in wanted:
+        for index in wanted:
             values[index] = values[index].detach().requires_grad_()
         with torch.enable_grad():
-            outputs = fx.Interpreter(forward).run(*values)
+            outputs = forward(*values)
             gradients = torch.autograd.grad(
                 outputs[loss],
-                [values[index] for index, _ in wanted],
+                [values[index] for index in wanted],
                 allow_unused=True,
                 materialize_grads=True,
             )
         kept = [one.detach() if isinstance(one, Tensor) else one for one in outputs]
         return [*kept, *gradients]
 
-    examples = [local_example(value, rank.seat, known) for value, _ in flow.inputs]
-    with fake_mode_of(examples), torch.fx.traceback.preserve_node_meta():
-        traced = make_fx(run)(*examples)
-    _clean(traced)
-    return JointGraph(traced, len(flow.outputs), tuple(name for _, name in wanted))
+    return run
+
+
+def _trained(flow: Flow) -> list[tuple[Value, Role]]:
+    return [
+        (value, role)
+        for value, role in flow.inputs
+        if role.kind == "parameter" and value.example.requires_grad
+    ]
 
 
 def _loss_index(flow: Flow) -> int:

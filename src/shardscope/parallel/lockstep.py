@@ -43,6 +43,8 @@ class _Ranks:
         self._inputs = {rank: iter(values) for rank, values in inputs.items()}
         self._groups = groups
         self._values: dict[int, dict[fx.Node, Any]] = {rank: {} for rank in graphs}
+        # Ranks draw the same numbers: each goes on from where it was.
+        self._random_states = dict.fromkeys(graphs, torch.get_rng_state())
         self._last_uses = {rank: _last_uses(graph.graph) for rank, graph in graphs.items()}
 
     def run(self) -> dict[int, Any]:
@@ -77,7 +79,13 @@ class _Ranks:
         return {rank: self._run_node(rank, node, *given[rank]) for rank, node in nodes.items()}
 
     def _run_node(self, rank: int, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        return getattr(self._runs[rank], node.op)(node.target, args, kwargs)
+        run = getattr(self._runs[rank], node.op)
+        if not _is_random(node.target):
+            return run(node.target, args, kwargs)
+        torch.set_rng_state(self._random_states[rank])
+        drawn = run(node.target, args, kwargs)
+        self._random_states[rank] = torch.get_rng_state()
+        return drawn
 
     def _arguments(self, rank: int, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         values = self._values[rank]
@@ -98,6 +106,10 @@ class _Ranks:
             results = _collective(op, [given[one] for one in ranks])
             done.update(zip(ranks, results, strict=True))
         return done
+
+
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

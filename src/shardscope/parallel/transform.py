@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope.errors import ParallelError
+from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
 from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
 from shardscope.parallel.placements import Placement, Replicate
-from shardscope.parallel.plan import Plan, Resolved, outline_of_program, resolve
+from shardscope.parallel.plan.outlines import outline_of_program
+from shardscope.parallel.plan.plan import Plan
+from shardscope.parallel.plan.resolve import resolve
+from shardscope.parallel.plan.resolved import Pin, Resolved
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
 from shardscope.parallel.symbols import cut_symbols, divide_sizes, open_sizes
 
-__all__ = ["parallelize"]
+__all__ = ["parallelize", "place"]
+
+_Key = TypeVar("_Key")
 
 
 def parallelize(
@@ -76,8 +81,14 @@ def place(
 
 
 def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
-    chosen = Plan.of(plan)
-    return chosen.with_values(inputs=inputs, outputs=outputs) if inputs or outputs else chosen
+    if not (inputs or outputs):
+        return Plan.of(plan)
+    if plan is not None and not isinstance(plan, Mapping):
+        raise PlanError(
+            "inputs and outputs go with a plan that is a mapping. Put them into the Plan itself: "
+            "Plan(entries, inputs=..., outputs=...)."
+        )
+    return Plan(plan, inputs=inputs, outputs=outputs)
 
 
 def _check_program(program: Any) -> None:
@@ -121,11 +132,16 @@ def _wishes(
 
     return Wishes(
         inputs={value: pin[axis] for value, pin in given.items()},
-        entering={key: pin[axis] for key, pin in borders.entering.items() if pin[axis]},
-        leaving={value: pin[axis] for value, pin in borders.leaving.items() if pin[axis]},
+        entering=_along(borders.entering, axis),
+        leaving=_along(borders.leaving, axis),
         outputs=wish_for_output,
         is_data_axis=is_data_axis,
     )
+
+
+def _along(pins: Mapping[_Key, Pin], axis: int) -> dict[_Key, Placement]:
+    placed = {key: pin[axis] for key, pin in pins.items()}
+    return {key: one for key, one in placed.items() if one is not None}
 
 
 def _whole(resolved: Resolved) -> tuple[Placement, ...]:

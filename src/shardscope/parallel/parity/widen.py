@@ -6,7 +6,7 @@ that tell what its numbers are worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -18,7 +18,7 @@ from shardscope._torch.model_state import exchange_tensors
 from shardscope.parallel.parity.noise import epsilon
 from shardscope.shard.stand_ins import StandIns, map_tensors
 
-__all__ = ["is_random", "jitter_", "main_dtype", "widen_inputs", "widen_model", "widened"]
+__all__ = ["is_random", "jitter", "jitter_", "main_dtype", "widen_inputs", "widen_model", "widened"]
 
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -76,6 +76,12 @@ def jitter_(model: nn.Module, inputs: Any) -> Any:
         return _jitter(tensor.detach(), generator).requires_grad_(tensor.requires_grad)
 
     return map_tensors(inputs, change)
+
+
+def jitter(values: Sequence[Any]) -> list[Any]:
+    """Tensors in a list changed by one unit in their last place, as `jitter_` changes them."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return [_jitter(one, generator) if isinstance(one, torch.Tensor) else one for one in values]
 
 
 def _jitter(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
