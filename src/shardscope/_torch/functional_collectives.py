@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 # Torch defines the ops' kernels for tensors without data when this is loaded.
-import torch.distributed._functional_collectives  # noqa: F401
+import torch.distributed._functional_collectives
 
 __all__ = [
     "ALL_GATHER",

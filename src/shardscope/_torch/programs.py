@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = ["expression_of", "fake_mode_of", "flatten", "unflatten"]
 
@@ -27,5 +28,5 @@ def fake_mode_of(values: Any) -> Any:
     return detect_fake_mode(values) or FakeTensorMode()
 
 
-flatten = torch.utils._pytree.tree_flatten
-unflatten = torch.utils._pytree.tree_unflatten
+flatten = tree_flatten
+unflatten = tree_unflatten

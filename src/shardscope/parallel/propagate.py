@@ -18,6 +18,8 @@ from shardscope.parallel.takeapart import Apart, take_apart
 
 __all__ = ["Fallback", "Wishes", "propagate_axis"]
 
+# Where the data are cut, weights are gathered to meet them; elsewhere they stay as planned.
+_FOLLOW_DATA, _KEEP_WEIGHTS = 1e-3, 100.0
 _MAX_DEPTH = 3  # of ops taken apart within ops taken apart
 
 
@@ -64,6 +66,7 @@ class _Mark:
 
     num_steps: int
     moved: set[tuple[Value, Placement]]
+    current: dict[Value, Value]
     fallbacks: list[Fallback]
     spent: float
 
@@ -157,8 +160,8 @@ class _Pass:
         if (value, Replicate()) in self.moved:
             sources.append(Replicate())
         each = min(price(one, target, is_wished=is_wished) for one in sources)
-        if each and self.wishes.is_data_axis and value.root in self.parameters:
-            each *= 1e-3
+        if each >= 1 and value.root in self.parameters:
+            each *= _FOLLOW_DATA if self.wishes.is_data_axis else _KEEP_WEIGHTS
         return each * self._bytes(value) if each else 0.0
 
     def _price_of_waiting(self, step: Step | Move, value: Value, target: Placement) -> float:
@@ -249,7 +252,7 @@ class _Pass:
         apart = take_apart(step) if isinstance(step, Step) else None
         if apart is None:
             return False
-        mark = _Mark(len(self.steps), set(self.moved), list(self.fallbacks), self.spent)
+        mark = self._mark()
         try:
             self._advance_pieces(step, apart, depth)
         except _StuckError:
@@ -285,10 +288,19 @@ class _Pass:
             self.spent += inner.spent
         return flow.steps, [one for one, _ in flow.outputs]
 
+    def _mark(self) -> _Mark:
+        return _Mark(
+            len(self.steps),
+            set(self.moved),
+            dict(self.current),
+            list(self.fallbacks),
+            self.spent,
+        )
+
     def _take_back(self, mark: _Mark) -> None:
         del self.steps[mark.num_steps :]
         self.moved = {key: one for key, one in self.moved.items() if key in mark.moved}
-        self.fallbacks, self.spent = mark.fallbacks, mark.spent
+        self.current, self.fallbacks, self.spent = mark.current, mark.fallbacks, mark.spent
 
     def _gathers(self, step: Step | Move, strategy: Strategy) -> bool:
         """Whether pieces must be put together for want of a way to run on them."""

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import fx
@@ -96,6 +96,7 @@ def read_program(program: ExportedProgram) -> Flow:
     return _Reader(program).read()
 
 
+@final
 class _Reader:
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program

@@ -35,6 +35,7 @@ def parallelize(
     *,
     inputs: Mapping[str | int, Any] | None = None,
     outputs: Mapping[str | int, Any] | None = None,
+    training: bool = False,
     strict: bool = False,
     verify: bool = True,
 ) -> ParallelProgram:
@@ -51,10 +52,17 @@ def parallelize(
     resolved = resolve(chosen, outline_of_program(program), axes.axes)
     source = make_functional(program)
     flow = read_program(source)
-    fallbacks = place(flow, axes, resolved)
+    fallbacks = place(flow, axes, resolved, is_training=training)
     if strict and fallbacks:
         raise _refuse(fallbacks, axes)
-    made = ParallelProgram(source=source, flow=flow, mesh=axes, plan=resolved, fallbacks=fallbacks)
+    made = ParallelProgram(
+        source=source,
+        flow=flow,
+        mesh=axes,
+        plan=resolved,
+        fallbacks=fallbacks,
+        is_training=training,
+    )
     if verify:
         made.verify()
     return made
