@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
-from shardscope.parallel.placements import Replicate
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.dims import can_be_cut, cut, overloads, reductions_of, terms
+from shardscope.parallel.rules.dims import (
+    can_be_cut,
+    cut,
+    overloads,
+    reductions_of,
+    terms,
+    with_any_other,
+)
 
 __all__: list[str] = []
 
@@ -28,9 +33,12 @@ def copies(call: Call) -> Iterator[Strategy]:
     for dim, size in enumerate(call.inputs[0].shape):
         if can_be_cut(size):
             yield cut(call, {0: dim}, {0: dim})
-    for reduction in reductions_of(call.outputs[0].dtype):
+    before, after = call.inputs[0].dtype, call.outputs[0].dtype
+    for reduction in reductions_of(before):
+        if reduction not in reductions_of(after):
+            continue
         # The largest value is the largest in any dtype; a sum of rounded terms is not the sum.
-        if reduction != "sum" or _keeps_addends(call):
+        if reduction != "sum" or torch.promote_types(before, after) == after:
             yield terms(call, 0, reduction=reduction)
 
 
@@ -38,8 +46,7 @@ def copies(call: Call) -> Iterator[Strategy]:
 def casts_like_another(call: Call) -> Iterator[Strategy]:
     """As copies. Of the other tensor only the dtype counts, so it may lie as it likes."""
     for strategy in copies(call):
-        for other in dict.fromkeys([call.offered[1], Replicate()]):
-            yield replace(strategy, inputs=(strategy.inputs[0], other))
+        yield from with_any_other(call, strategy)
 
 
 @rule(_aten.view_as_real.default, _aten.view_as_complex.default)
@@ -50,8 +57,3 @@ def complex_views(call: Call) -> Iterator[Strategy]:
         if can_be_cut(size):
             yield cut(call, {0: dim}, {0: dim})
     yield terms(call, 0)
-
-
-def _keeps_addends(call: Call) -> bool:
-    before, after = call.inputs[0].dtype, call.outputs[0].dtype
-    return torch.promote_types(before, after) == after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "placed",
     "reductions_of",
     "terms",
+    "with_any_other",
     "wrap",
     "wrap_all",
 ]
@@ -75,6 +77,12 @@ def reductions_of(dtype: torch.dtype) -> tuple[Reduction, ...]:
     if dtype == torch.bool:
         return ("max", "min")
     return ("sum",) if dtype.is_complex else ("sum", "max", "min")
+
+
+def with_any_other(call: Call, strategy: Strategy) -> Iterator[Strategy]:
+    """For an op that takes only a shape or a dtype from its second tensor: that may lie anyhow."""
+    for other in dict.fromkeys([call.offered[1], Replicate()]):
+        yield replace(strategy, inputs=(strategy.inputs[0], other))
 
 
 def matched_dims(shape: Sequence[Size], whole: Sequence[Size]) -> Iterator[tuple[int, int]]:

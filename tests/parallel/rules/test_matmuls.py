@@ -1,0 +1,164 @@
+"""Products of matrices: indices of the result stay cut, summed ones leave addends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rule_proving import claims, numbers
+from shardscope.parallel.rules.lookup import find_decomposition
+
+aten = torch.ops.aten
+
+
+def plain(found: set[str]) -> set[str]:
+    """Without cuts in blocks."""
+    return {one for one in found if "x)" not in one and "((" not in one and ", (" not in one}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_linear_layer_without_bias_is_cut_by_batch_features_out_and_features_in(
+    num_ranks: int,
+) -> None:
+    found = claims(aten.linear.default, numbers(4, 5, 6), numbers(9, 6), sizes=[num_ranks])
+    assert plain(found) == {
+        *("S(0) R -> S(0)", "S(1) R -> S(1)", "R S(0) -> S(2)", "S(2) S(1) -> P"),
+        *("P R -> P", "R P -> P"),
+    }
+    assert "S(2, 3x) S(1, 3x) -> P" in found or num_ranks == 3
+
+
+def test_a_bias_is_cut_with_the_features_or_in_addends_with_the_product() -> None:
+    found = claims(aten.linear.default, numbers(4, 6), numbers(8, 6), numbers(8))
+    assert plain(found) == {
+        *("S(0) R R -> S(0)", "R S(0) S(0) -> S(1)", "S(1) S(1) P -> P"),
+        *("P R P -> P", "R P P -> P"),
+    }
+
+
+def test_a_vector_and_a_vector_of_weights() -> None:
+    assert "S(0) S(1) -> P" in claims(aten.linear.default, numbers(6), numbers(8, 6))
+    found = claims(aten.linear.default, numbers(4, 6), numbers(6))
+    assert {"S(0) R -> S(0)", "S(1) S(0) -> P"} <= found
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ((4, 6), (6, 8), {"S(0) R -> S(0)", "R S(1) -> S(1)", "S(1) S(0) -> P"}),
+        ((6,), (6,), {"S(0) S(0) -> P"}),
+        ((6,), (6, 8), {"R S(1) -> S(0)", "S(0) S(0) -> P"}),
+        ((4, 6), (6,), {"S(0) R -> S(0)", "S(1) S(0) -> P"}),
+        ((2, 4, 6), (2, 6, 8), {"S(0) S(0) -> S(0)", "S(1) R -> S(1)", "S(2) S(1) -> P"}),
+        ((2, 4, 6), (6, 8), {"S(0) R -> S(0)", "R S(1) -> S(2)", "S(2) S(0) -> P"}),
+        ((4, 6), (2, 6, 8), {"R S(0) -> S(0)", "S(0) R -> S(1)", "R S(2) -> S(2)"}),
+        ((2, 1, 4, 6), (3, 6, 8), {"S(0) R -> S(0)", "R S(0) -> S(1)", "S(3) S(1) -> P"}),
+        ((6,), (2, 6, 8), {"R S(0) -> S(0)", "R S(2) -> S(1)", "S(0) S(1) -> P"}),
+        ((2, 4, 6), (6,), {"S(0) R -> S(0)", "S(1) R -> S(1)", "S(2) S(0) -> P"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_matmul_of_any_two_shapes(
+    left: tuple[int, ...], right: tuple[int, ...], expected: set[str], num_ranks: int
+) -> None:
+    found = claims(aten.matmul.default, numbers(*left), numbers(*right), sizes=[num_ranks])
+    assert found >= {*expected, "P R -> P", "R P -> P"}
+    assert "P P -> P" not in found
+
+
+PRODUCTS = [
+    (aten.mm.default, [(4, 6), (6, 8)], "S(1) S(0) -> P"),
+    (aten.bmm.default, [(2, 4, 6), (2, 6, 8)], "S(0) S(0) -> S(0)"),
+    (aten.mv.default, [(4, 6), (6,)], "S(1) S(0) -> P"),
+    (aten.dot.default, [(6,), (6,)], "S(0) S(0) -> P"),
+    (aten.vdot.default, [(6,), (6,)], "S(0) S(0) -> P"),
+    (aten.outer.default, [(4,), (6,)], "R S(0) -> S(1)"),
+    (aten.inner.default, [(4, 6), (2, 6)], "R S(0) -> S(1)"),
+    (aten.inner.default, [(3, 4, 6), (6,)], "S(2) S(0) -> P"),
+]
+
+
+@pytest.mark.parametrize(("op", "shapes", "expected"), PRODUCTS, ids=str)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=str)
+def test_products_under_other_names(
+    op: Any, shapes: list[tuple[int, ...]], expected: str, sizes: list[int]
+) -> None:
+    found = claims(op, *(numbers(*shape) for shape in shapes), sizes=sizes)
+    assert expected in found or len(sizes) > 1
+    assert any(expected in one for one in found)
+
+
+SUMS = [
+    (aten.addmm.default, [(8,), (4, 6), (6, 8)], "S(0) R S(1) -> S(1)"),
+    (aten.addmm.default, [(4, 1), (4, 6), (6, 8)], "S(0) S(0) R -> S(0)"),
+    (aten.addmm.default, [(4, 8), (4, 6), (6, 8)], "P S(1) S(0) -> P"),
+    (aten.baddbmm.default, [(2, 4, 8), (2, 4, 6), (2, 6, 8)], "S(0) S(0) S(0) -> S(0)"),
+    (aten.baddbmm.default, [(1, 8), (2, 4, 6), (2, 6, 8)], "R S(1) R -> S(1)"),
+    (aten.addbmm.default, [(4, 8), (2, 4, 6), (2, 6, 8)], "P S(0) S(0) -> P"),
+    (aten.addmv.default, [(4,), (4, 6), (6,)], "S(0) S(0) R -> S(0)"),
+    (aten.addr.default, [(4, 6), (4,), (6,)], "S(1) R S(0) -> S(1)"),
+]
+
+
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=str)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}], ids=str)
+def test_a_product_added_to_something(
+    op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
+) -> None:
+    tensors = [numbers(*shape) for shape in shapes]
+    assert expected in claims(op, *tensors, kwargs=weights)
+
+
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=str)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}, {"beta": 0}], ids=str)
+def test_what_a_sum_is_taken_apart_into_is_the_same(
+    op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
+) -> None:
+    tensors = [numbers(*shape) for shape in shapes]
+    apart = find_decomposition(op)(*tensors, **weights)
+    torch.testing.assert_close(apart, op(*tensors, **weights))
+
+
+def test_a_linear_layer_is_taken_apart_with_and_without_bias() -> None:
+    apart = find_decomposition(aten.linear.default)
+    for args in ([numbers(2, 4, 6), numbers(8, 6), numbers(8)], [numbers(4, 6), numbers(8, 6)]):
+        torch.testing.assert_close(apart(*args), aten.linear.default(*args))
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "expected"),
+    [
+        ("bij,bjk->bik", [(2, 4, 6), (2, 6, 8)], {"S(0) S(0) -> S(0)", "S(2) S(1) -> P"}),
+        ("b i j , b j k", [(2, 4, 6), (2, 6, 8)], {"S(2) S(1) -> P", "R S(2) -> S(1)"}),
+        ("...ij,jk->...ik", [(2, 4, 6), (6, 8)], {"S(0) R -> S(0)", "S(2) S(0) -> P"}),
+        ("...i,...i", [(2, 1, 6), (4, 6)], {"R S(0) -> S(1)", "S(0) R -> S(0)", "S(2) S(1) -> P"}),
+        ("ij->ji", [(4, 6)], {"S(0) -> S(1)", "S(1) -> S(0)", "P -> P"}),
+        ("ij->i", [(4, 6)], {"S(0) -> S(0)", "S(1) -> P"}),
+        ("ii->i", [(4, 4)], {"P -> P"}),
+        ("iji->j", [(4, 6, 4)], {"S(1) -> S(0)", "P -> P"}),
+        ("bhqd,bhkd->bhqk", [(2, 4, 3, 6), (2, 4, 5, 6)], {"S(1) S(1) -> S(1)"}),
+        ("i,j,k->ikj", [(2,), (4,), (6,)], {"R R S(0) -> S(1)", "R P R -> P"}),
+        ("ij,ij->", [(4, 6), (4, 6)], {"S(0) S(0) -> P", "S(1) S(1) -> P"}),
+        ("ba", [(4, 6)], {"S(0) -> S(1)", "S(1) -> S(0)"}),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_einsum_cuts_every_index(
+    equation: str, shapes: list[tuple[int, ...]], expected: set[str], num_ranks: int
+) -> None:
+    tensors = [numbers(*shape) for shape in shapes]
+    found = claims(aten.einsum.default, equation, tensors, sizes=[num_ranks])
+    assert found >= expected
+
+
+def test_a_diagonal_of_einsum_is_not_cut() -> None:
+    found = claims(aten.einsum.default, "ii->i", [numbers(4, 4)])
+    assert not any("S" in one for one in found)
+
+
+def test_tensordot_names_its_dims() -> None:
+    found = claims(aten.tensordot.default, numbers(4, 6, 2), numbers(2, 8, 6), [1, -1], [-1, 0])
+    assert {"S(0) R -> S(0)", "R S(1) -> S(1)", "S(1) S(2) -> P", "S(2) S(0) -> P"} <= found
