@@ -47,7 +47,7 @@ _SPLITS = (
 @rule(*_SLICES)
 def cut_slice(call: Call) -> Iterator[Strategy]:
     dim, (offer,) = _dim(call), offered_to(call, "self")
-    is_all = call.outputs[0].shape[dim] == call["self"].shape[dim]
+    is_all = not call["start"] and call.outputs[0].shape[dim] == call["self"].shape[dim]
     for other in range(call["self"].num_dims):
         if other != dim or is_all:
             yield lay(call, {"self": Shard(other)}, Shard(other))
@@ -78,7 +78,11 @@ def _dim(call: Call) -> int:
 
 
 def _bounds(call: Call) -> tuple[int, int] | None:
-    """Where the slice begins and ends; None where that is open, or some are left out."""
+    """Where the slice begins and ends; None where that is open, or some are left out.
+
+    Sizes are those that earlier axes left, but bounds are the whole's: where they do not fit
+    each other, the dim has been cut before.
+    """
     size: Size = call["self"].shape[_dim(call)]
     start: Any = call["start"] or 0
     if "length" in call.arguments:
@@ -87,19 +91,21 @@ def _bounds(call: Call) -> tuple[int, int] | None:
         end, step = (_END if call["end"] is None else call["end"]), call["step"]
     if step != 1 or not all(isinstance(one, int) for one in (size, start, end)):
         return None
-    start, end = (max(0, min(size, one + size if one < 0 else one)) for one in (start, end))
-    # Sizes are those that earlier axes left, bounds are the whole's: they have to agree.
-    return (start, end) if end - start == call.outputs[0].shape[_dim(call)] else None
+    start, end = (one + size if one < 0 else one for one in (start, end))
+    end = size if end == _END else end
+    is_fitting = 0 <= start <= end <= size and end - start == call.outputs[0].shape[_dim(call)]
+    return (start, end) if is_fitting else None
 
 
 def _is_worth_terms(call: Call, bounds: tuple[int, int]) -> bool:
     """Addends are summed at twice the price of gathering, so the slice has to be a small part.
 
-    And not just the first rank's: to a later axis that would look like all of the dim.
+    And one that a later axis cannot take for a slice of the first rank's piece.
     """
-    size = call["self"].shape[_dim(call)]
-    is_first_piece = bounds[0] == 0 and bounds[1] * call.num_ranks == size
-    return bool(2 * (bounds[1] - bounds[0]) <= size) and not is_first_piece
+    size, (start, end) = call["self"].shape[_dim(call)], bounds
+    is_from_the_end = bool(call["start"]) and call["start"] < 0
+    is_in_first_piece = not is_from_the_end and end * call.num_ranks <= size
+    return bool(2 * (end - start) <= size) and not is_in_first_piece
 
 
 def _cut_parts(call: Call, offer: Shard, bounds: Sequence[tuple[Any, Any]]) -> Iterator[Strategy]:
