@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from shardscope._torch.modules import named_places, own_buffers, own_parameters
 from shardscope._torch.pytree_paths import leaf_paths
+from shardscope.errors import PlanError
 from shardscope.parallel.placements import Size
 from shardscope.parallel.plan.outline import (
     ModuleOutline,
@@ -34,13 +36,14 @@ def outline_of(model: nn.Module) -> Outline:
     """The modules and tensors of a model; what it is called with is not known."""
     modules: dict[str, ModuleOutline] = {}
     found: Found = {}
-    for place, module in sorted(named_places(model), key=lambda one: one[0].count(".")):
+    for place, module in named_places(model):
         parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
         cls = type(module)
         modules[place] = ModuleOutline(
             _dotted(cls), tuple(parameters), tuple(buffers), tuple(_bases(cls))
         )
         for name, tensor in (*parameters.items(), *buffers.items()):
+            _check_made(tensor, _join(place, name))
             found[_join(place, name)] = (tensor, name in parameters)
     return Outline(modules, _outline_tensors(found))
 
@@ -50,7 +53,8 @@ def outline_of_program(program: ExportedProgram) -> Outline:
     found = _program_tensors(program)
     parameters, buffers = _owned(found, is_parameter=True), _owned(found, is_parameter=False)
     types = _module_types(program)
-    names = {"", *types, *_with_parents((*parameters, *buffers))}
+    listed = (call.fqn for call in program.module_call_graph)  # also those that are never called
+    names = {"", *types, *_with_parents((*listed, *parameters, *buffers))}
     modules = {
         name: ModuleOutline(
             types.get(name, ""),
@@ -193,6 +197,13 @@ def _outline_value(name: Any, values: Mapping[str, Any]) -> ValueOutline:
 def _size(size: Any) -> Size:
     """A number, or the expression of a size that a dynamic program leaves open."""
     return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+
+
+def _check_made(tensor: torch.Tensor, name: str) -> None:
+    if is_lazy(tensor):
+        raise PlanError(
+            f"{name!r} has no shape yet: its module is lazy. Call the model once before planning."
+        )
 
 
 def _join(place: str, name: str) -> str:
