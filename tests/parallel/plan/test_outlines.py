@@ -188,3 +188,18 @@ def test_tensors_that_share_memory_but_are_not_one_are_not_tied() -> None:
     assert all(not tensor.aliases for tensor in outline_of(model).tensors.values())
     model["b"].weight = nn.Parameter(model["a"].weight.data)
     assert outline_of(model).tensors["a.weight"].aliases == ("b.weight",)
+
+
+def test_a_class_that_cannot_be_looked_up_is_known_by_the_op_that_it_calls() -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16, 8))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return nn.functional.embedding(ids, self.weight)
+
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    program = torch.export.export(nn.Sequential(Tokens(), nn.Linear(8, 8)), (ids,))
+    resolved = resolve({"0": Colwise()}, outline_of_program(program), {"tp": 2})
+    assert resolved.tensors == {"0.weight": (Shard(1),)}

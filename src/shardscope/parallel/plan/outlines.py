@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
@@ -25,6 +25,13 @@ from shardscope.parallel.plan.outline import (
 )
 
 __all__ = ["outline_of", "outline_of_program"]
+
+_WORKS = {
+    "embedding": "torch.nn.modules.sparse.Embedding",
+    "linear": "torch.nn.modules.linear.Linear",
+    **{f"conv{n}d": f"torch.nn.modules.conv.Conv{n}d" for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)},
+}
 
 Found = dict[str, tuple[torch.Tensor, bool]]
 """Tensors by name, each with whether it is a parameter."""
@@ -52,7 +59,7 @@ def outline_of_program(program: ExportedProgram) -> Outline:
     """The modules that the program's nodes come from, its tensors, inputs and outputs."""
     found = _program_tensors(program)
     parameters, buffers = _owned(found, is_parameter=True), _owned(found, is_parameter=False)
-    types = _module_types(program)
+    types, works = _module_types(program), _module_works(program)
     listed = (call.fqn for call in program.module_call_graph)  # also those that are never called
     names = {"", *types, *_with_parents((*listed, *parameters, *buffers))}
     modules = {
@@ -60,7 +67,7 @@ def outline_of_program(program: ExportedProgram) -> Outline:
             types.get(name, ""),
             tuple(parameters.get(name, ())),
             tuple(buffers.get(name, ())),
-            _bases_named(types.get(name, "")),
+            _bases_named(types.get(name, "")) or works.get(name, ()),
         )
         for name in sorted(names)
     }
@@ -114,10 +121,30 @@ def _module_types(program: ExportedProgram) -> dict[str, str]:
     """The class of each module that a node comes from."""
     types: dict[str, str] = {}
     for node in program.graph.nodes:
-        for path, cls in (node.meta.get("nn_module_stack") or {}).values():
-            name = _CALL_NUMBER.sub("", path)
-            types.setdefault(name, cls if isinstance(cls, str) else _dotted(cls))
+        for name, type_name in _stack(node):
+            types.setdefault(name, type_name)
     return types
+
+
+def _stack(node: fx.Node) -> Iterator[tuple[str, str]]:
+    """The modules that the node was traced in, from the root inwards, with their classes."""
+    for path, cls in (node.meta.get("nn_module_stack") or {}).values():
+        yield _CALL_NUMBER.sub("", path), cls if isinstance(cls, str) else _dotted(cls)
+
+
+def _module_works(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """The class of torch's that does what a module does itself, by the op that it calls.
+
+    For classes that cannot be looked up: those made within a function, or not imported here.
+    """
+    works: dict[str, tuple[str, ...]] = {}
+    for node in program.graph.nodes:
+        op = str(node.target).partition("aten.")[2].partition(".")[0]
+        if op in _WORKS:
+            *_, (name, type_name) = ("", ""), *_stack(node)
+            if not type_name.startswith("torch."):
+                works.setdefault(name, (_WORKS[op],))
+    return works
 
 
 def _with_parents(modules: Iterable[str]) -> Iterator[str]:
