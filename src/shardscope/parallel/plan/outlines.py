@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import fx, nn
@@ -14,15 +13,9 @@ from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
 from shardscope._torch.modules import named_places, own_buffers, own_parameters
-from shardscope._torch.pytree_paths import leaf_paths
 from shardscope.errors import PlanError
-from shardscope.parallel.placements import Size
-from shardscope.parallel.plan.outline import (
-    ModuleOutline,
-    Outline,
-    TensorOutline,
-    ValueOutline,
-)
+from shardscope.parallel.plan.outline import ModuleOutline, Outline, TensorOutline
+from shardscope.parallel.plan.program_values import program_inputs, program_outputs
 
 __all__ = ["outline_of", "outline_of_program"]
 
@@ -71,7 +64,9 @@ def outline_of_program(program: ExportedProgram) -> Outline:
         )
         for name in sorted(names)
     }
-    return Outline(modules, _outline_tensors(found), _inputs(program), _outputs(program))
+    return Outline(
+        modules, _outline_tensors(found), program_inputs(program), program_outputs(program)
+    )
 
 
 def _outline_tensors(found: Found) -> dict[str, TensorOutline]:
@@ -170,60 +165,6 @@ def _bases(cls: type) -> Iterator[str]:
 
 def _dotted(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _inputs(program: ExportedProgram) -> dict[str, ValueOutline]:
-    signature = program.module_call_graph[0].signature
-    names = program.graph_signature.user_inputs
-    paths = None if signature is None else leaf_paths(signature.in_spec)
-    arguments = getattr(signature, "forward_arg_names", None) or []
-    values = _values(program)
-    if paths is None or len(paths) != len(names):
-        return {str(name): _outline_value(name, values) for name in names}
-    return {
-        _input_path(path, arguments, str(name)): _outline_value(name, values)
-        for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _input_path(path: tuple[str, ...], arguments: list[str], name: str) -> str:
-    """Of a leaf of (args, kwargs), by its argument's name."""
-    side, first, *rest = path
-    if side == "1":
-        return ".".join((first, *rest))
-    if int(first) < len(arguments):
-        return ".".join((arguments[int(first)], *rest))
-    return name
-
-
-def _outputs(program: ExportedProgram) -> dict[str, ValueOutline]:
-    signature = program.module_call_graph[0].signature
-    names = program.graph_signature.user_outputs
-    paths = None if signature is None else leaf_paths(signature.out_spec)
-    values = _values(program)
-    if paths is None or len(paths) != len(names):
-        return {str(at): _outline_value(name, values) for at, name in enumerate(names)}
-    return {
-        ".".join(path) or "0": _outline_value(name, values)
-        for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _values(program: ExportedProgram) -> dict[str, Any]:
-    return {node.name: node.meta.get("val") for node in program.graph.nodes}
-
-
-def _outline_value(name: Any, values: Mapping[str, Any]) -> ValueOutline:
-    value = values.get(name) if isinstance(name, str) else None
-    alias = name if isinstance(name, str) else ""
-    if not isinstance(value, torch.Tensor):
-        return ValueOutline(None, alias)
-    return ValueOutline(tuple(map(_size, value.shape)), alias)
-
-
-def _size(size: Any) -> Size:
-    """A number, or the expression of a size that a dynamic program leaves open."""
-    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
 
 
 def _check_made(tensor: torch.Tensor, name: str) -> None:
