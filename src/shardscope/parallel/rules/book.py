@@ -59,7 +59,8 @@ def speller(*ops: Any) -> Callable[[Speller], Speller]:
 def decomposition(*ops: Any) -> Callable[[_F], _F]:
     """Enter the function as what the op is made of: called as the op is, on tensors.
 
-    It is traced and takes the op's place where the op itself would have to be gathered.
+    It is traced and takes the op's place where the op itself would have to be gathered. It raises
+    NotImplementedError where it has nothing better to offer.
     """
 
     def enter(function: _F) -> _F:

@@ -55,6 +55,6 @@ class Local:
         position = next(i for i, one in enumerate(self.call.inputs) if one is spec)
         return self.inputs[position]
 
-    def repeat(self, **changes: Any) -> fx.Node:
+    def repeat(self, /, **changes: Any) -> fx.Node:
         """The same op on the local arguments, with some changed."""
         return self.pen.write(self.call.op, **{**self.arguments, **changes})
