@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,9 +32,10 @@ def claims(
     sizes: Sequence[int] = (2,),
     offers: Sequence[Sequence[Placement]] = (),
     kwargs: Mapping[str, Any] | None = None,
+    constants: Collection[str] = (),
 ) -> set[str]:
     """Every strategy that the op's rule claims, as text, after all of them were proved."""
-    verdicts = prove(op, args, kwargs, sizes=sizes, offers=offers)
+    verdicts = prove(op, args, kwargs, sizes=sizes, offers=offers, constants=constants)
     refuted = {spell(one.strategies): one.refutation for one in verdicts if one.refutation}
     assert refuted == {}, f"{op} cannot run as its rule says: {refuted}"
     return {spell(one.strategies) for one in verdicts}
