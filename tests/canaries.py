@@ -23,6 +23,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.functional_collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    WAIT,
+)
 from shardscope._torch.propagation import local_part, watch_decisions
 
 __all__ = ["CANARIES", "Canary", "resolve"]
@@ -317,6 +324,25 @@ CANARIES: dict[str, Canary] = {
         "tell buffers that are saved from those that are not",
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
+    "torch.utils._pytree.tree_leaves_with_path": Canary(
+        "pytree_paths.py", "name the values that a program takes and returns"
+    ),
+    "torch.utils._pytree.tree_unflatten": Canary(
+        "pytree_paths.py and programs.py", "name the values that a program takes and returns"
+    ),
+    # programs.py and functional_collectives.py
+    "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch.ops._c10d_functional": Canary(
+        "functional_collectives.py",
+        "write collectives into programs",
+        lambda: all(
+            str(op).startswith("_c10d_functional.")
+            for op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, WAIT)
+        ),
+    ),
+    "torch.distributed._functional_collectives": Canary(
+        "functional_collectives.py", "trace collectives without a process group"
+    ),
     "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
     "torch.utils._pytree.tree_map": Canary("mixing.py", "give an op replicated tensors instead"),
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication": Canary(
@@ -333,7 +359,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
-        "ddp.py, fake_models.py and fakes.py",
+        "ddp.py, fake_models.py, fakes.py and programs.py",
         "read DDP's buckets without allocating them; try ops without data",
     ),
     "._get_zeros_like_grad_buckets": Canary(
@@ -341,7 +367,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # dispatch.py
     "torch._guards.detect_fake_mode": Canary(
-        "dispatch.py, fakes.py and fake_models.py",
+        "dispatch.py, fakes.py, fake_models.py and programs.py",
         "tell ops that are only tried out from ops that are issued, and worlds without data",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Canary(
@@ -790,8 +816,8 @@ CANARIES: dict[str, Canary] = {
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(
-        "cuda_choices.py",
-        "take the ops that CUDA would take",
+        "cuda_choices.py, fused_kernels.py",
+        "take the ops that CUDA would take, and cut programs that name them",
         lambda: torch.ops.aten._fused_rms_norm.default,
     ),
     "._scaled_dot_product_attention_math": Canary(

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardscope.parallel.placements import Placement
+from shardscope.parallel.placements import Partial, Placement, Replicate
 from shardscope.parallel.rules.lookup import find_decomposition, find_rule
+from shardscope.parallel.rules.offers import find_strategies
 from shardscope.parallel.rules.proof import prove
+from shardscope.parallel.rules.sample import make_sample
 
-__all__ = ["claims", "learned", "numbers", "plain", "positives", "take_apart"]
+__all__ = [
+    "claims",
+    "cut_through",
+    "learned",
+    "numbers",
+    "plain",
+    "positives",
+    "spell",
+    "take_apart",
+]
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -39,6 +51,11 @@ def claims(
     return {spell(one.strategies) for one in verdicts}
 
 
+def plain(found: set[str]) -> set[str]:
+    """Without cuts in blocks."""
+    return {one for one in found if re.search(r"\dx\)|, \(", one) is None}
+
+
 def spell(strategies: Sequence[Any]) -> str:
     """`S(0) R -> S(0)`, with a `;` between mesh axes."""
     return "; ".join(
@@ -47,9 +64,53 @@ def spell(strategies: Sequence[Any]) -> str:
     )
 
 
-def plain(found: set[str]) -> set[str]:
-    """Without cuts in blocks."""
-    return {one for one in found if ", " not in one}
+def cut_through(
+    function: Callable[..., Any], tensors: Sequence[torch.Tensor], cuts: Sequence[Placement]
+) -> tuple[list[str], Placement]:
+    """Which sums and maxima a function needs when its tensors are cut so, and how its result lies.
+
+    Fails where a piece would have to be gathered: no op of it may need that.
+    """
+    graph = make_fx(function, pre_dispatch=True)(*tensors).graph
+    values: dict[Any, Any] = {}
+    lies: dict[Any, Placement] = {}
+    free: set[Any] = set()  # not reached by gradients
+    reduced: list[str] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            lies[node], values[node] = cuts[len(values)], tensors[len(values)]
+        elif node.op == "call_function" and node.target is not operator.getitem:
+            args = torch.fx.map_arg(node.args, values.__getitem__)
+            sample = make_sample(node.target, args, torch.fx.map_arg(node.kwargs, values.get))
+            values[node], taken = sample.outputs[0], node.all_input_nodes
+            if node.target is torch.ops.aten.detach.default or (taken and free >= set(taken)):
+                free.add(node)
+            call = sample.as_call(num_ranks=2, is_training=node not in free)
+            given = [one for one in node.args if isinstance(one, torch.fx.Node)]
+            lies[node] = _choose(call, given, lies, reduced)
+        elif node.op == "output":
+            first = node.args[0][0] if isinstance(node.args[0], tuple | list) else node.args[0]
+            return reduced, lies[first]
+    raise AssertionError("a graph without an output")
+
+
+def _choose(
+    call: Any, given: list[Any], lies: dict[Any, Placement], reduced: list[str]
+) -> Placement:
+    """The result's placement where every piece stays one; addends may be summed first, once."""
+    for is_summed in (False, True):
+        if is_summed:
+            for node in given:
+                if isinstance(lies[node], Partial):
+                    reduced.append(str(lies[node]))
+                    lies[node] = Replicate()
+        wanted = [lies[node] for node in given]
+        if all(isinstance(one, Replicate) for one in wanted):
+            return Replicate()
+        fitting = [one for one in find_strategies(call) if list(one.inputs) == wanted]
+        if fitting:
+            return fitting[0].outputs[0]
+    raise AssertionError(f"{call.op} would have to gather {[str(lies[one]) for one in given]}")
 
 
 def take_apart(op: Any, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,15 @@ from shardscope.record.inert import make_inert
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.output import check_output, write_file
+from shardscope.record.parity import (
+    FINE,
+    Agreement,
+    Divergence,
+    Parity,
+    Suspect,
+    TensorKind,
+    TensorVerdict,
+)
 from shardscope.record.ranks import (
     RankSpan,
     compress_ranks,
@@ -46,8 +55,10 @@ from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
 
 __all__ = [
+    "FINE",
     "FORMAT",
     "SCHEMA",
+    "Agreement",
     "Axis",
     "BucketReduce",
     "Call",
@@ -56,6 +67,7 @@ __all__ = [
     "CollectiveKind",
     "Compiled",
     "Coverage",
+    "Divergence",
     "Finding",
     "FullyShard",
     "Gap",
@@ -71,6 +83,7 @@ __all__ = [
     "Move",
     "OpCoverage",
     "Parameter",
+    "Parity",
     "Phase",
     "PhaseTotal",
     "RankSpan",
@@ -84,7 +97,10 @@ __all__ = [
     "Span",
     "SpanBegin",
     "StreamWriter",
+    "Suspect",
+    "TensorKind",
     "TensorLayout",
+    "TensorVerdict",
     "Verdict",
     "check_output",
     "compress_ranks",

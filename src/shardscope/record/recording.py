@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from shardscope.record.coverage import Coverage
 from shardscope.record.memory import MemoryProfile
+from shardscope.record.parity import Parity
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
 from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
@@ -77,7 +78,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...] = ()
     is_simulated: bool = False
     command: str = ""
-    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory
+    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, parity
 
 
 class Group(Struct, frozen=True, kw_only=True, gc=False):
@@ -259,5 +260,6 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     coverage: tuple[Coverage, ...] = ()
     memory: tuple[MemoryProfile, ...] = ()
     layouts: tuple[TensorLayout, ...] = ()
+    parity: tuple[Parity, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, final
 
 from torch import nn
@@ -14,6 +13,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from shardscope._torch.meshes import describe_placements
 from shardscope.errors import AuditError
+from shardscope.shard.patterns import is_pattern, matches_parts
 
 __all__ = ["Plan", "Rule", "RuleBook", "read_plan"]
 
@@ -42,12 +42,11 @@ class Rule:
     @property
     def is_pattern(self) -> bool:
         """Whether it may match several names."""
-        return any(char in self.pattern for char in "*?[")
+        return is_pattern(self.pattern)
 
     def matches(self, name: str) -> bool:
         """Whether it names the module or parameter: part by part, as torch matches."""
-        wanted, parts = self.pattern.split("."), name.split(".")
-        return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+        return matches_parts(self.pattern, name)
 
     def cut_dim(self, module: nn.Module, num_dims: int) -> int | None:
         """The dim of `module`'s weight that it means to cut, where that can be told."""

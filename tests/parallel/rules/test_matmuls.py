@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers
+from rule_proving import claims, numbers, plain
 from shardscope.parallel.rules.lookup import find_decomposition
 
 aten = torch.ops.aten
-
-
-def plain(found: set[str]) -> set[str]:
-    """Without cuts in blocks."""
-    return {one for one in found if "x)" not in one and "((" not in one and ", (" not in one}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -9,6 +9,7 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
+from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import (
     Partial,
     Placement,
@@ -18,7 +19,7 @@ from shardscope.parallel.placements import (
     cut_size,
 )
 
-__all__ = ["Coordinates", "all_coordinates", "deal", "dual", "join"]
+__all__ = ["Coordinates", "all_coordinates", "deal", "dual", "join", "piece_of"]
 
 Coordinates = tuple[int, ...]
 
@@ -46,6 +47,15 @@ def deal(
             for rank, one in enumerate(_deal_along_axis(piece, placement, num_ranks))
         }
     return dealt
+
+
+def piece_of(whole: Tensor, *, layout: Layout, seat: Seat) -> Tensor:
+    """What one rank holds of a tensor that is whole or cut along every axis."""
+    places = zip(layout.placements, seat.sizes, seat.coordinates, strict=True)
+    for placement, num_ranks, rank in places:
+        if isinstance(placement, Shard):
+            whole = _cut(whole, placement, num_ranks)[rank]
+    return whole
 
 
 def join(

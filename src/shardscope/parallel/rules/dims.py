@@ -10,7 +10,7 @@ import torch
 
 from shardscope._torch.dispatch import op_schema
 from shardscope.parallel.placements import Partial, Placement, Reduction, Replicate, Shard, Size
-from shardscope.parallel.rules.call import Call, Strategy
+from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 
 __all__ = [
     "can_be_cut",
@@ -20,6 +20,7 @@ __all__ = [
     "overloads",
     "placed",
     "reductions_of",
+    "sources",
     "terms",
     "with_any_other",
     "wrap",
@@ -83,6 +84,23 @@ def with_any_other(call: Call, strategy: Strategy) -> Iterator[Strategy]:
     """For an op that takes only a shape or a dtype from its second tensor: that may lie anyhow."""
     for other in dict.fromkeys([call.offered[1], Replicate()]):
         yield replace(strategy, inputs=(strategy.inputs[0], other))
+
+
+def sources(call: Call) -> dict[int, int]:
+    """Which dim of the first input each dim of the first output is, where it is one.
+
+    The op itself says it, of a tensor whose sizes name its dims: so defaults, negative dims and
+    empty lists mean what they mean to torch.
+    """
+    own = call.inputs[0]
+    named = torch.empty([dim + 2 for dim in range(own.num_dims)], dtype=own.dtype, device="meta")
+    arguments = {
+        name: named if isinstance(value, TensorSpec) else value
+        for name, value in call.arguments.items()
+    }
+    result = call.op(**arguments)
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    return {new: size - 2 for new, size in enumerate(first.shape) if size > 1}
 
 
 def matched_dims(shape: Sequence[Size], whole: Sequence[Size]) -> Iterator[tuple[int, int]]:

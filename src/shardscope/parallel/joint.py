@@ -1,0 +1,107 @@
+"""The joint program of one rank: forward, and the gradients of its share of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from shardscope._torch.programs import fake_mode_of
+from shardscope.errors import ParallelError
+from shardscope.parallel.exported import local_example
+from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.partition import RankProgram
+from shardscope.parallel.symbols import open_sizes
+
+__all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class JointGraph:
+    """Takes what the forward program takes; returns what that returns, then the gradients."""
+
+    graph_module: fx.GraphModule
+    num_outputs: int  # before the gradients
+    parameters: tuple[str, ...]  # whose gradients follow, in order
+
+
+def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
+    """Differentiate the rank's forward program with respect to its parameters."""
+    forward = fx.Interpreter(fx.GraphModule(nn.Module(), rank.graph))
+    run = differentiate(flow, forward.run)
+    known = open_sizes(flow)
+    examples = [local_example(value, rank.seat, known) for value, _ in flow.inputs]
+    with fake_mode_of(examples), torch.fx.traceback.preserve_node_meta():
+        traced = make_fx(run)(*examples)
+    _clean(traced)
+    return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
+
+
+def trained_parameters(flow: Flow) -> list[str]:
+    """The parameters that have gradients, in the program's order."""
+    return [role.name for _, role in _trained(flow)]
+
+
+def differentiate(flow: Flow, forward: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """A function that returns what `forward` returns, then its loss's gradients."""
+    inputs = [value for value, _ in flow.inputs]
+    wanted = [inputs.index(value) for value, _ in _trained(flow)]
+    loss = _loss_index(flow)
+
+    def run(*given: Any) -> list[Any]:
+        values = list(given)
+        for index in wanted:
+            values[index] = values[index].detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = forward(*values)
+            gradients = torch.autograd.grad(
+                outputs[loss],
+                [values[index] for index in wanted],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        kept = [one.detach() if isinstance(one, Tensor) else one for one in outputs]
+        return [*kept, *gradients]
+
+    return run
+
+
+def _trained(flow: Flow) -> list[tuple[Value, Role]]:
+    return [
+        (value, role)
+        for value, role in flow.inputs
+        if role.kind == "parameter" and value.example.requires_grad
+    ]
+
+
+def _loss_index(flow: Flow) -> int:
+    for index, (_, role) in enumerate(flow.outputs):
+        if role.kind == "output":
+            return index
+    raise ParallelError("the program returns nothing, so there is no loss to differentiate.")
+
+
+def _clean(traced: fx.GraphModule) -> None:
+    """Drop what only autograd needed: detached values, views that change nothing."""
+    aten = torch.ops.aten
+    for node in list(traced.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in (aten.detach.default, aten.alias.default) or _is_idle_view(node):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            traced.graph.erase_node(node)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+
+
+def _is_idle_view(node: fx.Node) -> bool:
+    if node.target not in (torch.ops.aten.view.default, torch.ops.aten.clone.default):
+        return False
+    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    is_same = before.shape == after.shape and before.stride() == after.stride()
+    return is_same and (node.target is torch.ops.aten.view.default)

@@ -1,0 +1,1 @@
+"""Does the parallel version compute what the single device does?"""

@@ -1,0 +1,107 @@
+"""The tensors to compare: each with the single device's runs of it, and what every rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from shardscope.parallel.parity.noise import Floor, as_exact, epsilon, find_floor, is_inexact
+from shardscope.parallel.parity.outcome import Key, Outcome, tie_names
+from shardscope.record import TensorKind
+
+__all__ = ["Case", "Runs", "cases"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """All runs of the single device: as it is, exact, and with weights changed in their last place.
+
+    `precision` is the lowest in which the parallel version is allowed to compute, if that is lower
+    than the single device's.
+    """
+
+    reference: Outcome
+    exact: Outcome | None = None
+    jittered: tuple[tuple[Outcome, Outcome | None], ...] = ()
+    precision: torch.dtype | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One tensor of all runs: the single device's, exact if there is one, and each rank's."""
+
+    kind: TensorKind
+    name: str
+    reference: torch.Tensor | None
+    target: torch.Tensor | None  # what to be near: exact, or the reference itself
+    floor: Floor | None  # None for whole numbers
+    ranks: tuple[torch.Tensor | None, ...]
+    sizes: tuple[int, ...]  # of the mesh
+    precision: torch.dtype | None = None
+
+
+def cases(
+    runs: Runs, candidate: Outcome | Sequence[Outcome], sizes: Sequence[int] = ()
+) -> Iterator[Case]:
+    """The tensors to compare, in the single device's order; tied ones once."""
+    ranks = [candidate] if isinstance(candidate, Outcome) else list(candidate)
+    tensors = [one.tensors() for one in ranks]
+    references = runs.reference.tensors()
+    changed = runs.reference.changed.union(*(one.changed for one in ranks))
+    skipped = {(TensorKind.GRADIENT, name) for name in _repeated_ties(runs.reference, ranks)}
+    keys = dict.fromkeys((*references, *(key for one in tensors for key in one)))
+    for key in keys:
+        if key in skipped or (key[0] is TensorKind.BUFFER and key[1] not in changed):
+            continue
+        held = tuple(one.get(key) for one in tensors)
+        yield _make_case(runs, key, held, tuple(sizes) or (len(ranks),))
+
+
+def _repeated_ties(reference: Outcome, ranks: Sequence[Outcome]) -> set[str]:
+    """Names of tied parameters past the first, where they are tied in every run."""
+    ties = [tie_names(one.gradients) for one in (reference, *ranks)]
+    return {
+        name
+        for name, first in ties[0].items()
+        if first != name and all(one.get(name) == one.get(first, "") for one in ties)
+    }
+
+
+def _make_case(
+    runs: Runs, key: Key, held: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...]
+) -> Case:
+    reference = runs.reference.tensors().get(key)
+    if reference is None or not is_inexact(reference):
+        return Case(*key, reference, reference, None, held, sizes, runs.precision)
+    exact = None if runs.exact is None else runs.exact.tensors().get(key)
+    if exact is not None and exact.shape != reference.shape:
+        exact = None
+    wide = None if exact is None else as_exact(exact)
+    jittered = [
+        (as_exact(one[key]), None if wide is None or other is None else as_exact(other[key]))
+        for one, other in _jitters(runs)
+        if key in one and (other is None or key in other)
+    ]
+    target = as_exact(reference)
+    precision = _coarser(reference.dtype, runs.precision)
+    floor = find_floor(target, wide, jittered, precision)
+    target = target if wide is None else wide
+    return Case(*key, reference, target, floor, held, sizes, runs.precision)
+
+
+def _jitters(
+    runs: Runs,
+) -> Iterator[tuple[dict[Key, torch.Tensor], dict[Key, torch.Tensor] | None]]:
+    for one, other in runs.jittered:
+        yield one.tensors(), None if other is None else other.tensors()
+
+
+def _coarser(dtype: torch.dtype, other: torch.dtype | None) -> torch.dtype:
+    if other is None or epsilon(other) <= epsilon(dtype):
+        return dtype
+    return other

@@ -1,0 +1,134 @@
+"""A plan: which module or tensor lies how, as the user wrote it, in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, final
+
+from shardscope.errors import PlanError
+from shardscope.parallel.plan.entries import Entry, Styles, read_entry
+from shardscope.parallel.plan.spelling import spell
+from shardscope.parallel.plan.styles import (
+    Colwise,
+    ModuleInput,
+    ModuleOutput,
+    Replicated,
+    Rowwise,
+    Sequence,
+)
+from shardscope.parallel.plan.tables import Plain, style_table
+from shardscope.parallel.plan.toml import read_toml, write_toml
+from shardscope.parallel.plan.torch_styles import is_torch_style
+from shardscope.parallel.plan.transformers import read_transformers
+from shardscope.parallel.plan.values import Wish, read_wish
+
+__all__ = ["Plan"]
+
+_STYLES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
+
+
+@final
+@dataclass(frozen=True, init=False, repr=False)
+class Plan:
+    """Names or patterns of modules and tensors with their styles; inputs and outputs beside them.
+
+    An exact name wins over patterns, and among patterns the earlier one. `*` stands for one part
+    of a name, `**` for any number, `[8-15]` for those numbers. A style without an axis is for the
+    axis `tp`, or for the only one. `inputs` and `outputs` say how the program's own lie, by path
+    (`batch.ids`) or position; what is not named is whole.
+    """
+
+    entries: tuple[Entry, ...]
+    inputs: tuple[Wish, ...]
+    outputs: tuple[Wish, ...]
+
+    def __init__(
+        self,
+        entries: Mapping[str, Any] | None = None,
+        *,
+        inputs: Mapping[Any, Any] | None = None,  # keys are paths or positions
+        outputs: Mapping[Any, Any] | None = None,
+    ) -> None:
+        read = [read_entry(*item) for item in _items(entries, "plan", "{'layers.*.wq': Colwise()}")]
+        object.__setattr__(self, "entries", tuple(read))
+        for side, values in (("inputs", inputs), ("outputs", outputs)):
+            items = _items(values, f"plan's {side}", "{'tokens': {'dp': Shard(0)}}")
+            wishes = tuple(read_wish(key, value, side=side) for key, value in items)
+            object.__setattr__(self, side, wishes)
+
+    @staticmethod
+    def of(given: Any) -> Plan:
+        """The plan that was given: a Plan, a mapping, the path of a TOML file, or one style.
+
+        One style is for the module that the program was exported from.
+        """
+        if isinstance(given, Plan):
+            return given
+        if isinstance(given, (str, PathLike)):
+            return Plan.read(given)
+        if is_torch_style(given) or isinstance(given, _STYLES) or given in _STYLES:
+            return Plan({"": given})
+        if given is None or isinstance(given, Mapping):
+            return Plan(given)
+        raise PlanError(
+            f"The plan is {type(given).__name__}. Give a mapping, such as "
+            "{'layers.*.wq': Colwise()}, a Plan, or the path of a TOML file."
+        )
+
+    @staticmethod
+    def read(path: str | PathLike[str]) -> Plan:
+        """The plan in a TOML file."""
+        tables = read_toml(path)
+        try:
+            return Plan(tables["plan"], inputs=tables["inputs"], outputs=tables["outputs"])
+        except PlanError as error:
+            raise PlanError(f"In {str(path)!r}: {error}") from error
+
+    @staticmethod
+    def from_transformers(model: Any, *, prefix: str | None = None) -> Plan:
+        """The plan that a model of transformers, or its config, brings along; or such a mapping.
+
+        A mapping's keys are taken as they are, or under `prefix` (`model`, for those of
+        `base_model_tp_plan`). What leaves weights whole in transformers is left out.
+        """
+        return Plan(read_transformers(model, prefix=prefix))
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write the plan as TOML, which `Plan.read` reads."""
+        entries = {entry.pattern: _plain_entry(entry) for entry in self.entries}
+        inputs, outputs = (
+            {wish.key: wish.plain() for wish in side} for side in (self.inputs, self.outputs)
+        )
+        write_toml(path, {"plan": entries, "inputs": inputs, "outputs": outputs})
+
+    def __repr__(self) -> str:
+        parts = [f"{{{', '.join(map(repr, self.entries))}}}"]
+        for side in ("inputs", "outputs"):
+            if wishes := getattr(self, side):
+                parts.append(f"{side}={{{', '.join(map(repr, wishes))}}}")
+        return f"Plan({', '.join(parts)})"
+
+
+def _items(values: Any, what: str, example: str) -> list[tuple[Any, Any]]:
+    if values is None:
+        return []
+    if not isinstance(values, Mapping):
+        raise PlanError(
+            f"The {what} is {type(values).__name__}, not a mapping. Give it as {example}."
+        )
+    return list(values.items())
+
+
+def _plain_entry(entry: Entry) -> Plain:
+    if entry.in_order:
+        return [spell(one) for one in entry.in_order]
+    if entry.by_axis[0][0] is None:
+        return _plain_styles(entry.by_axis[0][1])
+    return {str(axis): _plain_styles(styles) for axis, styles in entry.by_axis}
+
+
+def _plain_styles(styles: Styles) -> Plain:
+    plain = [style_table(one) for one in styles]
+    return plain[0] if len(plain) == 1 else plain

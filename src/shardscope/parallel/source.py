@@ -1,0 +1,228 @@
+"""Reads a torch.export program into a flow."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
+
+from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
+from shardscope._torch.programs import expression_of
+from shardscope.parallel.flow import Attribute, Flow, Origin, Role, Step, Value, map_nest
+from shardscope.parallel.lines import user_line
+
+__all__ = ["make_functional", "name_arguments", "read_program", "read_result"]
+
+_INPUT_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.CUSTOM_OBJ: "object",
+    InputKind.TOKEN: "token",
+    InputKind.USER_INPUT: "input",
+}
+_CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten.type_as.default)
+# They write to their running statistics without saying so in their schemas.
+_SECRET_WRITERS = ("aten::batch_norm", "aten::instance_norm")
+_KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn")
+# What export saw when it traced; dtypes and devices are still as they were.
+_DROPPED = ("aten::_assert_tensor_metadata",)
+
+
+def make_functional(program: ExportedProgram) -> ExportedProgram:
+    """The program without in-place ops and regions; as it is where it has none."""
+    if not any(_is_unfunctional(node) for node in program.graph.nodes):
+        return program
+    with _detached_regions(program.graph):
+        functional: ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def _is_unfunctional(node: fx.Node) -> bool:
+    if node.op != "call_function" or not (is_overload(node.target) or is_higher_order(node.target)):
+        return False
+    if is_higher_order(node.target):
+        return True
+    schema = op_schema(node.target)
+    return bool(schema.is_mutable) or schema.name in _SECRET_WRITERS
+
+
+@contextmanager
+def _detached_regions(graph: fx.Graph) -> Iterator[None]:
+    """Say of what was computed under no_grad() that it has no gradient.
+
+    The region itself is lost when the program is made functional.
+    """
+    regions = [node for node in graph.nodes if _disables_gradients(node)]
+    items = [one for node in regions for one in node.users if one.target is operator.getitem]
+    detached = [_detach_after(graph, one) for one in items if _is_tensor(one)]
+    try:
+        yield
+    finally:
+        for node in detached:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _disables_gradients(node: fx.Node) -> bool:
+    return (
+        is_higher_order(node.target)
+        and node.target.name() == "wrap_with_set_grad_enabled"  # type: ignore[union-attr]
+        and node.args[0] is False
+    )
+
+
+def _detach_after(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    with graph.inserting_after(node):
+        detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = copy(node.meta)
+    node.replace_all_uses_with(detached, delete_user_cb=lambda user: user is not detached)
+    return detached
+
+
+def read_program(program: ExportedProgram) -> Flow:
+    """The flow of a functional program: getitem nodes are seen through, checks are dropped."""
+    return _Reader(program).read()
+
+
+@final
+class _Reader:
+    def __init__(self, program: ExportedProgram) -> None:
+        self._program = program
+        self._read: dict[fx.Node, Any] = {}
+        self._inputs: list[tuple[Value, Role]] = []
+        self._steps: list[Any] = []
+
+    def read(self) -> Flow:
+        specs = {one.arg.name: one for one in self._program.graph_signature.input_specs}
+        outputs: list[tuple[Any, Role]] = []
+        for node in self._program.graph.nodes:
+            if node.op == "placeholder":
+                self._read_placeholder(node, specs[node.name])
+            elif node.op == "call_function":
+                self._read_call(node)
+            elif node.op == "get_attr":
+                attribute = operator.attrgetter(str(node.target))(self._program.graph_module)
+                self._read[node] = Attribute(str(node.target), attribute)
+            elif node.op == "output":
+                outputs = self._read_outputs(node)
+        return Flow(inputs=self._inputs, steps=self._steps, outputs=outputs)
+
+    def _read_placeholder(self, node: fx.Node, spec: Any) -> None:
+        value = _make_value(node.name, node.meta.get("val"))
+        self._read[node] = value
+        self._inputs.append((value, Role(_INPUT_KINDS[spec.kind], spec.target or node.name)))
+
+    def _read_outputs(self, node: fx.Node) -> list[tuple[Any, Role]]:
+        found = map_nest(node.args[0], self._value_of)
+        roles = _output_roles(self._program.graph_signature)
+        return list(zip(found, roles, strict=True))
+
+    def _read_call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem and not isinstance(self._value_of(node.args[0]), Value):
+            self._read[node] = self._value_of(node.args[0])[node.args[1]]
+            return
+        if is_overload(node.target) and op_schema(node.target).name in _DROPPED:
+            return
+        same = self._unchanged(node)
+        if same is not None:
+            self._read[node] = same
+            return
+        result = read_result(node.name, node.meta.get("val"))
+        self._read[node] = result
+        arguments = name_arguments(node.target, node.args, node.kwargs)
+        self._steps.append(
+            Step(
+                op=node.target,
+                arguments=map_nest(arguments, self._value_of),
+                outputs=[one for one in _leaves(result) if isinstance(one, Value)],
+                result=result,
+                origin=origin_of(node),
+            )
+        )
+
+    def _unchanged(self, node: fx.Node) -> Value | None:
+        """The argument that a conversion returns as it is: already of the dtype and device."""
+        if node.target not in _CONVERSIONS or not isinstance(node.args[0], fx.Node):
+            return None
+        before, after = node.args[0].meta["val"], node.meta["val"]
+        is_plain = len(node.args) == 2 and not node.kwargs
+        if not is_plain or before.dtype != after.dtype or before.device != after.device:
+            return None
+        value = self._read[node.args[0]]
+        return value if isinstance(value, Value) else None
+
+    def _value_of(self, item: Any) -> Any:
+        return self._read[item] if isinstance(item, fx.Node) else item
+
+
+def _output_roles(signature: ExportGraphSignature) -> list[Role]:
+    roles: list[Role] = []
+    for index, spec in enumerate(signature.output_specs):
+        if spec.kind is OutputKind.USER_OUTPUT:
+            num_before = sum(one.kind == "output" for one in roles)
+            roles.append(Role("output", str(num_before)))
+        else:
+            kind = "input mutation" if spec.kind is OutputKind.USER_INPUT_MUTATION else "mutation"
+            roles.append(Role(kind, str(spec.target or index)))
+    return roles
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """The module calls and the line of the user's program that made a node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    calls = tuple((str(key), str(name)) for key, (name, _) in stack.items())
+    return Origin(
+        node=node.name,
+        op=str(node.target),
+        module=calls[-1][1] if calls else "",
+        line=user_line(node.meta.get("stack_trace") or ""),
+        calls=calls,
+        meta={key: node.meta[key] for key in _KEPT_META if key in node.meta},
+    )
+
+
+def name_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the schema's names, defaults filled in; by position where there is no schema."""
+    if not is_overload(op):
+        return {**{str(i): one for i, one in enumerate(args)}, **kwargs}
+    named = {}
+    for index, one in enumerate(op_schema(op).arguments):
+        if index < len(args):
+            named[one.name] = args[index]
+        elif one.name in kwargs:
+            named[one.name] = kwargs[one.name]
+        elif one.has_default_value():
+            named[one.name] = one.default_value
+    return named
+
+
+def read_result(name: str, val: Any) -> Any:
+    """Values for what a node returned when it was traced."""
+    if isinstance(val, (list, tuple)):
+        return [read_result(f"{name}_{i}", one) for i, one in enumerate(val)]
+    return None if val is None else _make_value(name, val)
+
+
+def _make_value(name: str, val: Any) -> Value:
+    if isinstance(val, torch.Tensor):
+        shape = tuple(expression_of(size) for size in val.shape)
+        return Value(name, shape=shape, dtype=val.dtype, example=val)
+    return Value(name, scalar=expression_of(val), example=val)
+
+
+def _leaves(nest: Any) -> list[Any]:
+    if isinstance(nest, (list, tuple)):
+        return [leaf for one in nest for leaf in _leaves(one)]
+    return [nest]

@@ -1,0 +1,172 @@
+"""From a single-device program, a mesh and a plan to a program for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from shardscope.errors import ParallelError, PlanError
+from shardscope.parallel.boundaries import Borders, find_borders
+from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.layouts import Seat
+from shardscope.parallel.mesh import Mesh, read_mesh
+from shardscope.parallel.placements import Placement, Replicate
+from shardscope.parallel.plan.outlines import outline_of_program
+from shardscope.parallel.plan.plan import Plan
+from shardscope.parallel.plan.resolve import resolve
+from shardscope.parallel.plan.resolved import Pin, Resolved
+from shardscope.parallel.program import ParallelProgram
+from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
+from shardscope.parallel.source import make_functional, read_program
+from shardscope.parallel.symbols import cut_symbols, divide_sizes, open_sizes
+
+__all__ = ["parallelize", "place"]
+
+_Key = TypeVar("_Key")
+
+
+def parallelize(
+    program: ExportedProgram,
+    mesh: Any,
+    plan: Any,
+    *,
+    inputs: Mapping[str | int, Any] | None = None,
+    outputs: Mapping[str | int, Any] | None = None,
+    training: bool = False,
+    strict: bool = False,
+    verify: bool = True,
+) -> ParallelProgram:
+    """Cut a torch.export program as the plan says, for each rank of the mesh.
+
+    `mesh` is a DeviceMesh, or axes with their sizes such as "dp=2,tp=4". `inputs` and `outputs`
+    say how the program's own lie where they are not whole. `strict` refuses ops that cannot run
+    on the pieces they are given. `verify` runs all ranks in this process, on the program's
+    example inputs, and compares with the original.
+    """
+    axes = read_mesh(mesh)
+    chosen = _read_plan(plan, inputs, outputs)
+    _check_program(program)
+    resolved = resolve(chosen, outline_of_program(program), axes.axes)
+    source = make_functional(program)
+    flow = read_program(source)
+    fallbacks = place(flow, axes, resolved, is_training=training)
+    if strict and fallbacks:
+        raise _refuse(fallbacks, axes)
+    made = ParallelProgram(
+        source=source,
+        flow=flow,
+        mesh=axes,
+        plan=resolved,
+        fallbacks=fallbacks,
+        is_training=training,
+    )
+    if verify:
+        made.verify()
+    return made
+
+
+def place(
+    flow: Flow, mesh: Mesh, resolved: Resolved, *, is_training: bool = False
+) -> list[Fallback]:
+    """Give every value its placements, and put in the moves, one axis after the other."""
+    borders = find_borders(flow, resolved)
+    given = _place_inputs(flow, resolved)
+    pins = [*borders.leaving.items(), *given.items()]
+    pins += [(value, pin) for (_, value), pin in borders.entering.items()]
+    divide_sizes(flow, cut_symbols(pins, mesh.sizes))
+    hints = {symbol: _hint(size) for symbol, size in open_sizes(flow).items()}
+    first = Seat(mesh.sizes, (0,) * len(mesh.sizes))
+    fallbacks = []
+    for axis in range(len(mesh.sizes)):
+        wishes = _wishes(flow, resolved, borders, given, axis)
+        fallbacks += propagate_axis(
+            flow, axis=axis, seat=first, wishes=wishes, hints=hints, is_training=is_training
+        )
+    return fallbacks
+
+
+def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
+    if not (inputs or outputs):
+        return Plan.of(plan)
+    if plan is not None and not isinstance(plan, Mapping):
+        raise PlanError(
+            "inputs and outputs go with a plan that is a mapping. Put them into the Plan itself: "
+            "Plan(entries, inputs=..., outputs=...)."
+        )
+    return Plan(plan, inputs=inputs, outputs=outputs)
+
+
+def _check_program(program: Any) -> None:
+    if isinstance(program, ExportedProgram):
+        return
+    remedy = "Export it first: torch.export.export(model, example_inputs)."
+    if not isinstance(program, nn.Module):
+        remedy = "Give what torch.export.export(model, example_inputs) returns."
+    raise ParallelError(f"{type(program).__name__} is not an exported program. {remedy}")
+
+
+def _place_inputs(flow: Flow, resolved: Resolved) -> dict[Value, tuple[Placement, ...]]:
+    """How the program's inputs, parameters, buffers and constants lie."""
+    placed = {}
+    for value, role in flow.inputs:
+        table = resolved.inputs if role.kind == "input" else resolved.tensors
+        if role.name in table:
+            placed[value] = table[role.name]
+    return placed
+
+
+def _wishes(
+    flow: Flow,
+    resolved: Resolved,
+    borders: Borders,
+    given: Mapping[Value, tuple[Placement, ...]],
+    axis: int,
+) -> Wishes:
+    is_data_axis = any(
+        pin[axis] != Replicate()
+        for value, pin in given.items()
+        if any(one is value and role.kind == "input" for one, role in flow.inputs)
+    )
+
+    def wish_for_output(role: Role) -> Placement | None:
+        if role.kind == "mutation":
+            return resolved.tensors.get(role.name, _whole(resolved))[axis]
+        if role.name in resolved.outputs:
+            return resolved.outputs[role.name][axis]
+        return None if is_data_axis else Replicate()
+
+    return Wishes(
+        inputs={value: pin[axis] for value, pin in given.items()},
+        entering=_along(borders.entering, axis),
+        leaving=_along(borders.leaving, axis),
+        outputs=wish_for_output,
+        is_data_axis=is_data_axis,
+    )
+
+
+def _along(pins: Mapping[_Key, Pin], axis: int) -> dict[_Key, Placement]:
+    placed = {key: pin[axis] for key, pin in pins.items()}
+    return {key: one for key, one in placed.items() if one is not None}
+
+
+def _whole(resolved: Resolved) -> tuple[Placement, ...]:
+    return (Replicate(),) * len(resolved.axes)
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint)
+
+
+def _refuse(fallbacks: list[Fallback], mesh: Mesh) -> ParallelError:
+    first = fallbacks[0]
+    axis = list(mesh.axes)[first.axis]
+    lies = ", ".join(str(one) for one in first.placements)
+    more = f", and {len(fallbacks) - 1} more" if len(fallbacks) > 1 else ""
+    return ParallelError(
+        f"strict: {first.origin.op} ({first.origin.node}, in {first.origin.module or 'the program'}"
+        f", {first.origin.line}) cannot run on {lies} along {axis}{more}. Change the plan so that "
+        "its inputs are whole there, or leave strict off to have them gathered."
+    )

@@ -1,0 +1,106 @@
+"""Whether a parallel version of a model computes what the single device does, tensor by tensor."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural, RankSpan
+from shardscope.record.source import Axis, Phase, Source
+
+__all__ = ["FINE", "Agreement", "Divergence", "Parity", "Suspect", "TensorKind", "TensorVerdict"]
+
+
+class TensorKind(StrEnum):
+    """What a compared tensor is to the model."""
+
+    OUTPUT = "output"
+    GRADIENT = "gradient"  # of a parameter
+    BUFFER = "buffer"  # that the run changed
+
+
+class Agreement(StrEnum):
+    """How a tensor of the parallel version compares with the single device's."""
+
+    EQUAL = "equal"  # bit for bit
+    CLOSE = "close"  # as near to the exact result as the single device is
+    ROUNDED = "rounded"  # further off, by rounding alone: in double precision it agrees
+    RANDOM = "random"  # it agrees once nothing is drawn at random
+    DIFFERS = "differs"
+    RANKS_DISAGREE = "ranks_disagree"  # on a tensor that each of them has whole
+    NONFINITE = "nonfinite"  # NaN or infinity in other places
+    RESHAPED = "reshaped"  # another shape or dtype
+    MISSING = "missing"  # only the single device has it
+    EXTRA = "extra"  # only the parallel version has it
+
+
+FINE = frozenset({Agreement.EQUAL, Agreement.CLOSE})
+"""The agreements that want no action."""
+
+
+class Suspect(StrEnum):
+    """What probably made a tensor differ."""
+
+    MISSING_REDUCTION = "missing_reduction"  # each rank has an addend, or a piece of a sum
+    DOUBLE_REDUCTION = "double_reduction"  # summed once too often
+    SCALED = "scaled"  # by a constant that is no number of ranks
+    WRONG_SLICE = "wrong_slice"  # another rank's piece
+    PERMUTED = "permuted"  # transposed, or its dims or pieces in another order
+    TORN_TIE = "torn_tie"  # a parameter that was tied is two now, each with a part
+    RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
+    ROUNDING = "rounding"  # a lower precision
+    STALE = "stale"  # zero, or unchanged
+    UNKNOWN = "unknown"
+
+
+class TensorVerdict(Struct, frozen=True, kw_only=True, gc=False):
+    """One tensor, compared; errors are those of the rank that is furthest off.
+
+    `error` is the root mean square of what it is off from the exact result, `noise` the same of
+    the single device, both relative to the root mean square of the exact result; None where
+    numbers cannot be compared. `ratio` is what the tensor has to be divided by to fit best.
+    """
+
+    name: str
+    kind: TensorKind
+    agreement: Agreement
+    shape: tuple[Natural, ...] = ()
+    dtype: str = ""
+    error: float | None = None
+    noise: float | None = None
+    max_error: float | None = None  # of any element, absolute
+    worst_index: tuple[Natural, ...] | None = None
+    ratio: float | None = None
+    ranks: tuple[RankSpan, ...] = ()  # that differ
+    suspect: Suspect | None = None
+    detail: str = ""
+
+
+class Divergence(Struct, frozen=True, kw_only=True, gc=False):
+    """Where the two versions part: the first module whose result differs, in the order they ran."""
+
+    module: str
+    phase: Phase
+    suspect: Suspect
+    detail: str
+    type: str = ""  # the module's class
+    op: str = ""  # the first op in it whose result differs, where that could be told
+    source: Source | None = None
+    remedy: str = ""
+
+
+class Parity(Struct, frozen=True, kw_only=True, gc=False):
+    """All tensors of a model, compared.
+
+    `has_exact` says that a reference in double precision gave the noise; without it, the noise is
+    what the single device's own result moves by when its weights are changed in the last place.
+    """
+
+    axes: tuple[Axis, ...]
+    tensors: tuple[TensorVerdict, ...] = ()
+    divergences: tuple[Divergence, ...] = ()
+    num_compared_modules: Natural = 0
+    is_in_processes: bool = False
+    has_exact: bool = True
+    has_backward: bool = True

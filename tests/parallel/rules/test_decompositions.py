@@ -1,0 +1,176 @@
+"""What ops are taken apart into: the same values and gradients, and parts that need no gather."""
+
+from __future__ import annotations
+
+from inspect import signature
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+
+from rule_proving import cut_through, numbers
+from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
+from shardscope.parallel.rules.book import DECOMPOSITIONS
+from shardscope.parallel.rules.lookup import find_decomposition, load_rules
+
+aten = torch.ops.aten
+R = Replicate()
+load_rules()
+
+
+def outputs_of(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def gradient(result: torch.Tensor, weight: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Zero for a result that counts, and so has none."""
+    if not result.requires_grad:
+        return torch.zeros_like(whole)
+    (found,) = torch.autograd.grad(
+        (result * weight).sum(),
+        whole,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return found
+
+
+CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.softmax.int, (-1,), {}),
+    (aten.softmax.int, (1, torch.float32), {}),
+    (aten.log_softmax.int, (-1,), {}),
+    (aten.special_softmax.default, (-1,), {}),
+    (aten.special_log_softmax.default, (-1,), {"dtype": torch.float64}),
+    (aten._softmax.default, (-1, False), {}),
+    (aten._log_softmax.default, (-1, False), {}),
+    (aten._safe_softmax.default, (-1,), {}),
+    (aten.logsumexp.default, ([-1],), {}),
+    (aten.logsumexp.default, ([0, 1], True), {}),
+    (aten.var.default, (False,), {}),
+    (aten.var.dim, ([-1],), {}),
+    (aten.var.correction, ([1],), {"correction": 0, "keepdim": True}),
+    (aten.var.correction, (), {}),
+    (aten.std.default, (), {}),
+    (aten.std.dim, ([-1], False, True), {}),
+    (aten.std.correction, ([1],), {"correction": 2}),
+    (aten.var_mean.correction, ([1],), {}),
+    (aten.var_mean.default, (), {}),
+    (aten.std_mean.dim, ([1],), {}),
+    (aten.linalg_vector_norm.default, (), {}),
+    *((aten.linalg_vector_norm.default, (order, [-1], True), {}) for order in (1, 2, 3, inf, -inf)),
+    (aten.linalg_vector_norm.default, (0, [-1]), {"dtype": torch.float64}),
+    (aten.norm.Scalar, (), {}),
+    (aten.norm.ScalarOpt_dim, (None, [1]), {}),
+    (aten.norm.ScalarOpt_dtype, (2,), {"dtype": torch.float64}),
+    (aten.norm.ScalarOpt_dim_dtype, (1, [1], True), {"dtype": torch.float64}),
+    (aten.frobenius_norm.dim, ([1],), {}),
+    (aten.layer_norm.default, ([6],), {}),
+    (aten.native_layer_norm.default, ([6], numbers(6), numbers(6), 1e-5), {}),
+    (aten.rms_norm.default, ([6],), {}),
+    (aten.rms_norm.default, ([6], numbers(6), 1e-3), {}),
+    (aten._fused_rms_norm.default, ([6], numbers(6), None), {}),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=str)
+def test_parts_give_the_values_and_gradients_of_the_whole(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    whole = numbers(4, 6).requires_grad_()
+    apart = outputs_of(find_decomposition(op)(whole, *args, **kwargs))
+    expected = outputs_of(op(whole, *args, **kwargs))
+    torch.testing.assert_close(apart, expected)
+    for one, other in zip(apart, expected, strict=True):
+        if other.requires_grad and other.is_floating_point():
+            weight = torch.randn_like(other)
+            known = gradient(other, weight, whole)
+            torch.testing.assert_close(gradient(one, weight, whole), known)
+
+
+@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=str)
+def test_parts_are_called_with_the_names_that_the_op_has(op: Any) -> None:
+    names = [slot.name for slot in op._schema.arguments]
+    signature(find_decomposition(op)).bind(**dict.fromkeys(names))
+    in_order = [slot.name for slot in op._schema.arguments if not slot.kwarg_only]
+    signature(find_decomposition(op)).bind(*in_order, **dict.fromkeys(names[len(in_order) :]))
+
+
+OF_ANY_DTYPE = [
+    case
+    for case in CASES
+    if "dtype" not in case[2] and not any(one is torch.float32 for one in case[1])
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs"), OF_ANY_DTYPE, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_parts_of_halves_have_the_dtypes_of_the_whole(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> None:
+    halves = [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in args]
+    whole = numbers(4, 6).to(dtype)
+    apart = outputs_of(find_decomposition(op)(whole, *halves, **kwargs))
+    expected = outputs_of(op(whole, *halves, **kwargs))
+    for one, other in zip(apart, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("op", [aten.linalg_vector_norm.default, aten.std.default], ids=str)
+def test_the_gradient_at_zero_is_zero_and_not_nothing(op: Any) -> None:
+    whole = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(find_decomposition(op)(whole), whole)
+    torch.testing.assert_close(found, torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "op",
+    [aten.softmax.int, aten.log_softmax.int, aten.logsumexp.default, aten._safe_softmax.default],
+)
+def test_masked_rows_are_as_torch_has_them(op: Any) -> None:
+    whole = numbers(4, 6)
+    whole[0], whole[1, :3], whole[2] = -inf, -inf, 1000.0
+    dim: Any = [-1] if op is aten.logsumexp.default else -1
+    apart = find_decomposition(op)(whole, dim)
+    torch.testing.assert_close(apart, op(whole, dim), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "needed", "result"),
+    [
+        (aten.softmax.int, (-1,), ["P(max)", "P"], Shard(1)),
+        (aten.log_softmax.int, (-1,), ["P(max)", "P"], Shard(1)),
+        (aten._safe_softmax.default, (-1,), ["P(min)", "P(max)", "P"], Shard(1)),
+        (aten.logsumexp.default, ([-1],), ["P(max)", "P"], R),
+        (aten.var.correction, ([-1],), ["P"], Partial()),
+        (aten.std.correction, ([-1],), ["P", "P"], R),
+        (aten.linalg_vector_norm.default, (2, [-1]), ["P"], R),
+        (aten.layer_norm.default, ([6],), ["P", "P"], Shard(1)),
+        (aten.rms_norm.default, ([6],), ["P"], Shard(1)),
+    ],
+    ids=str,
+)
+def test_parts_of_a_cut_dim_sum_small_terms_and_gather_nothing(
+    op: Any, args: tuple[Any, ...], needed: list[str], result: Placement
+) -> None:
+    apart = find_decomposition(op)
+    reduced, lies = cut_through(lambda one: apart(one, *args), [numbers(4, 6)], [Shard(1)])
+    assert (reduced, lies) == (needed, result)
+
+
+def test_a_norms_weights_are_cut_with_its_features() -> None:
+    apart = find_decomposition(aten.layer_norm.default)
+    reduced, lies = cut_through(
+        lambda one, weight, bias: apart(one, [6], weight, bias),
+        [numbers(4, 6), numbers(6), numbers(6)],
+        [Shard(1), Shard(0), Shard(0)],
+    )
+    assert (reduced, lies) == (["P", "P"], Shard(1))
+
+
+def test_a_row_of_weights_leaves_addends_that_are_summed_before_the_bias() -> None:
+    apart = find_decomposition(aten.linear.default)
+    tensors = [numbers(4, 6), numbers(8, 6), numbers(8)]
+    reduced, lies = cut_through(apart, tensors, [Shard(1), Shard(1), R])
+    assert (reduced, lies) == (["P"], R)
