@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 
 from shardscope.parallel.choices import Chooser
-from shardscope.parallel.costs import Hints, price, wire_bytes
+from shardscope.parallel.costs import START_BYTES, Hints, price, wire_bytes
 from shardscope.parallel.flow import Flow, Move, Origin, Role, Step, Value, map_nest, values_in
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
@@ -88,6 +88,7 @@ class _Pass:
     fallbacks: list[Fallback] = field(default_factory=list)
     parameters: set[Value] = field(default_factory=set)
     uses: Counter[Value] = field(default_factory=Counter)
+    state: dict[Value, Placement] = field(default_factory=dict)  # new buffers, as they are to lie
     spent: float = 0.0
 
     def run(self) -> list[Fallback]:
@@ -98,11 +99,17 @@ class _Pass:
                 self.parameters.add(value)
         for step in self.flow.steps:
             self.uses.update(set(values_in(_arguments(step))))
+        self.state = {one: wished for one, wished in self._new_state() if wished is not None}
         for step in self.flow.steps:
             self.advance(step)
         self.flow.outputs = [self._hand_out(one, role) for one, role in self.flow.outputs]
         self.flow.steps = self.steps
         return self.fallbacks
+
+    def _new_state(self) -> Iterator[tuple[Value, Placement | None]]:
+        for item, role in self.flow.outputs:
+            if role.kind == "mutation" and isinstance(item, Value):
+                yield item, self.wishes.outputs(role)
 
     def advance(self, step: Step | Move, depth: int = 0) -> None:
         """Choose how the step runs, move its arguments there, and note how its results lie."""
@@ -111,7 +118,7 @@ class _Pass:
         gathered = self._gathers(step, strategy)
         if gathered and depth < _MAX_DEPTH and self._advance_apart(step, cost, depth):
             return
-        if gathered and not self._follows_data(step, strategy):
+        if gathered and not self._follows_data(step, strategy) and not self._could_stay(step):
             self._note("replicate", step, cost)
         self._apply(step, strategy)
 
@@ -154,7 +161,18 @@ class _Pass:
             target = self.wishes.leaving.get(value.root, placement)
             if target != placement:
                 total += price(placement, target, is_wished=True) * self._bytes(value)
+            total += self._price_of_keeping(value, placement)
         return total
+
+    def _price_of_keeping(self, value: Value, placement: Placement) -> float:
+        """What it takes to have a buffer's new value as the buffer lies: a collective of its own.
+
+        Such values are small, and it is their number that costs.
+        """
+        wanted = self.state.get(value, placement)
+        if price(placement, wanted) < 1:
+            return 0.0
+        return START_BYTES + price(placement, wanted) * self._bytes(value)
 
     def _price_of_moving(self, value: Value, target: Placement, *, is_wished: bool) -> float:
         if (value, target) in self.moved:
@@ -263,13 +281,17 @@ class _Pass:
         except _StuckError:
             self._take_back(mark)
             return False
-        moved = self.spent - mark.spent
+        moved = self.spent - mark.spent + self._price_of_keeping_all(apart)
         if moved >= cost:
             self._take_back(mark)
             return False
         if not apart.is_ours:
             self._note("decomposition", step, moved)
         return True
+
+    def _price_of_keeping_all(self, apart: Apart) -> float:
+        results = ((old, self._placement(self.current[old])) for old in apart.results)
+        return sum(self._price_of_keeping(old, lies) for old, lies in results if old.is_tensor)
 
     def _advance_pieces(self, step: Step | Move, apart: Apart, depth: int) -> None:
         pieces, results = self._bring_up(apart)
@@ -313,6 +335,13 @@ class _Pass:
         return any(
             isinstance(self._placement(value), Shard) and self._placement(value) != target
             for value, target in wanted
+        )
+
+    def _could_stay(self, step: Step | Move) -> bool:
+        """Whether pieces were put together by choice: it could have run on them as they lie."""
+        listed = self.chooser.list_strategies(step, [self._placement(one) for one in step.inputs])
+        return any(
+            not self._gathers(step, one) and self._price(step, one) < math.inf for one in listed
         )
 
     def _follows_data(self, step: Step | Move, strategy: Strategy) -> bool:
