@@ -43,7 +43,7 @@ class Chooser:
         if isinstance(step, Move):
             return [*_pass_a_move(step, offered[0]), replicate_all(step)]
         call = self.describe(step, offered)
-        key = (step.op, _freeze(call.arguments), call.outputs, tuple(offered))
+        key = (step.op, _freeze(call.arguments), call.outputs, call.offered, call.is_training)
         if key not in self._known:
             self._known[key] = list(self._find(call))
         return [*self._known[key], replicate_all(step)]
@@ -56,7 +56,7 @@ class Chooser:
             seat=self._seat,
             num_ranks=self.num_ranks,
             offered=tuple(offered),
-            is_training=self.is_training,
+            is_training=self.is_training and any(one.has_gradient for one in step.inputs),
         )
 
     def _find(self, call: Call) -> Iterator[Strategy]:

@@ -60,6 +60,7 @@ class Value:
     dtype: torch.dtype | None = None  # None for a size, a bool, or nothing at all
     scalar: Any = None  # what a value that is no tensor stands for
     example: Any = None  # what export traced it with
+    has_gradient: bool = False  # something that is trained goes into it
     placements: list[Placement] = field(default_factory=list)
     origin: Value | None = None  # the value that this one is, placed otherwise
     number: int = field(default_factory=lambda: next(_numbers))

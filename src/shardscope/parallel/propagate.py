@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
+
 from shardscope.parallel.choices import Chooser
 from shardscope.parallel.costs import Hints, price, wire_bytes
 from shardscope.parallel.flow import Flow, Move, Origin, Role, Step, Value, map_nest, values_in
@@ -91,6 +93,7 @@ class _Pass:
     def run(self) -> list[Fallback]:
         for value, role in self.flow.inputs:
             value.placements.append(self.wishes.inputs.get(value, Replicate()))
+            value.has_gradient = value.is_tensor and value.example.requires_grad
             if role.kind == "parameter":
                 self.parameters.add(value)
         for step in self.flow.steps:
@@ -190,6 +193,7 @@ class _Pass:
         placements = iter(strategy.outputs)
         for value in step.outputs:
             value.placements.append(next(placements) if value.is_tensor else Replicate())
+            value.has_gradient = _passes_gradient(step, value)
         step.strategies.append(strategy)
         self.steps.append(step)
         for value in step.outputs:
@@ -219,6 +223,7 @@ class _Pass:
             dtype=value.dtype,
             placements=[*start.placements[: self.axis], target],
             example=value.example,
+            has_gradient=value.has_gradient,
             origin=value.root,
         )
         self.steps.append(
@@ -329,6 +334,15 @@ class _Pass:
 
 def _num_kept(strategy: Strategy, offered: Sequence[Placement]) -> int:
     return sum(one == other for one, other in zip(strategy.inputs, offered, strict=True))
+
+
+def _passes_gradient(step: Step | Move, output: Value) -> bool:
+    if isinstance(step, Step) and step.op is torch.ops.aten.detach.default:
+        return False
+    is_number = output.dtype is not None and (
+        output.dtype.is_floating_point or output.dtype.is_complex
+    )
+    return is_number and any(one.has_gradient for one in step.inputs)
 
 
 def _is_pinned(value: Value, wanted: Placement) -> bool:
