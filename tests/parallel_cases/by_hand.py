@@ -173,11 +173,14 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
 
 
 def same_sequence(spoken: dict[int, Spoken]) -> None:
-    """Every rank issues the same collectives, on groups of its own, with the same shapes."""
-    plain = [[(kind, *rest) for kind, _, *rest in one] for one in spoken.values()]
-    assert all(one == plain[0] for one in plain), "ranks talk differently"
-    axes = [[group.split(":")[0] for _, group, *_ in one] for one in spoken.values()]
-    assert all(one == axes[0] for one in axes), "ranks talk along different axes"
+    """Every rank issues the same kinds along the same axes; in a group, with the same shapes."""
+    along = [[(kind, group.split(":")[0]) for kind, group, *_ in one] for one in spoken.values()]
+    assert all(one == along[0] for one in along), "ranks talk differently"
+    in_group: dict[str, Spoken] = {}
+    for one in spoken.values():
+        for group in {group for _, group, *_ in one}:
+            said = [what for what in one if what[1] == group]
+            assert in_group.setdefault(group, said) == said, f"ranks of {group} talk differently"
 
 
 def _ranks(program: ParallelProgram) -> list[int]:

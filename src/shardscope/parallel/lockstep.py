@@ -40,6 +40,7 @@ class _Ranks:
     ) -> None:
         self._graphs = graphs
         self._runs = {rank: fx.Interpreter(graph) for rank, graph in graphs.items()}
+        self._nodes = {rank: iter(graph.graph.nodes) for rank, graph in graphs.items()}
         self._inputs = {rank: iter(values) for rank, values in inputs.items()}
         self._groups = groups
         self._values: dict[int, dict[fx.Node, Any]] = {rank: {} for rank in graphs}
@@ -48,37 +49,37 @@ class _Ranks:
         self._last_uses = {rank: _last_uses(graph.graph) for rank, graph in graphs.items()}
 
     def run(self) -> dict[int, Any]:
-        columns = zip(*(list(graph.graph.nodes) for graph in self._graphs.values()), strict=True)
-        results: dict[int, Any] = {}
-        for column in columns:
-            nodes = dict(zip(self._graphs, column, strict=True))
-            done = self._step(nodes)
-            if column[0].op == "output":
-                return done
-            for rank, node in nodes.items():
-                self._values[rank][node] = done[rank]
-                self._forget(rank, node)
-        return results
+        while True:
+            stops = {rank: self._advance(rank) for rank in self._graphs}
+            given = {rank: self._arguments(rank, node)[0] for rank, node in stops.items()}
+            _check_they_agree(stops)
+            target = next(iter(stops.values())).target
+            if target == "output":
+                return {rank: args[0] for rank, args in given.items()}
+            for rank, one in self._meet(target, given).items():
+                self._keep(rank, stops[rank], one)
 
-    def _step(self, nodes: Mapping[int, fx.Node]) -> dict[int, Any]:
-        first = next(iter(nodes.values()))
-        if any((one.op, one.target) != (first.op, first.target) for one in nodes.values()):
-            raise ParallelError(
-                f"ranks part at {first.name}: they would not run the same collectives. "
-                "This is a fault of shardscope's; please report the program."
-            )
-        if first.op == "placeholder":
-            return {rank: next(self._inputs[rank]) for rank in nodes}
-        given = {rank: self._arguments(rank, node) for rank, node in nodes.items()}
-        if first.op == "output":
-            return {rank: args[0] for rank, (args, _) in given.items()}
-        if first.target is WAIT:
-            return {rank: args[0] for rank, (args, _) in given.items()}
-        if is_collective(first.target):
-            return self._meet(first.target, {rank: args for rank, (args, _) in given.items()})
-        return {rank: self._run_node(rank, node, *given[rank]) for rank, node in nodes.items()}
+    def _advance(self, rank: int) -> fx.Node:
+        """Run a rank alone, to the next node at which it meets others.
 
-    def _run_node(self, rank: int, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        Ranks need not have the same nodes between: one may have to pad its piece.
+        """
+        for node in self._nodes[rank]:
+            if node.op == "output" or is_collective(node.target):
+                return node
+            self._keep(rank, node, self._run_node(rank, node))
+        raise AssertionError("a graph without an output")
+
+    def _keep(self, rank: int, node: fx.Node, value: Any) -> None:
+        self._values[rank][node] = value
+        self._forget(rank, node)
+
+    def _run_node(self, rank: int, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(self._inputs[rank])
+        args, kwargs = self._arguments(rank, node)
+        if node.target is WAIT:
+            return args[0]
         run = getattr(self._runs[rank], node.op)
         if not _is_random(node.target):
             return run(node.target, args, kwargs)
@@ -103,9 +104,36 @@ class _Ranks:
             if rank in done:
                 continue
             ranks = self._groups[args[-1]]
+            _check_they_match(op, {one: given[one] for one in ranks})
             results = _collective(op, [given[one] for one in ranks])
             done.update(zip(ranks, results, strict=True))
         return done
+
+
+def _check_they_agree(stops: Mapping[int, fx.Node]) -> None:
+    """Every rank comes to the same kind of collective, or to its end."""
+    first_rank, first = next(iter(stops.items()))
+    for rank, node in stops.items():
+        if node.target != first.target:
+            raise ParallelError(
+                f"ranks part: rank {first_rank} comes to {first.target} ({first.name}), rank "
+                f"{rank} to {node.target} ({node.name}), and would wait for ever. "
+                "This is a fault of shardscope's; please report the program."
+            )
+
+
+def _check_they_match(op: Any, given: Mapping[int, Any]) -> None:
+    """What the ranks of one group put in fits together."""
+    shown = {
+        rank: (tuple(value.shape), value.dtype, *rest) for rank, (value, *rest) in given.items()
+    }
+    first_rank, first = next(iter(shown.items()))
+    for rank, one in shown.items():
+        if one != first:
+            raise ParallelError(
+                f"ranks part: rank {first_rank} calls {op} with {first}, rank {rank} with {one}. "
+                "This is a fault of shardscope's; please report the program."
+            )
 
 
 def _is_random(target: Any) -> bool:
