@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -41,7 +42,9 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     """The program without in-place ops and regions; as it is where it has none."""
     if not any(_is_unfunctional(node) for node in program.graph.nodes):
         return program
-    with _detached_regions(program.graph):
+    with _detached_regions(program.graph), warnings.catch_warnings():
+        # Torch copies its own trees of inputs in a way that it warns of.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         functional: ExportedProgram = program.run_decompositions({})
     return functional
 
