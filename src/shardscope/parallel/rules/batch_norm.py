@@ -14,7 +14,7 @@ from torch import Tensor
 from shardscope.parallel.placements import Placement, Replicate, Shard
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.terms import lay
+from shardscope.parallel.rules.terms import lay, leaves_some
 
 __all__ = [
     "cut_batch_norm",
@@ -49,6 +49,8 @@ def _uses_batch(call: Call) -> bool:
 
 
 def _cut_channels(call: Call) -> Iterator[Strategy]:
+    if not leaves_some(call, call["input"].shape[1]):
+        return
     cuts = {name: Shard(0) for name in _PER_CHANNEL if name in call.arguments}
     yield lay(call, {"input": Shard(1), **cuts}, _outputs(call, Shard(1), Shard(0)))
 

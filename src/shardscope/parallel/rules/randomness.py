@@ -71,7 +71,7 @@ def _write_ones(local: Local) -> Any:
 
 
 def write_whole_like(local: Local, name: str) -> Any:
-    """A tensor like the whole argument but for its values: also in memory, whose order draws follow."""
+    """A tensor like the whole argument, but for its values: its memory too, which orders draws."""
     spec: TensorSpec = local.call[name]
     shape = [local.pen.size(one) for one in spec.shape]
     if spec.strides is None:
