@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardscope.parallel.placements import Partial, Placement, Replicate
+from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.lookup import find_decomposition, find_rule
 from shardscope.parallel.rules.offers import find_strategies
 from shardscope.parallel.rules.proof import prove
@@ -107,7 +107,15 @@ def _choose(
         wanted = [lies[node] for node in given]
         if all(isinstance(one, Replicate) for one in wanted):
             return Replicate()
-        fitting = [one for one in find_strategies(call) if list(one.inputs) == wanted]
+        # What is whole is cut for free.
+        fitting = [
+            one
+            for one in find_strategies(call)
+            if all(
+                ours == theirs or (ours == Replicate() and isinstance(theirs, Shard))
+                for ours, theirs in zip(wanted, one.inputs, strict=True)
+            )
+        ]
         if fitting:
             return fitting[0].outputs[0]
     raise AssertionError(f"{call.op} would have to gather {[str(lies[one]) for one in given]}")
