@@ -12,10 +12,13 @@ from shardscope.parallel.flow import Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard, Size, product
 
-__all__ = ["Hints", "move_kind", "price", "size_hint", "wire_bytes"]
+__all__ = ["START_BYTES", "Hints", "move_kind", "price", "size_hint", "wire_bytes"]
 
 Hints = Mapping[Any, int]
 """The sizes that export traced an open program with."""
+
+START_BYTES = 16 * 1024
+"""What could be sent in the time that a collective takes to start."""
 
 _SLICE = 1e-6  # free, but less than whole is worth less
 _REGRET = 1.01  # of pieces that nobody asked for: they must be gathered again

@@ -11,6 +11,7 @@ import torch
 
 from shardscope.parallel.layouts import Layout
 from shardscope.parallel.placements import Placement, Size
+from shardscope.parallel.symbols import OpenSizes
 
 __all__ = [
     "Attribute",
@@ -60,6 +61,7 @@ class Value:
     dtype: torch.dtype | None = None  # None for a size, a bool, or nothing at all
     scalar: Any = None  # what a value that is no tensor stands for
     example: Any = None  # what export traced it with
+    has_gradient: bool = False  # something that is trained goes into it
     placements: list[Placement] = field(default_factory=list)
     origin: Value | None = None  # the value that this one is, placed otherwise
     number: int = field(default_factory=lambda: next(_numbers))
@@ -141,10 +143,16 @@ class Flow:
     inputs: list[tuple[Value, Role]]
     steps: list[Step | Move]
     outputs: list[tuple[Any, Role]]  # a Value, or a constant
+    sizes: OpenSizes = field(default_factory=OpenSizes)
 
-    def producers(self) -> Mapping[Value, Step | Move]:
-        """Which step makes which value."""
-        return {value: step for step in self.steps for value in step.outputs}
+    def cut_sizes(self, cuts: Mapping[Any, int]) -> None:
+        """Write open sizes that are cut as multiples of their pieces'."""
+        for symbol, num_ranks in cuts.items():
+            self.sizes.cut(symbol, num_ranks)
+        values = [value for value, _ in self.inputs]
+        for value in [*values, *(one for step in self.steps for one in step.outputs)]:
+            value.shape = tuple(self.sizes.of(size) for size in value.shape)
+            value.scalar = self.sizes.of(value.scalar)
 
 
 def values_in(nest: Any) -> Iterator[Value]:

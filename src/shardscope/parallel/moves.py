@@ -110,7 +110,7 @@ class _Writer:
     def _gather_dim(self, value: fx.Node, shape: Sequence[Size], dim: int) -> fx.Node:
         """Pieces of one dim of a value of `shape`; uneven ones are padded on the way."""
         size, step = shape[dim], self._step(shape[dim])
-        padded = self._pad(value, dim, self._missing(size), num_dims=len(shape))
+        padded = self._pad(value, shape, dim, by=self._missing(size))
         together = self._all_gather(padded)
         full = [*shape[:dim], step, *shape[dim + 1 :]]
         whole = self._bring_together(together, full, dim)
@@ -137,11 +137,11 @@ class _Writer:
         if target.outer != 1:
             value = self._reshape(value, shape)
         size, step = shape[dim], self._step(shape[dim])
-        missing = 0 if self._divides(size) else step * self._num_ranks - size
-        value = self._pad(value, dim, missing, num_dims=len(shape))
+        if not self._divides(size):
+            value = self._pad(value, shape, dim, by=step * self._num_ranks - size)
         sent = self._set_apart(value, [*shape[:dim], step, *shape[dim + 1 :]], dim)
         piece = self._wire.reduce_scatter(sent, axis=self._axis)
-        if self._missing(size):
+        if not self._divides(size):
             piece = self._slice(piece, dim, 0, self._local_size(size))
         return self._reshape(piece, self._closed(target)) if target.outer != 1 else piece
 
@@ -255,11 +255,12 @@ class _Writer:
     def _contiguous(self, value: fx.Node) -> fx.Node:
         return self._pen.write(_aten.contiguous.default, value)
 
-    def _pad(self, value: fx.Node, dim: int, by: Size, *, num_dims: int) -> fx.Node:
-        if by == 0:
+    def _pad(self, value: fx.Node, shape: Sequence[Size], dim: int, *, by: Size) -> fx.Node:
+        # Where pieces are uneven all ranks pad, some by nothing: their programs stay alike.
+        if self._divides(shape[dim]):
             return self._contiguous(value)
-        pad = [0, 0] * (num_dims - 1 - dim) + [0, by]
-        return self._pen.write(_aten.constant_pad_nd.default, value, pad)
+        pad = [0, 0] * (len(shape) - 1 - dim) + [0, by]
+        return self._contiguous(self._pen.write(_aten.constant_pad_nd.default, value, pad))
 
 
 def _divide(size: Size, by: Size) -> Size:

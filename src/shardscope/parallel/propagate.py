@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
+
 from shardscope.parallel.choices import Chooser
-from shardscope.parallel.costs import Hints, price, wire_bytes
+from shardscope.parallel.costs import START_BYTES, Hints, price, wire_bytes
 from shardscope.parallel.flow import Flow, Move, Origin, Role, Step, Value, map_nest, values_in
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
@@ -48,11 +50,11 @@ class Fallback:
 
 
 def propagate_axis(
-    flow: Flow, *, axis: int, seat: Seat, wishes: Wishes, hints: Hints, is_training: bool = False
+    flow: Flow, *, axis: int, seat: Seat, wishes: Wishes, is_training: bool = False
 ) -> list[Fallback]:
     """Give every value of the flow its placement along the axis, and put in the moves."""
     chooser = Chooser(axis=axis, seat=seat, is_training=is_training)
-    return _Pass(flow, axis, seat, wishes, hints, chooser).run()
+    return _Pass(flow, axis, seat, wishes, flow.sizes.hints, chooser).run()
 
 
 class _StuckError(Exception):
@@ -86,20 +88,28 @@ class _Pass:
     fallbacks: list[Fallback] = field(default_factory=list)
     parameters: set[Value] = field(default_factory=set)
     uses: Counter[Value] = field(default_factory=Counter)
+    state: dict[Value, Placement] = field(default_factory=dict)  # new buffers, as they are to lie
     spent: float = 0.0
 
     def run(self) -> list[Fallback]:
         for value, role in self.flow.inputs:
             value.placements.append(self.wishes.inputs.get(value, Replicate()))
+            value.has_gradient = value.is_tensor and value.example.requires_grad
             if role.kind == "parameter":
                 self.parameters.add(value)
         for step in self.flow.steps:
             self.uses.update(set(values_in(_arguments(step))))
+        self.state = {one: wished for one, wished in self._new_state() if wished is not None}
         for step in self.flow.steps:
             self.advance(step)
         self.flow.outputs = [self._hand_out(one, role) for one, role in self.flow.outputs]
         self.flow.steps = self.steps
         return self.fallbacks
+
+    def _new_state(self) -> Iterator[tuple[Value, Placement | None]]:
+        for item, role in self.flow.outputs:
+            if role.kind == "mutation" and isinstance(item, Value):
+                yield item, self.wishes.outputs(role)
 
     def advance(self, step: Step | Move, depth: int = 0) -> None:
         """Choose how the step runs, move its arguments there, and note how its results lie."""
@@ -108,7 +118,7 @@ class _Pass:
         gathered = self._gathers(step, strategy)
         if gathered and depth < _MAX_DEPTH and self._advance_apart(step, cost, depth):
             return
-        if gathered and not self._follows_data(step, strategy):
+        if gathered and not self._follows_data(step, strategy) and not self._could_stay(step):
             self._note("replicate", step, cost)
         self._apply(step, strategy)
 
@@ -151,7 +161,18 @@ class _Pass:
             target = self.wishes.leaving.get(value.root, placement)
             if target != placement:
                 total += price(placement, target, is_wished=True) * self._bytes(value)
+            total += self._price_of_keeping(value, placement)
         return total
+
+    def _price_of_keeping(self, value: Value, placement: Placement) -> float:
+        """What it takes to have a buffer's new value as the buffer lies: a collective of its own.
+
+        Such values are small, and it is their number that costs.
+        """
+        wanted = self.state.get(value, placement)
+        if price(placement, wanted) < 1:
+            return 0.0
+        return START_BYTES + price(placement, wanted) * self._bytes(value)
 
     def _price_of_moving(self, value: Value, target: Placement, *, is_wished: bool) -> float:
         if (value, target) in self.moved:
@@ -190,6 +211,7 @@ class _Pass:
         placements = iter(strategy.outputs)
         for value in step.outputs:
             value.placements.append(next(placements) if value.is_tensor else Replicate())
+            value.has_gradient = _passes_gradient(step, value)
         step.strategies.append(strategy)
         self.steps.append(step)
         for value in step.outputs:
@@ -219,6 +241,7 @@ class _Pass:
             dtype=value.dtype,
             placements=[*start.placements[: self.axis], target],
             example=value.example,
+            has_gradient=value.has_gradient,
             origin=value.root,
         )
         self.steps.append(
@@ -249,7 +272,7 @@ class _Pass:
 
     def _advance_apart(self, step: Step | Move, cost: float, depth: int) -> bool:
         """Try the step in pieces; keep them if less is moved."""
-        apart = take_apart(step) if isinstance(step, Step) else None
+        apart = take_apart(step, self.flow.sizes) if isinstance(step, Step) else None
         if apart is None:
             return False
         mark = self._mark()
@@ -258,13 +281,17 @@ class _Pass:
         except _StuckError:
             self._take_back(mark)
             return False
-        moved = self.spent - mark.spent
+        moved = self.spent - mark.spent + self._price_of_keeping_all(apart)
         if moved >= cost:
             self._take_back(mark)
             return False
         if not apart.is_ours:
             self._note("decomposition", step, moved)
         return True
+
+    def _price_of_keeping_all(self, apart: Apart) -> float:
+        results = ((old, self._placement(self.current[old])) for old in apart.results)
+        return sum(self._price_of_keeping(old, lies) for old, lies in results if old.is_tensor)
 
     def _advance_pieces(self, step: Step | Move, apart: Apart, depth: int) -> None:
         pieces, results = self._bring_up(apart)
@@ -277,7 +304,7 @@ class _Pass:
     def _bring_up(self, apart: Apart) -> tuple[list[Step | Move], list[Value]]:
         """Place the pieces along the axes before this one, as the step was placed there."""
         results = [(new, Role("piece", str(i))) for i, new in enumerate(apart.results.values())]
-        flow = Flow(inputs=[], steps=list(apart.steps), outputs=results)
+        flow = Flow(inputs=[], steps=list(apart.steps), outputs=results, sizes=self.flow.sizes)
         olds = list(apart.results)
         for axis in range(self.axis):
             wanted = [old.placements[axis] for old in olds]
@@ -310,6 +337,13 @@ class _Pass:
             for value, target in wanted
         )
 
+    def _could_stay(self, step: Step | Move) -> bool:
+        """Whether pieces were put together by choice: it could have run on them as they lie."""
+        listed = self.chooser.list_strategies(step, [self._placement(one) for one in step.inputs])
+        return any(
+            not self._gathers(step, one) and self._price(step, one) < math.inf for one in listed
+        )
+
     def _follows_data(self, step: Step | Move, strategy: Strategy) -> bool:
         """Whether all that is gathered are weights, for the sake of data in pieces."""
         wanted = zip(step.inputs, strategy.inputs, strict=True)
@@ -329,6 +363,15 @@ class _Pass:
 
 def _num_kept(strategy: Strategy, offered: Sequence[Placement]) -> int:
     return sum(one == other for one, other in zip(strategy.inputs, offered, strict=True))
+
+
+def _passes_gradient(step: Step | Move, output: Value) -> bool:
+    if isinstance(step, Step) and step.op is torch.ops.aten.detach.default:
+        return False
+    is_number = output.dtype is not None and (
+        output.dtype.is_floating_point or output.dtype.is_complex
+    )
+    return is_number and any(one.has_gradient for one in step.inputs)
 
 
 def _is_pinned(value: Value, wanted: Placement) -> bool:

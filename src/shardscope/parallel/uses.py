@@ -47,7 +47,7 @@ class Uses:
         Not those for which the move that put it together takes care of the gradients.
         """
         value = step.inputs[position]
-        if value.dtype is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
+        if not value.has_gradient:
             return ()
         return tuple(
             axis
