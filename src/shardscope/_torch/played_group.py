@@ -363,6 +363,7 @@ def _read_state() -> dict[str, Any]:
     state["tracker"] = dtensor_random._rng_tracker
     state["random"] = random.getstate()
     state["torch"] = torch.get_rng_state()
+    state["dtype"] = torch.get_default_dtype()
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
@@ -380,6 +381,7 @@ def _write_state(state: dict[str, Any]) -> None:
     dtensor_random._rng_tracker = state["tracker"]
     random.setstate(state["random"])
     torch.set_rng_state(state["torch"])
+    torch.set_default_dtype(state["dtype"])
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
