@@ -23,9 +23,10 @@ from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
 from shardscope.parallel.symbols import cut_symbols, divide_sizes, open_sizes
 
-__all__ = ["parallelize", "place"]
+__all__ = ["check_program", "cut_program", "parallelize", "place"]
 
 _Key = TypeVar("_Key")
+_NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
 
 
 def parallelize(
@@ -48,24 +49,31 @@ def parallelize(
     """
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
-    _check_program(program)
+    check_program(program)
     resolved = resolve(chosen, outline_of_program(program), axes.axes)
-    source = make_functional(program)
-    flow = read_program(source)
-    fallbacks = place(flow, axes, resolved, is_training=training)
-    if strict and fallbacks:
-        raise _refuse(fallbacks, axes)
-    made = ParallelProgram(
-        source=source,
-        flow=flow,
-        mesh=axes,
-        plan=resolved,
-        fallbacks=fallbacks,
-        is_training=training,
-    )
+    made = cut_program(program, axes, resolved, is_training=training)
+    if strict and made.fallbacks:
+        raise _refuse(made.fallbacks, axes)
     if verify:
         made.verify()
     return made
+
+
+def cut_program(
+    program: ExportedProgram, mesh: Mesh, resolved: Resolved, *, is_training: bool = False
+) -> ParallelProgram:
+    """The program cut as a plan that was made definite says, be it nowhere."""
+    source = make_functional(program)
+    flow = read_program(source)
+    fallbacks = place(flow, mesh, resolved, is_training=is_training)
+    return ParallelProgram(
+        source=source,
+        flow=flow,
+        mesh=mesh,
+        plan=resolved,
+        fallbacks=fallbacks,
+        is_training=is_training,
+    )
 
 
 def place(
@@ -80,8 +88,10 @@ def place(
     hints = {symbol: _hint(size) for symbol, size in open_sizes(flow).items()}
     first = Seat(mesh.sizes, (0,) * len(mesh.sizes))
     fallbacks = []
-    for axis in range(len(mesh.sizes)):
-        wishes = _wishes(flow, resolved, borders, given, axis)
+    for axis, num_ranks in enumerate(mesh.sizes):
+        # A single rank has everything: its pieces are the whole.
+        is_alone = num_ranks == 1
+        wishes = _NO_WISHES if is_alone else _wishes(flow, resolved, borders, given, axis)
         fallbacks += propagate_axis(
             flow, axis=axis, seat=first, wishes=wishes, hints=hints, is_training=is_training
         )
@@ -99,7 +109,8 @@ def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
     return Plan(plan, inputs=inputs, outputs=outputs)
 
 
-def _check_program(program: Any) -> None:
+def check_program(program: Any) -> None:
+    """Refuse what torch.export did not make, with what to do about it."""
     if isinstance(program, ExportedProgram):
         return
     remedy = "Export it first: torch.export.export(model, example_inputs)."
