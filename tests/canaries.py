@@ -816,8 +816,8 @@ CANARIES: dict[str, Canary] = {
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(
-        "cuda_choices.py",
-        "take the ops that CUDA would take",
+        "cuda_choices.py, fused_kernels.py",
+        "take the ops that CUDA would take, and cut programs that name them",
         lambda: torch.ops.aten._fused_rms_norm.default,
     ),
     "._scaled_dot_product_attention_math": Canary(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 
 from rule_proving import cut_through, numbers
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.rules.lookup import find_decomposition
+from shardscope.parallel.rules.book import DECOMPOSITIONS
+from shardscope.parallel.rules.lookup import find_decomposition, load_rules
 
 aten = torch.ops.aten
 R = Replicate()
+load_rules()
 
 
 def outputs_of(result: Any) -> list[torch.Tensor]:
@@ -84,6 +87,14 @@ def test_parts_give_the_values_and_gradients_of_the_whole(
             weight = torch.randn_like(other)
             known = gradient(other, weight, whole)
             torch.testing.assert_close(gradient(one, weight, whole), known)
+
+
+@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=str)
+def test_parts_are_called_with_the_names_that_the_op_has(op: Any) -> None:
+    names = [slot.name for slot in op._schema.arguments]
+    signature(find_decomposition(op)).bind(**dict.fromkeys(names))
+    in_order = [slot.name for slot in op._schema.arguments if not slot.kwarg_only]
+    signature(find_decomposition(op)).bind(*in_order, **dict.fromkeys(names[len(in_order) :]))
 
 
 OF_ANY_DTYPE = [

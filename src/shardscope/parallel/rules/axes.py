@@ -10,7 +10,7 @@ from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import can_be_cut, cut, kept_terms, overloads, sources, wrap
 
-__all__: list[str] = []
+__all__ = ["diagonals", "reorders"]
 
 _aten = torch.ops.aten
 

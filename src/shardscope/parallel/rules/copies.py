@@ -17,7 +17,7 @@ from shardscope.parallel.rules.dims import (
     with_any_other,
 )
 
-__all__: list[str] = []
+__all__ = ["casts_like_another", "complex_views", "copies"]
 
 _aten = torch.ops.aten
 

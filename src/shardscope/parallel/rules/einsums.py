@@ -12,7 +12,7 @@ from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.contractions import Labels, contraction_strategies
 
-__all__: list[str] = []
+__all__ = ["einsums"]
 
 
 @rule(torch.ops.aten.einsum.default)

@@ -22,7 +22,15 @@ from shardscope.parallel.rules.dims import (
 )
 from shardscope.parallel.rules.local import Local
 
-__all__: list[str] = []
+__all__ = [
+    "expands",
+    "expands_like_another",
+    "interleaves",
+    "repeats",
+    "spell_expand",
+    "spell_interleave",
+    "spell_repeat",
+]
 
 _aten = torch.ops.aten
 _EXPANDS = (_aten.expand.default, _aten.broadcast_to.default)

@@ -7,19 +7,26 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from shardscope._torch.fused_kernels import FUSED_RMS_NORM
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.dims import can_be_cut, cut, overloads
+from shardscope.parallel.rules.dims import can_be_cut, cut
 from shardscope.parallel.rules.precision import as_wide
 
-__all__: list[str] = []
+__all__ = [
+    "layer_norms",
+    "take_fused_rms_norm_apart",
+    "take_layer_norm_apart",
+    "take_native_layer_norm_apart",
+    "take_rms_norm_apart",
+]
 
 _aten = torch.ops.aten
 
 
 @rule(
-    *(_aten.layer_norm.default, _aten.native_layer_norm.default, _aten.rms_norm.default),
-    *overloads("_fused_rms_norm"),
+    *(_aten.layer_norm.default, _aten.native_layer_norm.default),
+    *(_aten.rms_norm.default, FUSED_RMS_NORM),
 )
 def layer_norms(call: Call) -> Iterator[Strategy]:
     """Every dim before the normalised ones, of all results; weights stay whole."""
@@ -70,7 +77,7 @@ def take_rms_norm_apart(
     return take_fused_rms_norm_apart(input, normalized_shape, weight, eps)[0]
 
 
-@decomposition(*overloads("_fused_rms_norm"))
+@decomposition(FUSED_RMS_NORM)
 def take_fused_rms_norm_apart(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,20 @@ from shardscope.parallel.rules.contractions import (
 )
 from shardscope.parallel.rules.dims import overloads, wrap
 
-__all__: list[str] = []
+__all__ = [
+    "inners",
+    "linears",
+    "matmuls",
+    "products",
+    "products_added_to_something",
+    "take_addbmm_apart",
+    "take_addmm_apart",
+    "take_addmv_apart",
+    "take_addr_apart",
+    "take_baddbmm_apart",
+    "take_linear_apart",
+    "tensordots",
+]
 
 _aten = torch.ops.aten
 
@@ -107,11 +120,25 @@ def take_linear_apart(input: Tensor, weight: Tensor, bias: Tensor | None = None)
     return torch.nn.functional.linear(input, weight) + bias
 
 
-@decomposition(_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default)
+@decomposition(_aten.addmm.default)
 def take_addmm_apart(
-    self: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+    self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    return _weigh(self, beta, left @ right, alpha)
+    return _weigh(self, beta, torch.mm(mat1, mat2), alpha)
+
+
+@decomposition(_aten.addmv.default)
+def take_addmv_apart(
+    self: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    return _weigh(self, beta, torch.mv(mat, vec), alpha)
+
+
+@decomposition(_aten.baddbmm.default)
+def take_baddbmm_apart(
+    self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    return _weigh(self, beta, torch.bmm(batch1, batch2), alpha)
 
 
 @decomposition(_aten.addbmm.default)

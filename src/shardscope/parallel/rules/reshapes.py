@@ -14,7 +14,7 @@ from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import cut, kept_terms, with_any_other
 from shardscope.parallel.rules.local import Local
 
-__all__: list[str] = []
+__all__ = ["reshapes", "reshapes_like_another", "spell_reshape", "spell_squeeze"]
 
 _aten = torch.ops.aten
 

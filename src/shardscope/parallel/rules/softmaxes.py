@@ -13,7 +13,15 @@ from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import can_be_cut, cut, wrap
 from shardscope.parallel.rules.precision import as_wide, detached_peak
 
-__all__: list[str] = []
+__all__ = [
+    "softmaxes",
+    "take_kernel_log_softmax_apart",
+    "take_kernel_softmax_apart",
+    "take_log_softmax_apart",
+    "take_safe_softmax_apart",
+    "take_softmax_apart",
+    "take_special_log_softmax_apart",
+]
 
 _aten = torch.ops.aten
 

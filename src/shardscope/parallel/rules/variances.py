@@ -31,6 +31,18 @@ def _std_mean(
     return as_real(safe_root(var), self.dtype), mean.to(self.dtype)
 
 
+def _var(
+    self: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    return _var_mean(self, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def _std(
+    self: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    return _std_mean(self, dim, correction=correction, keepdim=keepdim)[0]
+
+
 def _moments(
     whole: Tensor, dim: Dims, correction: float | None, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
@@ -69,5 +81,5 @@ def _enter(packet: Any, apart: Callable[..., Any]) -> None:
 
 _enter(_aten.var_mean, _var_mean)
 _enter(_aten.std_mean, _std_mean)
-_enter(_aten.var, lambda *args, **kwargs: _var_mean(*args, **kwargs)[0])
-_enter(_aten.std, lambda *args, **kwargs: _std_mean(*args, **kwargs)[0])
+_enter(_aten.var, _var)
+_enter(_aten.std, _std)

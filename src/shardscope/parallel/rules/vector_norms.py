@@ -11,7 +11,15 @@ from shardscope.parallel.rules.book import decomposition
 from shardscope.parallel.rules.dims import wrap_all
 from shardscope.parallel.rules.precision import Dims, as_real, as_wide, detached_peak, safe_root
 
-__all__: list[str] = []
+__all__ = [
+    "take_cast_norm_along_dims_apart",
+    "take_cast_norm_of_all_apart",
+    "take_frobenius_norm_apart",
+    "take_logsumexp_apart",
+    "take_norm_along_dims_apart",
+    "take_norm_apart",
+    "take_norm_of_all_apart",
+]
 
 _aten = torch.ops.aten
 
