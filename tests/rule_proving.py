@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope.parallel.placements import Partial, Placement, Replicate
+from shardscope.parallel.rules.lookup import find_decomposition, find_rule
 from shardscope.parallel.rules.offers import find_strategies
 from shardscope.parallel.rules.proof import prove
 from shardscope.parallel.rules.sample import make_sample
 
-__all__ = ["claims", "cut_through", "numbers", "plain", "positives", "spell"]
+__all__ = [
+    "claims",
+    "cut_through",
+    "learned",
+    "numbers",
+    "plain",
+    "positives",
+    "spell",
+    "take_apart",
+]
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -32,9 +42,10 @@ def claims(
     sizes: Sequence[int] = (2,),
     offers: Sequence[Sequence[Placement]] = (),
     kwargs: Mapping[str, Any] | None = None,
+    constants: Collection[str] = (),
 ) -> set[str]:
     """Every strategy that the op's rule claims, as text, after all of them were proved."""
-    verdicts = prove(op, args, kwargs, sizes=sizes, offers=offers)
+    verdicts = prove(op, args, kwargs, sizes=sizes, offers=offers, constants=constants)
     refuted = {spell(one.strategies): one.refutation for one in verdicts if one.refutation}
     assert refuted == {}, f"{op} cannot run as its rule says: {refuted}"
     return {spell(one.strategies) for one in verdicts}
@@ -100,3 +111,57 @@ def _choose(
         if fitting:
             return fitting[0].outputs[0]
     raise AssertionError(f"{call.op} would have to gather {[str(lies[one]) for one in given]}")
+
+
+def take_apart(op: Any, *args: Any, **kwargs: Any) -> None:
+    """Prove an op's decomposition: the same results and gradients, of ops that can be cut."""
+    function = find_decomposition(op)
+    outputs = [_run(one, args, kwargs) for one in (op, function)]
+    torch.testing.assert_close(outputs[1], outputs[0], equal_nan=True)
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+
+    def call(*given: torch.Tensor) -> Any:
+        left = iter(given)
+        filled = [next(left) if isinstance(one, torch.Tensor) else one for one in args]
+        return function(*filled, **kwargs)
+
+    traced = make_fx(call, pre_dispatch=True)(*tensors).graph
+    ops = {node.target for node in traced.nodes if node.op == "call_function"}
+    unruled = [one for one in ops if find_rule(one) is None and one not in _NOT_CUT]
+    assert unruled == [], f"{op} is taken apart into ops without rules: {unruled}"
+
+
+_NOT_CUT = (
+    operator.getitem,
+    torch.ops.aten.arange.default,
+    torch.ops.aten.full.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.zeros.default,
+)
+
+
+def _run(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Results, and gradients for one random weight of each result."""
+    torch.manual_seed(0)
+    leaves = [_leaf(one) for one in args]
+    results = function(*leaves, **kwargs)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    torch.manual_seed(1)
+    loss = sum((one * torch.randn_like(one)).sum() for one in results if one.requires_grad)
+    wanted = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+    if not wanted:
+        return [one.detach() for one in results], []
+    return [one.detach() for one in results], list(torch.autograd.grad(loss, wanted))
+
+
+def _leaf(value: Any) -> Any:
+    """Arguments that require gradients are to have them."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def learned(*shape: int) -> torch.Tensor:
+    return numbers(*shape).requires_grad_()

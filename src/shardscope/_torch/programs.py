@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["expression_of", "fake_mode_of", "flatten", "unflatten"]
+__all__ = [
+    "divide_size",
+    "expression_of",
+    "fake_mode_of",
+    "flatten",
+    "hint_of",
+    "range_of",
+    "unflatten",
+]
 
 
 def expression_of(size: Any) -> Any:
@@ -30,3 +40,29 @@ def fake_mode_of(values: Any) -> Any:
 
 flatten = tree_flatten
 unflatten = tree_unflatten
+
+
+def hint_of(size: Any) -> int:
+    """The number that export traced an open size with."""
+    return int(size.node.hint)
+
+
+def divide_size(size: Any, num_ranks: int) -> Any:
+    """A new open size: that of one of so many equal pieces."""
+    env, expression = size.node.shape_env, size.node.expr
+    # Torch takes a size that it sees as 1 for 1 for ever.
+    hint = max(2, hint_of(size) // num_ranks)
+    source = ConstantSource(f"piece_of_{expression}")
+    symbol = env.create_symbol(
+        hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True
+    )
+    whole = env.var_to_range[expression]
+    lowest = max(1, -(-int(whole.lower) // num_ranks))
+    highest = whole.upper // num_ranks if whole.upper.is_Integer else whole.upper
+    env.var_to_range[symbol] = type(whole)(lowest, highest)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+def range_of(size: Any) -> Any:
+    """Between what an open size may lie, as a program's range constraints have it."""
+    return size.node.shape_env.var_to_range[size.node.expr]

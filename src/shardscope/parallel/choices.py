@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 import sympy
+import torch
 
 from shardscope._torch.dispatch import is_overload
 from shardscope.parallel.flow import Move, Step, Value, map_nest
@@ -14,7 +15,9 @@ from shardscope.parallel.placements import Partial, Placement, Replicate, Shard,
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.lookup import find_rule
 
-__all__ = ["Chooser", "describe_call", "replicate_all"]
+SYM_SIZE = torch.ops.aten.sym_size.int
+
+__all__ = ["SYM_SIZE", "Chooser", "describe_call", "replicate_all"]
 
 
 def replicate_all(step: Step | Move) -> Strategy:
@@ -42,6 +45,8 @@ class Chooser:
         """The ways to run the step without communication, "all replicated" last."""
         if isinstance(step, Move):
             return [*_pass_a_move(step, offered[0]), replicate_all(step)]
+        if step.op is SYM_SIZE:  # known of any piece
+            return [Strategy(tuple(offered), ())]
         call = self.describe(step, offered)
         key = (step.op, _freeze(call.arguments), call.outputs, call.offered, call.is_training)
         if key not in self._known:

@@ -14,13 +14,19 @@ from torch.export.graph_signature import (
     OutputSpec,
 )
 
-from shardscope._torch.programs import fake_mode_of, flatten, unflatten
+from shardscope._torch.programs import (
+    expression_of,
+    fake_mode_of,
+    flatten,
+    range_of,
+    unflatten,
+)
 from shardscope.errors import ParallelError
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.rules.dealing import piece_of
-from shardscope.parallel.symbols import as_example, open_sizes
+from shardscope.parallel.symbols import OpenSizes, symbols_in
 
 __all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local_state"]
 
@@ -37,7 +43,7 @@ def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> Ex
         graph=rank.graph,
         graph_signature=_sign(source.graph_signature, rank.graph),
         state_dict=state,
-        range_constraints=dict(source.range_constraints),
+        range_constraints=_ranges(source, flow.sizes),
         module_call_graph=source.module_call_graph,
         example_inputs=None if example is None else local_inputs(example, flow, rank.seat),
         constants=constants,
@@ -48,13 +54,13 @@ def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> Ex
 def annotate(flow: Flow, rank: RankProgram) -> None:
     """Give every node the value that export would have traced it with, and check its shape."""
     examples = [value.example for value, _ in flow.inputs if value.is_tensor]
-    mode, known = fake_mode_of(examples), open_sizes(flow)
+    mode = fake_mode_of(examples)
     promised = {node: value for value, node in rank.nodes.items() if isinstance(node, fx.Node)}
     values: dict[fx.Node, Any] = {}
     with mode:
         for node in rank.graph.nodes:
             if node.op == "placeholder":
-                values[node] = local_example(promised[node], rank.seat, known)
+                values[node] = local_example(promised[node], rank.seat, flow.sizes)
             elif node.op == "get_attr":
                 values[node] = rank.attributes[str(node.target)]
             elif node.op == "call_function":
@@ -66,13 +72,14 @@ def annotate(flow: Flow, rank: RankProgram) -> None:
                 _check(node, promised[node], rank.seat)
 
 
-def local_example(value: Value, seat: Seat, known: Mapping[Any, torch.SymInt]) -> Any:
+def local_example(value: Value, seat: Seat, sizes: OpenSizes) -> Any:
     """What export would have traced the rank's piece with."""
     if not value.is_tensor:
         return value.example
-    shape = tuple(as_example(size, known) for size in value.layout.local_shape(seat))
-    if shape == tuple(value.example.shape):
+    local = value.layout.local_shape(seat)
+    if local == tuple(expression_of(size) for size in value.example.shape):
         return value.example
+    shape = tuple(sizes.example(size) for size in local)
     return torch.empty(shape, dtype=value.dtype, device=value.example.device)
 
 
@@ -98,6 +105,13 @@ def _check(node: fx.Node, value: Value, seat: Seat) -> None:
             f"{node.target} ({value.name}) computes {tuple(found.shape)} on one rank where "
             f"{promised} was expected. This is a fault of shardscope's; please report the program."
         )
+
+
+def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
+    """Between what the open sizes may lie; where one is cut, that of its pieces."""
+    ranges = {one: r for one, r in source.range_constraints.items() if one not in sizes.changes}
+    pieces = [symbol for whole in sizes.changes.values() for symbol in symbols_in(whole)]
+    return ranges | {symbol: range_of(sizes.known[symbol]) for symbol in pieces}
 
 
 def local_state(state: Mapping[str, Any], flow: Flow, seat: Seat) -> dict[str, Any]:

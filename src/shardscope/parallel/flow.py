@@ -11,6 +11,7 @@ import torch
 
 from shardscope.parallel.layouts import Layout
 from shardscope.parallel.placements import Placement, Size
+from shardscope.parallel.symbols import OpenSizes
 
 __all__ = [
     "Attribute",
@@ -142,10 +143,16 @@ class Flow:
     inputs: list[tuple[Value, Role]]
     steps: list[Step | Move]
     outputs: list[tuple[Any, Role]]  # a Value, or a constant
+    sizes: OpenSizes = field(default_factory=OpenSizes)
 
-    def producers(self) -> Mapping[Value, Step | Move]:
-        """Which step makes which value."""
-        return {value: step for step in self.steps for value in step.outputs}
+    def cut_sizes(self, cuts: Mapping[Any, int]) -> None:
+        """Write open sizes that are cut as multiples of their pieces'."""
+        for symbol, num_ranks in cuts.items():
+            self.sizes.cut(symbol, num_ranks)
+        values = [value for value, _ in self.inputs]
+        for value in [*values, *(one for step in self.steps for one in step.outputs)]:
+            value.shape = tuple(self.sizes.of(size) for size in value.shape)
+            value.scalar = self.sizes.of(value.scalar)
 
 
 def values_in(nest: Any) -> Iterator[Value]:

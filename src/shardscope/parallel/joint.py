@@ -15,7 +15,6 @@ from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
 from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.partition import RankProgram
-from shardscope.parallel.symbols import open_sizes
 
 __all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
 
@@ -34,9 +33,9 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     """Differentiate the rank's forward program with respect to its parameters."""
     forward = fx.Interpreter(fx.GraphModule(nn.Module(), rank.graph))
     run = differentiate(flow, forward.run)
-    known = open_sizes(flow)
-    examples = [local_example(value, rank.seat, known) for value, _ in flow.inputs]
-    with fake_mode_of(examples), torch.fx.traceback.preserve_node_meta():
+    mode = fake_mode_of([value.example for value, _ in flow.inputs])
+    with mode, torch.fx.traceback.preserve_node_meta():
+        examples = [local_example(value, rank.seat, flow.sizes) for value, _ in flow.inputs]
         traced = make_fx(run)(*examples)
     _clean(traced)
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))

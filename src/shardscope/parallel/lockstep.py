@@ -1,8 +1,8 @@
-"""Runs the programs of all ranks in one process: node by node, collectives by hand."""
+"""Runs the programs of all ranks in one process, each up to the next collective they share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -18,98 +18,126 @@ from shardscope._torch.functional_collectives import (
 )
 from shardscope.errors import ParallelError
 
-__all__ = ["run_in_lockstep"]
+__all__ = ["Watcher", "run_in_lockstep"]
+
+Watcher = Callable[[int, fx.Node, Any], None]
+"""Is shown what each rank's nodes compute."""
 
 
 def run_in_lockstep(
     graphs: Mapping[int, fx.GraphModule],
     inputs: Mapping[int, Sequence[Any]],
     groups: Mapping[str, Sequence[int]],
+    *,
+    watch: Watcher | None = None,
 ) -> dict[int, Any]:
     """What each rank's program returns; `groups` says which ranks share a group's name."""
-    return _Ranks(graphs, inputs, groups).run()
+    state = torch.get_rng_state()
+    ranks = {rank: _Rank(rank, graph, inputs[rank], state, watch) for rank, graph in graphs.items()}
+    for rank in ranks.values():
+        rank.advance()
+    while any(rank.waits_at is not None for rank in ranks.values()):
+        _meet(ranks, groups)
+    return {number: rank.result for number, rank in ranks.items()}
 
 
 @final
-class _Ranks:
+class _Rank:
+    """One rank's program, stopped at a collective or done."""
+
     def __init__(
         self,
-        graphs: Mapping[int, fx.GraphModule],
-        inputs: Mapping[int, Sequence[Any]],
-        groups: Mapping[str, Sequence[int]],
+        number: int,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        random_state: Tensor,
+        watch: Watcher | None,
     ) -> None:
-        self._graphs = graphs
-        self._runs = {rank: fx.Interpreter(graph) for rank, graph in graphs.items()}
-        self._inputs = {rank: iter(values) for rank, values in inputs.items()}
-        self._groups = groups
-        self._values: dict[int, dict[fx.Node, Any]] = {rank: {} for rank in graphs}
+        self._number = number
+        self._interpreter = fx.Interpreter(graph)
+        self._nodes = iter(graph.graph.nodes)
+        self._inputs = iter(inputs)
+        self._last_uses = _last_uses(graph.graph)
+        self._values: dict[fx.Node, Any] = {}
+        self._watch = watch
         # Ranks draw the same numbers: each goes on from where it was.
-        self._random_states = dict.fromkeys(graphs, torch.get_rng_state())
-        self._last_uses = {rank: _last_uses(graph.graph) for rank, graph in graphs.items()}
+        self._random_state = random_state
+        self.waits_at: fx.Node | None = None
+        self.result: Any = None
 
-    def run(self) -> dict[int, Any]:
-        columns = zip(*(list(graph.graph.nodes) for graph in self._graphs.values()), strict=True)
-        results: dict[int, Any] = {}
-        for column in columns:
-            nodes = dict(zip(self._graphs, column, strict=True))
-            done = self._step(nodes)
-            if column[0].op == "output":
-                return done
-            for rank, node in nodes.items():
-                self._values[rank][node] = done[rank]
-                self._forget(rank, node)
-        return results
+    def advance(self, received: Any = None) -> None:
+        """Go on, with what the collective gave, to the next one or to the end."""
+        if self.waits_at is not None:
+            self._keep(self.waits_at, received)
+            self.waits_at = None
+        for node in self._nodes:
+            if is_collective(node.target):
+                self.waits_at = node
+                return
+            if node.op == "output":
+                self.result = self.look_up(node.args[0])
+                return
+            self._keep(node, self._run(node))
 
-    def _step(self, nodes: Mapping[int, fx.Node]) -> dict[int, Any]:
-        first = next(iter(nodes.values()))
-        if any((one.op, one.target) != (first.op, first.target) for one in nodes.values()):
-            raise ParallelError(
-                f"ranks part at {first.name}: they would not run the same collectives. "
-                "This is a fault of shardscope's; please report the program."
-            )
-        if first.op == "placeholder":
-            return {rank: next(self._inputs[rank]) for rank in nodes}
-        given = {rank: self._arguments(rank, node) for rank, node in nodes.items()}
-        if first.op == "output":
-            return {rank: args[0] for rank, (args, _) in given.items()}
-        if first.target is WAIT:
-            return {rank: args[0] for rank, (args, _) in given.items()}
-        if is_collective(first.target):
-            return self._meet(first.target, {rank: args for rank, (args, _) in given.items()})
-        return {rank: self._run_node(rank, node, *given[rank]) for rank, node in nodes.items()}
+    def look_up(self, nest: Any) -> Any:
+        """Arguments with values in place of nodes."""
+        return fx.node.map_arg(nest, self._values.__getitem__)
 
-    def _run_node(self, rank: int, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        run = getattr(self._runs[rank], node.op)
-        if not _is_random(node.target):
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(self._inputs)
+        args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
+        if node.target is WAIT:
+            return args[0]
+        run = getattr(self._interpreter, node.op)
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             return run(node.target, args, kwargs)
-        torch.set_rng_state(self._random_states[rank])
+        torch.set_rng_state(self._random_state)
         drawn = run(node.target, args, kwargs)
-        self._random_states[rank] = torch.get_rng_state()
+        self._random_state = torch.get_rng_state()
         return drawn
 
-    def _arguments(self, rank: int, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = self._values[rank]
-        look = fx.node.map_arg
-        return look(node.args, values.__getitem__), look(node.kwargs, values.__getitem__)
-
-    def _forget(self, rank: int, node: fx.Node) -> None:
-        """Drop what no later node uses: all ranks' values are in this process's memory."""
-        for used in self._last_uses[rank].get(node, ()):
-            self._values[rank].pop(used, None)
-
-    def _meet(self, op: Any, given: Mapping[int, Any]) -> dict[int, Any]:
-        done: dict[int, Any] = {}
-        for rank, args in given.items():
-            if rank in done:
-                continue
-            ranks = self._groups[args[-1]]
-            results = _collective(op, [given[one] for one in ranks])
-            done.update(zip(ranks, results, strict=True))
-        return done
+    def _keep(self, node: fx.Node, value: Any) -> None:
+        """Note a value, and drop those that no later node uses: all ranks' are in one memory."""
+        if self._watch is not None:
+            self._watch(self._number, node, value)
+        self._values[node] = value
+        for used in self._last_uses.get(node, ()):
+            self._values.pop(used, None)
 
 
-def _is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+def _meet(ranks: Mapping[int, _Rank], groups: Mapping[str, Sequence[int]]) -> None:
+    """Let every group run whose ranks are all there."""
+    arrived = {number: rank.waits_at for number, rank in ranks.items() if rank.waits_at is not None}
+    done: set[int] = set()
+    for number, node in arrived.items():
+        if number in done:
+            continue
+        peers = groups[str(node.args[-1])]
+        waiting = [arrived.get(peer) for peer in peers]
+        if any(one is None or groups[str(one.args[-1])] != peers for one in waiting):
+            continue
+        given = [ranks[peer].look_up(arrived[peer].args) for peer in peers]
+        for peer, received in zip(peers, _collective(_same_op(arrived, peers), given), strict=True):
+            ranks[peer].advance(received)
+        done.update(peers)
+    if not done:
+        raise _hang(arrived)
+
+
+def _same_op(arrived: Mapping[int, fx.Node], peers: Sequence[int]) -> Any:
+    ops = {arrived[peer].target for peer in peers}
+    if len(ops) > 1:
+        raise _hang({peer: arrived[peer] for peer in peers})
+    return ops.pop()
+
+
+def _hang(arrived: Mapping[int, fx.Node]) -> ParallelError:
+    waits = "; ".join(f"rank {number} at {node.name}" for number, node in list(arrived.items())[:4])
+    return ParallelError(
+        f"ranks would wait for each other for ever: {waits}. This is a fault of shardscope's; "
+        "please report the program."
+    )
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -137,7 +165,7 @@ def _collective(op: Any, given: Sequence[Any]) -> list[Tensor]:
     if op is REDUCE_SCATTER:
         return [one.clone() for one in _reduce(values, given[0][1]).chunk(num_ranks)]
     assert op is ALL_TO_ALL
-    sent = [torch.split(args[0], args[2]) for args in given]
+    sent = [torch.split(args[0], list(args[2])) for args in given]
     return [torch.cat([one[rank] for one in sent]) for rank in range(num_ranks)]
 
 

@@ -6,11 +6,10 @@ import operator
 from collections.abc import Callable
 from typing import Any, final
 
-import torch
 from torch import fx
 
 from shardscope._torch.dispatch import is_overload, op_schema
-from shardscope.parallel.choices import describe_call
+from shardscope.parallel.choices import SYM_SIZE, describe_call
 from shardscope.parallel.flow import Attribute, Flow, Move, Step, Value, map_nest
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.moves import Wire, write_move
@@ -21,8 +20,6 @@ from shardscope.parallel.sizes import SizeBook
 from shardscope.parallel.uses import find_uses
 
 __all__ = ["RankProgram", "write_rank"]
-
-_SYM_SIZE = torch.ops.aten.sym_size.int
 
 
 @final
@@ -110,7 +107,7 @@ class _Writer:
         self._program.moves[move] = list(self._written)
 
     def _write_step(self, step: Step) -> None:
-        if step.op is _SYM_SIZE:
+        if step.op is SYM_SIZE:
             self._write_size(step)
         else:
             self._take_result(step.result, self._spell(step))

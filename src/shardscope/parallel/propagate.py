@@ -50,11 +50,11 @@ class Fallback:
 
 
 def propagate_axis(
-    flow: Flow, *, axis: int, seat: Seat, wishes: Wishes, hints: Hints, is_training: bool = False
+    flow: Flow, *, axis: int, seat: Seat, wishes: Wishes, is_training: bool = False
 ) -> list[Fallback]:
     """Give every value of the flow its placement along the axis, and put in the moves."""
     chooser = Chooser(axis=axis, seat=seat, is_training=is_training)
-    return _Pass(flow, axis, seat, wishes, hints, chooser).run()
+    return _Pass(flow, axis, seat, wishes, flow.sizes.hints, chooser).run()
 
 
 class _StuckError(Exception):
@@ -272,7 +272,7 @@ class _Pass:
 
     def _advance_apart(self, step: Step | Move, cost: float, depth: int) -> bool:
         """Try the step in pieces; keep them if less is moved."""
-        apart = take_apart(step) if isinstance(step, Step) else None
+        apart = take_apart(step, self.flow.sizes) if isinstance(step, Step) else None
         if apart is None:
             return False
         mark = self._mark()
@@ -304,7 +304,7 @@ class _Pass:
     def _bring_up(self, apart: Apart) -> tuple[list[Step | Move], list[Value]]:
         """Place the pieces along the axes before this one, as the step was placed there."""
         results = [(new, Role("piece", str(i))) for i, new in enumerate(apart.results.values())]
-        flow = Flow(inputs=[], steps=list(apart.steps), outputs=results)
+        flow = Flow(inputs=[], steps=list(apart.steps), outputs=results, sizes=self.flow.sizes)
         olds = list(apart.results)
         for axis in range(self.axis):
             wanted = [old.placements[axis] for old in olds]

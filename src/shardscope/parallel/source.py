@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -17,6 +18,7 @@ from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
 from shardscope._torch.programs import expression_of
 from shardscope.parallel.flow import Attribute, Flow, Origin, Role, Step, Value, map_nest
 from shardscope.parallel.lines import user_line
+from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["make_functional", "name_arguments", "read_program", "read_result"]
 
@@ -40,7 +42,9 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     """The program without in-place ops and regions; as it is where it has none."""
     if not any(_is_unfunctional(node) for node in program.graph.nodes):
         return program
-    with _detached_regions(program.graph):
+    with _detached_regions(program.graph), warnings.catch_warnings():
+        # Torch copies its own trees of inputs in a way that it warns of.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         functional: ExportedProgram = program.run_decompositions({})
     return functional
 
@@ -117,10 +121,13 @@ class _Reader:
                 self._read[node] = Attribute(str(node.target), attribute)
             elif node.op == "output":
                 outputs = self._read_outputs(node)
-        return Flow(inputs=self._inputs, steps=self._steps, outputs=outputs)
+        flow = Flow(inputs=self._inputs, steps=self._steps, outputs=outputs)
+        for value, _ in flow.inputs:
+            flow.sizes.learn(value.example)
+        return flow
 
     def _read_placeholder(self, node: fx.Node, spec: Any) -> None:
-        value = _make_value(node.name, node.meta.get("val"))
+        value = _make_value(node.name, node.meta.get("val"), OpenSizes())
         self._read[node] = value
         self._inputs.append((value, Role(_INPUT_KINDS[spec.kind], spec.target or node.name)))
 
@@ -208,18 +215,18 @@ def name_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return named
 
 
-def read_result(name: str, val: Any) -> Any:
+def read_result(name: str, val: Any, sizes: OpenSizes | None = None) -> Any:
     """Values for what a node returned when it was traced."""
     if isinstance(val, (list, tuple)):
-        return [read_result(f"{name}_{i}", one) for i, one in enumerate(val)]
-    return None if val is None else _make_value(name, val)
+        return [read_result(f"{name}_{i}", one, sizes) for i, one in enumerate(val)]
+    return None if val is None else _make_value(name, val, sizes or OpenSizes())
 
 
-def _make_value(name: str, val: Any) -> Value:
+def _make_value(name: str, val: Any, sizes: OpenSizes) -> Value:
     if isinstance(val, torch.Tensor):
-        shape = tuple(expression_of(size) for size in val.shape)
+        shape = tuple(sizes.of(expression_of(size)) for size in val.shape)
         return Value(name, shape=shape, dtype=val.dtype, example=val)
-    return Value(name, scalar=expression_of(val), example=val)
+    return Value(name, scalar=sizes.of(expression_of(val)), example=val)
 
 
 def _leaves(nest: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from shardscope._torch.dispatch import is_overload, op_schema
 from shardscope.parallel.flow import Step, Value, map_nest, values_in
 from shardscope.parallel.rules.lookup import find_decomposition
 from shardscope.parallel.source import name_arguments, read_result
+from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["Apart", "take_apart"]
 
@@ -29,7 +30,7 @@ class Apart:
     is_ours: bool  # a decomposition that we wrote for the sake of pieces
 
 
-def take_apart(step: Step) -> Apart | None:
+def take_apart(step: Step, sizes: OpenSizes) -> Apart | None:
     """The step in pieces: as we know the op, else as torch does; None where neither helps."""
     ours = find_decomposition(step.op) if is_overload(step.op) else None
     function = ours or _torchs(step.op)
@@ -38,7 +39,7 @@ def take_apart(step: Step) -> Apart | None:
     graph, inputs = _trace(function, step)
     if graph is None or _is_the_same(graph, step.op):
         return None
-    return _read(graph, inputs, step, is_ours=ours is not None)
+    return _read(graph, inputs, step, sizes, is_ours=ours is not None)
 
 
 def _torchs(op: Any) -> Callable[..., Any] | None:
@@ -82,7 +83,9 @@ def _is_the_same(graph: fx.Graph, op: Any) -> bool:
     return [node.target for node in graph.nodes if node.op == "call_function"] == [op]
 
 
-def _read(graph: fx.Graph, inputs: list[Value], step: Step, *, is_ours: bool) -> Apart:
+def _read(
+    graph: fx.Graph, inputs: list[Value], step: Step, sizes: OpenSizes, *, is_ours: bool
+) -> Apart:
     known: dict[fx.Node, Any] = {}
     steps: list[Step] = []
     given = iter(inputs)
@@ -93,15 +96,17 @@ def _read(graph: fx.Graph, inputs: list[Value], step: Step, *, is_ours: bool) ->
         elif node.op == "output":
             result = map_nest(node.args[0], lambda one: _known(one, known))
         elif node.op == "call_function":
-            _read_call(node, known, steps, step)
+            _read_call(node, known, steps, step, sizes)
     return Apart(steps, _match(step.result, result), is_ours)
 
 
-def _read_call(node: fx.Node, known: dict[fx.Node, Any], steps: list[Step], step: Step) -> None:
+def _read_call(
+    node: fx.Node, known: dict[fx.Node, Any], steps: list[Step], step: Step, sizes: OpenSizes
+) -> None:
     if node.target.__name__ == "getitem":  # type: ignore[union-attr]
         known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
         return
-    known[node] = read_result(f"{step.origin.node}_{node.name}", node.meta["val"])
+    known[node] = read_result(f"{step.origin.node}_{node.name}", node.meta["val"], sizes)
     arguments = name_arguments(node.target, node.args, node.kwargs)
     steps.append(
         Step(

@@ -21,7 +21,7 @@ from shardscope.parallel.plan.resolved import Pin, Resolved
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
-from shardscope.parallel.symbols import cut_symbols, divide_sizes, open_sizes
+from shardscope.parallel.symbols import find_cuts
 
 __all__ = ["check_program", "cut_program", "parallelize", "place"]
 
@@ -84,8 +84,7 @@ def place(
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]
     pins += [(value, pin) for (_, value), pin in borders.entering.items()]
-    divide_sizes(flow, cut_symbols(pins, mesh.sizes))
-    hints = {symbol: _hint(size) for symbol, size in open_sizes(flow).items()}
+    flow.cut_sizes(find_cuts([(value.shape, pin) for value, pin in pins], mesh.sizes))
     first = Seat(mesh.sizes, (0,) * len(mesh.sizes))
     fallbacks = []
     for axis, num_ranks in enumerate(mesh.sizes):
@@ -93,7 +92,7 @@ def place(
         is_alone = num_ranks == 1
         wishes = _NO_WISHES if is_alone else _wishes(flow, resolved, borders, given, axis)
         fallbacks += propagate_axis(
-            flow, axis=axis, seat=first, wishes=wishes, hints=hints, is_training=is_training
+            flow, axis=axis, seat=first, wishes=wishes, is_training=is_training
         )
     return fallbacks
 
@@ -165,10 +164,6 @@ def _along(pins: Mapping[_Key, Pin], axis: int) -> dict[_Key, Placement]:
 
 def _whole(resolved: Resolved) -> tuple[Placement, ...]:
     return (Replicate(),) * len(resolved.axes)
-
-
-def _hint(size: Any) -> int:
-    return int(size.node.hint)
 
 
 def _refuse(fallbacks: list[Fallback], mesh: Mesh) -> ParallelError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import final
 
 from shardscope.parallel.placements import Shard
@@ -52,16 +54,29 @@ class Book:
             Rule(entry, position, _spread(entry, axes)) for position, entry in enumerate(entries)
         ]
         self._exact = {rule.pattern: rule for rule in self.rules if not rule.entry.is_pattern}
-        self._patterns = [rule for rule in self.rules if rule.entry.is_pattern]
+        # By what stands before the first wildcard: plans may have a pattern for every layer.
+        self._patterns: defaultdict[tuple[str, ...], list[Rule]] = defaultdict(list)
+        for rule in self.rules:
+            if rule.entry.is_pattern:
+                self._patterns[_plain_parts(rule.pattern)].append(rule)
         self._found: dict[str, list[Rule]] = {}
 
     def find(self, name: str) -> list[Rule]:
         """The rules for a module or tensor, the most telling first."""
         if name not in self._found:
             exact = [self._exact[name]] if name in self._exact else []
-            rest = [rule for rule in self._patterns if matches_deeply(rule.pattern, name)]
-            self._found[name] = exact + rest
+            self._found[name] = exact + self._matching(name)
         return self._found[name]
+
+    def _matching(self, name: str) -> list[Rule]:
+        parts = tuple(name.split(".")) if name else ()
+        near = [
+            rule
+            for length in range(len(parts) + 1)
+            for rule in self._patterns.get(parts[:length], ())
+            if matches_deeply(rule.pattern, name)
+        ]
+        return sorted(near, key=lambda rule: rule.position)
 
     def find_for_tensor(self, name: str) -> Iterator[tuple[Rule, bool]]:
         """The rules for a tensor or its module, each with whether it speaks of the module."""
@@ -73,6 +88,10 @@ class Book:
         yield from sorted(
             found.values(), key=lambda one: (exact.get(one[0].pattern, 2), one[0].position)
         )
+
+
+def _plain_parts(pattern: str) -> tuple[str, ...]:
+    return tuple(takewhile(lambda part: not is_pattern(part), pattern.split(".")))
 
 
 def weight_style(styles: Styles) -> WeightStyle | None:

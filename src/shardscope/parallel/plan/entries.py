@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -72,7 +72,7 @@ def read_entry(pattern: Any, value: Any) -> Entry:
     place = f"The plan's entry {pattern!r}"
     if isinstance(value, Mapping) and "style" not in value:
         return Entry(pattern, by_axis=_read_axes(value, place))
-    if _is_row(value) and all(_means_placement(one) for one in value):
+    if _is_row(value) and value and all(_means_placement(one) for one in value):
         return Entry(pattern, in_order=tuple(_read_raw(one, place) for one in value))
     return Entry(pattern, by_axis=((None, _read_styles(value, place)),))
 
@@ -151,7 +151,7 @@ def _means_placement(value: Any) -> bool:
 
 
 def _is_row(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, type))
+    return isinstance(value, (list, tuple))
 
 
 def _say_styles(styles: Styles) -> str:

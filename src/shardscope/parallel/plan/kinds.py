@@ -45,7 +45,7 @@ _BILINEAR = {"column": Cut({"weight": 0, "bias": 0}, _WHOLE, _LAST)}
 
 # By the name of a class, or of one that it is made of. Torch's convolutions also take images
 # without a batch, so their channels are counted from the back.
-_CONV = re.compile(r"(?:Lazy)?Conv(Transpose)?([123])d")
+_CONV = re.compile(r"\w*Conv(Transpose)?([123])d")
 _NAMED = (
     (re.compile(r"transformers\.pytorch_utils\.Conv1D"), _TRANSPOSED_LINEAR),
     (re.compile(r"(?:.*\.)?\w*Embedding(?:Bag)?"), _EMBEDDING),

@@ -44,8 +44,9 @@ def _prefix(pattern: str, names: Sequence[str]) -> str:
     found = next((name for name in names if matches_deeply(f"**.{pattern}", name)), None)
     if found is not None:
         missing = found.split(".")[: len(found.split(".")) - len(pattern.split("."))]
+        before = ".".join("*" if part.isdecimal() else part for part in missing)
         if missing and "**" not in pattern:
-            return f" (it has {found!r}). Write '{'.'.join(missing)}.{pattern}'."
+            return f" (it has {found!r}). Write '{before}.{pattern}'."
     head, _, rest = pattern.partition(".")
     if rest and any(matches_deeply(rest, name) for name in names):
         return f" (it has {rest!r}, without {head!r}). Write {rest!r}."

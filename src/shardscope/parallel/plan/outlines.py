@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
 
 from shardscope._torch.modules import named_places, own_buffers, own_parameters
-from shardscope._torch.pytree_paths import leaf_paths
-from shardscope.parallel.placements import Size
-from shardscope.parallel.plan.outline import (
-    ModuleOutline,
-    Outline,
-    TensorOutline,
-    ValueOutline,
-)
+from shardscope.errors import PlanError
+from shardscope.parallel.plan.outline import ModuleOutline, Outline, TensorOutline
+from shardscope.parallel.plan.program_values import program_inputs, program_outputs
 
 __all__ = ["outline_of", "outline_of_program"]
+
+_WORKS = {
+    "embedding": "torch.nn.modules.sparse.Embedding",
+    "linear": "torch.nn.modules.linear.Linear",
+    **{f"conv{n}d": f"torch.nn.modules.conv.Conv{n}d" for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": f"torch.nn.modules.conv.ConvTranspose{n}d" for n in (1, 2, 3)},
+}
 
 Found = dict[str, tuple[torch.Tensor, bool]]
 """Tensors by name, each with whether it is a parameter."""
@@ -34,13 +36,14 @@ def outline_of(model: nn.Module) -> Outline:
     """The modules and tensors of a model; what it is called with is not known."""
     modules: dict[str, ModuleOutline] = {}
     found: Found = {}
-    for place, module in sorted(named_places(model), key=lambda one: one[0].count(".")):
+    for place, module in named_places(model):
         parameters, buffers = dict(own_parameters(module)), dict(own_buffers(module))
         cls = type(module)
         modules[place] = ModuleOutline(
             _dotted(cls), tuple(parameters), tuple(buffers), tuple(_bases(cls))
         )
         for name, tensor in (*parameters.items(), *buffers.items()):
+            _check_made(tensor, _join(place, name))
             found[_join(place, name)] = (tensor, name in parameters)
     return Outline(modules, _outline_tensors(found))
 
@@ -49,18 +52,21 @@ def outline_of_program(program: ExportedProgram) -> Outline:
     """The modules that the program's nodes come from, its tensors, inputs and outputs."""
     found = _program_tensors(program)
     parameters, buffers = _owned(found, is_parameter=True), _owned(found, is_parameter=False)
-    types = _module_types(program)
-    names = {"", *types, *_with_parents((*parameters, *buffers))}
+    types, works = _module_types(program), _module_works(program)
+    listed = (call.fqn for call in program.module_call_graph)  # also those that are never called
+    names = {"", *types, *_with_parents((*listed, *parameters, *buffers))}
     modules = {
         name: ModuleOutline(
             types.get(name, ""),
             tuple(parameters.get(name, ())),
             tuple(buffers.get(name, ())),
-            _bases_named(types.get(name, "")),
+            _bases_named(types.get(name, "")) or works.get(name, ()),
         )
         for name in sorted(names)
     }
-    return Outline(modules, _outline_tensors(found), _inputs(program), _outputs(program))
+    return Outline(
+        modules, _outline_tensors(found), program_inputs(program), program_outputs(program)
+    )
 
 
 def _outline_tensors(found: Found) -> dict[str, TensorOutline]:
@@ -110,10 +116,30 @@ def _module_types(program: ExportedProgram) -> dict[str, str]:
     """The class of each module that a node comes from."""
     types: dict[str, str] = {}
     for node in program.graph.nodes:
-        for path, cls in (node.meta.get("nn_module_stack") or {}).values():
-            name = _CALL_NUMBER.sub("", path)
-            types.setdefault(name, cls if isinstance(cls, str) else _dotted(cls))
+        for name, type_name in _stack(node):
+            types.setdefault(name, type_name)
     return types
+
+
+def _stack(node: fx.Node) -> Iterator[tuple[str, str]]:
+    """The modules that the node was traced in, from the root inwards, with their classes."""
+    for path, cls in (node.meta.get("nn_module_stack") or {}).values():
+        yield _CALL_NUMBER.sub("", path), cls if isinstance(cls, str) else _dotted(cls)
+
+
+def _module_works(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """The class of torch's that does what a module does itself, by the op that it calls.
+
+    For classes that cannot be looked up: those made within a function, or not imported here.
+    """
+    works: dict[str, tuple[str, ...]] = {}
+    for node in program.graph.nodes:
+        op = str(node.target).partition("aten.")[2].partition(".")[0]
+        if op in _WORKS:
+            *_, (name, type_name) = ("", ""), *_stack(node)
+            if not type_name.startswith("torch."):
+                works.setdefault(name, (_WORKS[op],))
+    return works
 
 
 def _with_parents(modules: Iterable[str]) -> Iterator[str]:
@@ -141,58 +167,11 @@ def _dotted(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _inputs(program: ExportedProgram) -> dict[str, ValueOutline]:
-    signature = program.module_call_graph[0].signature
-    names = program.graph_signature.user_inputs
-    paths = None if signature is None else leaf_paths(signature.in_spec)
-    arguments = getattr(signature, "forward_arg_names", None) or []
-    values = _values(program)
-    if paths is None or len(paths) != len(names):
-        return {str(name): _outline_value(name, values) for name in names}
-    return {
-        _input_path(path, arguments, str(name)): _outline_value(name, values)
-        for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _input_path(path: tuple[str, ...], arguments: list[str], name: str) -> str:
-    """Of a leaf of (args, kwargs), by its argument's name."""
-    side, first, *rest = path
-    if side == "1":
-        return ".".join((first, *rest))
-    if int(first) < len(arguments):
-        return ".".join((arguments[int(first)], *rest))
-    return name
-
-
-def _outputs(program: ExportedProgram) -> dict[str, ValueOutline]:
-    signature = program.module_call_graph[0].signature
-    names = program.graph_signature.user_outputs
-    paths = None if signature is None else leaf_paths(signature.out_spec)
-    values = _values(program)
-    if paths is None or len(paths) != len(names):
-        return {str(at): _outline_value(name, values) for at, name in enumerate(names)}
-    return {
-        ".".join(path) or "0": _outline_value(name, values)
-        for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _values(program: ExportedProgram) -> dict[str, Any]:
-    return {node.name: node.meta.get("val") for node in program.graph.nodes}
-
-
-def _outline_value(name: Any, values: Mapping[str, Any]) -> ValueOutline:
-    value = values.get(name) if isinstance(name, str) else None
-    alias = name if isinstance(name, str) else ""
-    if not isinstance(value, torch.Tensor):
-        return ValueOutline(None, alias)
-    return ValueOutline(tuple(map(_size, value.shape)), alias)
-
-
-def _size(size: Any) -> Size:
-    """A number, or the expression of a size that a dynamic program leaves open."""
-    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+def _check_made(tensor: torch.Tensor, name: str) -> None:
+    if is_lazy(tensor):
+        raise PlanError(
+            f"{name!r} has no shape yet: its module is lazy. Call the model once before planning."
+        )
 
 
 def _join(place: str, name: str) -> str:

@@ -20,7 +20,7 @@ from shardscope.parallel.plan.styles import (
     Rowwise,
     Sequence,
 )
-from shardscope.parallel.plan.weights import Weights, module_cut
+from shardscope.parallel.plan.weights import Weights, is_passed_over, module_cut
 
 __all__ = ["Pins", "pin_modules"]
 
@@ -89,8 +89,9 @@ def _wishes_for(name: str, axis: int, book: Book, outline: Outline, weights: Wei
         _hear_pins(wishes, rule, styles)
         style = weight_style(styles)
         if isinstance(style, (Colwise, Rowwise)):
-            if _is_skipped(name, rule, outline):
+            if is_passed_over(rule, name, outline):
                 continue
+            _check_has_tensors(name, rule, outline)
             _hear(wishes, rule, *_cut_pins(name, axis, rule, style, outline, weights))
         elif isinstance(style, Sequence):
             _hear(wishes, rule, Shard(style.dim), Shard(style.dim))
@@ -118,15 +119,12 @@ def _hear(wishes: _Wishes, rule: Rule, first: Placement | None, output: Placemen
         wishes.rules.append(rule)
 
 
-def _is_skipped(name: str, rule: Rule, outline: Outline) -> bool:
-    """Whether the module has nothing to cut, and the rule met it by the way."""
+def _check_has_tensors(name: str, rule: Rule, outline: Outline) -> None:
     module = outline.modules[name]
     if module.parameters or module.buffers:
-        return False
-    if rule.is_sweeping:
-        return True
-    below = [one for one in outline.tensors if one.startswith(f"{name}.")]
-    layers = list(dict.fromkeys(one.rpartition(".")[0] for one in below))[:3]
+        return
+    below = [one for one in outline.tensors if one.startswith(f"{name}." if name else "")]
+    layers = list(dict.fromkeys(one.rpartition(".")[0] for one in below))
     remedy = f"Name the layers in it, such as {layers[0]!r}." if layers else "Remove the entry."
     raise PlanError(f"{rule.place} has no effect: {name!r} has no tensors of its own. {remedy}")
 

@@ -16,7 +16,7 @@ from shardscope.parallel.plan.pins import Pins, pin_modules
 from shardscope.parallel.plan.plan import Plan
 from shardscope.parallel.plan.resolved import Resolved
 from shardscope.parallel.plan.values import resolve_wishes
-from shardscope.parallel.plan.weights import Weights
+from shardscope.parallel.plan.weights import Weights, say_no_module
 
 __all__ = ["resolve"]
 
@@ -93,6 +93,8 @@ def _say_idle(rule: Rule, book: Book, outline: Outline, *, is_heard: bool) -> st
     names = [name for name in (*outline.modules, *outline.homes) if rule in book.find(name)]
     others = [one for name in names for one in book.find(name) if one is not rule]
     ahead = list(dict.fromkeys(repr(one.pattern) for one in others))
+    if not any(name in outline.modules for name in names):
+        return say_no_module(rule, names[0])
     if not ahead:
         return (
             f"{rule.place} has no effect: {names[0]!r} has no tensors of its own. Name the layers "

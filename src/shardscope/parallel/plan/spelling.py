@@ -114,4 +114,6 @@ def _checked(shard: Shard, place: str) -> Shard:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
     return repr(value) if isinstance(value, (str, int, float, type(None))) else type(value).__name__

@@ -82,7 +82,7 @@ def resolve_wishes(
 ) -> dict[str, tuple[Placement | None, ...]]:
     """By path, how each value that is spoken of shall lie along each axis; None: not said."""
     placed: dict[str, list[Placement | None]] = {}
-    for wish in sorted(wishes, key=lambda one: is_pattern(one.key)):  # exact ones first
+    for wish in sorted(wishes, key=lambda one: _breadth(one, values)):
         said = axes.spread(wish.by_axis, wish.in_order, wish.place)
         for path in _paths(wish, values):
             pin = placed.setdefault(path, [None] * len(axes.sizes))
@@ -90,6 +90,13 @@ def resolve_wishes(
                 if pin[position] is None:
                     pin[position] = _fitted(wish, path, placement, values)
     return {path: tuple(pin) for path, pin in placed.items()}
+
+
+def _breadth(wish: Wish, values: Mapping[str, ValueOutline] | None) -> int:
+    """A single value is spoken of before what it is in, and that before patterns."""
+    if is_pattern(wish.key):
+        return 2
+    return 0 if values is None or wish.key in values else 1
 
 
 def _paths(wish: Wish, values: Mapping[str, ValueOutline] | None) -> list[str]:

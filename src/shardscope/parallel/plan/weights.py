@@ -8,7 +8,7 @@ from math import prod
 from typing import final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.placements import Placement, Replicate, Shard
+from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.plan.axes import Axes
 from shardscope.parallel.plan.blocks import cut_in_blocks
 from shardscope.parallel.plan.book import Book, Rule, weight_style
@@ -17,7 +17,7 @@ from shardscope.parallel.plan.outline import ModuleOutline, Outline
 from shardscope.parallel.plan.spelling import say
 from shardscope.parallel.plan.styles import Colwise, CutStyle, Rowwise, Sequence, WeightStyle
 
-__all__ = ["Decision", "Weights", "module_cut", "own_shapes"]
+__all__ = ["Decision", "Weights", "is_passed_over", "module_cut", "own_shapes", "say_no_module"]
 
 
 @final
@@ -81,9 +81,11 @@ class Weights:
 
     def _is_meant(self, rule: Rule, name: str, style: WeightStyle, *, is_module: bool) -> bool:
         """Whether what the rule says can be about this tensor at all."""
-        if is_module:
+        if is_module and isinstance(style, Shard):
             # Placements for a module are for what it learns: its buffers are cut by name.
-            return self._outline.tensor(name).is_parameter or not isinstance(style, Shard)
+            return self._outline.tensor(name).is_parameter
+        if is_module:
+            return not is_passed_over(rule, name.rpartition(".")[0], self._outline)
         if rule.is_sweeping:
             return self._outline.tensor(name).is_parameter and not isinstance(style, Sequence)
         return True
@@ -93,15 +95,13 @@ class Weights:
         if isinstance(style, Shard):
             return self._raw_dim(rule, name, style, is_module=is_module)
         if isinstance(style, Sequence) and not is_module:
-            raise PlanError(
-                f"{rule.place} is for modules, but {name!r} is a tensor. Name its module, or give "
-                "the tensor a placement, such as Shard(0)."
-            )
+            raise PlanError(say_no_module(rule, name))
         if not isinstance(style, (Colwise, Rowwise)):
             return None
         if is_module:
             return module_cut(rule, module, style, self._outline).dims.get(own)
-        if style.input is not None or style.output is not None:
+        # A sum left in addends is what cutting the tensor gives anyway; transformers says so.
+        if style.input is not None or not isinstance(style.output, (Partial, type(None))):
             raise PlanError(
                 f"{rule.place} says how values lie, but {name!r} is a tensor, which has none. Name "
                 "its module, or leave input and output out."
@@ -162,6 +162,20 @@ class Weights:
         return cut
 
 
+def say_no_module(rule: Rule, name: str) -> str:
+    """That a tensor was named where only a module makes sense."""
+    return (
+        f"{rule.place} is for modules, but {name!r} is a tensor. Name its module, or give the "
+        "tensor a placement, such as Shard(0)."
+    )
+
+
+def is_passed_over(rule: Rule, name: str, outline: Outline) -> bool:
+    """Whether a wildcard met the module by the way: it has no parameters to cut."""
+    module = outline.modules.get(name)
+    return rule.is_sweeping and (module is None or not module.parameters)
+
+
 def module_cut(rule: Rule, name: str, style: CutStyle, outline: Outline) -> Cut:
     """What the style means for the module of that name."""
     module = outline.modules.get(name, ModuleOutline())
@@ -169,10 +183,11 @@ def module_cut(rule: Rule, name: str, style: CutStyle, outline: Outline) -> Cut:
     if cut is None:
         kind = module.type_name.rpartition(".")[2] or "a module"
         tensors = ", ".join((*module.parameters, *module.buffers)) or "no tensors"
+        is_met = rule.entry.is_pattern
+        out = f"except the module with {name!r}: Replicated()" if is_met else "remove the entry"
         raise PlanError(
             f"{rule.place} has no meaning for {name!r}, {kind} with {tensors}. Name the tensors "
-            "and give them placements, such as Shard(0), or leave the module out: "
-            f"{{{name!r}: Replicated()}}."
+            f"and give them placements, such as Shard(0), or {out}."
         )
     return cut
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -20,6 +20,9 @@ class TensorSpec:
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
+    # Of the whole tensor as the single device holds it, for what draws numbers in memory's order.
+    # Strategies do not depend on them. None: contiguous.
+    strides: tuple[Size, ...] | None = field(default=None, compare=False)
 
     @property
     def num_dims(self) -> int:

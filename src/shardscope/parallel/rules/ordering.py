@@ -13,7 +13,7 @@ from shardscope.parallel.rules.call import Call, Strategy, tensors_in
 from shardscope.parallel.rules.dims import wrap
 from shardscope.parallel.rules.local import Local
 from shardscope.parallel.rules.pieces import is_cut
-from shardscope.parallel.rules.terms import keep_terms, lay, pass_terms
+from shardscope.parallel.rules.terms import keep_terms, lay, leaves_some, pass_terms
 
 __all__ = [
     "cut_bucketize",
@@ -85,18 +85,22 @@ _PADS = (
 def cut_padded(call: Call) -> Iterator[Strategy]:
     """Dims are padded from the last; one that a non-constant mode names counts as padded."""
     padding = call["pad"] if "pad" in call.arguments else call["padding"]
+    pairs = list(zip(padding[::2], padding[1::2], strict=True))
     last = call["self"].num_dims - 1
-    is_constant = (
-        call.op == aten.constant_pad_nd.default or call.arguments.get("mode") == "constant"
-    )
-    padded = [
-        last - index
-        for index in range(len(padding) // 2)
-        if not is_constant or padding[2 * index] != 0 or padding[2 * index + 1] != 0
-    ]
-    yield from _cut_all_but(call, padded)
+    if _pads_with_a_number(call):
+        left = [last - index for index, pair in enumerate(pairs) if any(one != 0 for one in pair)]
+    else:
+        sizes = enumerate(call["self"].shape)
+        empty = [dim for dim, size in sizes if not leaves_some(call, size)]
+        left = [*empty, *(last - index for index in range(len(pairs)))]
+    yield from _cut_all_but(call, left)
     if not call.arguments.get("value"):
         yield from pass_terms(call, "self")
+
+
+def _pads_with_a_number(call: Call) -> bool:
+    is_default = call.op == aten.constant_pad_nd.default
+    return is_default or call.arguments.get("mode") == "constant"
 
 
 @rule(aten.tril.default, aten.triu.default)

@@ -9,8 +9,8 @@ import torch
 
 from shardscope.parallel.placements import Shard, divides
 from shardscope.parallel.rules.book import rule
-from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.terms import lay, pass_terms
+from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
+from shardscope.parallel.rules.terms import lay, leaves_some, pass_terms
 
 __all__ = ["cut_grid_sampler", "cut_pool", "cut_shuffled", "cut_unpool"]
 
@@ -82,16 +82,22 @@ _ALL_LINEAR = {op for ops in _LINEAR.values() for op in ops}
 @rule(*_SPATIAL_DIMS)
 def cut_pool(call: Call) -> Iterator[Strategy]:
     name = "input" if "input" in call.arguments else "self"
-    for dim in range(call[name].num_dims - _SPATIAL_DIMS[call.op]):
+    for dim in _dims_before_pixels(call, call[name], _SPATIAL_DIMS[call.op]):
         yield lay(call, {name: Shard(dim)}, Shard(dim))
     if call.op in _ALL_LINEAR:
         yield from pass_terms(call, name)
 
 
+def _dims_before_pixels(call: Call, spec: TensorSpec, num_spatial_dims: int) -> list[int]:
+    """Those of which every rank gets some: without channels torch refuses."""
+    dims = range(spec.num_dims - num_spatial_dims)
+    return [dim for dim in dims if leaves_some(call, spec.shape[dim])]
+
+
 @rule(aten.max_unpool2d.default, aten.max_unpool3d.default)
 def cut_unpool(call: Call) -> Iterator[Strategy]:
     num_spatial_dims = 2 if call.op == aten.max_unpool2d.default else 3
-    for dim in range(call["self"].num_dims - num_spatial_dims):
+    for dim in _dims_before_pixels(call, call["self"], num_spatial_dims):
         yield lay(call, {"self": Shard(dim), "indices": Shard(dim)}, Shard(dim))
 
 
@@ -113,6 +119,8 @@ def _share_channels(call: Call, dim: int) -> bool:
 
 @rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def cut_grid_sampler(call: Call) -> Iterator[Strategy]:
-    yield lay(call, {"input": Shard(0), "grid": Shard(0)}, Shard(0))
-    yield lay(call, {"input": Shard(1)}, Shard(1))
+    if leaves_some(call, call["input"].shape[0]):
+        yield lay(call, {"input": Shard(0), "grid": Shard(0)}, Shard(0))
+    if leaves_some(call, call["input"].shape[1]):
+        yield lay(call, {"input": Shard(1)}, Shard(1))
     yield from pass_terms(call, "input")

@@ -6,7 +6,8 @@ gradient in the layout that calculus gives it (`dual`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -40,15 +41,21 @@ def prove(
     *,
     sizes: Sequence[int] = (2,),
     offers: Sequence[Sequence[Placement]] = (),
+    constants: Collection[str] = (),
 ) -> list[Verdict]:
-    """Try every strategy of the op's rule on a mesh of these sizes, as inference and training."""
+    """Try every strategy of the op's rule on a mesh of these sizes, as inference and training.
+
+    `constants` are the arguments that torch gives no gradient.
+    """
     sample = make_sample(op, args, kwargs)
     verdicts: dict[tuple[Strategy, ...], Verdict] = {}
     for is_training in (True, False):
         call = sample.as_call(num_ranks=sizes[0], is_training=is_training)
         for chosen in _combinations(call, sizes, offers):
             if chosen not in verdicts:
-                refutation = refute(sample, chosen, sizes=sizes, is_training=is_training)
+                refutation = refute(
+                    sample, chosen, sizes=sizes, is_training=is_training, constants=constants
+                )
                 verdicts[chosen] = Verdict(chosen, refutation)
     return list(verdicts.values())
 
@@ -59,10 +66,12 @@ def refute(
     *,
     sizes: Sequence[int],
     is_training: bool = False,
+    constants: Collection[str] = (),
 ) -> str | None:
     """What goes wrong when the op runs so (a strategy for each mesh axis); None if nothing does."""
     try:
-        ranks = _Ranks(sample, strategies, sizes, is_training)
+        learned = [name for name in sample.arguments if is_training and name not in constants]
+        ranks = _Ranks(sample, strategies, sizes, learned)
         return ranks.compare_outputs() or (ranks.compare_gradients() if is_training else None)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
@@ -124,13 +133,16 @@ class _Ranks:
     """The op as all ranks of a mesh run it."""
 
     def __init__(
-        self, sample: Sample, strategies: Sequence[Strategy], sizes: Sequence[int], grads: bool
+        self,
+        sample: Sample,
+        strategies: Sequence[Strategy],
+        sizes: Sequence[int],
+        learned: Collection[str],  # the arguments whose gradients are asked for
     ) -> None:
         self._sizes = tuple(sizes)
         self._strategies = strategies
-        self._whole = make_sample(
-            sample.op, (), map_aggregate(dict(sample.arguments), lambda one: _leaf(one, grads))
-        )
+        with _same_chance():
+            self._whole = make_sample(sample.op, (), _leaves(sample.arguments, learned))
         self._inputs = _layouts(sample.inputs, [one.inputs for one in strategies])
         self._outputs = _layouts(sample.outputs, [one.outputs for one in strategies])
         dealt = [
@@ -138,7 +150,13 @@ class _Ranks:
             for tensor, layout in zip(sample.inputs, self._inputs, strict=True)
         ]
         ranks = all_coordinates(sizes)
-        self._pieces = {at: [_leaf(one[at].clone(), grads) for one in dealt] for at in ranks}
+        self._pieces = {
+            at: [
+                one[at].clone().requires_grad_(whole.requires_grad)
+                for one, whole in zip(dealt, self._whole.inputs, strict=True)
+            ]
+            for at in ranks
+        }
         self._results = {at: self._run(at) for at in ranks}
 
     def compare_outputs(self) -> str | None:
@@ -198,9 +216,10 @@ class _Ranks:
 
     def _run(self, at: Coordinates) -> tuple[Tensor, ...]:
         layouts = (self._inputs, self._outputs)
-        results = self._whole.run_locally(
-            self._pieces[at], layouts=layouts, seat=Seat(self._sizes, at)
-        )
+        with _same_chance():
+            results = self._whole.run_locally(
+                self._pieces[at], layouts=layouts, seat=Seat(self._sizes, at)
+            )
         for result, layout in zip(results, self._outputs, strict=True):
             promised = layout.local_shape(Seat(self._sizes, at))
             if tuple(result.shape) != promised:
@@ -216,8 +235,23 @@ class _Ranks:
         return join(pieces, placements=placements, sizes=self._sizes)
 
 
+@contextmanager
+def _same_chance() -> Iterator[None]:
+    """All ranks draw what the single device draws: they share its seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 def _is_whole(strategy: Strategy) -> bool:
     return all(isinstance(one, Replicate) for one in (*strategy.inputs, *strategy.outputs))
+
+
+def _leaves(arguments: Mapping[str, Any], learned: Collection[str]) -> dict[str, Any]:
+    return {
+        name: map_aggregate(value, lambda one, name=name: _leaf(one, name in learned))  # type: ignore[misc]
+        for name, value in arguments.items()
+    }
 
 
 def _leaf(value: Any, grads: bool) -> Any:

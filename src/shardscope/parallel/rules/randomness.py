@@ -12,7 +12,7 @@ import torch
 
 from shardscope.parallel.placements import Replicate, Shard
 from shardscope.parallel.rules.book import rule, speller
-from shardscope.parallel.rules.call import Call, Strategy
+from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.local import Local
 from shardscope.parallel.rules.pieces import cut_piece
 from shardscope.parallel.rules.terms import lay, offered_to, pass_terms
@@ -25,6 +25,7 @@ __all__ = [
     "spell_drawn_like",
     "spell_dropout",
     "spell_native_dropout",
+    "write_whole_like",
 ]
 
 aten = torch.ops.aten
@@ -66,8 +67,17 @@ def spell_native_dropout(local: Local) -> Any:
 
 
 def _write_ones(local: Local) -> Any:
-    shape = [local.pen.size(one) for one in local.call["input"].shape]
-    return local.pen.write(aten.new_ones.default, local["input"], shape)
+    return local.pen.write(aten.ones_like.default, write_whole_like(local, "input"))
+
+
+def write_whole_like(local: Local, name: str) -> Any:
+    """A tensor like the whole argument, but for its values: its memory too, which orders draws."""
+    spec: TensorSpec = local.call[name]
+    shape = [local.pen.size(one) for one in spec.shape]
+    if spec.strides is None:
+        return local.pen.write(aten.new_empty.default, local[name], shape)
+    strides = [local.pen.size(one) for one in spec.strides]
+    return local.pen.write(aten.new_empty_strided.default, local[name], shape, strides)
 
 
 _DRAWN_LIKE = (
@@ -99,8 +109,7 @@ def cut_drawn_like(call: Call) -> Iterator[Strategy]:
 
 @speller(*_DRAWN_LIKE)
 def spell_drawn_like(local: Local) -> Any:
-    shape = [local.pen.size(one) for one in local.call["self"].shape]
-    whole = local.pen.write(aten.new_empty.default, local["self"], shape)
+    whole = write_whole_like(local, "self")
     return cut_piece(local.pen, local.repeat(self=whole), layout=local.outputs[0], seat=local.seat)
 
 

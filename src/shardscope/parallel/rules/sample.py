@@ -115,4 +115,4 @@ def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def _spec_of(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), tensor.dtype)
+    return TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))

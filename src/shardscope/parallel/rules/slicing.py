@@ -56,7 +56,8 @@ def cut_slice(call: Call) -> Iterator[Strategy]:
         return
     bounds = _bounds(call)
     if bounds is not None:
-        yield from _cut_parts(call, offer, [bounds])
+        if not _is_from_the_end(call):  # those that it counts from may be a later axis's
+            yield from _cut_parts(call, offer, [bounds])
         if offer.is_plain and can_add(call["self"]) and _is_worth_terms(call, bounds):
             yield lay(call, {"self": offer}, Partial(), is_order_blind=False)
 
@@ -97,14 +98,17 @@ def _bounds(call: Call) -> tuple[int, int] | None:
     return (start, end) if is_fitting else None
 
 
+def _is_from_the_end(call: Call) -> bool:
+    return call["start"] is not None and call["start"] < 0
+
+
 def _is_worth_terms(call: Call, bounds: tuple[int, int]) -> bool:
     """Addends are summed at twice the price of gathering, so the slice has to be a small part.
 
     And one that a later axis cannot take for a slice of the first rank's piece.
     """
     size, (start, end) = call["self"].shape[_dim(call)], bounds
-    is_from_the_end = bool(call["start"]) and call["start"] < 0
-    is_in_first_piece = not is_from_the_end and end * call.num_ranks <= size
+    is_in_first_piece = not _is_from_the_end(call) and end * call.num_ranks <= size
     return bool(2 * (end - start) <= size) and not is_in_first_piece
 
 

@@ -1,0 +1,31 @@
+"""The room's public names: listed, lazy, true."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from shardscope import parallel
+
+
+def test_every_public_name_is_what_its_home_holds() -> None:
+    assert parallel.__all__ == list(parallel._HOMES)
+    assert dir(parallel) == sorted(parallel.__all__)
+    for name, home in parallel._HOMES.items():
+        assert getattr(parallel, name) is getattr(import_module(home), name)
+
+
+def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Columnwise'"):
+        _ = parallel.Columnwise
+
+
+def test_importing_the_room_imports_no_torch() -> None:
+    program = "import shardscope.parallel, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
