@@ -219,9 +219,17 @@ def _check_leaf(
         assert whole.shape == wanted.shape, f"{what} on rank {rank}: {whole.shape}"
         assert whole.dtype == wanted.dtype, f"{what} on rank {rank}: {whole.dtype}"
         if wanted.is_floating_point() or wanted.is_complex():
-            scale = max(float(wanted.detach().abs().nan_to_num(posinf=0).max()), 1e-3) if wanted.numel() else 1
+            scale = (
+                max(float(wanted.detach().abs().nan_to_num(posinf=0).max()), 1e-3)
+                if wanted.numel()
+                else 1
+            )
             torch.testing.assert_close(
-                whole, wanted.detach(), rtol=0, atol=near * scale, equal_nan=True,
+                whole,
+                wanted.detach(),
+                rtol=0,
+                atol=near * scale,
+                equal_nan=True,
                 msg=lambda text, r=rank: f"{what} on rank {r}: {text}",
             )
         else:
@@ -268,7 +276,9 @@ def _cut(whole: Any, value: Any, program: ParallelProgram, rank: int) -> Any:
 
 def _join(found: dict[int, Tensor], value: Any, program: ParallelProgram) -> dict[int, Tensor]:
     """What each rank holds, with what it lacks taken from the ranks that cut it with it."""
-    shards = [axis for axis, one in enumerate(getattr(value, "placements", [])) if one != Replicate()]
+    shards = [
+        axis for axis, one in enumerate(getattr(value, "placements", [])) if one != Replicate()
+    ]
     if not shards:
         return found
     wholes = {}
@@ -292,7 +302,9 @@ def _join(found: dict[int, Tensor], value: Any, program: ParallelProgram) -> dic
         whole = found[rank].new_full(shape, 0)
         for other in peers:
             held = _held(shape, value, program, other)
-            grid = torch.meshgrid(*(torch.tensor(one, dtype=torch.long) for one in held), indexing="ij")
+            grid = torch.meshgrid(
+                *(torch.tensor(one, dtype=torch.long) for one in held), indexing="ij"
+            )
             whole[grid] = found[other]
         wholes[rank] = whole
     return wholes
@@ -300,6 +312,8 @@ def _join(found: dict[int, Tensor], value: Any, program: ParallelProgram) -> dic
 
 def _whole_size(value: Any, program: ParallelProgram, dim: int, sizes: dict[Any, int]) -> int:
     """The sum of the pieces of those ranks that differ in what cuts this dim."""
-    axes = [i for i, one in enumerate(value.placements) if isinstance(one, Shard) and one.dim == dim]
+    axes = [
+        i for i, one in enumerate(value.placements) if isinstance(one, Shard) and one.dim == dim
+    ]
     seen = {tuple(at[axis] for axis in axes): size for at, size in sizes.items()}
     return sum(seen.values())
