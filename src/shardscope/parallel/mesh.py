@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, final
 
@@ -25,6 +25,7 @@ class Mesh:
     axes: Mapping[str, int]
     ranks: torch.Tensor  # of the axes' sizes
     device_mesh: DeviceMesh | None = None
+    group_names: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # by ranks, if known
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -68,10 +69,12 @@ class Mesh:
 
     def group_name(self, axis: int, seat: Seat) -> str:
         """The name of the process group of the axis; made up where this process has none."""
-        name = list(self.axes)[axis]
+        name, ranks = list(self.axes)[axis], self.group_ranks(axis, seat)
+        if ranks in self.group_names:
+            return self.group_names[ranks]
         if self.device_mesh is not None and self.rank_at(seat) == self.own_rank():
             return str(self.device_mesh.get_group(axis).group_name)
-        return f"{name}:{'-'.join(map(str, self.group_ranks(axis, seat)))}"
+        return f"{name}:{'-'.join(map(str, ranks))}"
 
 
 def read_mesh(mesh: Any) -> Mesh:

@@ -6,21 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten
 from shardscope.errors import ParallelError
-from shardscope.parallel.exported import build_exported
+from shardscope.parallel.culprit import find_culprit
+from shardscope.parallel.exported import build_exported, local_state
 from shardscope.parallel.flow import Flow, Move
 from shardscope.parallel.joint import JointGraph, differentiate, trace_joint, trained_parameters
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.partition import RankProgram, write_rank
 from shardscope.parallel.plan.resolved import Resolved
 from shardscope.parallel.propagate import Fallback
-from shardscope.parallel.verify import Trial, prove
+from shardscope.parallel.training import TrainingModule
+from shardscope.parallel.verdicts import fill, refuse, why_not
+from shardscope.parallel.verify import Trial, deal_values, groups_of, prove
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
 from shardscope.record import FINE, TensorVerdict
+from shardscope.shard.reference import kept_random_state
 
 __all__ = ["ParallelProgram"]
 
@@ -37,6 +42,7 @@ class ParallelProgram:
     fallbacks: list[Fallback]
     is_training: bool = False
     verdicts: list[TensorVerdict] | None = None
+    not_verified: str = ""
     _written: dict[int, ExportedProgram] = field(default_factory=dict)
     _joints: dict[int, JointGraph] = field(default_factory=dict)
 
@@ -48,7 +54,12 @@ class ParallelProgram:
         return self._written[rank]
 
     def module(self, rank: int | None = None) -> nn.Module:
-        """The rank's program to call."""
+        """The rank's program to call; one that can be trained if the program was made for that."""
+        if self.is_training:
+            seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
+            state = local_state(self.source.state_dict, self.flow, seat)
+            constants = local_state(self.source.constants, self.flow, seat)
+            return TrainingModule(self.flow, self.joint(rank), state, constants)
         module: nn.Module = self.exported(rank).module()
         return module
 
@@ -74,24 +85,44 @@ class ParallelProgram:
     def verify(self, *args: Any, **kwargs: Any) -> list[TensorVerdict]:
         """Run all ranks in this process, compare with the single device, raise if they differ.
 
-        Without arguments, on the inputs that the program was exported with.
+        Without arguments, on the inputs that the program was exported with. Where that cannot be
+        done, `not_verified` says why.
         """
         example = (args, kwargs) if args or kwargs else self.source.example_inputs
+        self.not_verified = why_not(self.source, self.mesh, example)
+        if self.not_verified:
+            return []
         values = self._values(example)
         self.verdicts = prove(self._trial(), values)
         wrong = [one for one in self.verdicts if one.agreement not in FINE]
         if wrong:
-            raise _refuse(wrong)
+            raise self._refuse(wrong, values)
         return self.verdicts
 
     def _values(self, example: Any) -> list[Any]:
-        """What the program takes: state by name, then inputs."""
+        """What the program takes: state by name, then inputs; numbers for what has none."""
         leaves = iter(flatten(example)[0])
         state = {**self.source.constants, **self.source.state_dict}
-        return [
+        given = [
             next(leaves) if role.kind == "input" else state[role.name]
             for _, role in self.flow.inputs
         ]
+        return fill(given)
+
+    def _refuse(self, wrong: Sequence[TensorVerdict], values: Sequence[Any]) -> ParallelError:
+        mesh = self.mesh
+        ranks = {mesh.rank_at(seat): self.write(mesh.rank_at(seat)) for seat in mesh.seats}
+        with kept_random_state(), torch.no_grad():
+            culprit = find_culprit(
+                self.flow,
+                mesh,
+                self.source.graph_module,
+                ranks,
+                values,
+                deal_values(self.flow, mesh, values),
+                groups_of(mesh),
+            )
+        return refuse(wrong, culprit)
 
     def _trial(self) -> Trial:
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats]
@@ -106,13 +137,3 @@ class ParallelProgram:
             {rank: self.joint(rank).graph_module for rank in ranks},
             tuple(trained_parameters(self.flow)),
         )
-
-
-def _refuse(wrong: Sequence[TensorVerdict]) -> ParallelError:
-    first = wrong[0]
-    more = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-    return ParallelError(
-        f"the parallel program does not compute what the original does: {first.kind} {first.name} "
-        f"{first.agreement} (relative error {first.error}, noise {first.noise}){more}. "
-        f"{first.detail}"
-    )

@@ -111,8 +111,45 @@ def test_two_axes_may_cut_one_dim_or_two() -> None:
 
 @pytest.mark.parametrize(
     "op",
-    [aten.bernoulli.default, aten.where.default, aten.relu_.default, aten.rand.default],
+    [
+        *(aten.bernoulli.default, aten.where.default, aten.relu_.default),
+        *(aten.rand_like.default, aten.equal.default),
+    ],
     ids=str,
 )
 def test_ops_that_draw_or_write_or_look_elsewhere_are_not_pointwise(op: Any) -> None:
     assert not is_pointwise(op)
+
+
+def ops_that_torch_marks() -> list[Any]:
+    packets = [getattr(aten, name) for name in dir(aten)]
+    named = [one for one in packets if hasattr(one, "overloads")]
+    ops = [getattr(one, kind) for one in named for kind in one.overloads()]
+    return [op for op in ops if is_pointwise(op)]
+
+
+def arguments_of(op: Any) -> dict[str, Any]:
+    """Something to try an op with: tensors that broadcast, of numbers that most functions take."""
+    shapes = iter([(2, 4), (4,), (1, 4), ()])
+    arguments: dict[str, Any] = {}
+    for slot in op._schema.arguments:
+        if "Tensor" in str(slot.type):
+            tensor = torch.rand(next(shapes), dtype=torch.float64) * 0.8 + 0.1
+            is_mask = slot.name in ("mask", "condition")
+            arguments[slot.name] = tensor > 0.5 if is_mask else tensor
+        elif not slot.has_default_value():
+            arguments[slot.name] = {"int": 2, "bool": True, "number": 0.5}.get(str(slot.type))
+    return arguments
+
+
+def test_every_op_that_torch_marks_as_pointwise_is() -> None:
+    num_proved = 0
+    for op in ops_that_torch_marks():
+        arguments = arguments_of(op)
+        try:
+            op(**arguments)
+        except (RuntimeError, TypeError, NotImplementedError):
+            continue  # it wants integers, or more arguments
+        claims(op, kwargs=arguments)
+        num_proved += 1
+    assert num_proved > 150

@@ -49,10 +49,10 @@ def _uses_batch(call: Call) -> bool:
 
 
 def _cut_channels(call: Call) -> Iterator[Strategy]:
-    if not leaves_some(call, call["input"].shape[1]):
-        return
+    """Every rank needs some: torch does not normalize nothing."""
     cuts = {name: Shard(0) for name in _PER_CHANNEL if name in call.arguments}
-    yield lay(call, {"input": Shard(1), **cuts}, _outputs(call, Shard(1), Shard(0)))
+    if leaves_some(call, call["input"].shape[1]):
+        yield lay(call, {"input": Shard(1), **cuts}, _outputs(call, Shard(1), Shard(0)))
 
 
 def _cut_samples(call: Call) -> Iterator[Strategy]:
@@ -72,9 +72,9 @@ def cut_instance_norm(call: Call) -> Iterator[Strategy]:
     """Each sample by itself; but a history of statistics is one of the whole batch."""
     has_history = call["running_mean"] is not None
     if not (has_history and call["use_input_stats"]):
-        yield lay(call, {"input": Shard(0)}, Shard(0))
-        cuts = dict.fromkeys(_PER_CHANNEL, Shard(0))
-        yield lay(call, {"input": Shard(1), **cuts}, Shard(1))
+        if leaves_some(call, call["input"].shape[0]):
+            yield lay(call, {"input": Shard(0)}, Shard(0))
+        yield from _cut_channels(call)
 
 
 @decomposition(aten._native_batch_norm_legit_functional.default)

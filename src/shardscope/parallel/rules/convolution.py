@@ -12,7 +12,6 @@ from shardscope.parallel.placements import Partial, Shard, divides
 from shardscope.parallel.rules.book import DECOMPOSITIONS, rule, speller
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.local import Local
-from shardscope.parallel.rules.pieces import is_cut
 from shardscope.parallel.rules.terms import lay, leaves_some
 
 __all__ = ["cut_convolution", "spell_convolution"]
@@ -81,13 +80,13 @@ def _num_groups(call: Call) -> int:
 @speller(*_CONVOLUTIONS)
 def spell_convolution(local: Local) -> Any:
     """Where groups are cut, a rank has fewer of them."""
-    layout = local.input_layout("input")
-    channels = int(len(layout.shape) == len(local.input_layout("weight").shape))
-    if local["groups"] == 1 or not is_cut(layout, channels):
-        return local.repeat()
-    here, all_ = layout.local_shape(local.seat)[channels], layout.shape[channels]
-    assert local["groups"] * here % all_ == 0, "a rank has to hold whole groups"
-    return local.repeat(groups=local["groups"] * here // all_)
+    picture, kernels = local.input_layout("input"), local.input_layout("weight")
+    channels = int(len(picture.shape) == len(kernels.shape))
+    many = local.outputs[0] if _is_transposed(local.call) else picture
+    num_channels = many.local_shape(local.seat)[channels]
+    per_group = kernels.local_shape(local.seat)[1]
+    assert num_channels % per_group == 0, "a rank has to hold whole groups"
+    return local.repeat(groups=num_channels // per_group)
 
 
 def _take_bias_apart(op: Any) -> Any:
