@@ -24,7 +24,7 @@ def check_order(flow: Flow, mesh: Mesh, *, gradients: Gradients | None = None) -
     Of many ranks, one is listened to for all that hold pieces of the same shapes: their programs
     differ in nothing but where their pieces begin.
     """
-    groups = [(mesh.rank_at(seat),) for seat in mesh.seats]
+    groups: list[tuple[int, ...]] = [(mesh.rank_at(seat),) for seat in mesh.seats]
     if mesh.num_ranks > _FEW:
         groups = ranks_alike(flow, mesh)
     said: dict[int, Sequence[Said]] = {}

@@ -43,6 +43,7 @@ class Said:
     value: Value
     steps: list[Step | Move]
     is_said: bool = True
+    has_entered: bool = False  # the value was used in pieces while whole
 
     @property
     def size_bytes(self) -> int:
@@ -97,6 +98,7 @@ class _Walk:
             self._entered[value, axes] = self._wire.backward[before:]
         for said in self._entered[value, axes]:
             said.is_said |= is_heard
+            said.has_entered = True
             if is_heard:
                 said.steps.append(step)
 
