@@ -15,6 +15,7 @@ from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
+from shardscope.parallel.order import check_order
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.plan.outlines import outline_of_program
 from shardscope.parallel.plan.plan import Plan
@@ -77,7 +78,7 @@ def cut_program(
     names = {value.alias: path for path, value in (outline.inputs or {}).items()}
     flow.name_values(names, list(outline.outputs or ()))
     fallbacks = place(flow, mesh, resolved, is_training=is_training)
-    return ParallelProgram(
+    made = ParallelProgram(
         source=source,
         flow=flow,
         mesh=mesh,
@@ -85,6 +86,8 @@ def cut_program(
         fallbacks=fallbacks,
         is_training=is_training,
     )
+    check_order(flow, mesh, gradients=made.gradients)
+    return made
 
 
 def place(
@@ -192,6 +195,7 @@ def _wishes(
         entering=_along(borders.entering, axis),
         leaving=_along(borders.leaving, axis),
         outputs=wish_for_output,
+        left=borders.left,
         is_data_axis=is_data_axis,
     )
 
