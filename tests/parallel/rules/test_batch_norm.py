@@ -29,7 +29,7 @@ def affine(num_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_with_given_statistics_samples_and_pixels_may_be_cut(num_ranks: int) -> None:
     found = claims(
-        *(aten.batch_norm.default, numbers(4, 6, 4), *affine(6), *statistics(6)),
+        *(aten.batch_norm.default, numbers(6, 6, 6), *affine(6), *statistics(6)),
         *(False, 0.1, 1e-5, False),
         sizes=[num_ranks],
         constants=HISTORY,
