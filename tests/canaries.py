@@ -332,6 +332,9 @@ CANARIES: dict[str, Canary] = {
     ),
     # programs.py and functional_collectives.py
     "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch._dispatch.python.enable_python_dispatcher": Canary(
+        "programs.py", "run ops on sizes that are left open"
+    ),
     "torch.ops._c10d_functional": Canary(
         "functional_collectives.py",
         "write collectives into programs",

@@ -114,7 +114,10 @@ class _Writer:
         together = self._all_gather(padded)
         full = [*shape[:dim], step, *shape[dim + 1 :]]
         whole = self._bring_together(together, full, dim)
-        return whole if self._divides(size) else self._slice(whole, dim, 0, size)
+        if self._divides(size):
+            return whole
+        # Ops that look at memory, as view does, were traced on tensors without gaps.
+        return self._contiguous(self._slice(whole, dim, 0, size))
 
     def _all_gather(self, value: fx.Node) -> fx.Node:
         return self._wire.all_gather(value, axis=self._axis, is_entering=self._is_entering)

@@ -12,6 +12,7 @@ from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
 from shardscope.parallel.capture import export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
 from shardscope.parallel.order import check_order
@@ -94,6 +95,7 @@ def place(
 ) -> list[Fallback]:
     """Give every value its placements, and put in the moves, one axis after the other."""
     borders = find_borders(flow, resolved)
+    check_heads(flow, borders, mesh)
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]
     pins += [(value, pin) for (_, value), pin in borders.entering.items()]

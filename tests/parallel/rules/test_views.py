@@ -188,3 +188,9 @@ def test_groups_hold_the_same_indices() -> None:
     assert list(groups_of((), (1,))) == []
     assert fold(Shard(0), (6,), (2, 3), group=([0], [0, 1]), num_ranks=2) == Shard(0)
     assert fold(Shard(0), (6,), (2, 3), group=([0], [0, 1]), num_ranks=3) is None
+
+
+def test_segments_of_another_size_are_not_folded() -> None:
+    merged = {"before": (8, 4), "after": (32,), "group": ([0, 1], [0]), "num_ranks": 2}
+    assert fold(Shard(0, segments=(4, 2, 2)), **merged) == Shard(0, segments=(16, 8, 8))
+    assert fold(Shard(0, segments=(8, 4, 4)), **merged) is None

@@ -22,6 +22,7 @@ __all__ = [
     "normalize_batch",
     "normalize_batch_and_keep_statistics",
     "normalize_batch_without_history",
+    "normalize_instances",
 ]
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def _cut_channels(call: Call) -> Iterator[Strategy]:
 
 def _cut_samples(call: Call) -> Iterator[Strategy]:
     for dim in range(call["input"].num_dims):
-        if dim != 1:
+        if dim != 1 and leaves_some(call, call["input"].shape[dim]):
             yield lay(call, {"input": Shard(dim)}, _outputs(call, Shard(dim), Replicate()))
 
 
@@ -128,6 +129,23 @@ def normalize_batch(
     if running_mean is not None:
         raise NotImplementedError
     return _normalize(input, (weight, bias), eps)[0]
+
+
+@decomposition(aten.instance_norm.default)
+def normalize_instances(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if running_mean is not None or not use_input_stats:
+        raise NotImplementedError
+    return aten.group_norm(input, input.shape[1], weight, bias, eps)
 
 
 def _normalize(

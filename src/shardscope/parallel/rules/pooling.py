@@ -106,7 +106,8 @@ def cut_shuffled(call: Call) -> Iterator[Strategy]:
     """Channels become pixels, or pixels channels: both are cut where a rank gets whole ones."""
     channels = 1 if call.op == aten.channel_shuffle.default else call["self"].num_dims - 3
     for dim in range(channels):
-        yield lay(call, {"self": Shard(dim)}, Shard(dim))
+        if leaves_some(call, call["self"].shape[dim]):  # of nothing torch gives the wrong shape
+            yield lay(call, {"self": Shard(dim)}, Shard(dim))
     yield from pass_terms(call, "self")
     if call.op != aten.channel_shuffle.default and _share_channels(call, channels):
         yield lay(call, {"self": Shard(channels)}, Shard(channels), is_order_blind=False)
