@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._pytree import tree_flatten_spec
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -16,6 +17,7 @@ __all__ = [
     "expression_of",
     "fake_mode_of",
     "flatten",
+    "flatten_as",
     "hint_of",
     "range_of",
     "unflatten",
@@ -40,6 +42,15 @@ def fake_mode_of(values: Any) -> Any:
 
 flatten = tree_flatten
 unflatten = tree_unflatten
+
+
+def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
+    """The leaves in the order of another nest with the same keys; None if it has others."""
+    try:
+        leaves: list[Any] = tree_flatten_spec(nest, tree)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+        return None
+    return leaves if len(leaves) == len(tree_flatten(nest)[0]) else None
 
 
 def hint_of(size: Any) -> int:
