@@ -26,6 +26,7 @@ __all__ = [
     "name_arguments",
     "widen_inputs",
     "widen_model",
+    "widen_tensor",
     "widened",
 ]
 
@@ -114,6 +115,8 @@ def widened(narrow: torch.dtype) -> Iterator[None]:
 
 @final
 class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(self, narrow: torch.dtype, default: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._narrow = narrow
