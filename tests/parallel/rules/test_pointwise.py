@@ -70,7 +70,7 @@ def test_a_tensor_without_dims_stays_whole() -> None:
         (aten.polar.default, (positives(4), numbers(4)), set()),
         (aten.div.Tensor_mode, (numbers(4), positives(4), "floor"), set()),
     ],
-    ids=lambda one: str(one) if not isinstance(one, tuple) else "",
+    ids=lambda one: "" if isinstance(one, tuple) else spelled(one),
 )
 def test_addends_stay_addends_exactly_where_the_op_is_linear(
     op: Any, args: tuple[Any, ...], expected: set[str]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, spelled
+from rule_proving import claims, learned, numbers, plain, spelled, take_apart
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Partial, Shard
 from shardscope.parallel.rules.lookup import find_rule
@@ -119,3 +119,8 @@ def test_what_draws_is_known() -> None:
     assert is_random(aten.dropout.default)
     assert not is_random(aten.relu.default)
     assert not is_random(len)
+
+
+def test_alpha_dropout_taken_apart_draws_what_torch_draws() -> None:
+    for p in (0.1, 0.5):
+        take_apart(aten.alpha_dropout.default, learned(4, 6), p, True)
