@@ -120,8 +120,8 @@ def _make(
 ) -> ParallelProgram:
     if plan is None:
         raise TargetError(
-            f"{loaded.name} defines no plan, so nothing says what to cut. Give --plan plan.toml, or "
-            'define one, such as plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+            f"{loaded.name} defines no plan, so nothing says what to cut. Give --plan plan.toml, "
+            'or define one, such as plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
         )
     model, args, kwargs = _build(loaded, report, has_data=has_data)
     report("cutting it")
@@ -157,7 +157,7 @@ def _build(
 
 def _batched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
     """The positions and names of inputs that can be shared out."""
-    items = [*enumerate(args), *kwargs.items()]
+    items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [key for key, one in items if isinstance(one, Tensor) and one.dim() > 0]
 
 
