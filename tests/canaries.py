@@ -331,7 +331,13 @@ CANARIES: dict[str, Canary] = {
         "pytree_paths.py and programs.py", "name the values that a program takes and returns"
     ),
     # programs.py and functional_collectives.py
+    "torch._dynamo.source.ConstantSource": Canary(
+        "programs.py", "name the open sizes of pieces of a program's inputs"
+    ),
     "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch._dispatch.python.enable_python_dispatcher": Canary(
+        "programs.py", "run ops on sizes that are left open"
+    ),
     "torch.ops._c10d_functional": Canary(
         "functional_collectives.py",
         "write collectives into programs",
@@ -846,8 +852,8 @@ CANARIES: dict[str, Canary] = {
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(
-        "cuda_choices.py, fused_kernels.py",
-        "take the ops that CUDA would take, and cut programs that name them",
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
         lambda: torch.ops.aten._fused_rms_norm.default,
     ),
     "._scaled_dot_product_attention_math": Canary(

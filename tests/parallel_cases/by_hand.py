@@ -60,7 +60,9 @@ class _Talk(TorchDispatchMode):
             return args[0]
         kind, value, group = func.__name__.split(".")[0], args[0], args[-1]
         self.spoken.append((kind, group, tuple(value.shape), value.dtype, str(args[1:-1])))
-        assert value.is_contiguous() or kind == "all_reduce", f"{kind} of a tensor that is not contiguous"
+        assert value.is_contiguous() or kind == "all_reduce", (
+            f"{kind} of a tensor that is not contiguous"
+        )
         mine, values = self._meetings[group].exchange(self._rank, value.clone())
         return _answer(kind, mine, values, args)
 

@@ -19,6 +19,7 @@ from shardscope._torch.programs import (
     fake_mode_of,
     flatten,
     range_of,
+    traced,
     unflatten,
 )
 from shardscope.errors import ParallelError
@@ -57,7 +58,7 @@ def annotate(flow: Flow, rank: RankProgram) -> None:
     mode = fake_mode_of(examples)
     promised = {node: value for value, node in rank.nodes.items() if isinstance(node, fx.Node)}
     values: dict[fx.Node, Any] = {}
-    with mode:
+    with traced(mode, has_open_sizes=bool(flow.sizes.known)):
         for node in rank.graph.nodes:
             if node.op == "placeholder":
                 values[node] = local_example(promised[node], rank.seat, flow.sizes)

@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope.errors import PlanError
 from shardscope.parallel.layouts import Seat
+from shardscope.record import Axis
 
-__all__ = ["Mesh", "read_mesh"]
+__all__ = ["Mesh", "describe_axes", "read_mesh"]
 
 
 @final
@@ -30,6 +31,11 @@ class Mesh:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(self.axes.values())
+
+    @property
+    def records(self) -> tuple[Axis, ...]:
+        """The axes as records."""
+        return tuple(Axis(name=name, size=size) for name, size in self.axes.items())
 
     @property
     def num_ranks(self) -> int:

@@ -45,7 +45,9 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     with _detached_regions(program.graph), warnings.catch_warnings():
         # Torch copies its own trees of inputs in a way that it warns of.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        functional: ExportedProgram = program.run_decompositions({torch.ops.aten.copy.default: _copy})
+        functional: ExportedProgram = program.run_decompositions(
+            {torch.ops.aten.copy.default: _copy}
+        )
     return functional
 
 

@@ -12,8 +12,10 @@ from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
 from shardscope.parallel.capture import export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
+from shardscope.parallel.order import check_order
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.plan.outlines import outline_of_program
 from shardscope.parallel.plan.plan import Plan
@@ -76,7 +78,7 @@ def cut_program(
     names = {value.alias: path for path, value in (outline.inputs or {}).items()}
     flow.name_values(names, list(outline.outputs or ()))
     fallbacks = place(flow, mesh, resolved, is_training=is_training)
-    return ParallelProgram(
+    made = ParallelProgram(
         source=source,
         flow=flow,
         mesh=mesh,
@@ -84,6 +86,8 @@ def cut_program(
         fallbacks=fallbacks,
         is_training=is_training,
     )
+    check_order(flow, mesh, gradients=made.gradients)
+    return made
 
 
 def place(
@@ -91,6 +95,7 @@ def place(
 ) -> list[Fallback]:
     """Give every value its placements, and put in the moves, one axis after the other."""
     borders = find_borders(flow, resolved)
+    check_heads(flow, borders, mesh)
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]
     pins += [(value, pin) for (_, value), pin in borders.entering.items()]
@@ -190,6 +195,7 @@ def _wishes(
         entering=_along(borders.entering, axis),
         leaving=_along(borders.leaving, axis),
         outputs=wish_for_output,
+        left=borders.left,
         is_data_axis=is_data_axis,
     )
 

@@ -25,6 +25,7 @@ from shardscope.errors import ParityError
 from shardscope.parallel.parity.examine import Version, examine
 from shardscope.parallel.parity.findings import find_problems, make_parity
 from shardscope.parallel.parity.outcome import named_tensors
+from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.ranks import Eager, Parallelize
 from shardscope.parallel.parity.single import as_model
 from shardscope.parallel.parity.task import Task
@@ -49,6 +50,7 @@ def parity(
     batch_dim: int = 0,
     precision: torch.dtype | None = None,
     seed: int = 0,
+    processes: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
     """Compare a parallel version with the original, tensor by tensor.
@@ -63,25 +65,28 @@ def parity(
 
     A tensor is held to the noise of the single device itself, measured in double precision; to
     compute in a lower `precision` may be allowed. The model, its gradients, buffers and random
-    numbers are left as they were.
+    numbers are left as they were. All ranks run in this process, or, with `processes`, each in one
+    of its own, on a gloo group. `report` is told what is being done, for those who wait.
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
     task = Task(_checked_inputs(inputs), loss, step, seed=seed)
-    version: Version
-    if parallelize is not None:
-        version = Eager(
-            original,
-            axes,
-            parallelize,
-            task,
-            _checked_batch_axes(batch_axes, axes),
-            batch_dim,
-            device=_device_type(original),
-        )
-    else:
+    if parallelize is None:
         version = _transform(model, axes, plan, task)
-    return check_version(version, precision=precision, report=report)
+        return check_version(version, precision=precision, report=report)
+    eager = Eager(
+        original,
+        axes,
+        parallelize,
+        task,
+        _checked_batch_axes(batch_axes, axes),
+        batch_dim,
+        device=_device_type(original),
+    )
+    if not processes:
+        return check_version(eager, precision=precision, report=report)
+    with Processes(eager).closing() as ranks:
+        return check_version(ranks, precision=precision, is_in_processes=True, report=report)
 
 
 def check_version(
@@ -101,7 +106,7 @@ def check_version(
     size = math.prod(version.axes.values())
     run = describe_run(0, size, found.axes, instrument="parity")
     return Recording(
-        run=replace(run, ranks=(RankSpan(0, size),)),
+        run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
         parity=(found,),
         findings=tuple(find_problems(found)),
         gaps=tuple(Gap(place=place, fact=fact) for place, fact in gaps),

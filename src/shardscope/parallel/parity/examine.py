@@ -11,16 +11,18 @@ from torch import nn
 
 from shardscope.errors import CollectiveError, RankError
 from shardscope.parallel.parity.cases import Runs, cases
+from shardscope.parallel.parity.execute import Probe
 from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.locate import Parting, find_partings
 from shardscope.parallel.parity.looks import MODULES, Look
 from shardscope.parallel.parity.opinions import apply_exact, apply_steady, is_coarse
+from shardscope.parallel.parity.ops import WrongOp, find_op
 from shardscope.parallel.parity.outcome import Key, Outcome
 from shardscope.parallel.parity.probe import ModuleProbe
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
 from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
-from shardscope.record import FINE, Agreement, Suspect, TensorKind
+from shardscope.record import FINE, Agreement, Phase, Suspect, TensorKind
 
 __all__ = ["Examined", "Report", "Version", "examine"]
 
@@ -60,6 +62,7 @@ class Examined:
     partings: list[Parting]
     types: Mapping[str, str]  # classes of modules
     runs: Runs
+    op: WrongOp | None = None  # in the first of those places
     num_modules: int = 0
 
 
@@ -140,19 +143,37 @@ class _Session:
             probes.append(ModuleProbe())
             return probes[-1]
 
+        found = self._look(MODULES, make_probe, is_steady=is_steady)
+        if found is None:
+            return Examined(judged, [], {}, runs)
+        consumers = probes[0].consumers
+        partings = find_partings(*found, self._sizes, gradients=judged, consumers=consumers)
+        types = probes[0].types
+        op = self._find_op(partings, is_steady=is_steady)
+        return Examined(judged, partings, types, runs, op, num_modules=len(types))
+
+    def _find_op(self, partings: Sequence[Parting], *, is_steady: bool) -> WrongOp | None:
+        if not partings or partings[0].phase is not Phase.FORWARD:
+            return None
+        self._tell("looking for the first op in it")
+        look = Look(ops_in=partings[0].module)
+        found = self._look(look, look.make_probe, is_steady=is_steady)
+        return None if found is None else find_op(*found, self._sizes)
+
+    def _look(
+        self, look: Look, make_probe: Callable[[], Probe], *, is_steady: bool
+    ) -> tuple[Runs, list[Outcome]] | None:
         version, is_exact = self._version, self._has_exact
         try:
-            ranks = version.run(Variant(is_exact=is_exact, is_steady=is_steady), MODULES)
+            ranks = version.run(Variant(is_exact=is_exact, is_steady=is_steady), look)
         except (RankError, CollectiveError) as error:
-            fact = f"the ranks do not run while they are watched ({error!s:.200})"
-            self._report("the first module", fact)
-            return Examined(judged, [], {}, runs)
+            what = "modules" if look.ops_in is None else "ops"
+            fact = f"the ranks do not run while their {what} are watched ({error!s:.200})"
+            self._report("the first difference", fact)
+            return None
         run = run_exact if is_exact else run_all
         singles = run(version.model, version.task, is_steady=is_steady, probe=make_probe)
-        partings = find_partings(
-            singles, ranks, self._sizes, gradients=judged, consumers=probes[0].consumers
-        )
-        return Examined(judged, partings, probes[0].types, runs, len(probes[0].types))
+        return singles, ranks
 
     @property
     def _sizes(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from shardscope._torch.modules import named_places, own_buffers, own_parameters
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.task import Task, call_model, default_loss
+from shardscope.record import Source
 
 __all__ = ["Probe", "Whole", "execute", "named_buffers", "named_parameters"]
 
@@ -29,6 +30,10 @@ class Probe(Protocol):
     @property
     def seen(self) -> dict[str, torch.Tensor]:
         """What was seen."""
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The lines behind it, where they are known."""
 
 
 def execute(
@@ -60,6 +65,7 @@ def execute(
         {name: _detach(one).clone() for name, one in whole(buffers).items()},
         frozenset(changed),
         seen={} if probe is None else probe.seen,
+        sources={} if probe is None else probe.sources,
     )
 
 

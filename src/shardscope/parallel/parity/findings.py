@@ -12,6 +12,7 @@ from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Parting, is_within
 from shardscope.parallel.parity.noise import as_exact, measure
+from shardscope.parallel.parity.ops import WrongOp
 from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.remedies import describe_parting, suggest
 from shardscope.record import (
@@ -45,7 +46,10 @@ def make_parity(examined: Examined, axes: Mapping[str, int], *, is_in_processes:
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
         tensors=tuple(_explained(one, axes, torn) for one in examined.judged),
-        divergences=tuple(_diverge(one, examined, axes) for one in examined.partings),
+        divergences=tuple(
+            _diverge(one, examined, axes, examined.op if index == 0 else None)
+            for index, one in enumerate(examined.partings)
+        ),
         num_compared_modules=examined.num_modules,
         is_in_processes=is_in_processes,
         has_exact=examined.runs.exact is not None,
@@ -91,7 +95,9 @@ def _add_up(wrong: Mapping[str, Judged], names: Sequence[str]) -> bool:
     return floor.at(4.0).allows(measure(torch.stack(parts).sum(0), target))
 
 
-def _diverge(parting: Parting, examined: Examined, axes: Mapping[str, int]) -> Divergence:
+def _diverge(
+    parting: Parting, examined: Examined, axes: Mapping[str, int], op: WrongOp | None
+) -> Divergence:
     found = _explain_parting(parting, examined, axes)
     return Divergence(
         module=parting.module,
@@ -99,6 +105,8 @@ def _diverge(parting: Parting, examined: Examined, axes: Mapping[str, int]) -> D
         suspect=found.suspect,
         detail=describe_parting(parting, found.detail),
         type=examined.types.get(parting.module, ""),
+        op="" if op is None else op.name,
+        source=None if op is None else op.source,
         remedy=suggest(found.suspect, parting.phase),
     )
 
@@ -130,7 +138,7 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
             rule=f"parity-{one.suspect.replace('_', '-')}",
             severity=Severity.ERROR,
             subject=one.module or "the model itself",
-            fact=f"{one.detail}.",
+            fact=f"{one.detail}.{f' The first op to differ is {one.op}.' if one.op else ''}",
             remedy=one.remedy,
             source=one.source,
         )

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from shardscope.record import TensorKind
+from shardscope.record import Source, TensorKind
 
 __all__ = ["Key", "Outcome", "named_tensors", "tie_names"]
 
@@ -32,6 +32,7 @@ class Outcome:
     changed: frozenset[str] = frozenset()
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
 
     def tensors(self) -> dict[Key, torch.Tensor]:
         """All of them by kind and name."""

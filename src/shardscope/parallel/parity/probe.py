@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.modules import named_places
 from shardscope._torch.propagation import quiet_collectives
 from shardscope.parallel.parity.outcome import named_tensors
-from shardscope.record import Phase
+from shardscope.record import Phase, Source
 
 __all__ = ["ModuleProbe", "Spot", "make_whole"]
 
@@ -50,6 +50,7 @@ class ModuleProbe:
         self.seen: dict[str, torch.Tensor] = {}
         self.consumers: dict[str, list[str]] = {}  # modules that took what was put out
         self.types: dict[str, str] = {}
+        self.sources: dict[str, Source] = {}  # modules have no line
         self._scale = scale
         self._num_calls: dict[str, int] = {}
         self._makers: dict[int, str] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import (
@@ -26,7 +27,7 @@ _aten = torch.ops.aten
 @rule(
     *(_aten.clone.default, _aten.alias.default, _aten.detach.default, _aten.contiguous.default),
     *(_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.lift.default),
-    *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default),
+    *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, inner_op("to_copy")),
     *overloads("pin_memory", "_pin_memory"),
 )
 def copies(call: Call) -> Iterator[Strategy]:
