@@ -28,9 +28,12 @@ class Posted:
     reduction: str = ""
     input_splits: Sequence[int] = ()
     output_splits: Sequence[int] = ()
+    purpose: str = ""  # in words, of our own collectives, which the user did not write
 
     def describe(self) -> str:
         """`all_reduce of float32 [4, 8]`."""
+        if self.purpose:
+            return self.purpose
         tensors = self.inputs or self.outputs
         if not tensors:
             return self.kind

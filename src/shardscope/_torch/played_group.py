@@ -23,10 +23,12 @@ from torch.distributed.tensor import _random as dtensor_random
 from shardscope._torch.played_collectives import Posted, name_reduction
 from shardscope._torch.simulated_group import forget_placements
 
-__all__ = ["Exchange", "GroupKey", "RankState", "joined_world", "played_backend"]
+__all__ = ["OWN", "Exchange", "GroupKey", "RankState", "joined_world", "played_backend"]
 
 # By this name meshes know that ranks are threads, and keep those of different threads apart.
 _NAME = "threaded"
+OWN = "shardscope: "
+"""What descriptions of groups of our own begin with; the rest says what they are for."""
 
 
 class GroupKey(NamedTuple):
@@ -195,7 +197,9 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
         outputs: Sequence[torch.Tensor],
         **more: Any,
     ) -> Any:
-        self._exchange.meet(self._key, self._own_rank, Posted(kind, inputs, outputs, **more))
+        purpose = self.group_desc.removeprefix(OWN) if self.group_desc.startswith(OWN) else ""
+        posted = Posted(kind, inputs, outputs, purpose=purpose, **more)
+        self._exchange.meet(self._key, self._own_rank, posted)
         return _finished(outputs)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -11,11 +12,12 @@ from torch import nn
 
 from shardscope.cli.building import theirs
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.failure import describe_failure, suggest_remedy
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target, run_default_step
-from shardscope.errors import TargetError
+from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
 from shardscope.parallel.parity.check import parity
 from shardscope.record import Recording, check_output, save
 from shardscope.report.text import render_summary
@@ -98,19 +100,34 @@ def _check(
                 "no parallel model to compare. Define one of them."
             )
         model, batch = _build(program, report, seed=seed)
-        recording = parity(
-            model,
-            axes,
-            program.plan,
-            inputs=batch,
-            parallelize=program.parallelize,
-            step=None if program.step is run_default_step else program.step,
-            processes=is_in_processes,
-            seed=seed,
-            report=report,
-            **options,
-        )
+        with _explained(program):
+            recording = parity(
+                model,
+                axes,
+                program.plan,
+                inputs=batch,
+                parallelize=program.parallelize,
+                step=None if program.step is run_default_step else program.step,
+                processes=is_in_processes,
+                seed=seed,
+                report=report,
+                **options,
+            )
     return name_command(recording)
+
+
+@contextmanager
+def _explained(program: Program) -> Iterator[None]:
+    """Say where in the program a rank failed, or the original."""
+    try:
+        yield
+    except (RankError, ParityError) as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, ShardscopeError):
+            raise
+        who = f"on rank {error.rank}" if isinstance(error, RankError) else "on a single device"
+        fact = f"{program.name}'s model failed {who}: {describe_failure(cause)}."
+        raise TargetError(f"{fact} {suggest_remedy(cause, has_data=True)}".rstrip()) from error
 
 
 def _build(program: Program, report: Callable[[str], None], *, seed: int) -> tuple[nn.Module, Any]:

@@ -12,6 +12,7 @@ from shardscope.parallel.gradients import Gradients
 from shardscope.parallel.layouts import Layout
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.talk import Said, listen
+from shardscope.parallel.uses import find_uses
 
 __all__ = ["check_order", "compare_ranks", "ranks_alike"]
 
@@ -27,9 +28,10 @@ def check_order(flow: Flow, mesh: Mesh, *, gradients: Gradients | None = None) -
     groups: list[tuple[int, ...]] = [(mesh.rank_at(seat),) for seat in mesh.seats]
     if mesh.num_ranks > _FEW:
         groups = ranks_alike(flow, mesh)
+    uses = find_uses(flow)
     said: dict[int, Sequence[Said]] = {}
     for alike in groups:
-        heard = listen(flow, mesh.seat_of(alike[0]), gradients=gradients)
+        heard = listen(flow, mesh.seat_of(alike[0]), gradients=gradients, uses=uses)
         said.update(dict.fromkeys(alike, heard))
     compare_ranks(said, mesh)
 

@@ -19,7 +19,7 @@ from shardscope.parallel.gradients import Gradients
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.moves import write_move
 from shardscope.parallel.placements import Size
-from shardscope.parallel.uses import find_uses
+from shardscope.parallel.uses import Uses, find_uses
 from shardscope.record import CollectiveKind, Phase
 
 __all__ = ["Said", "listen"]
@@ -50,18 +50,23 @@ class Said:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def listen(flow: Flow, seat: Seat, *, gradients: Gradients | None = None) -> list[Said]:
-    """All that the rank which sits there says; with gradients, backward too."""
-    return _Walk(flow, seat, gradients).listen()
+def listen(
+    flow: Flow, seat: Seat, *, gradients: Gradients | None = None, uses: Uses | None = None
+) -> list[Said]:
+    """All that the rank which sits there says; with gradients, backward too.
+
+    `uses` are those of the flow, for who listens to several ranks.
+    """
+    return _Walk(flow, seat, gradients, uses or find_uses(flow)).listen()
 
 
 @final
 class _Walk:
-    def __init__(self, flow: Flow, seat: Seat, gradients: Gradients | None) -> None:
+    def __init__(self, flow: Flow, seat: Seat, gradients: Gradients | None, uses: Uses) -> None:
         self._flow = flow
         self._seat = seat
         self._gradients = gradients
-        self._uses = find_uses(flow)
+        self._uses = uses
         self._pen = _Pen(flow.sizes.hints)
         self._wire = _Listener(seat)
         self._entered: dict[tuple[Value, tuple[int, ...]], list[Said]] = {}
@@ -71,7 +76,7 @@ class _Walk:
             if isinstance(step, Move):
                 self._enter(step, 0)
                 self._write(step)
-            elif step.op is not SYM_SIZE:
+            elif self._gradients is not None and step.op is not SYM_SIZE:
                 for position in range(len(step.inputs)):
                     self._enter(step, position)
         # Autograd goes back in the order in which what it goes back through was made.

@@ -30,7 +30,7 @@ Report = Callable[[str, str], None]
 """Told of gaps: the place, and the fact."""
 
 _HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
-# Of parameters, which the program may hold in any form, only wrong values are worth a word.
+# Of parameters, another shape is worth no word.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 
 
@@ -73,12 +73,12 @@ def examine(
     session = _Session(version, precision, report, tell)
     judged, runs = session.compare()
     if not _is_wrong(judged):
-        return Examined(judged, [], {}, runs)
+        return Examined(_without_parameters(judged), [], {}, runs)
     is_steady = False
     if draws_numbers(version.model, version.task):
         judged, is_steady = session.compare_steady(judged)
     if not _is_wrong(judged):
-        return Examined(judged, [], {}, runs)
+        return Examined(_without_parameters(judged), [], {}, runs)
     # Where ranks drew different numbers, it is the draw that has to be found.
     is_steady &= not any(one.verdict.suspect is Suspect.RANDOMNESS for one in _wrong(judged))
     return session.locate(judged, runs, is_steady=is_steady)
@@ -89,7 +89,13 @@ def _is_wrong(judged: Sequence[Judged]) -> bool:
 
 
 def _wrong(judged: Sequence[Judged]) -> list[Judged]:
-    return [one for one in judged if one.verdict.agreement not in _HARMLESS]
+    results = _without_parameters(judged)
+    return [one for one in results if one.verdict.agreement not in _HARMLESS]
+
+
+def _without_parameters(judged: Sequence[Judged]) -> list[Judged]:
+    """Weights may be held in any form, as long as what comes of them is right."""
+    return [one for one in judged if one.case.kind is not TensorKind.PARAMETER]
 
 
 @final

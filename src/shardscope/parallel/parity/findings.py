@@ -128,11 +128,6 @@ def _explain_parting(parting: Parting, examined: Examined, axes: Mapping[str, in
 def find_problems(parity: Parity) -> Iterator[Finding]:
     """What a user should act on: the place where it begins, or, without one, what differs."""
     wrong = [one for one in parity.tensors if _severity(one.agreement) is Severity.ERROR]
-    parameters = [one for one in wrong if one.kind is TensorKind.PARAMETER]
-    if parameters and not any(
-        is_within(parameters[0].name, one.module) for one in parity.divergences
-    ):
-        yield _find_parameters(parameters)
     for one in parity.divergences:
         yield Finding(
             rule=f"parity-{one.suspect.replace('_', '-')}",
@@ -143,14 +138,18 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
             source=one.source,
         )
     if wrong and not parity.divergences:
+        yield from _find_weights([one for one in wrong if one.kind is TensorKind.PARAMETER])
         yield from _find_tensors(wrong)
-    yield from _find_harmless(parity)
+    if not wrong:
+        yield from _find_harmless(parity)
 
 
-def _find_parameters(parameters: Sequence[TensorVerdict]) -> Finding:
+def _find_weights(parameters: Sequence[TensorVerdict]) -> Iterator[Finding]:
+    if not parameters:
+        return
     first = parameters[0]
     suspect = first.suspect or Suspect.UNKNOWN
-    return Finding(
+    yield Finding(
         rule="parity-weights",
         severity=Severity.ERROR,
         subject=first.name,

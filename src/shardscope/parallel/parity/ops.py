@@ -24,10 +24,12 @@ from shardscope.record import FINE, Agreement, Phase, Source
 __all__ = ["OpProbe", "WrongOp", "find_op"]
 
 # What moves numbers without changing them is called more often, or less, on pieces.
+# And memory that nobody has written yet holds anything.
 _MOVES = {
     *("_to_copy", "_unsafe_view", "alias", "as_strided", "chunk", "clone", "contiguous", "copy_"),
-    *("detach", "empty", "expand", "lift_fresh", "new_empty", "permute", "reshape", "select"),
-    *("slice", "split", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
+    *("detach", "empty", "empty_like", "empty_strided", "expand", "lift_fresh", "new_empty"),
+    *("new_empty_strided", "permute", "reshape", "select", "slice", "split", "squeeze", "t"),
+    *("transpose", "unbind", "unsqueeze", "view"),
 }
 _WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 

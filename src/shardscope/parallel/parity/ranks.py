@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from shardscope._torch.played_group import OWN
 from shardscope._torch.propagation import quiet_collectives
-from shardscope.parallel.parity.execute import execute, named_parameters
+from shardscope.parallel.parity.execute import Whole, execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.single import copy_model
@@ -62,15 +63,16 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
     """Be one rank: copy, shard, run."""
     own = copy_model(eager.model)
     task = _own_task(eager, mesh)
+    whole = _Gatherer()
     probe = None if look is None else look.make_probe(scale=float(eager.num_batch_shards))
     torch.manual_seed(task.seed)
     with variant.applied(own, task) as applied:
         sharded = eager.parallelize(own, mesh)
         model = sharded if isinstance(sharded, nn.Module) else own
-        parameters = _find_changed(model, dict(named_parameters(eager.model)))
+        parameters = _find_changed(whole, model, dict(named_parameters(eager.model)))
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
             torch.manual_seed(task.seed)
-        outcome = execute(model, applied, whole=gather, probe=probe)
+        outcome = execute(model, applied, whole=whole, probe=probe)
     outcome.parameters.update(parameters)
     return outcome
 
@@ -88,31 +90,41 @@ def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:
 
 
 def _find_changed(
-    model: nn.Module, originals: Mapping[str, torch.Tensor]
+    whole: Whole, model: nn.Module, originals: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The parameters that sharding did not leave as they were, put together."""
     held = {name: one.detach() for name, one in named_parameters(model) if not one.is_meta}
     return {
         name: one.clone()
-        for name, one in gather(held).items()
+        for name, one in whole(held).items()
         if name in originals and not _is_same(one, originals[name].detach().to(one.dtype))
     }
 
 
-def gather(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole tensors for DTensors; every rank must call it, if with other names than the rest."""
-    own = [name for name, one in named.items() if isinstance(one, DTensor)]
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    common = set(own).intersection(*everyone)
-    wholes: dict[int, torch.Tensor] = {}  # tied tensors stay one
-    with quiet_collectives(), torch.no_grad():
-        for name in everyone[0]:
-            if name in common and id(named[name]) not in wholes:
-                wholes[id(named[name])] = _make_whole(named[name])
-    return {
-        name: wholes[id(one)] if id(one) in wholes else _strip(one) for name, one in named.items()
-    }
+@final
+class _Gatherer:
+    """Makes whole tensors of DTensors. Every rank must call it, if with other names than the rest.
+
+    It has a group of its own: what a program leaves undone on its groups is not taken for ours.
+    """
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
+
+    def __call__(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        own = [name for name, one in named.items() if isinstance(one, DTensor)]
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, own, group=self._group)
+        common = set(own).intersection(*everyone)
+        wholes: dict[int, torch.Tensor] = {}  # tied tensors stay one
+        with quiet_collectives(), torch.no_grad():
+            for name in everyone[0]:
+                if name in common and id(named[name]) not in wholes:
+                    wholes[id(named[name])] = _make_whole(named[name])
+        return {
+            name: wholes[id(one)] if id(one) in wholes else _strip(one)
+            for name, one in named.items()
+        }
 
 
 def _make_whole(tensor: Any) -> torch.Tensor:

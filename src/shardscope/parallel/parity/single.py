@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope.errors import ParityError
+from shardscope.errors import ParityError, ShardscopeError
 from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
@@ -75,7 +75,7 @@ def run_all(
     def run(*, is_exact: bool = False, jitter: Jitter = Jitter.NONE) -> Outcome:
         return run_task(model, task, Variant(is_exact, jitter, is_steady), probe=probe())
 
-    reference = run()
+    reference = _run_first(run)
     reference.parameters.update((name, one.detach()) for name, one in named_parameters(model))
     rounded = run(jitter=Jitter.OWN)
     try:
@@ -88,6 +88,18 @@ def run_all(
         )
         return Runs(reference, None, ((rounded, None),), precision)
     return Runs(reference, exact, ((rounded, other),), precision)
+
+
+def _run_first(run: Callable[[], Outcome]) -> Outcome:
+    try:
+        return run()
+    except ShardscopeError:
+        raise
+    except Exception as error:
+        raise ParityError(
+            f"the original does not run on a single device ({type(error).__name__}: "
+            f"{error!s:.200}). Call it with these inputs by itself, and see that it does."
+        ) from error
 
 
 def run_exact(
