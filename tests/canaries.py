@@ -320,7 +320,7 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Linear(1, 1)._forward_pre_hooks == {},
     ),
     "._non_persistent_buffers_set": Canary(
-        "modules.py",
+        "modules.py and module_slots.py",
         "tell buffers that are saved from those that are not",
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
@@ -333,6 +333,10 @@ CANARIES: dict[str, Canary] = {
     # programs.py and functional_collectives.py
     "torch._dynamo.source.ConstantSource": Canary(
         "programs.py", "name the open sizes of pieces of a program's inputs"
+    ),
+    "torch._foreach_mul_": Canary("scaling.py", "scale all gradients of a step at once"),
+    "torch.fx._pytree.tree_flatten_spec": Canary(
+        "programs.py", "take inputs whose keys come in another order"
     ),
     "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
     "torch._dispatch.python.enable_python_dispatcher": Canary(
@@ -545,7 +549,7 @@ CANARIES: dict[str, Canary] = {
         lambda: "_rank_map" in inspect.signature(DeviceMesh.__init__).parameters,
     ),
     "._buffers": Canary(
-        "fake_models.py, simulated_group.py, modules.py and model_state.py",
+        "fake_models.py, simulated_group.py, modules.py, model_state.py and module_slots.py",
         "give simulated models buffers",
         lambda: list(nn.BatchNorm1d(1)._buffers),
     ),
@@ -736,14 +740,14 @@ CANARIES: dict[str, Canary] = {
         fsdp1_module(lambda model: "_fsdp_wrapped_module" in model._modules),
     ),
     "._modules": Canary(
-        "modules.py and fsdp.py",
+        "modules.py, fsdp.py and module_slots.py",
         "walk the module tree, shared modules in each of their places",
         in_sharded_model(
             lambda model: len(model._modules) == 2 and model._get_fsdp_state()._modules[0] is model
         ),
     ),
     "._parameters": Canary(
-        "fake_models.py, modules.py, simulated_group.py and model_state.py",
+        "fake_models.py, modules.py, simulated_group.py, model_state.py and module_slots.py",
         "list a module's own parameters, tied ones too",
         lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
     ),

@@ -11,6 +11,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._pytree import tree_flatten_spec
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -19,6 +20,7 @@ __all__ = [
     "expression_of",
     "fake_mode_of",
     "flatten",
+    "flatten_as",
     "hint_of",
     "range_of",
     "traced",
@@ -54,6 +56,15 @@ def traced(mode: Any, *, has_open_sizes: bool) -> Iterator[None]:
 
 flatten = tree_flatten
 unflatten = tree_unflatten
+
+
+def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
+    """The leaves in the order of another nest with the same keys; None if it has others."""
+    try:
+        leaves: list[Any] = tree_flatten_spec(nest, tree)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+        return None
+    return leaves if len(leaves) == len(tree_flatten(nest)[0]) else None
 
 
 def hint_of(size: Any) -> int:

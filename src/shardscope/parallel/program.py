@@ -32,8 +32,9 @@ from shardscope.parallel.records import (
     make_recording,
     name_program,
 )
+from shardscope.parallel.running.module import RankModule
+from shardscope.parallel.running.training import TrainingModule
 from shardscope.parallel.talk import listen
-from shardscope.parallel.training import TrainingModule
 from shardscope.parallel.verdicts import fill, refuse, why_not
 from shardscope.parallel.verify import Trial, deal_values, groups_of, prove
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
@@ -68,13 +69,12 @@ class ParallelProgram:
 
     def module(self, rank: int | None = None) -> nn.Module:
         """The rank's program to call; one that can be trained if the program was made for that."""
-        if self.is_training:
-            seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
-            state = local_state(self.source.state_dict, self.flow, seat)
-            constants = local_state(self.source.constants, self.flow, seat)
-            return TrainingModule(self.flow, self.joint(rank), state, constants)
-        module: nn.Module = self.exported(rank).module()
-        return module
+        seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
+        if not self.is_training:
+            return RankModule(self.source, self.flow, self.exported(rank), seat)
+        state = local_state(self.source.state_dict, self.flow, seat)
+        constants = local_state(self.source.constants, self.flow, seat)
+        return TrainingModule(self.source, self.flow, self.joint(rank), seat, state, constants)
 
     def joint(self, rank: int | None = None) -> JointGraph:
         """The rank's forward and backward program."""
