@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx._pytree import tree_flatten_spec
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -16,8 +20,10 @@ __all__ = [
     "expression_of",
     "fake_mode_of",
     "flatten",
+    "flatten_as",
     "hint_of",
     "range_of",
+    "traced",
     "unflatten",
 ]
 
@@ -38,8 +44,27 @@ def fake_mode_of(values: Any) -> Any:
     return detect_fake_mode(values) or FakeTensorMode()
 
 
+@contextmanager
+def traced(mode: Any, *, has_open_sizes: bool) -> Iterator[None]:
+    """Ops run as export ran them: without data, and where sizes are open as Python spells them.
+
+    Some that are spelt in C++ ask for numbers (linear of what is not contiguous, in torch 2.11).
+    """
+    with enable_python_dispatcher() if has_open_sizes else nullcontext(), mode:
+        yield
+
+
 flatten = tree_flatten
 unflatten = tree_unflatten
+
+
+def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
+    """The leaves in the order of another nest with the same keys; None if it has others."""
+    try:
+        leaves: list[Any] = tree_flatten_spec(nest, tree)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
+        return None
+    return leaves if len(leaves) == len(tree_flatten(nest)[0]) else None
 
 
 def hint_of(size: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -144,6 +144,21 @@ class Flow:
     steps: list[Step | Move]
     outputs: list[tuple[Any, Role]]  # a Value, or a constant
     sizes: OpenSizes = field(default_factory=OpenSizes)
+
+    def name_values(self, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
+        """Call inputs (by their names here) and outputs (in order) by their paths."""
+        by_name = ("input", "input mutation")
+        paths = iter(outputs)
+
+        def rename(role: Role) -> Role:
+            if role.kind == "output":
+                return Role("output", next(paths, role.name))
+            return (
+                Role(role.kind, inputs.get(role.name, role.name)) if role.kind in by_name else role
+            )
+
+        self.inputs = [(value, rename(role)) for value, role in self.inputs]
+        self.outputs = [(item, rename(role)) for item, role in self.outputs]
 
     def cut_sizes(self, cuts: Mapping[Any, int]) -> None:
         """Write open sizes that are cut as multiples of their pieces'."""

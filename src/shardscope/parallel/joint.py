@@ -14,7 +14,9 @@ from shardscope._torch.programs import fake_mode_of
 from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
 from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.layouts import Seat
 from shardscope.parallel.partition import RankProgram
+from shardscope.parallel.tidy import own_outputs, tidy
 
 __all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
 
@@ -22,7 +24,9 @@ __all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
 @final
 @dataclass(frozen=True, eq=False)
 class JointGraph:
-    """Takes what the forward program takes; returns what that returns, then the gradients."""
+    """Takes what the forward program takes, inputs without gaps; returns what that returns, then
+    the gradients, each in memory of its own.
+    """
 
     graph_module: fx.GraphModule
     num_outputs: int  # before the gradients
@@ -35,10 +39,19 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     run = differentiate(flow, forward.run)
     mode = fake_mode_of([value.example for value, _ in flow.inputs])
     with mode, torch.fx.traceback.preserve_node_meta():
-        examples = [local_example(value, rank.seat, flow.sizes) for value, _ in flow.inputs]
+        examples = [_example(value, role, flow, rank.seat) for value, role in flow.inputs]
         traced = make_fx(run)(*examples)
-    _clean(traced)
+    tidy(traced.graph)
+    own_outputs(traced.graph, start=len(flow.outputs))
+    traced.recompile()
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
+
+
+def _example(value: Value, role: Role, flow: Flow, seat: Seat) -> Any:
+    """Of inputs, one without gaps: how a tensor lies decides which views are traced."""
+    example = local_example(value, seat, flow.sizes)
+    is_input = role.kind == "input" and isinstance(example, Tensor)
+    return example.contiguous() if is_input else example
 
 
 def trained_parameters(flow: Flow) -> list[str]:
@@ -58,6 +71,7 @@ def differentiate(flow: Flow, forward: Callable[..., Any]) -> Callable[..., list
             values[index] = values[index].detach().requires_grad_()
         with torch.enable_grad():
             outputs = forward(*values)
+            _check_loss(outputs[loss])
             gradients = torch.autograd.grad(
                 outputs[loss],
                 [values[index] for index in wanted],
@@ -78,29 +92,22 @@ def _trained(flow: Flow) -> list[tuple[Value, Role]]:
     ]
 
 
+def _check_loss(loss: Any) -> None:
+    kind = type(loss).__name__
+    if isinstance(loss, Tensor):
+        if loss.requires_grad and loss.numel() == 1:
+            return
+        kind = f"a tensor of shape {list(loss.shape)}"
+        if not loss.requires_grad:
+            kind += " that no parameter goes into"
+    raise ParallelError(
+        f"the program's first output is {kind}, and training begins at one number that depends on "
+        "the parameters. Return the loss first, or give parallelize() the model and loss=."
+    )
+
+
 def _loss_index(flow: Flow) -> int:
     for index, (_, role) in enumerate(flow.outputs):
         if role.kind == "output":
             return index
     raise ParallelError("the program returns nothing, so there is no loss to differentiate.")
-
-
-def _clean(traced: fx.GraphModule) -> None:
-    """Drop what only autograd needed: detached values, views that change nothing."""
-    aten = torch.ops.aten
-    for node in list(traced.graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in (aten.detach.default, aten.alias.default) or _is_idle_view(node):
-            node.replace_all_uses_with(node.all_input_nodes[0])
-            traced.graph.erase_node(node)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
-
-
-def _is_idle_view(node: fx.Node) -> bool:
-    if node.target not in (torch.ops.aten.view.default, torch.ops.aten.clone.default):
-        return False
-    before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
-    is_same = before.shape == after.shape and before.stride() == after.stride()
-    return is_same and (node.target is torch.ops.aten.view.default)

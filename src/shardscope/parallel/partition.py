@@ -8,7 +8,7 @@ from typing import Any, final
 
 from torch import fx
 
-from shardscope._torch.dispatch import is_overload, op_schema
+from shardscope._torch.dispatch import is_overload, op_packet, op_schema
 from shardscope.parallel.choices import SYM_SIZE, describe_call
 from shardscope.parallel.flow import Attribute, Flow, Move, Step, Value, map_nest
 from shardscope.parallel.layouts import Layout, Seat
@@ -74,7 +74,7 @@ class _Writer:
     def write(self, op: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
         if is_overload(op):
             args, kwargs = _by_position(op, args, kwargs)
-        node = self._graph.call_function(op, args, kwargs)
+        node = self._graph.create_node("call_function", op, args, kwargs, name=_name(op))
         node.meta.update(self._meta)
         self._written.append(node)
         return node
@@ -87,6 +87,7 @@ class _Writer:
 
     def _write_input(self, value: Value) -> None:
         node = self._graph.placeholder(value.name)
+        node.name = node.target = value.name  # also where it is a builtin's, such as `input`
         self._nodes[value] = node
         if value.is_tensor:
             self._sizes.learn_shape(node, value.layout.local_shape(self._seat))
@@ -185,6 +186,11 @@ class _Writer:
             self._program.attributes[item.name] = item.thing
             return self._graph.get_attr(item.name)
         return self._nodes[item] if isinstance(item, Value) else item
+
+
+def _name(op: Any) -> str:
+    """As export names nodes: by the op, without its overload."""
+    return str(op_packet(op).__name__ if is_overload(op) else op.__name__)
 
 
 def _is_replicated(placements: list[Placement]) -> bool:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, final
 
+import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten
 from shardscope.errors import ParallelError
-from shardscope.parallel.exported import build_exported
-from shardscope.parallel.flow import Flow, Move
+from shardscope.parallel.culprit import find_culprit
+from shardscope.parallel.exported import annotate, build_exported, local_state
+from shardscope.parallel.flow import Flow, Move, Step
+from shardscope.parallel.gradients import Gradients
+from shardscope.parallel.holdings import hold_memory
 from shardscope.parallel.joint import JointGraph, differentiate, trace_joint, trained_parameters
-from shardscope.parallel.mesh import Mesh
+from shardscope.parallel.mesh import Mesh, describe_axes
+from shardscope.parallel.order import ranks_alike
 from shardscope.parallel.partition import RankProgram, write_rank
 from shardscope.parallel.plan.resolved import Resolved
 from shardscope.parallel.propagate import Fallback
-from shardscope.parallel.verify import Trial, prove
+from shardscope.parallel.records import (
+    list_fallbacks,
+    list_inserted,
+    list_placed,
+    make_recording,
+    name_program,
+)
+from shardscope.parallel.running.module import RankModule
+from shardscope.parallel.running.training import TrainingModule
+from shardscope.parallel.talk import listen
+from shardscope.parallel.verdicts import fill, refuse, why_not
+from shardscope.parallel.verify import Trial, deal_values, groups_of, prove
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
-from shardscope.record import FINE, TensorVerdict
+from shardscope.record import FINE, Inserted, Parallelization, RankMemory, Recording, TensorVerdict
+from shardscope.shard.reference import kept_random_state
 
 __all__ = ["ParallelProgram"]
 
@@ -37,6 +56,7 @@ class ParallelProgram:
     fallbacks: list[Fallback]
     is_training: bool = False
     verdicts: list[TensorVerdict] | None = None
+    not_verified: str = ""
     _written: dict[int, ExportedProgram] = field(default_factory=dict)
     _joints: dict[int, JointGraph] = field(default_factory=dict)
 
@@ -48,9 +68,13 @@ class ParallelProgram:
         return self._written[rank]
 
     def module(self, rank: int | None = None) -> nn.Module:
-        """The rank's program to call."""
-        module: nn.Module = self.exported(rank).module()
-        return module
+        """The rank's program to call; one that can be trained if the program was made for that."""
+        seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
+        if not self.is_training:
+            return RankModule(self.source, self.flow, self.exported(rank), seat)
+        state = local_state(self.source.state_dict, self.flow, seat)
+        constants = local_state(self.source.constants, self.flow, seat)
+        return TrainingModule(self.source, self.flow, self.joint(rank), seat, state, constants)
 
     def joint(self, rank: int | None = None) -> JointGraph:
         """The rank's forward and backward program."""
@@ -66,32 +90,125 @@ class ParallelProgram:
         seat = self.mesh.seat_of(rank)
         return write_rank(self.flow, seat, lambda pen: FunctionalWire(pen, self.mesh, seat))
 
+    def __repr__(self) -> str:
+        kinds = Counter(str(one.kind) for one in listen(self.flow, self.mesh.seats[0]))
+        spoken = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no collectives"
+        name = name_program(self.flow) or "program"
+        proof = self.not_verified or ("not verified" if self.verdicts is None else "verified")
+        return (
+            f"<ParallelProgram {name} on {describe_axes(self.mesh.axes)}: {spoken}, "
+            f"{len(self.fallbacks)} fallbacks, {proof}>"
+        )
+
     @property
     def moves(self) -> list[Move]:
         """Every change of a placement, in order."""
         return [step for step in self.flow.steps if isinstance(step, Move)]
 
+    @cached_property
+    def collectives(self) -> list[Inserted]:
+        """Every collective of this process's rank, in order, with its cause; backward ones too."""
+        rank = self.mesh.own_rank()
+        said = listen(self.flow, self.mesh.seat_of(rank), gradients=self.gradients)
+        return list_inserted(said, self.flow, self.mesh, self.write(rank))
+
+    @cached_property
+    def placements(self) -> dict[str, tuple[str, ...]]:
+        """How every tensor lies along each axis, by the names of nodes in the ranks' programs."""
+        found: dict[str, tuple[str, ...]] = {}
+        for value, node in self.write(self.mesh.own_rank()).nodes.items():
+            if value.is_tensor and isinstance(node, fx.Node):
+                found.setdefault(node.name, tuple(map(str, value.placements)))
+        return found
+
+    @cached_property
+    def gradients(self) -> Gradients | None:
+        """What the backward pass goes through; None if there is none."""
+        return Gradients(self.flow) if self.is_training else None
+
+    def memory(self, rank: int | None = None) -> RankMemory:
+        """What a rank (this process's, if not said) holds, at the sizes of the example inputs."""
+        rank = self.mesh.own_rank() if rank is None else rank
+        return self._measure((rank,))
+
+    def recording(self) -> Recording:
+        """All of this as a recording, to show and to save."""
+        unasked = "" if self.verdicts is not None else "it was not asked for (verify=False)"
+        found = Parallelization(
+            program=name_program(self.flow),
+            axes=self.mesh.records,
+            is_training=self.is_training,
+            num_ops=sum(isinstance(step, Step) for step in self.flow.steps),
+            inserted=tuple(self.collectives),
+            fallbacks=tuple(list_fallbacks(self.fallbacks, self.mesh)),
+            placed=tuple(list_placed(self.flow, self.plan, self.mesh.seats[0])),
+            rank_memory=tuple(self.measure_ranks()),
+            verdicts=tuple(self.verdicts or ()),
+            unverified=self.not_verified or unasked,
+        )
+        return make_recording(found, self.mesh)
+
+    def measure_ranks(self) -> list[RankMemory]:
+        """The memory of all ranks, those that hold the same in one record."""
+        return [self._measure(alike) for alike in ranks_alike(self.flow, self.mesh)]
+
+    def _measure(self, alike: tuple[int, ...]) -> RankMemory:
+        seat, joint = self.mesh.seat_of(alike[0]), None
+        if self.is_training:
+            joint = self.joint(alike[0])
+            graph = joint.graph_module.graph
+        elif alike[0] in self._written:
+            graph = self._written[alike[0]].graph
+        else:
+            written = self.write(alike[0])
+            annotate(self.flow, written)
+            graph = written.graph
+        num_gradients = 0 if joint is None else len(joint.parameters)
+        return hold_memory(
+            self.source, self.flow, seat, graph, ranks=alike, num_gradients=num_gradients
+        )
+
     def verify(self, *args: Any, **kwargs: Any) -> list[TensorVerdict]:
         """Run all ranks in this process, compare with the single device, raise if they differ.
 
-        Without arguments, on the inputs that the program was exported with.
+        Without arguments, on the inputs that the program was exported with. Where that cannot be
+        done, `not_verified` says why.
         """
         example = (args, kwargs) if args or kwargs else self.source.example_inputs
+        self.not_verified = why_not(self.source, self.mesh, example)
+        if self.not_verified:
+            return []
         values = self._values(example)
         self.verdicts = prove(self._trial(), values)
         wrong = [one for one in self.verdicts if one.agreement not in FINE]
         if wrong:
-            raise _refuse(wrong)
+            raise self._refuse(wrong, values)
         return self.verdicts
 
     def _values(self, example: Any) -> list[Any]:
-        """What the program takes: state by name, then inputs."""
+        """What the program takes: state by name, then inputs; numbers for what has none."""
         leaves = iter(flatten(example)[0])
         state = {**self.source.constants, **self.source.state_dict}
-        return [
+        given = [
             next(leaves) if role.kind == "input" else state[role.name]
             for _, role in self.flow.inputs
         ]
+        return fill(given)
+
+    def _refuse(self, wrong: Sequence[TensorVerdict], values: Sequence[Any]) -> ParallelError:
+        mesh = self.mesh
+        ranks = {mesh.rank_at(seat): self.write(mesh.rank_at(seat)) for seat in mesh.seats}
+        with kept_random_state(), torch.no_grad():
+            culprit = find_culprit(
+                self.flow,
+                mesh,
+                self.source.graph_module,
+                ranks,
+                values,
+                deal_values(self.flow, mesh, values),
+                groups_of(mesh),
+            )
+        return refuse(wrong, culprit)
 
     def _trial(self) -> Trial:
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats]
@@ -106,13 +223,3 @@ class ParallelProgram:
             {rank: self.joint(rank).graph_module for rank in ranks},
             tuple(trained_parameters(self.flow)),
         )
-
-
-def _refuse(wrong: Sequence[TensorVerdict]) -> ParallelError:
-    first = wrong[0]
-    more = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-    return ParallelError(
-        f"the parallel program does not compute what the original does: {first.kind} {first.name} "
-        f"{first.agreement} (relative error {first.error}, noise {first.noise}){more}. "
-        f"{first.detail}"
-    )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
+from shardscope.parallel.capture import export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
+from shardscope.parallel.order import check_order
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.plan.outlines import outline_of_program
 from shardscope.parallel.plan.plan import Plan
@@ -23,48 +26,67 @@ from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
 from shardscope.parallel.symbols import find_cuts
 
-__all__ = ["parallelize", "place"]
+__all__ = ["check_program", "cut_program", "parallelize", "place"]
 
 _Key = TypeVar("_Key")
+_NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
 
 
 def parallelize(
-    program: ExportedProgram,
+    program: ExportedProgram | nn.Module,
     mesh: Any,
     plan: Any,
     *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    targets: Sequence[Any] = (),
     inputs: Mapping[str | int, Any] | None = None,
     outputs: Mapping[str | int, Any] | None = None,
+    dynamic_shapes: Any = None,
     training: bool = False,
     strict: bool = False,
     verify: bool = True,
 ) -> ParallelProgram:
-    """Cut a torch.export program as the plan says, for each rank of the mesh.
+    """Cut a torch.export program, or a model with example inputs, for each rank of a mesh.
 
-    `mesh` is a DeviceMesh, or axes with their sizes such as "dp=2,tp=4". `inputs` and `outputs`
-    say how the program's own lie where they are not whole. `strict` refuses ops that cannot run
-    on the pieces they are given. `verify` runs all ranks in this process, on the program's
-    example inputs, and compares with the original.
+    `mesh` is a DeviceMesh, or axes with their sizes such as "dp=2,tp=4". A model is exported on
+    `args` and `kwargs`; with `loss`, called as `loss(output, *targets)`, it is made ready to train.
+    `training` says that an exported program returns a loss. `inputs` and `outputs` say how the
+    program's own lie where they are not whole. `strict` refuses ops that cannot run on the pieces
+    they are given. `verify` runs all ranks in this process and compares with the original.
     """
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
-    _check_program(program)
-    resolved = resolve(chosen, outline_of_program(program), axes.axes)
+    captured = _capture(program, args, kwargs or {}, loss, targets, dynamic_shapes)
+    resolved = resolve(chosen, outline_of_program(captured), axes.axes)
+    made = cut_program(captured, axes, resolved, is_training=training or loss is not None)
+    if strict and made.fallbacks:
+        raise _refuse(made.fallbacks, axes)
+    if verify:
+        made.verify()
+    return made
+
+
+def cut_program(
+    program: ExportedProgram, mesh: Mesh, resolved: Resolved, *, is_training: bool = False
+) -> ParallelProgram:
+    """The program cut as a plan that was made definite says, be it nowhere."""
+    outline = outline_of_program(program)
     source = make_functional(program)
     flow = read_program(source)
-    fallbacks = place(flow, axes, resolved, is_training=training)
-    if strict and fallbacks:
-        raise _refuse(fallbacks, axes)
+    names = {value.alias: path for path, value in (outline.inputs or {}).items()}
+    flow.name_values(names, list(outline.outputs or ()))
+    fallbacks = place(flow, mesh, resolved, is_training=is_training)
     made = ParallelProgram(
         source=source,
         flow=flow,
-        mesh=axes,
+        mesh=mesh,
         plan=resolved,
         fallbacks=fallbacks,
-        is_training=training,
+        is_training=is_training,
     )
-    if verify:
-        made.verify()
+    check_order(flow, mesh, gradients=made.gradients)
     return made
 
 
@@ -73,14 +95,17 @@ def place(
 ) -> list[Fallback]:
     """Give every value its placements, and put in the moves, one axis after the other."""
     borders = find_borders(flow, resolved)
+    check_heads(flow, borders, mesh)
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]
     pins += [(value, pin) for (_, value), pin in borders.entering.items()]
     flow.cut_sizes(find_cuts([(value.shape, pin) for value, pin in pins], mesh.sizes))
     first = Seat(mesh.sizes, (0,) * len(mesh.sizes))
     fallbacks = []
-    for axis in range(len(mesh.sizes)):
-        wishes = _wishes(flow, resolved, borders, given, axis)
+    for axis, num_ranks in enumerate(mesh.sizes):
+        # A single rank has everything: its pieces are the whole.
+        is_alone = num_ranks == 1
+        wishes = _NO_WISHES if is_alone else _wishes(flow, resolved, borders, given, axis)
         fallbacks += propagate_axis(
             flow, axis=axis, seat=first, wishes=wishes, is_training=is_training
         )
@@ -98,13 +123,39 @@ def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
     return Plan(plan, inputs=inputs, outputs=outputs)
 
 
-def _check_program(program: Any) -> None:
+def check_program(program: Any) -> None:
+    """Refuse what torch.export did not make, with what to do about it."""
     if isinstance(program, ExportedProgram):
         return
     remedy = "Export it first: torch.export.export(model, example_inputs)."
     if not isinstance(program, nn.Module):
         remedy = "Give what torch.export.export(model, example_inputs) returns."
     raise ParallelError(f"{type(program).__name__} is not an exported program. {remedy}")
+
+
+def _capture(
+    program: Any, args: Any, kwargs: Any, loss: Any, targets: Any, dynamic_shapes: Any
+) -> ExportedProgram:
+    if isinstance(program, ExportedProgram):
+        if args or kwargs or loss is not None or dynamic_shapes is not None:
+            raise ParallelError(
+                "args, kwargs, loss and dynamic_shapes are for a model that is still to be "
+                "exported. Give the model, or export it with its loss and say training=True."
+            )
+        return program
+    if not isinstance(program, nn.Module):
+        raise ParallelError(
+            f"{type(program).__name__} is neither an exported program nor a model. Give what "
+            "torch.export.export(model, args) returns, or the model and args."
+        )
+    if not (args or kwargs):
+        raise ParallelError(
+            f"{type(program).__name__} is a model, and there is nothing to export it with. Give "
+            "example inputs: parallelize(model, mesh, plan, args=(x,))."
+        )
+    if loss is None:
+        return export_model(program, args, kwargs, dynamic_shapes)
+    return export_with_loss(program, loss, args, kwargs, targets, dynamic_shapes)
 
 
 def _place_inputs(flow: Flow, resolved: Resolved) -> dict[Value, tuple[Placement, ...]]:
@@ -133,6 +184,8 @@ def _wishes(
     def wish_for_output(role: Role) -> Placement | None:
         if role.kind == "mutation":
             return resolved.tensors.get(role.name, _whole(resolved))[axis]
+        if role.kind == "input mutation":
+            return resolved.inputs.get(role.name, _whole(resolved))[axis]
         if role.name in resolved.outputs:
             return resolved.outputs[role.name][axis]
         return None if is_data_axis else Replicate()
@@ -142,6 +195,7 @@ def _wishes(
         entering=_along(borders.entering, axis),
         leaving=_along(borders.leaving, axis),
         outputs=wish_for_output,
+        left=borders.left,
         is_data_axis=is_data_axis,
     )
 

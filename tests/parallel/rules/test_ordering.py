@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
         (aten.argsort.default, (-2,), {}),
         (aten.argsort.stable, (), {"stable": True, "dim": 1}),
     ],
-    ids=str,
+    ids=spelled,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_sorting_stays_within_its_dim(
@@ -70,7 +70,7 @@ def test_padding_with_neighbours_leaves_batch_and_channels(mode: str, num_ranks:
 
 
 @pytest.mark.parametrize(
-    "op", [aten.reflection_pad1d.default, aten.replication_pad1d.default], ids=str
+    "op", [aten.reflection_pad1d.default, aten.replication_pad1d.default], ids=spelled
 )
 def test_paddings_have_ops_of_their_own(op: Any) -> None:
     assert plain(claims(op, numbers(4, 2, 5), [1, 2])) == {
@@ -78,7 +78,7 @@ def test_paddings_have_ops_of_their_own(op: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("op", [aten.tril.default, aten.triu.default], ids=str)
+@pytest.mark.parametrize("op", [aten.tril.default, aten.triu.default], ids=spelled)
 @pytest.mark.parametrize("diagonal", [-2, 0, 1])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_triangles_are_cut_by_rows_by_columns_and_by_batch(

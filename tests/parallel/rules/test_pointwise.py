@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, positives
+from rule_proving import claims, numbers, positives, spelled
 from shardscope.parallel.rules.pointwise import is_pointwise
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ aten = torch.ops.aten
         *(aten.relu.default, aten.gelu.default, aten.silu.default, aten.exp.default),
         *(aten.absolute.default, aten.hardswish.default, aten.log_sigmoid.default),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_an_op_of_one_tensor_is_cut_along_every_dim_and_keeps_no_addends(
     op: Any, num_ranks: int
@@ -70,7 +70,7 @@ def test_a_tensor_without_dims_stays_whole() -> None:
         (aten.polar.default, (positives(4), numbers(4)), set()),
         (aten.div.Tensor_mode, (numbers(4), positives(4), "floor"), set()),
     ],
-    ids=lambda one: str(one) if not isinstance(one, tuple) else "",
+    ids=lambda one: "" if isinstance(one, tuple) else spelled(one),
 )
 def test_addends_stay_addends_exactly_where_the_op_is_linear(
     op: Any, args: tuple[Any, ...], expected: set[str]
@@ -111,8 +111,45 @@ def test_two_axes_may_cut_one_dim_or_two() -> None:
 
 @pytest.mark.parametrize(
     "op",
-    [aten.bernoulli.default, aten.where.default, aten.relu_.default, aten.rand.default],
-    ids=str,
+    [
+        *(aten.bernoulli.default, aten.where.default, aten.relu_.default),
+        *(aten.rand_like.default, aten.equal.default),
+    ],
+    ids=spelled,
 )
 def test_ops_that_draw_or_write_or_look_elsewhere_are_not_pointwise(op: Any) -> None:
     assert not is_pointwise(op)
+
+
+def ops_that_torch_marks() -> list[Any]:
+    packets = [getattr(aten, name) for name in dir(aten)]
+    named = [one for one in packets if hasattr(one, "overloads")]
+    ops = [getattr(one, kind) for one in named for kind in one.overloads()]
+    return [op for op in ops if is_pointwise(op)]
+
+
+def arguments_of(op: Any) -> dict[str, Any]:
+    """Something to try an op with: tensors that broadcast, of numbers that most functions take."""
+    shapes = iter([(2, 4), (4,), (1, 4), ()])
+    arguments: dict[str, Any] = {}
+    for slot in op._schema.arguments:
+        if "Tensor" in str(slot.type):
+            tensor = torch.rand(next(shapes), dtype=torch.float64) * 0.8 + 0.1
+            is_mask = slot.name in ("mask", "condition")
+            arguments[slot.name] = tensor > 0.5 if is_mask else tensor
+        elif not slot.has_default_value():
+            arguments[slot.name] = {"int": 2, "bool": True, "number": 0.5}.get(str(slot.type))
+    return arguments
+
+
+def test_every_op_that_torch_marks_as_pointwise_is() -> None:
+    num_proved = 0
+    for op in ops_that_torch_marks():
+        arguments = arguments_of(op)
+        try:
+            op(**arguments)
+        except (RuntimeError, TypeError, NotImplementedError):
+            continue  # it wants integers, or more arguments
+        claims(op, kwargs=arguments)
+        num_proved += 1
+    assert num_proved > 150

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rule_proving import numbers
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.call import Strategy
 from shardscope.parallel.rules.dealing import deal, join
@@ -13,10 +14,6 @@ from shardscope.parallel.rules.sample import make_sample
 
 aten = torch.ops.aten
 R, P = Replicate(), Partial()
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
 
 
 def strategy(inputs: list[Placement], outputs: list[Placement]) -> Strategy:
@@ -128,3 +125,11 @@ def test_an_axis_that_changes_nothing_leaves_gradients_whole() -> None:
     sample = make_sample(aten.mul.Tensor, [numbers(4, 6), numbers(4, 6)])
     whole, rows = strategy([R, R], [R]), strategy([Shard(0), Shard(0)], [Shard(0)])
     assert refute(sample, [whole, rows], sizes=[2, 2], is_training=True) is None
+
+
+def test_proving_draws_nothing_that_the_caller_would_draw() -> None:
+    sample = make_sample(aten.mm.default, [numbers(4, 6), numbers(6, 5)])
+    before = torch.get_rng_state()
+    for _ in range(2):
+        assert refute(sample, [strategy([P, R], [P])], sizes=[2], is_training=True) is None
+    assert torch.equal(torch.get_rng_state(), before)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Placement, Replicate, Shard
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
@@ -34,10 +35,10 @@ _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 @rule(
     aten.batch_norm.default,
     aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
+    inner_op("native_batch_norm_legit"),
+    inner_op("native_batch_norm_legit.no_stats"),
+    inner_op("native_batch_norm_legit_functional"),
+    inner_op("native_batch_norm_legit_no_training"),
 )
 def cut_batch_norm(call: Call) -> Iterator[Strategy]:
     yield from _cut_channels(call)
@@ -79,7 +80,7 @@ def cut_instance_norm(call: Call) -> Iterator[Strategy]:
         yield from _cut_channels(call)
 
 
-@decomposition(aten._native_batch_norm_legit_functional.default)
+@decomposition(inner_op("native_batch_norm_legit_functional"))
 def normalize_batch_and_keep_statistics(
     input: Tensor,
     weight: Tensor | None,
@@ -101,7 +102,7 @@ def normalize_batch_and_keep_statistics(
     return result, mean, torch.rsqrt(variance + eps), means, variances
 
 
-@decomposition(aten._native_batch_norm_legit.no_stats)
+@decomposition(inner_op("native_batch_norm_legit.no_stats"))
 def normalize_batch_without_history(
     input: Tensor,
     weight: Tensor | None,

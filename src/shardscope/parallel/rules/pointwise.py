@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from shardscope._torch.dispatch import op_packet, op_schema
+from shardscope.parallel.placements import Partial, Size
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.dims import can_be_cut, cut, matched_dims, overloads, terms
 
-__all__ = ["is_pointwise", "pointwise_strategies"]
+__all__ = ["broadcast_cuts", "is_pointwise", "pointwise_strategies"]
 
 _aten = torch.ops.aten
 
 
 def is_pointwise(op: Any) -> bool:
     """Whether torch marks the op as one that works on each element alone, without chance."""
-    tags = op.tags
+    tags, schema = op.tags, op_schema(op)
     is_random = torch.Tag.nondeterministic_seeded in tags
-    return torch.Tag.pointwise in tags and not is_random and not op_schema(op).is_mutable
+    # equal() is marked too, and compares each element, but returns one truth.
+    has_elements = all(str(one.type) == "Tensor" for one in schema.returns)
+    is_marked = torch.Tag.pointwise in tags and not is_random
+    return is_marked and has_elements and not schema.is_mutable
 
 
 # Ops that torch does not mark, mostly other names of marked ones.
@@ -42,20 +46,31 @@ _WHERE = (_aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar)
 @rule(*(op for op in _UNMARKED if not is_pointwise(op)), *_WHERE)
 def pointwise_strategies(call: Call) -> Iterator[Strategy]:
     """Along every dim of the result: what is broadcast along it stays whole."""
-    whole = call.outputs[0].shape
+    for dim, inputs in broadcast_cuts(call, call.outputs[0].shape):
+        yield cut(call, inputs, dict.fromkeys(range(len(call.outputs)), dim))
+    linear = _LINEAR.get(op_packet(call.op).__name__)
+    if linear is not None:
+        yield from (one for one in linear(call) if _can_add(call, one))
+
+
+def broadcast_cuts(call: Call, whole: Sequence[Size]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Each dim of the shape that the inputs are broadcast to, and which input dims it is."""
     matches = [dict(matched_dims(one.shape, whole)) for one in call.inputs]
     for dim, size in enumerate(whole):
-        cut_inputs = {
+        inputs = {
             position: own
             for position, found in enumerate(matches)
             for own, shared in found.items()
             if shared == dim
         }
-        if can_be_cut(size) and cut_inputs:
-            yield cut(call, cut_inputs, dict.fromkeys(range(len(call.outputs)), dim))
-    linear = _LINEAR.get(op_packet(call.op).__name__)
-    if linear is not None:
-        yield from linear(call)
+        if can_be_cut(size) and inputs:
+            yield dim, inputs
+
+
+def _can_add(call: Call, strategy: Strategy) -> bool:
+    """Truths are no addends: their sum is another truth."""
+    placed = zip(strategy.inputs, call.inputs, strict=True)
+    return not any(one == Partial() and spec.dtype == torch.bool for one, spec in placed)
 
 
 @rule(_aten.prelu.default)

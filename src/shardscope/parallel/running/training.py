@@ -1,0 +1,122 @@
+"""One rank's share of a model, trained by its joint program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from shardscope._torch.scaling import scale_all
+from shardscope.errors import ParallelError
+from shardscope.parallel.flow import Flow
+from shardscope.parallel.joint import JointGraph
+from shardscope.parallel.layouts import Seat
+from shardscope.parallel.running.function import write_function
+from shardscope.parallel.running.inputs import Inputs
+from shardscope.parallel.running.results import Results
+from shardscope.parallel.running.state import State
+
+__all__ = ["TrainingModule"]
+
+
+@final
+class TrainingModule(nn.Module):
+    """Holds one rank's parameters and buffers under the model's names; a call is a loss.
+
+    `loss = module(*inputs)` then `loss.backward()`, as for any module: the gradients are found
+    with the loss and handed over in backward. `step(*inputs)` does both at once, and is faster.
+    """
+
+    def __init__(
+        self,
+        source: ExportedProgram,
+        flow: Flow,
+        joint: JointGraph,
+        seat: Seat,
+        state: Mapping[str, Any],
+        constants: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self._program = _Program(self, source, flow, joint, seat, state, constants)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The loss, to be differentiated."""
+        program = self._program
+        return _Step.apply(program, args, kwargs, *program.parameters())  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss; gradients are added to the parameters'."""
+        loss, gradients = self._program.run(args, kwargs)
+        # From the end, each let go once it is added.
+        for parameter in reversed(self._program.parameters()):
+            if parameter.grad is None:
+                parameter.grad = gradients.pop()
+            else:
+                parameter.grad.add_(gradients.pop())
+        return loss
+
+
+@final
+class _Program:
+    """All that a step needs, under one name of the module: the others are the model's."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        source: ExportedProgram,
+        flow: Flow,
+        joint: JointGraph,
+        seat: Seat,
+        state: Mapping[str, Any],
+        constants: Mapping[str, Any],
+    ) -> None:
+        roles = [role for _, role in flow.inputs]
+        graph = joint.graph_module
+        function = write_function(graph, is_input=[one.kind == "input" for one in roles])
+        self._run = function.run
+        self._inputs = Inputs(source, flow, seat)
+        self._results = Results(source, flow, graph.graph)
+        self._num_outputs = joint.num_outputs
+        self._loss = next(i for i, (_, one) in enumerate(flow.outputs) if one.kind == "output")
+        self._state = State(root, state, {**constants, **function.attributes})
+        names = [role.name for role in roles if role.kind != "input"]
+        self._state.arrange([*names, *function.attributes])
+        self._trained = [names.index(name) for name in joint.parameters]
+
+    def parameters(self) -> list[Tensor]:
+        """Those that have gradients, in the order of the gradients."""
+        state = self._state.values()
+        return [state[index] for index in self._trained]
+
+    def run(self, args: Any, kwargs: Any) -> tuple[Tensor, list[Tensor]]:
+        """The loss and the gradients; buffers take their new values."""
+        given = self._inputs.take(args, kwargs)
+        # The program was traced on inputs without gaps.
+        inputs = [one.contiguous() if isinstance(one, Tensor) else one for one in given]
+        state = self._state.values()
+        results = self._run(state, inputs)
+        self._results.write_back(results, state, given)
+        return results[self._loss], list(results[self._num_outputs :])
+
+
+@final
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, program: _Program, args: Any, kwargs: Any, *parameters: Tensor) -> Tensor:
+        loss, ctx.gradients = program.run(args, kwargs)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise ParallelError(
+                "this loss was differentiated before, and its gradients are handed over once. "
+                "Call the module again for another backward."
+            )
+        scale_all(gradients, gradient)
+        return None, None, None, *gradients
