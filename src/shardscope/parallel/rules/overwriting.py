@@ -9,6 +9,7 @@ import torch
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import can_be_cut, cut, terms, wrap
+from shardscope.parallel.rules.writing import cut_written
 
 __all__ = ["diagonal_scatters", "select_scatters", "slice_scatters"]
 
@@ -17,20 +18,23 @@ _aten = torch.ops.aten
 
 @rule(_aten.slice_scatter.default)
 def slice_scatters(call: Call) -> Iterator[Strategy]:
-    """Every dim but that of the slice, and that too where the slice is all of it."""
+    """Every dim; of the slice's own, each rank writes what falls into its piece."""
     own = call["self"]
     sliced = wrap(call["dim"], own.num_dims)
     for dim, size in enumerate(own.shape):
         if can_be_cut(size) and (dim != sliced or _is_all(call, sliced)):
             yield cut(call, {0: dim, 1: dim}, {0: dim})
+    if not _is_all(call, sliced):
+        yield from cut_written(call, sliced)
     yield from _added(call)
 
 
 @rule(_aten.select_scatter.default)
 def select_scatters(call: Call) -> Iterator[Strategy]:
-    """Every dim but the one of which an index is replaced."""
+    """Every dim; of the one of which an index is replaced, the rank that has it replaces it."""
     num_dims = call["self"].num_dims
     yield from _without(call, [wrap(call["dim"], num_dims)])
+    yield from cut_written(call, wrap(call["dim"], num_dims))
     yield from _added(call)
 
 
