@@ -98,9 +98,7 @@ def test_causes_are_the_plans_or_the_ops(plan: dict[str, Any], cause: str) -> No
 
 
 def test_gradients_say_whose_they_are_and_who_uses_them(trained: ParallelProgram) -> None:
-    causes = {
-        (one.axis, one.cause) for one in trained.collectives if one.phase is Phase.BACKWARD
-    }
+    causes = {(one.axis, one.cause) for one in trained.collectives if one.phase is Phase.BACKWARD}
     assert ("tp", "gradient of the output of layers.1.norm, which layers.1.up uses in pieces") in (
         causes
     )

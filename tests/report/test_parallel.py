@@ -194,7 +194,10 @@ def test_many_programs_are_all_shown() -> None:
         ("0.weight", "*.weight"),
         ("blocks.1.experts.2", "blocks.*.experts.*"),
         ("aten.sum needs it cut along dim 1", "aten.sum needs it cut along dim 1"),
-        ("gradient of layers.1.w, which layers.1 uses", "gradient of layers.*.w, which layers.* uses"),
+        (
+            "gradient of layers.1.w, which layers.1 uses",
+            "gradient of layers.*.w, which layers.* uses",
+        ),
         ("linear_3", "linear_3"),
         ("v1.2", "v1.*"),
     ],
