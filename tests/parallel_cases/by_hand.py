@@ -47,6 +47,8 @@ class _Meeting:
 class _Talk(TorchDispatchMode):
     """Collectives of one rank's thread."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, rank: int, meetings: dict[str, _Meeting]) -> None:
         super().__init__()
         self._rank = rank
@@ -54,7 +56,7 @@ class _Talk(TorchDispatchMode):
         self.spoken: Spoken = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "_c10d_functional":
+        if getattr(func, "namespace", "") != "_c10d_functional":
             return func(*args, **(kwargs or {}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]
