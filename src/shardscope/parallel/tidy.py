@@ -29,9 +29,9 @@ def tidy(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_overload(node.target):
             continue
+        _skip_inner_view(node)
         same = _find_same(node)
         if same is None:
-            _skip_inner_view(node)
             key = _key(node)
             same = None if key is None else seen.setdefault(key, node)
         if same is not None and same is not node:

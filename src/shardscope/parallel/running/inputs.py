@@ -60,6 +60,10 @@ class Inputs:
         self._positional = (names + [f"argument {i}" for i in range(len(args))])[: len(args)]
         self._keywords = list(kwargs)
 
+    def __deepcopy__(self, memo: Any) -> Inputs:
+        """Nothing of it changes; modules are copied with it."""
+        return self
+
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The tensors (and other values) that the program takes."""
         is_plain = self._is_plain and not kwargs and len(args) == len(self._wanted)
