@@ -128,7 +128,8 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     model, mine = case.model(), copied(given)
     with torch.no_grad():
         wanted = model(*mine[0], **mine[1])
-    modules = {rank: program.module(rank) for rank in _ranks(program)}
+    # Copies: a module keeps what an earlier run left in its buffers.
+    modules = {rank: copy.deepcopy(program.module(rank)) for rank in _ranks(program)}
     buffers = {rank: dict(one.named_buffers()) for rank, one in modules.items()}
     inputs = {rank: _local_inputs(program, given, rank) for rank in modules}
     results, spoken = on_ranks(program, lambda r: modules[r](*inputs[r][0], **inputs[r][1]))
