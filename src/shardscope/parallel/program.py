@@ -214,7 +214,7 @@ class ParallelProgram:
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats]
         single = fx.Interpreter(self.source.graph_module).run
         if not self.is_training:
-            graphs = {r: fx.GraphModule(nn.Module(), self.write(r).graph) for r in ranks}
+            graphs = {r: self.write(r).as_module() for r in ranks}
             return Trial(self.flow, self.mesh, single, graphs)
         return Trial(
             self.flow,

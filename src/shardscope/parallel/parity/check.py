@@ -98,7 +98,8 @@ def check_version(
 ) -> Recording:
     """The same for a version that is at hand."""
     gaps: dict[tuple[str, str], None] = {}
-    with _lock:
+    # A compiled graph would hide from us what it computes; it is the model that is compared.
+    with _lock, torch.compiler.set_stance("force_eager"):
         examined = examine(
             version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
         )
