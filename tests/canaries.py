@@ -331,11 +331,17 @@ CANARIES: dict[str, Canary] = {
         "pytree_paths.py and programs.py", "name the values that a program takes and returns"
     ),
     # programs.py and functional_collectives.py
+    "torch._dynamo.source.ConstantSource": Canary(
+        "programs.py", "name the open sizes of pieces of a program's inputs"
+    ),
     "torch._foreach_mul_": Canary("scaling.py", "scale all gradients of a step at once"),
     "torch.fx._pytree.tree_flatten_spec": Canary(
         "programs.py", "take inputs whose keys come in another order"
     ),
     "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch._dispatch.python.enable_python_dispatcher": Canary(
+        "programs.py", "run ops on sizes that are left open"
+    ),
     "torch.ops._c10d_functional": Canary(
         "functional_collectives.py",
         "write collectives into programs",
@@ -363,7 +369,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
-        "ddp.py, fake_models.py, fakes.py and programs.py",
+        "ddp.py, fake_models.py, fakes.py, played_group.py and programs.py",
         "read DDP's buckets without allocating them; try ops without data",
     ),
     "._get_zeros_like_grad_buckets": Canary(
@@ -516,7 +522,7 @@ CANARIES: dict[str, Canary] = {
         "object_calls.py", "warn of object collectives in groups of others"
     ),
     "torch.distributed.distributed_c10d._new_process_group_helper": Canary(
-        "simulated_group.py",
+        "simulated_group.py and played_group.py",
         "simulate groups of any backend",
         lambda: (
             {"backend", "backend_options"}
@@ -678,7 +684,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "torch.distributed.distributed_c10d._world": Canary(
-        "meshes.py",
+        "meshes.py and played_group.py",
         "tell one world from the next, and groups of the same ranks by the order they were made",
         in_mesh(
             lambda mesh: (
@@ -766,6 +772,35 @@ CANARIES: dict[str, Canary] = {
         "know whether a pipeline stage was told its shapes",
         lambda: stage_is_told() and not stage_is_told(input_args=None),
     ),
+    # played_group.py
+    "torch._C._distributed_c10d._set_thread_isolation_mode": Canary(
+        "played_group.py", "let threads have groups of their own, as ranks"
+    ),
+    "torch.distributed.distributed_c10d._store_based_barrier": Canary(
+        "played_group.py", "let ranks that take turns not wait for each other's store"
+    ),
+    "._plugins": Canary(
+        "played_group.py",
+        "forget a backend when its ranks have ended",
+        lambda: isinstance(dist.Backend._plugins, dict),
+    ),
+    **{
+        f".{name}": Canary(
+            "played_group.py",
+            "give each rank that is a thread its own list of groups",
+            lambda name=name: hasattr(torch.distributed.distributed_c10d, name),
+        )
+        for name in (
+            "_pg_map",
+            "_pg_names",
+            "_pg_group_ranks",
+            "_pg_backend_config",
+            "_group_count",
+            "_tags_to_pg",
+            "_pg_to_tag",
+            "_default_pg_init_method",
+        )
+    },
     # simulated_group.py
     "torch._C._dispatch_has_kernel_for_dispatch_key": Canary(
         "simulated_group.py",
@@ -773,7 +808,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "CPU"),
     ),
     "torch._C._distributed_c10d._create_work_from_future": Canary(
-        "simulated_group.py", "give DDP a future that holds its bucket"
+        "simulated_group.py and played_group.py", "give DDP a future that holds its bucket"
     ),
     "torch._subclasses.fake_tensor": Canary(
         "simulated_group.py",
@@ -781,10 +816,11 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
     ),
     "torch.distributed.tensor._random": Canary(
-        "simulated_group.py and propagation.py", "put DTensor's random state back after a world"
+        "simulated_group.py, played_group.py and propagation.py",
+        "put DTensor's random state back after a world",
     ),
     "torch.distributed.tensor._random._rng_tracker": Canary(
-        "simulated_group.py and propagation.py",
+        "simulated_group.py, played_group.py and propagation.py",
         "put DTensor's random state back after a world",
         lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
     ),
@@ -820,8 +856,8 @@ CANARIES: dict[str, Canary] = {
     ),
     # cuda_choices.py, workspaces.py, fake_models.py, trial_runs.py: what memory() needs
     "._fused_rms_norm": Canary(
-        "cuda_choices.py, fused_kernels.py",
-        "take the ops that CUDA would take, and cut programs that name them",
+        "cuda_choices.py",
+        "take the ops that CUDA would take",
         lambda: torch.ops.aten._fused_rms_norm.default,
     ),
     "._scaled_dot_product_attention_math": Canary(

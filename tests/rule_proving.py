@@ -177,3 +177,8 @@ def _leaf(value: Any) -> Any:
 
 def learned(*shape: int) -> torch.Tensor:
     return numbers(*shape).requires_grad_()
+
+
+def spelled(value: object) -> str:
+    """A test's id: the same in every process, which a set's order is not."""
+    return str(sorted(value)) if isinstance(value, set) else str(value)

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from shardscope.record import (
+    Agreement,
     Axis,
     BucketReduce,
     Call,
@@ -14,6 +15,7 @@ from shardscope.record import (
     CollectiveKind,
     Compiled,
     Coverage,
+    Divergence,
     Finding,
     FullyShard,
     Gap,
@@ -29,6 +31,7 @@ from shardscope.record import (
     Move,
     OpCoverage,
     Parameter,
+    Parity,
     Phase,
     RankSpan,
     Recording,
@@ -39,7 +42,10 @@ from shardscope.record import (
     Slice,
     Source,
     Span,
+    Suspect,
+    TensorKind,
     TensorLayout,
+    TensorVerdict,
     Verdict,
     compress_ranks,
 )
@@ -234,7 +240,7 @@ def make_holdings() -> Recording:
     )
     axes = (Axis(name=names[0], size=8),)
     return make_recording(
-        run=make_run(instruments=("audit", "coverage", "memory")),
+        run=make_run(instruments=("audit", "coverage", "memory", "parity")),
         modules=modules,
         coverage=tuple(
             Coverage(rank=0, level=level, axes=axes, has_plan=level is Level.EXPORTED, ops=ops)
@@ -248,6 +254,46 @@ def make_holdings() -> Recording:
                 axes=axes,
                 placements=(name,),
                 slices=(Slice(ranks=(RankSpan(0, 8),), stretches=(((0, 8),), ((0, 2),))),),
+            )
+            for name in names
+        ),
+        parity=(_hostile_parity(axes),),
+    )
+
+
+def _hostile_parity(axes: tuple[Axis, ...]) -> Parity:
+    names, source = HOSTILE_NAMES, Source(file=HOSTILE_NAMES[3], line=1, text=HOSTILE_NAMES[0])
+    return Parity(
+        axes=axes,
+        tensors=tuple(
+            TensorVerdict(
+                name=name,
+                kind=kind,
+                agreement=agreement,
+                shape=(2, 3),
+                dtype=name,
+                error=0.5,
+                noise=1e-7,
+                max_error=2.0,
+                worst_index=(1, 2),
+                ratio=2.0,
+                ranks=(RankSpan(0, 8),),
+                suspect=Suspect.DOUBLE_REDUCTION,
+                detail=name,
+            )
+            for name, agreement in zip(names, 2 * tuple(Agreement), strict=False)
+            for kind in TensorKind
+        ),
+        divergences=tuple(
+            Divergence(
+                module=name,
+                phase=Phase.BACKWARD,
+                suspect=Suspect.WRONG_SLICE,
+                detail=name,
+                type=name,
+                op=name,
+                source=source,
+                remedy=name,
             )
             for name in names
         ),

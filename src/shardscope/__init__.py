@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
     from shardscope.errors import ShardscopeError as ShardscopeError
+    from shardscope.parallel.parity.check import parity as parity
     from shardscope.record import Recording as Recording
     from shardscope.record import load as load
     from shardscope.record import merge as merge
@@ -39,6 +40,7 @@ _HOMES = {
     "load": "shardscope.record",
     "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
+    "parity": "shardscope.parallel.parity.check",
     "phases": "shardscope.shard.phases",
     "save": "shardscope.record",
     "show": "shardscope.report.show",
@@ -59,6 +61,7 @@ __all__ = [
     "load",
     "memory",
     "merge",
+    "parity",
     "phases",
     "save",
     "show",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.parallel.tp_transform import tensor_parallel_transformation
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
 from shardscope.shard.groups import names_by_group
@@ -17,6 +18,7 @@ __all__ = [
     "get_inductor_decomp_graphs",
     "get_sharded_module_tree_with_module_name_to_fqns",
     "print_op_coverage_summary",
+    "tensor_parallel_transformation",
 ]
 
 

@@ -4,7 +4,8 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── RecordingError              a recording file cannot be read or written
 ├── MergeError                  recordings that do not belong together
 ├── WorldError                  a world that cannot be made, entered or left
-│   └── CollectiveError         a collective that a real process group would refuse
+│   ├── CollectiveError         a collective that a real process group would refuse
+│   └── RankError               what one of several ranks raised
 ├── CoverageError               a model whose ops cannot be found or judged
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
@@ -32,6 +33,7 @@ __all__ = [
     "ParityError",
     "PhaseError",
     "PlanError",
+    "RankError",
     "RecordingError",
     "ShardscopeError",
     "TargetError",
@@ -60,6 +62,14 @@ class WorldError(ShardscopeError):
 
 class CollectiveError(WorldError):
     """A collective that a real process group would refuse."""
+
+
+class RankError(WorldError):
+    """What one of several ranks raised; `__cause__` is that."""
+
+    def __init__(self, sentence: str, *, rank: int) -> None:
+        super().__init__(sentence)
+        self.rank = rank
 
 
 class CoverageError(ShardscopeError):

@@ -60,7 +60,9 @@ class _Talk(TorchDispatchMode):
             return args[0]
         kind, value, group = func.__name__.split(".")[0], args[0], args[-1]
         self.spoken.append((kind, group, tuple(value.shape), value.dtype, str(args[1:-1])))
-        assert value.is_contiguous(), f"{kind} of a tensor that is not contiguous"
+        assert value.is_contiguous() or kind == "all_reduce", (
+            f"{kind} of a tensor that is not contiguous"
+        )
         mine, values = self._meetings[group].exchange(self._rank, value.clone())
         return _answer(kind, mine, values, args)
 
@@ -163,13 +165,22 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
         if role.kind != "input mutation":
             one = next(outputs) if role.kind == "output" else buffers[role.name]
             _check_leaf(program, f"{role.kind} {role.name}", one, found, value, case.tolerance)
+    names = joints[_ranks(program)[0]].parameters
+    gradients = {
+        rank: dict(zip(names, one[len(program.flow.outputs) :], strict=True))
+        for rank, one in results.items()
+    }
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for at, name in enumerate(joints[_ranks(program)[0]].parameters, len(program.flow.outputs)):
-        gradient = parameters[name].grad
-        gradient = torch.zeros_like(parameters[name]) if gradient is None else gradient
-        found = {rank: one[at] for rank, one in results.items()}
-        value = _input_value(program, name)
-        _check_leaf(program, f"gradient of {name}", gradient, found, value, case.tolerance)
+    for name, parameter in model.named_parameters():
+        # A weight with several names has a gradient for each of its uses.
+        tied = [other for other in names if parameters[other] is parameter]
+        if tied:
+            found = {r: sum(by_name[one] for one in tied) for r, by_name in gradients.items()}
+            wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            value = _input_value(program, tied[0])
+            _check_leaf(program, f"gradient of {name}", wanted, found, value, case.tolerance)
+        else:
+            assert parameter.grad is None, f"no gradient of {name}"
 
 
 def same_sequence(spoken: dict[int, Spoken]) -> None:

@@ -14,11 +14,13 @@ import jsonschema
 import pytest
 
 from shardscope.record import (
+    Agreement,
     Axis,
     Cause,
     Collective,
     CollectiveKind,
     Coverage,
+    Divergence,
     Finding,
     Gap,
     Group,
@@ -33,6 +35,7 @@ from shardscope.record import (
     Move,
     OpCoverage,
     Parameter,
+    Parity,
     Phase,
     RunInfo,
     Severity,
@@ -40,7 +43,10 @@ from shardscope.record import (
     Slice,
     Source,
     Span,
+    Suspect,
+    TensorKind,
     TensorLayout,
+    TensorVerdict,
     Verdict,
     encode,
 )
@@ -122,6 +128,9 @@ _TABLES = {
     "samples": MemorySample,
     "layouts": TensorLayout,
     "slices": Slice,
+    "parity": Parity,
+    "tensors": TensorVerdict,
+    "divergences": Divergence,
 }
 
 
@@ -167,6 +176,9 @@ def test_reference_names_every_kind_phase_and_severity():
         ("coverage", "level", Level),
         ("ops", "verdict", Verdict),
         ("at_peak", "kind", MemoryKind),
+        ("tensors", "kind", TensorKind),
+        ("tensors", "agreement", Agreement),
+        ("divergences", "suspect", Suspect),
     ],
 )
 def test_reference_names_every_value_of_a_choice(heading, field, values):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +23,7 @@ __all__ = [
     "flatten_as",
     "hint_of",
     "range_of",
+    "traced",
     "unflatten",
 ]
 
@@ -38,6 +42,16 @@ def expression_of(size: Any) -> Any:
 def fake_mode_of(values: Any) -> Any:
     """The mode whose tensors without data export traced with; a new one where there are none."""
     return detect_fake_mode(values) or FakeTensorMode()
+
+
+@contextmanager
+def traced(mode: Any, *, has_open_sizes: bool) -> Iterator[None]:
+    """Ops run as export ran them: without data, and where sizes are open as Python spells them.
+
+    Some that are spelt in C++ ask for numbers (linear of what is not contiguous, in torch 2.11).
+    """
+    with enable_python_dispatcher() if has_open_sizes else nullcontext(), mode:
+        yield
 
 
 flatten = tree_flatten

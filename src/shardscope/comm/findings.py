@@ -6,9 +6,9 @@ import re
 from collections import defaultdict
 
 from shardscope.comm.side import name_ranks
+from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import (
     Collective,
-    CollectiveKind,
     Finding,
     Recording,
     Redistribute,

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from shardscope.comm.pair import find_unpaired
 from shardscope.comm.side import RANK_MISMATCH, describe_call, name_ranks, payload_bytes
+from shardscope.record.kinds import CollectiveKind
 from shardscope.record.ranks import expand_ranks
-from shardscope.record.recording import Collective, CollectiveKind, Finding, Recording, Severity
+from shardscope.record.recording import Collective, Finding, Recording, Severity
 
 __all__ = ["match_ranks"]
 

@@ -7,7 +7,8 @@ from collections.abc import Set
 from itertools import zip_longest
 
 from shardscope.comm.side import RANK_MISMATCH, describe_call, payload_bytes
-from shardscope.record.recording import Collective, CollectiveKind, Finding, Severity
+from shardscope.record.kinds import CollectiveKind
+from shardscope.record.recording import Collective, Finding, Severity
 
 __all__ = ["find_unpaired"]
 

@@ -21,7 +21,7 @@ import torch
 from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
 from shardscope.record import Source, replace_surrogates
 
-__all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack"]
+__all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack", "shown_path"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _TORCH_LIBRARY = os.path.join(_TORCH, "_library") + os.sep  # what calls registered ops
@@ -226,7 +226,7 @@ def _source_at(code: CodeType, instruction: int) -> Source:
     if known is None:
         file, line = code.co_filename, _line_of(code, instruction)
         text = linecache.getline(file, line).strip()[:200]
-        shown = replace_surrogates(_shown_path(file))
+        shown = replace_surrogates(shown_path(file))
         known = Source(file=shown, line=line, function=code.co_qualname, text=text)
         _sources[id(code), instruction] = known
     return known
@@ -244,7 +244,7 @@ def _working_directory() -> str:
         return os.sep * 2
 
 
-def _shown_path(file: str) -> str:
+def shown_path(file: str) -> str:
     """Relative to the working directory, or to the folder of packages, where that is shorter."""
     for folder in (_working_directory(), os.path.dirname(_OURS.rstrip(os.sep)) + os.sep):
         if file.startswith(folder):

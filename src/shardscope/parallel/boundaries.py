@@ -21,6 +21,7 @@ class Borders:
 
     entering: dict[tuple[str, Value], Pin] = field(default_factory=dict)  # by module call
     leaving: dict[Value, Pin] = field(default_factory=dict)
+    left: dict[Value, str] = field(default_factory=dict)  # by what leaves it, the module
 
 
 @final
@@ -110,6 +111,7 @@ def _match_outputs(call: _Call, pins: tuple[Pin | None, ...], borders: Borders) 
     for value, pin in zip(values, pins, strict=False):
         if pin:
             borders.leaving[value] = _from_front(pin, value)
+            borders.left[value] = call.module
 
 
 def _from_front(pin: Pin, value: Value) -> Pin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import sympy
@@ -14,6 +15,8 @@ from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard, Size, divides
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.lookup import find_rule
+from shardscope.parallel.rules.memory import memory_order
+from shardscope.parallel.rules.randomness import is_random
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 
@@ -90,7 +93,10 @@ def describe_call(
             return value
         if not value.is_tensor:
             return value.scalar
-        return _spec(value, num_axes, seat)
+        spec = _spec(value, num_axes, seat)
+        return replace(spec, memory_order=memory_order(value.example)) if draws else spec
+
+    draws = is_overload(step.op) and is_random(step.op)
 
     return Call(
         op=step.op,

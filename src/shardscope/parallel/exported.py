@@ -19,6 +19,7 @@ from shardscope._torch.programs import (
     fake_mode_of,
     flatten,
     range_of,
+    traced,
     unflatten,
 )
 from shardscope.errors import ParallelError
@@ -57,7 +58,7 @@ def annotate(flow: Flow, rank: RankProgram) -> None:
     mode = fake_mode_of(examples)
     promised = {node: value for value, node in rank.nodes.items() if isinstance(node, fx.Node)}
     values: dict[fx.Node, Any] = {}
-    with mode:
+    with traced(mode, has_open_sizes=bool(flow.sizes.known)):
         for node in rank.graph.nodes:
             if node.op == "placeholder":
                 values[node] = local_example(promised[node], rank.seat, flow.sizes)
@@ -115,13 +116,18 @@ def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
 
 
 def local_state(state: Mapping[str, Any], flow: Flow, seat: Seat) -> dict[str, Any]:
-    """The rank's share of parameters, buffers or constants; what is one tensor stays one."""
+    """The rank's share of parameters, buffers or constants; what is one tensor stays one.
+
+    What the program writes to is the rank's own; what it only reads it shares with the source.
+    """
     layouts = {role.name: value.layout for value, role in flow.inputs if value.is_tensor}
     shares: dict[int, Any] = {}
     by_identity = {id(one): layouts[name] for name, one in state.items() if name in layouts}
+    changed = {id(state[role.name]) for _, role in flow.outputs if role.name in state}
     for one in state.values():
         if id(one) not in shares:
-            shares[id(one)] = _share(one, by_identity.get(id(one)), seat)
+            share = _share(one, by_identity.get(id(one)), seat)
+            shares[id(one)] = _copy(share) if share is one and id(one) in changed else share
     return {name: shares[id(one)] for name, one in state.items()}
 
 
@@ -130,9 +136,17 @@ def _share(tensor: Any, layout: Layout | None, seat: Seat) -> Any:
         return tensor
     with torch.no_grad():
         piece = piece_of(tensor, layout=layout, seat=seat).clone()
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(piece, requires_grad=tensor.requires_grad)
-    return piece
+    return _as_parameter(piece, tensor)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return _as_parameter(tensor.detach().clone(), tensor)
+
+
+def _as_parameter(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor, as a parameter where `like` is one."""
+    is_one = isinstance(like, nn.Parameter)
+    return nn.Parameter(tensor, requires_grad=like.requires_grad) if is_one else tensor
 
 
 def local_inputs(example: tuple[Any, Any], flow: Flow, seat: Seat) -> tuple[Any, Any]:

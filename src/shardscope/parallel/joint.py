@@ -71,6 +71,7 @@ def differentiate(flow: Flow, forward: Callable[..., Any]) -> Callable[..., list
             values[index] = values[index].detach().requires_grad_()
         with torch.enable_grad():
             outputs = forward(*values)
+            _check_loss(outputs[loss])
             gradients = torch.autograd.grad(
                 outputs[loss],
                 [values[index] for index in wanted],
@@ -89,6 +90,20 @@ def _trained(flow: Flow) -> list[tuple[Value, Role]]:
         for value, role in flow.inputs
         if role.kind == "parameter" and value.example.requires_grad
     ]
+
+
+def _check_loss(loss: Any) -> None:
+    kind = type(loss).__name__
+    if isinstance(loss, Tensor):
+        if loss.requires_grad and loss.numel() == 1:
+            return
+        kind = f"a tensor of shape {list(loss.shape)}"
+        if not loss.requires_grad:
+            kind += " that no parameter goes into"
+    raise ParallelError(
+        f"the program's first output is {kind}, and training begins at one number that depends on "
+        "the parameters. Return the loss first, or give parallelize() the model and loss=."
+    )
 
 
 def _loss_index(flow: Flow) -> int:

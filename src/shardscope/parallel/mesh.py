@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, final
 
@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope.errors import PlanError
 from shardscope.parallel.layouts import Seat
+from shardscope.record import Axis
 
-__all__ = ["Mesh", "read_mesh"]
+__all__ = ["Mesh", "describe_axes", "read_mesh"]
 
 
 @final
@@ -25,10 +26,16 @@ class Mesh:
     axes: Mapping[str, int]
     ranks: torch.Tensor  # of the axes' sizes
     device_mesh: DeviceMesh | None = None
+    group_names: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # by ranks, if known
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(self.axes.values())
+
+    @property
+    def records(self) -> tuple[Axis, ...]:
+        """The axes as records."""
+        return tuple(Axis(name=name, size=size) for name, size in self.axes.items())
 
     @property
     def num_ranks(self) -> int:
@@ -68,10 +75,12 @@ class Mesh:
 
     def group_name(self, axis: int, seat: Seat) -> str:
         """The name of the process group of the axis; made up where this process has none."""
-        name = list(self.axes)[axis]
+        name, ranks = list(self.axes)[axis], self.group_ranks(axis, seat)
+        if ranks in self.group_names:
+            return self.group_names[ranks]
         if self.device_mesh is not None and self.rank_at(seat) == self.own_rank():
             return str(self.device_mesh.get_group(axis).group_name)
-        return f"{name}:{'-'.join(map(str, self.group_ranks(axis, seat)))}"
+        return f"{name}:{'-'.join(map(str, ranks))}"
 
 
 def read_mesh(mesh: Any) -> Mesh:

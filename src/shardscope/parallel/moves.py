@@ -74,6 +74,7 @@ class _Writer:
         self._wire = wire
         self._is_entering = is_entering
         self._source, self._target = move.source, move.target
+        self._is_truth = move.value.dtype is torch.bool
         # Cut along all other axes: what the ranks of this axis have between them.
         placements = list(move.value.placements)
         placements[move.axis] = Replicate()
@@ -82,12 +83,11 @@ class _Writer:
     def write(self, value: fx.Node) -> fx.Node:
         match self._source, self._target:
             case Partial(reduction), Replicate():
-                return self._wire.all_reduce(value, axis=self._axis, reduction=reduction)
+                return self._reduce(value, reduction)
             case Partial("sum"), Shard(segments=()) as target:
                 return self._scatter(value, target)
             case Partial(reduction), Shard() as target:
-                whole = self._wire.all_reduce(value, axis=self._axis, reduction=reduction)
-                return self._take(whole, target)
+                return self._take(self._reduce(value, reduction), target)
             case Shard() as source, Replicate():
                 return self._gather(value, source)
             case Replicate(), Shard() as target:
@@ -97,6 +97,14 @@ class _Writer:
             case Shard() as source, Shard() as target:
                 return self._take(self._gather(value, source), target)
         raise AssertionError(f"there is no move from {self._source} to {self._target}")
+
+    def _reduce(self, value: fx.Node, reduction: str) -> fx.Node:
+        if not self._is_truth:
+            return self._wire.all_reduce(value, axis=self._axis, reduction=reduction)
+        # Not every backend has a maximum of truths.
+        number = self._pen.write(_aten.to.dtype, value, torch.uint8)
+        whole = self._wire.all_reduce(number, axis=self._axis, reduction=reduction)
+        return self._pen.write(_aten.to.dtype, whole, torch.bool)
 
     def _gather(self, value: fx.Node, source: Shard) -> fx.Node:
         if source.segments:
@@ -114,7 +122,10 @@ class _Writer:
         together = self._all_gather(padded)
         full = [*shape[:dim], step, *shape[dim + 1 :]]
         whole = self._bring_together(together, full, dim)
-        return whole if self._divides(size) else self._slice(whole, dim, 0, size)
+        if self._divides(size):
+            return whole
+        # Ops that look at memory, as view does, were traced on tensors without gaps.
+        return self._contiguous(self._slice(whole, dim, 0, size))
 
     def _all_gather(self, value: fx.Node) -> fx.Node:
         return self._wire.all_gather(value, axis=self._axis, is_entering=self._is_entering)

@@ -87,6 +87,7 @@ class _Writer:
 
     def _write_input(self, value: Value) -> None:
         node = self._graph.placeholder(value.name)
+        node.name = node.target = value.name  # also where it is a builtin's, such as `input`
         self._nodes[value] = node
         if value.is_tensor:
             self._sizes.learn_shape(node, value.layout.local_shape(self._seat))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -13,19 +15,30 @@ from torch.export import ExportedProgram
 from shardscope._torch.programs import flatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.culprit import find_culprit
-from shardscope.parallel.exported import build_exported, local_state
-from shardscope.parallel.flow import Flow, Move
+from shardscope.parallel.exported import annotate, build_exported, local_state
+from shardscope.parallel.flow import Flow, Move, Step
+from shardscope.parallel.gradients import Gradients
+from shardscope.parallel.holdings import hold_memory
 from shardscope.parallel.joint import JointGraph, differentiate, trace_joint, trained_parameters
-from shardscope.parallel.mesh import Mesh
+from shardscope.parallel.mesh import Mesh, describe_axes
+from shardscope.parallel.order import ranks_alike
 from shardscope.parallel.partition import RankProgram, write_rank
 from shardscope.parallel.plan.resolved import Resolved
 from shardscope.parallel.propagate import Fallback
+from shardscope.parallel.records import (
+    list_fallbacks,
+    list_inserted,
+    list_placed,
+    make_recording,
+    name_program,
+)
 from shardscope.parallel.running.module import RankModule
 from shardscope.parallel.running.training import TrainingModule
+from shardscope.parallel.talk import listen
 from shardscope.parallel.verdicts import fill, refuse, why_not
 from shardscope.parallel.verify import Trial, deal_values, groups_of, prove
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
-from shardscope.record import FINE, TensorVerdict
+from shardscope.record import FINE, Inserted, Parallelization, RankMemory, Recording, TensorVerdict
 from shardscope.shard.reference import kept_random_state
 
 __all__ = ["ParallelProgram"]
@@ -77,10 +90,83 @@ class ParallelProgram:
         seat = self.mesh.seat_of(rank)
         return write_rank(self.flow, seat, lambda pen: FunctionalWire(pen, self.mesh, seat))
 
+    def __repr__(self) -> str:
+        kinds = Counter(str(one.kind) for one in listen(self.flow, self.mesh.seats[0]))
+        spoken = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no collectives"
+        name = name_program(self.flow) or "program"
+        proof = self.not_verified or ("not verified" if self.verdicts is None else "verified")
+        return (
+            f"<ParallelProgram {name} on {describe_axes(self.mesh.axes)}: {spoken}, "
+            f"{len(self.fallbacks)} fallbacks, {proof}>"
+        )
+
     @property
     def moves(self) -> list[Move]:
         """Every change of a placement, in order."""
         return [step for step in self.flow.steps if isinstance(step, Move)]
+
+    @cached_property
+    def collectives(self) -> list[Inserted]:
+        """Every collective of this process's rank, in order, with its cause; backward ones too."""
+        rank = self.mesh.own_rank()
+        said = listen(self.flow, self.mesh.seat_of(rank), gradients=self.gradients)
+        return list_inserted(said, self.flow, self.mesh, self.write(rank))
+
+    @cached_property
+    def placements(self) -> dict[str, tuple[str, ...]]:
+        """How every tensor lies along each axis, by the names of nodes in the ranks' programs."""
+        found: dict[str, tuple[str, ...]] = {}
+        for value, node in self.write(self.mesh.own_rank()).nodes.items():
+            if value.is_tensor and isinstance(node, fx.Node):
+                found.setdefault(node.name, tuple(map(str, value.placements)))
+        return found
+
+    @cached_property
+    def gradients(self) -> Gradients | None:
+        """What the backward pass goes through; None if there is none."""
+        return Gradients(self.flow) if self.is_training else None
+
+    def memory(self, rank: int | None = None) -> RankMemory:
+        """What a rank (this process's, if not said) holds, at the sizes of the example inputs."""
+        rank = self.mesh.own_rank() if rank is None else rank
+        return self._measure((rank,))
+
+    def recording(self) -> Recording:
+        """All of this as a recording, to show and to save."""
+        unasked = "" if self.verdicts is not None else "it was not asked for (verify=False)"
+        found = Parallelization(
+            program=name_program(self.flow),
+            axes=self.mesh.records,
+            is_training=self.is_training,
+            num_ops=sum(isinstance(step, Step) for step in self.flow.steps),
+            inserted=tuple(self.collectives),
+            fallbacks=tuple(list_fallbacks(self.fallbacks, self.mesh)),
+            placed=tuple(list_placed(self.flow, self.plan, self.mesh.seats[0])),
+            rank_memory=tuple(self.measure_ranks()),
+            verdicts=tuple(self.verdicts or ()),
+            unverified=self.not_verified or unasked,
+        )
+        return make_recording(found, self.mesh)
+
+    def measure_ranks(self) -> list[RankMemory]:
+        """The memory of all ranks, those that hold the same in one record."""
+        return [self._measure(alike) for alike in ranks_alike(self.flow, self.mesh)]
+
+    def _measure(self, alike: tuple[int, ...]) -> RankMemory:
+        seat, joint = self.mesh.seat_of(alike[0]), None
+        if self.is_training:
+            joint = self.joint(alike[0])
+            graph = joint.graph_module.graph
+        elif alike[0] in self._written:
+            graph = self._written[alike[0]].graph
+        else:
+            written = self.write(alike[0])
+            annotate(self.flow, written)
+            graph = written.graph
+        num_gradients = 0 if joint is None else len(joint.parameters)
+        return hold_memory(
+            self.source, self.flow, seat, graph, ranks=alike, num_gradients=num_gradients
+        )
 
     def verify(self, *args: Any, **kwargs: Any) -> list[TensorVerdict]:
         """Run all ranks in this process, compare with the single device, raise if they differ.

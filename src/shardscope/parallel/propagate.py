@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from shardscope.parallel.causes import tell_handing, tell_need
 from shardscope.parallel.choices import Chooser
 from shardscope.parallel.costs import START_BYTES, Hints, price, wire_bytes
 from shardscope.parallel.flow import Flow, Move, Origin, Role, Step, Value, map_nest, values_in
@@ -35,6 +36,7 @@ class Wishes:
     leaving: dict[Value, Placement]
     outputs: Callable[[Role], Placement | None]  # None: as it comes, but whole of addends
     is_data_axis: bool = False  # weights follow the data, not the data the weights
+    left: dict[Value, str] = field(default_factory=dict)  # the module that a value leaves
 
 
 @final
@@ -134,7 +136,8 @@ class _Pass:
             for call, module in step.origin.calls:
                 wanted = self.wishes.entering.get((call, value.root))
                 if wanted is not None and not _is_pinned(value, wanted):
-                    value = self._move(value, wanted, step.origin, f"the plan's input of {module}")
+                    cause = f"the plan's input of {module or 'the program'}"
+                    value = self._move(value, wanted, step.origin, cause)
             return value
 
         _set_arguments(step, map_nest(_arguments(step), find))
@@ -199,13 +202,15 @@ class _Pass:
         return next((one for one in wished if one is not None), None)
 
     def _apply(self, step: Step | Move, strategy: Strategy) -> None:
-        targets = iter(strategy.inputs)
-        cause = f"{step.origin.op} needs it"
+        targets = iter(enumerate(strategy.inputs))
 
         def place(item: Any) -> Any:
             if not isinstance(item, Value) or not item.is_tensor:
                 return item
-            return self._move(item, next(targets), step.origin, cause)
+            position, target = next(targets)
+            if self._placement(item) == target:
+                return item
+            return self._move(item, target, step.origin, tell_need(step, strategy, position))
 
         _set_arguments(step, map_nest(_arguments(step), place))
         placements = iter(strategy.outputs)
@@ -217,7 +222,8 @@ class _Pass:
         for value in step.outputs:
             wanted = self.wishes.leaving.get(value.root)
             if wanted is not None and not isinstance(step, Move):
-                cause = f"the plan's output of {step.origin.module}"
+                module = self.wishes.left.get(value.root, step.origin.module)
+                cause = f"the plan's output of {module or 'the program'}"
                 self.current[value] = self._move(value, wanted, step.origin, cause)
 
     def _move(self, value: Value, target: Placement, origin: Origin, cause: str) -> Value:
@@ -267,8 +273,7 @@ class _Pass:
             wanted = Replicate()
         if wanted is None:
             return value, role
-        what = "the program's output" if role.kind == "output" else f"the new {role.name}"
-        return self._move(value, wanted, Origin(op=what), f"{what} is to be {wanted}"), role
+        return self._move(value, wanted, Origin(), tell_handing(role, wanted)), role
 
     def _advance_apart(self, step: Step | Move, cost: float, depth: int) -> bool:
         """Try the step in pieces; keep them if less is moved."""

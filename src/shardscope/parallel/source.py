@@ -45,8 +45,15 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     with _detached_regions(program.graph), warnings.catch_warnings():
         # Torch copies its own trees of inputs in a way that it warns of.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        functional: ExportedProgram = program.run_decompositions({})
+        functional: ExportedProgram = program.run_decompositions(
+            {torch.ops.aten.copy.default: _copy}
+        )
     return functional
+
+
+def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What was written into a tensor; torch's own op for it has no gradient."""
+    return src.to(self.device, self.dtype).expand(self.shape)
 
 
 def _is_unfunctional(node: fx.Node) -> bool:

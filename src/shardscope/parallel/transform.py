@@ -12,8 +12,10 @@ from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
 from shardscope.parallel.capture import export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
+from shardscope.parallel.order import check_order
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.plan.outlines import outline_of_program
 from shardscope.parallel.plan.plan import Plan
@@ -24,9 +26,10 @@ from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
 from shardscope.parallel.symbols import find_cuts
 
-__all__ = ["parallelize", "place"]
+__all__ = ["check_program", "cut_program", "parallelize", "place"]
 
 _Key = TypeVar("_Key")
+_NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
 
 
 def parallelize(
@@ -56,26 +59,34 @@ def parallelize(
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
     captured = _capture(program, args, kwargs or {}, loss, targets, dynamic_shapes)
-    is_training = training or loss is not None
-    outline = outline_of_program(captured)
-    resolved = resolve(chosen, outline, axes.axes)
-    source = make_functional(captured)
+    resolved = resolve(chosen, outline_of_program(captured), axes.axes)
+    made = cut_program(captured, axes, resolved, is_training=training or loss is not None)
+    if strict and made.fallbacks:
+        raise _refuse(made.fallbacks, axes)
+    if verify:
+        made.verify()
+    return made
+
+
+def cut_program(
+    program: ExportedProgram, mesh: Mesh, resolved: Resolved, *, is_training: bool = False
+) -> ParallelProgram:
+    """The program cut as a plan that was made definite says, be it nowhere."""
+    outline = outline_of_program(program)
+    source = make_functional(program)
     flow = read_program(source)
     names = {value.alias: path for path, value in (outline.inputs or {}).items()}
     flow.name_values(names, list(outline.outputs or ()))
-    fallbacks = place(flow, axes, resolved, is_training=is_training)
-    if strict and fallbacks:
-        raise _refuse(fallbacks, axes)
+    fallbacks = place(flow, mesh, resolved, is_training=is_training)
     made = ParallelProgram(
         source=source,
         flow=flow,
-        mesh=axes,
+        mesh=mesh,
         plan=resolved,
         fallbacks=fallbacks,
         is_training=is_training,
     )
-    if verify:
-        made.verify()
+    check_order(flow, mesh, gradients=made.gradients)
     return made
 
 
@@ -84,14 +95,17 @@ def place(
 ) -> list[Fallback]:
     """Give every value its placements, and put in the moves, one axis after the other."""
     borders = find_borders(flow, resolved)
+    check_heads(flow, borders, mesh)
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]
     pins += [(value, pin) for (_, value), pin in borders.entering.items()]
     flow.cut_sizes(find_cuts([(value.shape, pin) for value, pin in pins], mesh.sizes))
     first = Seat(mesh.sizes, (0,) * len(mesh.sizes))
     fallbacks = []
-    for axis in range(len(mesh.sizes)):
-        wishes = _wishes(flow, resolved, borders, given, axis)
+    for axis, num_ranks in enumerate(mesh.sizes):
+        # A single rank has everything: its pieces are the whole.
+        is_alone = num_ranks == 1
+        wishes = _NO_WISHES if is_alone else _wishes(flow, resolved, borders, given, axis)
         fallbacks += propagate_axis(
             flow, axis=axis, seat=first, wishes=wishes, is_training=is_training
         )
@@ -107,6 +121,16 @@ def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
             "Plan(entries, inputs=..., outputs=...)."
         )
     return Plan(plan, inputs=inputs, outputs=outputs)
+
+
+def check_program(program: Any) -> None:
+    """Refuse what torch.export did not make, with what to do about it."""
+    if isinstance(program, ExportedProgram):
+        return
+    remedy = "Export it first: torch.export.export(model, example_inputs)."
+    if not isinstance(program, nn.Module):
+        remedy = "Give what torch.export.export(model, example_inputs) returns."
+    raise ParallelError(f"{type(program).__name__} is not an exported program. {remedy}")
 
 
 def _capture(
@@ -171,6 +195,7 @@ def _wishes(
         entering=_along(borders.entering, axis),
         leaving=_along(borders.leaving, axis),
         outputs=wish_for_output,
+        left=borders.left,
         is_data_axis=is_data_axis,
     )
 

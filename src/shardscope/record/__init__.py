@@ -6,9 +6,19 @@ from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
 from shardscope.record.encoding import replace_surrogates
 from shardscope.record.inert import make_inert
+from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
 from shardscope.record.output import check_output, write_file
+from shardscope.record.parallel import (
+    Fallback,
+    FallbackKind,
+    Inserted,
+    Parallelization,
+    Placed,
+    PlacedKind,
+    RankMemory,
+)
 from shardscope.record.parity import (
     FINE,
     Agreement,
@@ -33,7 +43,6 @@ from shardscope.record.recording import (
     Call,
     Cause,
     Collective,
-    CollectiveKind,
     Compiled,
     Finding,
     FullyShard,
@@ -68,10 +77,13 @@ __all__ = [
     "Compiled",
     "Coverage",
     "Divergence",
+    "Fallback",
+    "FallbackKind",
     "Finding",
     "FullyShard",
     "Gap",
     "Group",
+    "Inserted",
     "Level",
     "Mark",
     "MarkKind",
@@ -82,10 +94,14 @@ __all__ = [
     "Module",
     "Move",
     "OpCoverage",
+    "Parallelization",
     "Parameter",
     "Parity",
     "Phase",
     "PhaseTotal",
+    "Placed",
+    "PlacedKind",
+    "RankMemory",
     "RankSpan",
     "Recording",
     "Redistribute",

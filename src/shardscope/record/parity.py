@@ -16,8 +16,9 @@ class TensorKind(StrEnum):
     """What a compared tensor is to the model."""
 
     OUTPUT = "output"
-    GRADIENT = "gradient"  # of a parameter
+    GRADIENT = "gradient"  # of a parameter, or of an input that asks for one
     BUFFER = "buffer"  # that the run changed
+    PARAMETER = "parameter"  # before the run; listed where it is not the single device's
 
 
 class Agreement(StrEnum):
@@ -36,7 +37,7 @@ class Agreement(StrEnum):
 
 
 FINE = frozenset({Agreement.EQUAL, Agreement.CLOSE})
-"""The agreements that want no action."""
+"""The agreements of tensors that are the same but for noise."""
 
 
 class Suspect(StrEnum):

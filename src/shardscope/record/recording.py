@@ -7,7 +7,9 @@ from enum import StrEnum
 from msgspec import Struct
 
 from shardscope.record.coverage import Coverage
+from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
+from shardscope.record.parallel import Parallelization
 from shardscope.record.parity import Parity
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
 from shardscope.record.slices import TensorLayout
@@ -21,7 +23,6 @@ __all__ = [
     "Call",
     "Cause",
     "Collective",
-    "CollectiveKind",
     "Compiled",
     "Finding",
     "FullyShard",
@@ -44,22 +45,6 @@ SCHEMA = 1
 # would spend most of the time it takes to load a million of them on looking.
 
 
-class CollectiveKind(StrEnum):
-    """What a collective does, whatever torch calls the op that did it."""
-
-    ALL_REDUCE = "all_reduce"
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    REDUCE = "reduce"
-    GATHER = "gather"
-    SCATTER = "scatter"
-    SEND = "send"
-    RECV = "recv"
-    BARRIER = "barrier"
-
-
 class Severity(StrEnum):
     """How urgently a finding wants attention."""
 
@@ -78,7 +63,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...] = ()
     is_simulated: bool = False
     command: str = ""
-    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, parity
+    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, …
 
 
 class Group(Struct, frozen=True, kw_only=True, gc=False):
@@ -261,5 +246,6 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     memory: tuple[MemoryProfile, ...] = ()
     layouts: tuple[TensorLayout, ...] = ()
     parity: tuple[Parity, ...] = ()
+    parallel: tuple[Parallelization, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

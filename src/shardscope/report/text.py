@@ -18,6 +18,8 @@ from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeate
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
 from shardscope.report.memory import render_memory
+from shardscope.report.parallel import render_parallel
+from shardscope.report.parity import render_parity
 from shardscope.report.phases import render_phases
 from shardscope.report.problems import render_problems
 from shardscope.report.ranks import render_ranks
@@ -97,6 +99,8 @@ def _render_others(recording: Recording, is_folded: bool) -> Iterator[Renderable
     for layout in recording.layouts:
         yield from render_layout(layout, is_complete=not is_folded)
     yield from render_memory(recording, is_folded=is_folded)
+    yield from render_parallel(recording, is_folded=is_folded)
+    yield from render_parity(recording, is_folded=is_folded)
 
 
 def _render_modules(

@@ -29,7 +29,7 @@ def affine(num_channels: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_with_given_statistics_samples_and_pixels_may_be_cut(num_ranks: int) -> None:
     found = claims(
-        *(aten.batch_norm.default, numbers(4, 6, 4), *affine(6), *statistics(6)),
+        *(aten.batch_norm.default, numbers(5, 6, 5), *affine(6), *statistics(6)),
         *(False, 0.1, 1e-5, False),
         sizes=[num_ranks],
         constants=HISTORY,
@@ -113,3 +113,9 @@ def test_instances_are_normalized_each_for_itself(num_ranks: int) -> None:
     assert claims(op, x, None, None, *statistics(5), True, *rest, constants=HISTORY) == set()
     found = claims(op, x, None, None, *statistics(5), False, *rest, constants=HISTORY)
     assert {"S(0) R R -> S(0)", "S(1) S(0) S(0) -> S(1)"} <= found
+
+
+def test_instances_taken_apart_give_the_same() -> None:
+    for given in ((None, None), (learned(3), learned(3))):
+        rest = (None, None, True, 0.1, 1e-4, False)
+        take_apart(aten.instance_norm.default, learned(4, 3, 5), *given, *rest)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, learned, numbers, plain, take_apart
+from rule_proving import claims, learned, numbers, plain, spelled, take_apart
 from shardscope.parallel.rules.lookup import find_decomposition
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ TRANSPOSED = [
 ]
 
 
-@pytest.mark.parametrize(("op", "pixels"), DIRECT, ids=str)
+@pytest.mark.parametrize(("op", "pixels"), DIRECT, ids=spelled)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_they_are_cut_by_batch_and_channels(
     op: Any, pixels: tuple[int, ...], num_ranks: int
@@ -37,7 +37,7 @@ def test_they_are_cut_by_batch_and_channels(
     }
 
 
-@pytest.mark.parametrize(("op", "pixels"), TRANSPOSED, ids=str)
+@pytest.mark.parametrize(("op", "pixels"), TRANSPOSED, ids=spelled)
 def test_transposed_ones_have_their_kernels_the_other_way_round(
     op: Any, pixels: tuple[int, ...]
 ) -> None:
@@ -97,7 +97,7 @@ def test_padding_may_be_a_word() -> None:
     assert {"S(0) R -> S(0)", "S(1) S(1) -> P"} <= found
 
 
-@pytest.mark.parametrize(("op", "pixels"), [*DIRECT, *TRANSPOSED], ids=str)
+@pytest.mark.parametrize(("op", "pixels"), [*DIRECT, *TRANSPOSED], ids=spelled)
 def test_a_bias_is_added_after_the_sum_over_channels_in(op: Any, pixels: tuple[int, ...]) -> None:
     kernel = learned(4, 4, *[2] * len(pixels))
     take_apart(op, learned(3, 4, *pixels), kernel, learned(4), [2])

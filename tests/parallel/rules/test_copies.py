@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers
+from rule_proving import claims, numbers, spelled
 from shardscope.parallel.placements import Shard
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ KEPT = {"P -> P", "P(max) -> P(max)", "P(min) -> P(min)"}
         *(aten.clone.default, aten.alias.default, aten.detach.default),
         *(aten.contiguous.default, aten.lift_fresh_copy.default),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_a_copy_keeps_whatever_it_is_given(op: Any) -> None:
     found = claims(op, numbers(4, 5))

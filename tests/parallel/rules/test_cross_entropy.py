@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, cut_through, learned, numbers, plain, positives, take_apart
+from rule_proving import (
+    claims,
+    cut_through,
+    learned,
+    numbers,
+    plain,
+    positives,
+    spelled,
+    take_apart,
+)
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.lookup import find_decomposition
 
@@ -24,7 +33,7 @@ def classes(*shape: int, ignored: int = -100) -> torch.Tensor:
     return target
 
 
-@pytest.mark.parametrize("op", [CROSS_ENTROPY, *NLLS], ids=str)
+@pytest.mark.parametrize("op", [CROSS_ENTROPY, *NLLS], ids=spelled)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_samples_are_cut_where_nothing_is_averaged(op: Any, num_ranks: int) -> None:
     for reduction, result in ((NONE, "S(0)"), (SUM, "P")):
@@ -45,7 +54,7 @@ def test_positions_are_cut_like_samples() -> None:
 SHAPES = [((7,), ()), ((4, 7), (4,)), ((4, 7, 3), (4, 3)), ((2, 7, 3, 2), (2, 3, 2))]
 
 
-@pytest.mark.parametrize(("logits", "target"), SHAPES, ids=str)
+@pytest.mark.parametrize(("logits", "target"), SHAPES, ids=spelled)
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 @pytest.mark.parametrize("has_weight", [False, True])
 def test_taken_apart_it_gives_the_same(
@@ -61,7 +70,7 @@ def test_taken_apart_it_gives_the_same(
         take_apart(CROSS_ENTROPY, *given, weight, reduction, -100, smoothing)
 
 
-@pytest.mark.parametrize(("logits", "target"), SHAPES[:3], ids=str)
+@pytest.mark.parametrize(("logits", "target"), SHAPES[:3], ids=spelled)
 @pytest.mark.parametrize("reduction", [NONE, MEAN, SUM])
 def test_likelihoods_taken_apart_give_the_same(
     logits: tuple[int, ...], target: tuple[int, ...], reduction: int
@@ -105,7 +114,7 @@ def loss(logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> to
         ([Shard(1), R, Shard(0)], ["P(max)", "P", "P", "P", "P"], R),
         ([Shard(1), R, R], ["P(max)", "P"], Partial()),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_logits_are_never_gathered(
     cuts: list[Placement], exchanged: list[str], result: Placement

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import cut_through, numbers
+from rule_proving import cut_through, numbers, spelled
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.book import DECOMPOSITIONS
 from shardscope.parallel.rules.lookup import find_decomposition, load_rules
@@ -80,7 +80,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=str)
+@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=spelled)
 def test_parts_give_the_values_and_gradients_of_the_whole(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -95,7 +95,7 @@ def test_parts_give_the_values_and_gradients_of_the_whole(
             torch.testing.assert_close(gradient(one, weight, whole), known)
 
 
-@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=str)
+@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=spelled)
 def test_parts_are_called_with_the_names_that_the_op_has(op: Any) -> None:
     names = [slot.name for slot in op._schema.arguments]
     signature(find_decomposition(op)).bind(**dict.fromkeys(names))
@@ -110,8 +110,8 @@ OF_ANY_DTYPE = [
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "kwargs"), OF_ANY_DTYPE, ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("op", "args", "kwargs"), OF_ANY_DTYPE, ids=spelled)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=spelled)
 def test_parts_of_halves_have_the_dtypes_of_the_whole(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -124,7 +124,7 @@ def test_parts_of_halves_have_the_dtypes_of_the_whole(
         torch.testing.assert_close(one, other, rtol=step, atol=step)
 
 
-@pytest.mark.parametrize("op", [aten.linalg_vector_norm.default, aten.std.default], ids=str)
+@pytest.mark.parametrize("op", [aten.linalg_vector_norm.default, aten.std.default], ids=spelled)
 def test_the_gradient_at_zero_is_zero_and_not_nothing(op: Any) -> None:
     whole = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     (found,) = torch.autograd.grad(find_decomposition(op)(whole), whole)
@@ -174,7 +174,7 @@ def test_the_first_of_several_largest_is_found_and_all_share_the_gradient(name: 
         (aten.argmax.default, (-1,), ["P(max)"], Partial("min")),
         (aten.max.dim, (-1,), ["P(max)", "P(min)"], Partial()),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_parts_of_a_cut_dim_sum_small_terms_and_gather_nothing(
     op: Any, args: tuple[Any, ...], needed: list[str], result: Placement

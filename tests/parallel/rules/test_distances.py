@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, cut_through, numbers, plain
+from rule_proving import claims, cut_through, numbers, plain, spelled
 from shardscope.parallel.placements import Shard
 from shardscope.parallel.rules.lookup import find_decomposition
 
@@ -50,7 +50,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "kwargs"), PARTS, ids=str)
+@pytest.mark.parametrize(("op", "shapes", "kwargs"), PARTS, ids=spelled)
 def test_parts_give_the_values_of_the_whole(
     op: Any, shapes: tuple[tuple[int, ...], ...], kwargs: dict[str, Any]
 ) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers
+from rule_proving import claims, numbers, spelled
 from shardscope.parallel.placements import Shard
 
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("op", [aten.expand.default, aten.broadcast_to.default], ids=str)
+@pytest.mark.parametrize("op", [aten.expand.default, aten.broadcast_to.default], ids=spelled)
 def test_expanding_makes_only_the_piece_that_a_rank_needs(op: Any) -> None:
     found = claims(op, numbers(4, 1, 5), [6, 4, 2, 5])
     assert {"S(0) -> S(1)", "S(2) -> S(3)", "R -> S(0)", "R -> S(2)", "P -> P"} <= found
@@ -35,7 +35,7 @@ def test_expanding_like_another_takes_only_its_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "args"), [(aten.repeat.default, [3, 1, 2]), (aten.tile.default, [3, 1, 2])], ids=str
+    ("op", "args"), [(aten.repeat.default, [3, 1, 2]), (aten.tile.default, [3, 1, 2])], ids=spelled
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_a_dim_repeated_as_a_whole_becomes_blocks(op: Any, args: Any, num_ranks: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 from shardscope.parallel.placements import Partial, Shard
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ OFFERS = [(Partial(),)]
         (aten.ones_like.default, ()),
         (aten.full_like.default, (2.5,)),
     ],
-    ids=str,
+    ids=spelled,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_what_looks_like_a_piece_is_a_piece(op: Any, args: tuple[Any, ...], num_ranks: int) -> None:
@@ -36,7 +36,7 @@ def test_what_looks_like_a_piece_is_a_piece(op: Any, args: tuple[Any, ...], num_
         (aten.new_ones.default, ([3, 5],)),
         (aten.new_full.default, ([3, 5], 1.5)),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_what_only_has_the_type_of_a_piece_is_whole(op: Any, args: tuple[Any, ...]) -> None:
     offers = [*OFFERS, (Shard(0, outer=2),)]

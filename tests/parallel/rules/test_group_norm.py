@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rule_proving import claims, cut_through, learned, numbers, plain, take_apart
+from rule_proving import claims, cut_through, learned, numbers, plain, spelled, take_apart
 from shardscope.parallel.placements import Partial, Replicate, Shard
 from shardscope.parallel.rules.lookup import find_decomposition
 
@@ -42,7 +42,7 @@ def test_taken_apart_it_gives_the_same(shape: tuple[int, ...]) -> None:
     take_apart(GROUP_NORM, numbers(*shape).bfloat16(), 2)
 
 
-@pytest.mark.parametrize("cut", [Shard(0), Shard(1), Shard(2)], ids=str)
+@pytest.mark.parametrize("cut", [Shard(0), Shard(1), Shard(2)], ids=spelled)
 def test_taken_apart_no_piece_is_gathered(cut: Shard) -> None:
     def normalize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = find_decomposition(GROUP_NORM)(x, 2, weight, weight)

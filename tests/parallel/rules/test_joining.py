@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 from shardscope.parallel.placements import Shard
 
 aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(
-    "op", [aten.cat.default, aten.concat.default, aten.concatenate.default], ids=str
+    "op", [aten.cat.default, aten.concat.default, aten.concatenate.default], ids=spelled
 )
 def test_along_other_dims_all_are_cut_alike(op: Any) -> None:
     found = claims(op, [numbers(4, 6), numbers(4, 3)], -1, sizes=[3])

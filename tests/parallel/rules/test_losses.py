@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, positives
+from rule_proving import claims, numbers, plain, positives, spelled
 
 aten = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2
@@ -23,7 +23,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "kwargs"), LOSSES, ids=str)
+@pytest.mark.parametrize(("op", "kwargs"), LOSSES, ids=spelled)
 @pytest.mark.parametrize("reduction", RESULT)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_dim_may_be_cut(

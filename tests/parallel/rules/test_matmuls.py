@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 from shardscope.parallel.rules.lookup import find_decomposition
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def test_a_vector_and_a_vector_of_weights() -> None:
         ((6,), (2, 6, 8), {"R S(0) -> S(0)", "R S(2) -> S(1)", "S(0) S(1) -> P"}),
         ((2, 4, 6), (6,), {"S(0) R -> S(0)", "S(1) R -> S(1)", "S(2) S(0) -> P"}),
     ],
-    ids=str,
+    ids=spelled,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_matmul_of_any_two_shapes(
@@ -76,8 +76,8 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), PRODUCTS, ids=str)
-@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=str)
+@pytest.mark.parametrize(("op", "shapes", "expected"), PRODUCTS, ids=spelled)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=spelled)
 def test_products_under_other_names(
     op: Any, shapes: list[tuple[int, ...]], expected: str, sizes: list[int]
 ) -> None:
@@ -98,8 +98,8 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=str)
-@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}], ids=str)
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=spelled)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}], ids=spelled)
 def test_a_product_added_to_something(
     op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
 ) -> None:
@@ -107,8 +107,8 @@ def test_a_product_added_to_something(
     assert expected in claims(op, *tensors, kwargs=weights)
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=str)
-@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}, {"beta": 0}], ids=str)
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=spelled)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}, {"beta": 0}], ids=spelled)
 def test_what_a_sum_is_taken_apart_into_is_the_same(
     op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
         (aten.argsort.default, (-2,), {}),
         (aten.argsort.stable, (), {"stable": True, "dim": 1}),
     ],
-    ids=str,
+    ids=spelled,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_sorting_stays_within_its_dim(
@@ -70,7 +70,7 @@ def test_padding_with_neighbours_leaves_batch_and_channels(mode: str, num_ranks:
 
 
 @pytest.mark.parametrize(
-    "op", [aten.reflection_pad1d.default, aten.replication_pad1d.default], ids=str
+    "op", [aten.reflection_pad1d.default, aten.replication_pad1d.default], ids=spelled
 )
 def test_paddings_have_ops_of_their_own(op: Any) -> None:
     assert plain(claims(op, numbers(4, 2, 5), [1, 2])) == {
@@ -78,7 +78,7 @@ def test_paddings_have_ops_of_their_own(op: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("op", [aten.tril.default, aten.triu.default], ids=str)
+@pytest.mark.parametrize("op", [aten.tril.default, aten.triu.default], ids=spelled)
 @pytest.mark.parametrize("diagonal", [-2, 0, 1])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_triangles_are_cut_by_rows_by_columns_and_by_batch(
@@ -120,3 +120,14 @@ def test_each_row_of_values_goes_with_its_edges() -> None:
     order = {"sorter": rows.argsort(-1)}
     found = claims(aten.searchsorted.Tensor, rows, numbers(4, 3), kwargs=order)
     assert plain(found) == {"S(0) S(0) S(0) -> S(0)"}
+
+
+def test_each_element_is_looked_for_among_all() -> None:
+    found = claims(aten.isin.Tensor_Tensor, torch.arange(12).view(4, 3), torch.arange(5))
+    assert plain(found) == {"S(0) R -> S(0)", "S(1) R -> S(1)"}
+
+
+@pytest.mark.parametrize("op", [aten.median.dim, aten.nanmedian.dim, aten.mode.default], ids=str)
+def test_medians_take_their_dim_away(op: Any) -> None:
+    found = claims(op, numbers(4, 3, 5), -2)
+    assert plain(found) == {"S(0) -> S(0) S(0)", "S(2) -> S(1) S(1)"}

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 
@@ -19,7 +19,7 @@ def test_a_slice_is_written_along_other_dims(dim: int) -> None:
 
 
 @pytest.mark.parametrize("end", [None, sys.maxsize])
-@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=str)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=spelled)
 def test_a_slice_of_everything_is_written_along_its_own_dim_too(
     end: int | None, sizes: list[int]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, positives
+from rule_proving import claims, numbers, positives, spelled
 from shardscope.parallel.rules.pointwise import is_pointwise
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ aten = torch.ops.aten
         *(aten.relu.default, aten.gelu.default, aten.silu.default, aten.exp.default),
         *(aten.absolute.default, aten.hardswish.default, aten.log_sigmoid.default),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_an_op_of_one_tensor_is_cut_along_every_dim_and_keeps_no_addends(
     op: Any, num_ranks: int
@@ -70,7 +70,7 @@ def test_a_tensor_without_dims_stays_whole() -> None:
         (aten.polar.default, (positives(4), numbers(4)), set()),
         (aten.div.Tensor_mode, (numbers(4), positives(4), "floor"), set()),
     ],
-    ids=lambda one: str(one) if not isinstance(one, tuple) else "",
+    ids=lambda one: "" if isinstance(one, tuple) else spelled(one),
 )
 def test_addends_stay_addends_exactly_where_the_op_is_linear(
     op: Any, args: tuple[Any, ...], expected: set[str]
@@ -115,7 +115,7 @@ def test_two_axes_may_cut_one_dim_or_two() -> None:
         *(aten.bernoulli.default, aten.where.default, aten.relu_.default),
         *(aten.rand_like.default, aten.equal.default),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_ops_that_draw_or_write_or_look_elsewhere_are_not_pointwise(op: Any) -> None:
     assert not is_pointwise(op)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 CUTS = {"S(0)", "S(1)"}
@@ -79,7 +79,9 @@ def test_channels_that_become_pixels_stay_together() -> None:
     assert plain(found) == {"S(0) -> S(0)", "P -> P"}
 
 
-@pytest.mark.parametrize("op", [aten.grid_sampler.default, aten.grid_sampler_2d.default], ids=str)
+@pytest.mark.parametrize(
+    "op", [aten.grid_sampler.default, aten.grid_sampler_2d.default], ids=spelled
+)
 def test_samples_are_taken_of_each_picture_and_channel(op: Any) -> None:
     found = claims(op, numbers(*PICTURES), numbers(2, 3, 3, 2), 0, 0, False)
     assert plain(found) == {"S(0) S(0) -> S(0)", "S(1) R -> S(1)", "P R -> P"}

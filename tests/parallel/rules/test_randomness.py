@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, learned, numbers, plain, spelled, take_apart
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Partial, Shard
 from shardscope.parallel.rules.lookup import find_rule
@@ -29,7 +29,7 @@ def orders_in_memory() -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.parametrize("op", DROPOUTS, ids=str)
+@pytest.mark.parametrize("op", DROPOUTS, ids=spelled)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_dropout_runs_on_any_piece_and_on_addends(op: Any, num_ranks: int) -> None:
     found = claims(op, numbers(4, 6, 5), 0.5, True, sizes=[num_ranks])
@@ -61,7 +61,7 @@ def test_two_axes_keep_pieces_of_one_mask() -> None:
         (aten.native_dropout.default, (0.5, True)),
         (aten.randn_like.default, ()),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_draws_follow_the_single_devices_memory(op: Any, args: tuple[Any, ...], index: int) -> None:
     assert len(claims(op, orders_in_memory()[index], *args)) > 5
@@ -100,7 +100,7 @@ LIKE = [
 ]
 
 
-@pytest.mark.parametrize(("op", "args"), LIKE, ids=str)
+@pytest.mark.parametrize(("op", "args"), LIKE, ids=spelled)
 def test_draws_like_a_piece_are_a_piece_of_the_whole_draw(op: Any, args: tuple[Any, ...]) -> None:
     found = claims(op, numbers(4, 3), *args, offers=[(Partial(),)], sizes=[3], constants=["self"])
     assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> R"} <= found
@@ -119,3 +119,8 @@ def test_what_draws_is_known() -> None:
     assert is_random(aten.dropout.default)
     assert not is_random(aten.relu.default)
     assert not is_random(len)
+
+
+def test_alpha_dropout_taken_apart_draws_what_torch_draws() -> None:
+    for p in (0.1, 0.5):
+        take_apart(aten.alpha_dropout.default, learned(4, 6), p, True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ def weights(num_gates: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("op", "num_gates"),
     [(aten.gru.input, 3), (aten.rnn_tanh.input, 1), (aten.rnn_relu.input, 1)],
-    ids=str,
+    ids=spelled,
 )
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_batch_is_cut_wherever_it_stands(op: Any, num_gates: int, batch_first: bool) -> None:

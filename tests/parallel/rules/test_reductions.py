@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("op", [aten.sum.dim_IntList, aten.mean.dim], ids=str)
+@pytest.mark.parametrize("op", [aten.sum.dim_IntList, aten.mean.dim], ids=spelled)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize(
     ("dims", "keepdim", "expected"),
@@ -23,7 +23,7 @@ aten = torch.ops.aten
         ([], False, {"S(0) -> P", "S(1) -> P", "S(2) -> P"}),
         (None, True, {"S(0) -> P", "S(1) -> P", "S(2) -> P"}),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_sums_and_means_of_pieces_are_addends(
     op: Any, num_ranks: int, dims: list[int] | None, keepdim: bool, expected: set[str]
@@ -33,7 +33,7 @@ def test_sums_and_means_of_pieces_are_addends(
     assert plain(found) == {*expected, "P -> P"}
 
 
-@pytest.mark.parametrize("op", [aten.sum.default, aten.mean.default], ids=str)
+@pytest.mark.parametrize("op", [aten.sum.default, aten.mean.default], ids=spelled)
 def test_sums_and_means_of_everything_on_one_axis_and_two(op: Any) -> None:
     assert plain(claims(op, numbers(4, 5))) == {"S(0) -> P", "S(1) -> P", "P -> P"}
     assert "S(0) -> P; S(0) -> P" in claims(op, numbers(4, 6), sizes=[2, 2])
@@ -98,7 +98,7 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "first", "last"), WHOLE, ids=str)
+@pytest.mark.parametrize(("op", "args", "first", "last"), WHOLE, ids=spelled)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_what_has_no_terms_is_cut_along_the_other_dims(
     op: Any, args: tuple[Any, ...], first: str, last: str, num_ranks: int
@@ -110,7 +110,7 @@ def test_what_has_no_terms_is_cut_along_the_other_dims(
 @pytest.mark.parametrize(
     "op",
     [aten.argmax.default, aten.prod.default, aten.std.default, aten.norm.Scalar],
-    ids=str,
+    ids=spelled,
 )
 def test_what_reduces_everything_and_has_no_terms_is_never_cut(op: Any) -> None:
     assert claims(op, numbers(4, 6)) == set()
@@ -123,7 +123,7 @@ def test_what_reduces_everything_and_has_no_terms_is_never_cut(op: Any) -> None:
         *(aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default),
         *(aten.cummax.default, aten.cummin.default),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_running_reductions_leave_their_own_dim_whole(op: Any, dim: int) -> None:
     found = claims(op, numbers(4, 5, 6), dim)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain
+from rule_proving import claims, numbers, plain, spelled
 from shardscope.parallel.placements import Partial, Shard
 
 aten = torch.ops.aten
@@ -110,7 +110,7 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "how"), SPLITS, ids=str)
+@pytest.mark.parametrize(("op", "how"), SPLITS, ids=spelled)
 def test_a_split_hands_out_blocks_and_passes_other_cuts(op: Any, how: Any) -> None:
     offers = [(Shard(1, outer=3),), (Shard(1, outer=6),)]
     found = claims(op, numbers(4, 12), how, -1, offers=offers)

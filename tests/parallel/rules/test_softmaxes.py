@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers
+from rule_proving import claims, numbers, spelled
 from shardscope.parallel.placements import Shard
 from shardscope.parallel.rules.call import Strategy
 from shardscope.parallel.rules.proof import refute
@@ -24,7 +24,7 @@ SOFTMAXES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "more"), SOFTMAXES, ids=str)
+@pytest.mark.parametrize(("op", "more"), SOFTMAXES, ids=spelled)
 @pytest.mark.parametrize("dim", [1, -2])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_softmax_leaves_its_own_dim_whole(
@@ -35,14 +35,14 @@ def test_softmax_leaves_its_own_dim_whole(
     assert not any(one.startswith("S(1") or "P" in one for one in found)
 
 
-@pytest.mark.parametrize(("op", "more"), SOFTMAXES, ids=str)
+@pytest.mark.parametrize(("op", "more"), SOFTMAXES, ids=spelled)
 def test_softmax_of_pieces_of_its_own_dim_is_refuted(op: Any, more: tuple[Any, ...]) -> None:
     wrong = Strategy((Shard(1),), (Shard(1),))
     sample = make_sample(op, [numbers(4, 6), 1, *more])
     assert refute(sample, [wrong], sizes=[2]) is not None
 
 
-@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=str)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=spelled)
 def test_layers_are_normalised_on_pieces_of_the_leading_dims(sizes: list[int]) -> None:
     whole, weight, bias = numbers(4, 8, 6), numbers(6), numbers(6)
     zeroth = "; ".join(["S(0) R R -> S(0)", "S(1) R R -> S(1)"][: len(sizes)])

@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from rule_proving import claims, numbers
+from rule_proving import claims, numbers, spelled
 from shardscope.parallel.placements import Placement, Replicate, Shard
 from shardscope.parallel.rules.blocks import fold, groups_of
 from shardscope.parallel.rules.call import Call, TensorSpec
@@ -19,7 +19,7 @@ VIEWS = [aten.view.default, aten.reshape.default, aten._unsafe_view.default]
 KEPT = {"P -> P", "P(max) -> P(max)", "P(min) -> P(min)"}
 
 
-@pytest.mark.parametrize("op", VIEWS, ids=str)
+@pytest.mark.parametrize("op", VIEWS, ids=spelled)
 def test_heads_are_split_and_merged_with_their_cut(op: Any) -> None:
     split = claims(op, numbers(2, 3, 8), [2, 3, 4, 2])
     assert {"S(0) -> S(0)", "S(2) -> S(2)", "S(2, 2x) -> S(2, 2x)", *KEPT} <= split
@@ -95,9 +95,9 @@ def test_segments_that_heads_do_not_divide_stay_out() -> None:
         (aten.view.default, (4, 8), ([2, 2, 2, 2, 2],)),
         (aten.view.default, (0, 4), ([2, 2, 0],)),
     ],
-    ids=str,
+    ids=spelled,
 )
-@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=str)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=spelled)
 def test_all_that_folding_claims_is_true(
     op: Any, shape: tuple[int, ...], args: tuple[Any, ...], sizes: list[int]
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_view_like_another_takes_only_its_shape() -> None:
         (aten.movedim.int, (0, -1), {0: 2, 1: 0, 2: 1}),
         (aten.moveaxis.intlist, ([0, 1], [1, 2]), {0: 1, 1: 2, 2: 0}),
     ],
-    ids=str,
+    ids=spelled,
 )
 def test_dims_keep_their_cut_wherever_they_go(
     op: Any, args: tuple[Any, ...], expected: dict[int, int]
@@ -188,3 +188,9 @@ def test_groups_hold_the_same_indices() -> None:
     assert list(groups_of((), (1,))) == []
     assert fold(Shard(0), (6,), (2, 3), group=([0], [0, 1]), num_ranks=2) == Shard(0)
     assert fold(Shard(0), (6,), (2, 3), group=([0], [0, 1]), num_ranks=3) is None
+
+
+def test_segments_of_another_size_are_not_folded() -> None:
+    merged = {"before": (8, 4), "after": (32,), "group": ([0, 1], [0]), "num_ranks": 2}
+    assert fold(Shard(0, segments=(4, 2, 2)), **merged) == Shard(0, segments=(16, 8, 8))
+    assert fold(Shard(0, segments=(8, 4, 4)), **merged) is None

@@ -55,11 +55,26 @@ def cases(
     changed = runs.reference.changed.union(*(one.changed for one in ranks))
     skipped = {(TensorKind.GRADIENT, name) for name in _repeated_ties(runs.reference, ranks)}
     keys = dict.fromkeys((*references, *(key for one in tensors for key in one)))
+    sizes = tuple(sizes) or (len(ranks),)
     for key in keys:
         if key in skipped or (key[0] is TensorKind.BUFFER and key[1] not in changed):
             continue
         held = tuple(one.get(key) for one in tensors)
-        yield _make_case(runs, key, held, tuple(sizes) or (len(ranks),))
+        yield _make_case(runs, key, held, sizes)
+    yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _changed_parameters(
+    reference: Outcome, ranks: Sequence[Outcome], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """Ranks hold only those that sharding changed: the others' are the original's."""
+    for name in dict.fromkeys(name for one in ranks for name in one.parameters):
+        original = reference.parameters.get(name)
+        if original is not None:
+            held = tuple(one.parameters.get(name, original) for one in ranks)
+            target = as_exact(original)
+            floor = find_floor(target, None, (), original.dtype)
+            yield Case(TensorKind.PARAMETER, name, original, target, floor, held, sizes)
 
 
 def _repeated_ties(reference: Outcome, ranks: Sequence[Outcome]) -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,19 +13,39 @@ from shardscope._torch.modules import named_places, own_buffers, own_parameters
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.task import Task, call_model, default_loss
+from shardscope.record import Source
 
-__all__ = ["Whole", "execute", "named_buffers", "named_parameters"]
+__all__ = ["Probe", "Whole", "execute", "named_buffers", "named_parameters"]
 
 Whole = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 """Makes whole tensors of DTensors; all ranks call it with theirs, in the same order."""
 
 
-def execute(model: nn.Module, task: Task, whole: Whole = dict) -> Outcome:
-    """Run one step of `model`, which it changes; the caller keeps random numbers as they were."""
+class Probe(Protocol):
+    """Someone who looks at modules while they run."""
+
+    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Look, until the context ends."""
+
+    @property
+    def seen(self) -> dict[str, torch.Tensor]:
+        """What was seen."""
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """The lines behind it, where they are known."""
+
+
+def execute(
+    model: nn.Module, task: Task, *, whole: Whole = dict, probe: Probe | None = None
+) -> Outcome:
+    """Run one step of `model`, which it changes; the caller sees to random numbers."""
     before = {name: _local(one).clone() for name, one in named_buffers(model)}
     inputs = task.copy_inputs()
-    torch.manual_seed(task.seed)
-    with _caught_outputs(model) as outputs:
+    with ExitStack() as stack:
+        outputs = stack.enter_context(_caught_outputs(model))
+        if probe is not None:
+            stack.enter_context(probe.watching(model))
         if task.step is not None:
             task.step(model, inputs)
         else:
@@ -44,6 +64,8 @@ def execute(model: nn.Module, task: Task, whole: Whole = dict) -> Outcome:
         whole({name: _densify(one) for name, one in gradients.items() if one is not None}),
         {name: _detach(one).clone() for name, one in whole(buffers).items()},
         frozenset(changed),
+        seen={} if probe is None else probe.seen,
+        sources={} if probe is None else probe.sources,
     )
 
 

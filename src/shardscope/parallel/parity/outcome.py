@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, final
 
 import torch
 
-from shardscope.record import TensorKind
+from shardscope.record import Source, TensorKind
 
 __all__ = ["Key", "Outcome", "named_tensors", "tie_names"]
 
@@ -22,13 +22,17 @@ class Outcome:
     """Tensors by name, whole, wherever they were computed.
 
     Parameters without a gradient are left out. Tied parameters have an entry for each name, with
-    one tensor. `buffers` has all of them, `changed` names those that the run changed.
+    one tensor. `buffers` has all of them, `changed` names those that the run changed. `seen` is
+    what modules put out on the way, where someone looked.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
     gradients: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     changed: frozenset[str] = frozenset()
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
 
     def tensors(self) -> dict[Key, torch.Tensor]:
         """All of them by kind and name."""
@@ -59,7 +63,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{field.name}", getattr(value, field.name)) for field in fields(value))
+        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
     elif isinstance(value, SimpleNamespace):
         yield from ((f".{name}", item) for name, item in vars(value).items())
 

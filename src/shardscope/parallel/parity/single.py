@@ -5,30 +5,33 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from shardscope.errors import ParityError
+from shardscope.errors import ParityError, ShardscopeError
 from shardscope.parallel.parity.cases import Runs
-from shardscope.parallel.parity.execute import execute
+from shardscope.parallel.parity.execute import Probe, execute, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.steady import Watching
 from shardscope.parallel.parity.task import Task
-from shardscope.parallel.parity.widen import (
-    jitter_,
-    main_dtype,
-    widen_inputs,
-    widen_model,
-    widened,
-)
+from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["as_model", "copy_model", "run_all", "run_single"]
+__all__ = [
+    "as_model",
+    "copy_model",
+    "draws_numbers",
+    "run_all",
+    "run_exact",
+    "run_single",
+    "run_task",
+]
 
 Report = Callable[[str, str], None]
+MakeProbe = Callable[[], Probe | None]
 
 
 def run_single(
@@ -37,51 +40,46 @@ def run_single(
     loss: Callable[[Any], Any] | None = None,
     *,
     dtype: torch.dtype | None = None,
-    has_jitter: bool = False,
     seed: int = 0,
 ) -> Outcome:
     """Run a copy of the original forwards and backwards; nothing of it is changed.
 
     A mapping of inputs is taken for keywords, a tuple or list for arguments. `dtype` may be
-    torch.float64, for the exact result; `has_jitter` changes weights in their last place first.
+    torch.float64, for the exact result.
     """
-    task = Task(inputs, loss, seed=seed)
-    return run_task(model, task, is_exact=dtype is torch.float64, has_jitter=has_jitter)
+    variant = EXACT if dtype is torch.float64 else AS_IT_IS
+    return run_task(as_model(model), Task(inputs, loss, seed=seed), variant)
 
 
 def run_task(
-    model: nn.Module | ExportedProgram,
-    task: Task,
-    *,
-    is_exact: bool = False,
-    has_jitter: bool = False,
+    model: nn.Module, task: Task, variant: Variant = AS_IT_IS, *, probe: Probe | None = None
 ) -> Outcome:
-    """The same for any task."""
-    own = copy_model(as_model(model))
-    narrow = main_dtype(own)
-    with kept_random_state():
-        if has_jitter:
-            task = task.with_inputs(jitter_(own, task.inputs))
-        if is_exact:
-            widen_model(own)
-            task = task.with_inputs(widen_inputs(task.inputs))
-        with widened(narrow) if is_exact else nullcontext():
-            return execute(own, task)
+    """The same for any task, in any variant."""
+    own = copy_model(model)
+    with kept_random_state(), variant.applied(own, task) as applied:
+        torch.manual_seed(task.seed)
+        return execute(own, applied, probe=probe)
 
 
 def run_all(
-    model: nn.Module | ExportedProgram,
+    model: nn.Module,
     task: Task,
     *,
+    is_steady: bool = False,
     precision: torch.dtype | None = None,
     report: Report = lambda *_: None,
+    probe: MakeProbe = lambda: None,
 ) -> Runs:
     """All runs of the single device; what cannot be had in double precision is reported."""
-    reference = run_task(model, task)
-    rounded = run_task(model, task, has_jitter=True)
+
+    def run(*, is_exact: bool = False, jitter: Jitter = Jitter.NONE) -> Outcome:
+        return run_task(model, task, Variant(is_exact, jitter, is_steady), probe=probe())
+
+    reference = _run_first(run)
+    reference.parameters.update((name, one.detach()) for name, one in named_parameters(model))
+    rounded = run(jitter=Jitter.OWN)
     try:
-        exact = run_task(model, task, is_exact=True)
-        other = run_task(model, task, is_exact=True, has_jitter=True)
+        exact, other = run(is_exact=True), run(is_exact=True, jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
@@ -90,6 +88,36 @@ def run_all(
         )
         return Runs(reference, None, ((rounded, None),), precision)
     return Runs(reference, exact, ((rounded, other),), precision)
+
+
+def _run_first(run: Callable[[], Outcome]) -> Outcome:
+    try:
+        return run()
+    except ShardscopeError:
+        raise
+    except Exception as error:
+        raise ParityError(
+            f"the original does not run on a single device ({type(error).__name__}: "
+            f"{error!s:.200}). Call it with these inputs by itself, and see that it does."
+        ) from error
+
+
+def run_exact(
+    model: nn.Module, task: Task, *, is_steady: bool = False, probe: MakeProbe = lambda: None
+) -> Runs:
+    """The runs that a parallel version in double precision is compared with."""
+    exact = run_task(model, task, Variant(True, Jitter.NONE, is_steady), probe=probe())
+    other = run_task(model, task, Variant(True, Jitter.DOUBLE, is_steady), probe=probe())
+    return Runs(exact, None, ((other, None),))
+
+
+def draws_numbers(model: nn.Module, task: Task) -> bool:
+    """Whether a step draws anything at random."""
+    own = copy_model(model)
+    watching = Watching()
+    with kept_random_state(), watching:
+        execute(own, task)
+    return watching.has_drawn
 
 
 def as_model(model: nn.Module | ExportedProgram) -> nn.Module:

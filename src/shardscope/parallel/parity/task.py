@@ -37,9 +37,10 @@ class Task:
         """The inputs for one run, which may change them."""
         return map_tensors(self.inputs, _copy)
 
-    def with_inputs(self, inputs: Any, loss_scale: float = 1.0) -> Task:
+    def with_inputs(self, inputs: Any, *, loss_scale: float | None = None) -> Task:
         """The same for other inputs."""
-        return replace(self, inputs=inputs, loss_scale=loss_scale)
+        scale = self.loss_scale if loss_scale is None else loss_scale
+        return replace(self, inputs=inputs, loss_scale=scale)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,18 @@ from shardscope._torch.model_state import exchange_tensors
 from shardscope.parallel.parity.noise import epsilon
 from shardscope.shard.stand_ins import StandIns, map_tensors
 
-__all__ = ["is_random", "jitter", "jitter_", "main_dtype", "widen_inputs", "widen_model", "widened"]
+__all__ = [
+    "is_random",
+    "jitter",
+    "jitter_",
+    "main_dtype",
+    "map_arguments",
+    "name_arguments",
+    "widen_inputs",
+    "widen_model",
+    "widen_tensor",
+    "widened",
+]
 
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -120,15 +131,15 @@ class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if not is_overload(func) or str(func).endswith(_BITWISE):
             return func(*args, **kwargs)
-        if is_random(func):
+        if is_random(func, args, kwargs):
             return self._draw(func, args, kwargs)
         written = _written(func)
         args = tuple(
-            one if index in written else _map(one, _widen_argument)
+            one if index in written else map_arguments(one, _widen_argument)
             for index, one in enumerate(args)
         )
         kwargs = {
-            name: one if name in written else _map(one, _widen_argument)
+            name: one if name in written else map_arguments(one, _widen_argument)
             for name, one in kwargs.items()
         }
         return func(*args, **kwargs)
@@ -143,15 +154,26 @@ class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "dtype" in names and kwargs.get("dtype") is None:
             like = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
             kwargs = {**kwargs, "dtype": self._default if like is None else self._shrink(like)}
-        return _map(func(*args, **kwargs), _widen_argument)
+        return map_arguments(func(*args, **kwargs), _widen_argument)
 
     def _shrink(self, dtype: torch.dtype) -> torch.dtype:
         return self._narrow if dtype is torch.float64 else dtype
 
 
-def is_random(func: Any) -> bool:
-    """Whether an op draws numbers at random."""
-    return torch.Tag.nondeterministic_seeded in func.tags
+def is_random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call of an op draws numbers at random; attention does not without dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = name_arguments(func, args, kwargs)
+    return given.get("dropout_p") != 0.0 and given.get("train") is not False
+
+
+def name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with what the op takes where none is given."""
+    schema = op_schema(func).arguments
+    given = {one.name: one.default_value for one in schema if one.has_default_value()}
+    given |= {one.name: value for one, value in zip(schema, args, strict=False)}
+    return given | kwargs
 
 
 def _written(func: Any) -> set[int | str]:
@@ -169,7 +191,8 @@ def _widen_argument(value: Any) -> Any:
     return widen(value) if isinstance(value, torch.dtype) else value
 
 
-def _map(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments of an op, or what it returns, with each changed that is no list."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        return type(value)(_map(item, change) for item in value)
+        return type(value)(map_arguments(item, change) for item in value)
     return change(value)

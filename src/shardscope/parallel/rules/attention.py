@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Placement, Replicate, Shard, divides
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
@@ -28,10 +29,10 @@ def cut_attention(call: Call) -> Iterator[Strategy]:
 
 
 @rule(
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
+    inner_op("scaled_dot_product_flash_attention"),
+    inner_op("scaled_dot_product_flash_attention_for_cpu"),
+    inner_op("scaled_dot_product_efficient_attention"),
+    inner_op("scaled_dot_product_cudnn_attention"),
 )
 def cut_fused_attention(call: Call) -> Iterator[Strategy]:
     """The kernels that return the logarithm of the sums too; of the rest nothing is cut."""

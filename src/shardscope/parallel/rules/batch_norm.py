@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Placement, Replicate, Shard
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
@@ -22,6 +23,7 @@ __all__ = [
     "normalize_batch",
     "normalize_batch_and_keep_statistics",
     "normalize_batch_without_history",
+    "normalize_instances",
 ]
 
 aten = torch.ops.aten
@@ -32,10 +34,10 @@ _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 @rule(
     aten.batch_norm.default,
     aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten._native_batch_norm_legit_no_training.default,
+    inner_op("native_batch_norm_legit"),
+    inner_op("native_batch_norm_legit.no_stats"),
+    inner_op("native_batch_norm_legit_functional"),
+    inner_op("native_batch_norm_legit_no_training"),
 )
 def cut_batch_norm(call: Call) -> Iterator[Strategy]:
     yield from _cut_channels(call)
@@ -57,7 +59,7 @@ def _cut_channels(call: Call) -> Iterator[Strategy]:
 
 def _cut_samples(call: Call) -> Iterator[Strategy]:
     for dim in range(call["input"].num_dims):
-        if dim != 1:
+        if dim != 1 and leaves_some(call, call["input"].shape[dim]):
             yield lay(call, {"input": Shard(dim)}, _outputs(call, Shard(dim), Replicate()))
 
 
@@ -77,7 +79,7 @@ def cut_instance_norm(call: Call) -> Iterator[Strategy]:
         yield from _cut_channels(call)
 
 
-@decomposition(aten._native_batch_norm_legit_functional.default)
+@decomposition(inner_op("native_batch_norm_legit_functional"))
 def normalize_batch_and_keep_statistics(
     input: Tensor,
     weight: Tensor | None,
@@ -99,7 +101,7 @@ def normalize_batch_and_keep_statistics(
     return result, mean, torch.rsqrt(variance + eps), means, variances
 
 
-@decomposition(aten._native_batch_norm_legit.no_stats)
+@decomposition(inner_op("native_batch_norm_legit.no_stats"))
 def normalize_batch_without_history(
     input: Tensor,
     weight: Tensor | None,
@@ -128,6 +130,23 @@ def normalize_batch(
     if running_mean is not None:
         raise NotImplementedError
     return _normalize(input, (weight, bias), eps)[0]
+
+
+@decomposition(aten.instance_norm.default)
+def normalize_instances(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if running_mean is not None or not use_input_stats:
+        raise NotImplementedError
+    return aten.group_norm(input, input.shape[1], weight, bias, eps)
 
 
 def _normalize(

@@ -50,6 +50,8 @@ def fold(
     blocks_before = product([before[dim] for dim in old[:at]])
     rest = product([before[dim] for dim in old[at + 1 :]])
     segments = () if len(set(cut.segments)) == 1 else cut.segments
+    if cut.segments and sum(cut.segments) != size:
+        return None  # those of the whole dim, where an axis before has left a piece of it
     if segments:
         return _fold_segments(cut, rest, after, new, num_ranks) if at == 0 else None
     outer = len(cut.segments) or cut.outer

@@ -36,7 +36,7 @@ def rule(*ops: Any) -> Callable[[Rule], Rule]:
     """Enter the function as the rule of each op."""
 
     def enter(function: Rule) -> Rule:
-        for op in ops:
+        for op in filter(None, ops):  # what this torch has
             assert op not in RULES, f"{op} has two rules"
             RULES[op] = function
         return function
@@ -48,7 +48,7 @@ def speller(*ops: Any) -> Callable[[Speller], Speller]:
     """Enter the function as what spells each op locally; not asked where all is replicated."""
 
     def enter(function: Speller) -> Speller:
-        for op in ops:
+        for op in filter(None, ops):  # what this torch has
             assert op not in SPELLERS, f"{op} has two spellers"
             SPELLERS[op] = function
         return function
@@ -64,7 +64,7 @@ def decomposition(*ops: Any) -> Callable[[_F], _F]:
     """
 
     def enter(function: _F) -> _F:
-        for op in ops:
+        for op in filter(None, ops):  # what this torch has
             assert op not in DECOMPOSITIONS, f"{op} has two decompositions"
             DECOMPOSITIONS[op] = function
         return function

@@ -20,9 +20,9 @@ class TensorSpec:
 
     shape: tuple[Size, ...]
     dtype: torch.dtype
-    # Of the whole tensor as the single device holds it, for what draws numbers in memory's order.
-    # Strategies do not depend on them. None: contiguous.
-    strides: tuple[Size, ...] | None = field(default=None, compare=False)
+    # The whole's dims in the order of the single device's memory, slowest first, for what draws
+    # numbers in that order. Strategies do not depend on it. None: in their own.
+    memory_order: tuple[int, ...] | None = field(default=None, compare=False)
 
     @property
     def num_dims(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Partial, Replicate, Shard
 from shardscope.parallel.rules.book import rule, speller
 from shardscope.parallel.rules.call import Call, Strategy
@@ -53,8 +54,8 @@ def spell_embedding(local: Local) -> Any:
 @rule(
     aten.embedding_bag.default,
     aten.embedding_bag.padding_idx,
-    aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
+    inner_op("embedding_bag"),
+    inner_op("embedding_bag_forward_only"),
 )
 def cut_bag(call: Call) -> Iterator[Strategy]:
     """By columns: sums and means know nothing of one another. Maxima say where they were found."""

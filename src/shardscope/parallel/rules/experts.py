@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Partial, Shard, divides
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 _ALIGNMENT_BYTES = 16
 
 
-@rule(aten._grouped_mm.default)
+@rule(inner_op("grouped_mm"))
 def cut_grouped_mm(call: Call) -> Iterator[Strategy]:
     """Rows whose groups `offs` marks stay whole; so do the groups, which it counts."""
     rows, matrices = call["self"], call["mat2"]

@@ -28,7 +28,8 @@ aten = torch.ops.aten
 def cut_group_norm(call: Call) -> Iterator[Strategy]:
     yield lay(call, {"input": Shard(0)}, Shard(0))
     num_groups = call.arguments.get("num_groups", call.arguments.get("group"))
-    if divides(call.num_ranks, num_groups):
+    # Where an axis before has cut the channels, groups may not divide them any more.
+    if divides(call.num_ranks, num_groups) and divides(num_groups, call["input"].shape[1]):
         cuts = {"input": Shard(1), "weight": Shard(0), "bias": Shard(0)}
         yield lay(call, cuts, Shard(1), is_order_blind=False)
 

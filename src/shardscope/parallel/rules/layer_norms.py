@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from shardscope._torch.fused_kernels import FUSED_RMS_NORM
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import can_be_cut, cut
@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 
 @rule(
     *(_aten.layer_norm.default, _aten.native_layer_norm.default),
-    *(_aten.rms_norm.default, FUSED_RMS_NORM),
+    *(_aten.rms_norm.default, inner_op("fused_rms_norm")),
 )
 def layer_norms(call: Call) -> Iterator[Strategy]:
     """Every dim before the normalised ones, of all results; weights stay whole."""
@@ -77,7 +77,7 @@ def take_rms_norm_apart(
     return take_fused_rms_norm_apart(input, normalized_shape, weight, eps)[0]
 
 
-@decomposition(FUSED_RMS_NORM)
+@decomposition(inner_op("fused_rms_norm"))
 def take_fused_rms_norm_apart(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:

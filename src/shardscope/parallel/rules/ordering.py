@@ -19,6 +19,7 @@ __all__ = [
     "cut_bucketize",
     "cut_diff",
     "cut_flip",
+    "cut_isin",
     "cut_kthvalue",
     "cut_padded",
     "cut_sorted",
@@ -51,7 +52,7 @@ def cut_sorted(call: Call) -> Iterator[Strategy]:
     yield from _cut_all_but(call, [_dim(call)])
 
 
-@rule(aten.kthvalue.default)
+@rule(aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
 def cut_kthvalue(call: Call) -> Iterator[Strategy]:
     gone = _dim(call)
     for dim in range(call["self"].num_dims):
@@ -139,6 +140,13 @@ def cut_diff(call: Call) -> Iterator[Strategy]:
         if dim != along:
             yield lay(call, dict.fromkeys(given, Shard(dim)), Shard(dim))
     yield from pass_terms(call, *given)
+
+
+@rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
+def cut_isin(call: Call) -> Iterator[Strategy]:
+    """Each element against all that it may be."""
+    for dim in range(call["elements"].num_dims):
+        yield lay(call, {"elements": Shard(dim)}, Shard(dim))
 
 
 @rule(aten.bucketize.Tensor, aten.searchsorted.Tensor)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Shard, divides
 from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
@@ -39,36 +40,36 @@ _LINEAR = {
         aten.adaptive_avg_pool1d.default,
         aten.upsample_nearest1d.default,
         aten.upsample_nearest1d.vec,
-        aten._upsample_nearest_exact1d.default,
-        aten._upsample_nearest_exact1d.vec,
+        inner_op("upsample_nearest_exact1d"),
+        inner_op("upsample_nearest_exact1d.vec"),
         aten.upsample_linear1d.default,
         aten.upsample_linear1d.vec,
     ),
     2: (
         aten.avg_pool2d.default,
         aten.adaptive_avg_pool2d.default,
-        aten._adaptive_avg_pool2d.default,
+        inner_op("adaptive_avg_pool2d"),
         aten.upsample_nearest2d.default,
         aten.upsample_nearest2d.vec,
-        aten._upsample_nearest_exact2d.default,
-        aten._upsample_nearest_exact2d.vec,
+        inner_op("upsample_nearest_exact2d"),
+        inner_op("upsample_nearest_exact2d.vec"),
         aten.upsample_bilinear2d.default,
         aten.upsample_bilinear2d.vec,
         aten.upsample_bicubic2d.default,
         aten.upsample_bicubic2d.vec,
-        aten._upsample_bilinear2d_aa.default,
-        aten._upsample_bilinear2d_aa.vec,
-        aten._upsample_bicubic2d_aa.default,
-        aten._upsample_bicubic2d_aa.vec,
+        inner_op("upsample_bilinear2d_aa"),
+        inner_op("upsample_bilinear2d_aa.vec"),
+        inner_op("upsample_bicubic2d_aa"),
+        inner_op("upsample_bicubic2d_aa.vec"),
     ),
     3: (
         aten.avg_pool3d.default,
         aten.adaptive_avg_pool3d.default,
-        aten._adaptive_avg_pool3d.default,
+        inner_op("adaptive_avg_pool3d"),
         aten.upsample_nearest3d.default,
         aten.upsample_nearest3d.vec,
-        aten._upsample_nearest_exact3d.default,
-        aten._upsample_nearest_exact3d.vec,
+        inner_op("upsample_nearest_exact3d"),
+        inner_op("upsample_nearest_exact3d.vec"),
         aten.upsample_trilinear3d.default,
         aten.upsample_trilinear3d.vec,
     ),
@@ -106,7 +107,8 @@ def cut_shuffled(call: Call) -> Iterator[Strategy]:
     """Channels become pixels, or pixels channels: both are cut where a rank gets whole ones."""
     channels = 1 if call.op == aten.channel_shuffle.default else call["self"].num_dims - 3
     for dim in range(channels):
-        yield lay(call, {"self": Shard(dim)}, Shard(dim))
+        if leaves_some(call, call["self"].shape[dim]):  # of nothing torch gives the wrong shape
+            yield lay(call, {"self": Shard(dim)}, Shard(dim))
     yield from pass_terms(call, "self")
     if call.op != aten.channel_shuffle.default and _share_channels(call, channels):
         yield lay(call, {"self": Shard(channels)}, Shard(channels), is_order_blind=False)

@@ -5,13 +5,15 @@ For that the ranks share one seed, and each draws for the whole shape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardscope.parallel.placements import Replicate, Shard
-from shardscope.parallel.rules.book import rule, speller
+from shardscope.parallel.rules.book import decomposition, rule, speller
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.local import Local
 from shardscope.parallel.rules.pieces import cut_piece
@@ -25,6 +27,7 @@ __all__ = [
     "spell_drawn_like",
     "spell_dropout",
     "spell_native_dropout",
+    "take_alpha_dropout_apart",
     "write_whole_like",
 ]
 
@@ -73,11 +76,12 @@ def _write_ones(local: Local) -> Any:
 def write_whole_like(local: Local, name: str) -> Any:
     """A tensor like the whole argument, but for its values: its memory too, which orders draws."""
     spec: TensorSpec = local.call[name]
-    shape = [local.pen.size(one) for one in spec.shape]
-    if spec.strides is None:
-        return local.pen.write(aten.new_empty.default, local[name], shape)
-    strides = [local.pen.size(one) for one in spec.strides]
-    return local.pen.write(aten.new_empty_strided.default, local[name], shape, strides)
+    order = spec.memory_order or tuple(range(spec.num_dims))
+    shape = [local.pen.size(spec.shape[dim]) for dim in order]
+    whole = local.pen.write(aten.new_empty.default, local[name], shape)
+    if list(order) == sorted(order):
+        return whole
+    return local.pen.write(aten.permute.default, whole, [order.index(dim) for dim in sorted(order)])
 
 
 _DRAWN_LIKE = (
@@ -119,3 +123,14 @@ def refuse_rrelu(call: Call) -> Iterator[Strategy]:
     if not call["training"]:
         for dim in range(call["self"].num_dims):
             yield lay(call, {"self": Shard(dim)}, Shard(dim))
+
+
+@decomposition(aten.alpha_dropout.default)
+def take_alpha_dropout_apart(input: Tensor, p: float, train: bool) -> Tensor:
+    """What is dropped becomes a constant, and all is scaled to keep mean and variance."""
+    if not train or p in (0, 1):
+        raise NotImplementedError
+    dropped = 1.7580993408473766  # what SELU tends to, negative
+    scale = 1 / math.sqrt((dropped * dropped * p + 1) * (1 - p))
+    is_kept = torch.bernoulli(torch.empty_like(input), 1 - p)
+    return input * (is_kept * scale) + ((is_kept - 1) * dropped * scale + dropped * scale * p)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Shard
 from shardscope.parallel.rules.blocks import Group, fold, groups_of
 from shardscope.parallel.rules.book import rule, speller
@@ -19,8 +20,8 @@ __all__ = ["reshapes", "reshapes_like_another", "spell_reshape", "spell_squeeze"
 _aten = torch.ops.aten
 
 _WITH_SIZES = (
-    *(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default),
-    *(_aten.unflatten.int, _aten._reshape_alias.default),
+    *(_aten.view.default, _aten.reshape.default, inner_op("unsafe_view")),
+    *(_aten.unflatten.int, inner_op("reshape_alias")),
 )
 _LIKE_ANOTHER = (_aten.view_as.default, _aten.reshape_as.default)
 _SQUEEZES = (_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims)

@@ -17,6 +17,7 @@ from shardscope.parallel.placements import Placement, Replicate, Size
 from shardscope.parallel.rules.call import Call, TensorSpec
 from shardscope.parallel.rules.local import Local, LocalSize
 from shardscope.parallel.rules.lookup import find_speller
+from shardscope.parallel.rules.memory import memory_order
 
 __all__ = ["Sample", "make_sample"]
 
@@ -115,4 +116,4 @@ def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def _spec_of(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+    return TensorSpec(tuple(tensor.shape), tensor.dtype, memory_order(tensor))

@@ -8,6 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.rules.book import decomposition, rule
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.dims import can_be_cut, cut, wrap
@@ -27,11 +28,11 @@ _aten = torch.ops.aten
 
 
 @rule(
-    *(_aten.softmax.int, _aten.log_softmax.int, _aten._softmax.default, _aten._log_softmax.default),
+    *(_aten.softmax.int, _aten.log_softmax.int, inner_op("softmax"), inner_op("log_softmax")),
     *(
         _aten.special_softmax.default,
         _aten.special_log_softmax.default,
-        _aten._safe_softmax.default,
+        inner_op("safe_softmax"),
     ),
 )
 def softmaxes(call: Call) -> Iterator[Strategy]:
@@ -49,7 +50,7 @@ def take_softmax_apart(self: Tensor, dim: int, dtype: torch.dtype | None = None)
     return (powers / powers.sum(dim, keepdim=True)).to(whole.dtype)
 
 
-@decomposition(_aten._safe_softmax.default)
+@decomposition(inner_op("safe_softmax"))
 def take_safe_softmax_apart(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Where everything is masked, nothing is attended to."""
     is_masked = (self == -inf).all(dim, keepdim=True)
@@ -72,11 +73,11 @@ def take_special_log_softmax_apart(
     return take_log_softmax_apart(self, dim, dtype)
 
 
-@decomposition(_aten._softmax.default)
+@decomposition(inner_op("softmax"))
 def take_kernel_softmax_apart(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return take_softmax_apart(self, dim, torch.float32 if half_to_float else None)
 
 
-@decomposition(_aten._log_softmax.default)
+@decomposition(inner_op("log_softmax"))
 def take_kernel_log_softmax_apart(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return take_log_softmax_apart(self, dim, torch.float32 if half_to_float else None)

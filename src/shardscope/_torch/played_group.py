@@ -1,0 +1,408 @@
+"""A process group whose ranks are threads of this process, and the state torch keeps for one rank.
+
+What ranks exchange is computed elsewhere; here is how torch asks for it, under the names that it
+has in each version.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future, _set_thread_isolation_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import _random as dtensor_random
+
+from shardscope._torch.played_collectives import Posted, name_reduction
+from shardscope._torch.simulated_group import forget_placements
+
+__all__ = ["OWN", "Exchange", "GroupKey", "RankState", "joined_world", "played_backend"]
+
+# By this name meshes know that ranks are threads, and keep those of different threads apart.
+_NAME = "threaded"
+OWN = "shardscope: "
+"""What descriptions of groups of our own begin with; the rest says what they are for."""
+
+
+class GroupKey(NamedTuple):
+    """A group as all its ranks know it."""
+
+    name: str
+    ranks: tuple[int, ...]  # of the world, in the group's order
+
+    def describe(self) -> str:
+        return f"the group of rank {', '.join(map(str, self.ranks))}"
+
+
+class Exchange(Protocol):
+    """Where ranks meet; ranks are those of the group."""
+
+    def meet(self, group: GroupKey, rank: int, posted: Posted) -> None:
+        """Take part in a collective; returns when its outputs are there."""
+
+    def send(self, group: GroupKey, rank: int, to: int, tag: int, tensor: torch.Tensor) -> None:
+        """Leave a tensor for another rank; does not wait."""
+
+    def receive(
+        self, group: GroupKey, rank: int, sender: int | None, tag: int
+    ) -> tuple[int, torch.Tensor]:
+        """Wait for a tensor, from anyone if no sender is named; returns who sent it."""
+
+
+# torch's stubs describe what is called, not what may be overridden.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+@final
+class _Group(_ProcessGroup):  # type: ignore[misc]
+    """One rank's end of a group. Collectives are done when they return, also asynchronous ones."""
+
+    def __init__(self, rank: int, key: GroupKey, exchange: Exchange) -> None:
+        super().__init__(rank, len(key.ranks))
+        self._own_rank = rank
+        self._key = key
+        self._exchange = exchange
+
+    def size(self) -> int:
+        return len(self._key.ranks)
+
+    @property
+    def group_name(self) -> str:
+        return self._key.name
+
+    @property
+    def pg_name(self) -> str:
+        return self._key.name
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return _NAME
+
+    def __repr__(self) -> str:
+        return f"<rank {self._own_rank} of {self._key.describe()}>"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        tensors = _listed(tensors)
+        op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+        return self._meet("all_reduce", tensors, tensors, reduction=name_reduction(op))
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, opts: Any) -> Any:
+        return self._meet(
+            "reduce", tensors, tensors, root=opts.rootRank, reduction=name_reduction(opts.reduceOp)
+        )
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        tensors = _listed(tensors)
+        return self._meet("broadcast", tensors, tensors, root=opts.rootRank)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._meet("all_gather", inputs, [one for some in outputs for one in some])
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.allgather(outputs, inputs)
+
+    def all_gather_single(self, output: Any, source: Any, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced([output], [source])
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        spread = [_chunk(one, self.size()) for one in outputs]
+        return self.allgather(spread, inputs)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        spread = [one for some in outputs for one in some]
+        return self._meet("gather", inputs, spread, root=opts.rootRank)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        spread = [one for some in inputs for one in some]
+        return self._meet("scatter", spread, outputs, root=opts.rootRank)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        spread = [one for some in inputs for one in some]
+        return self._meet(
+            "reduce_scatter", spread, outputs, reduction=name_reduction(opts.reduceOp)
+        )
+
+    def reduce_scatter_single(self, output: Any, source: Any, opts: Any) -> Any:
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any) -> Any:
+        return self.reduce_scatter(outputs, [_chunk(one, self.size()) for one in inputs], opts)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._meet("all_to_all", inputs, outputs)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        source: Any,
+        output_splits: Any = None,
+        input_splits: Any = None,
+        opts: Any = None,
+    ) -> Any:
+        return self._meet(
+            "all_to_all_single",
+            [source],
+            [output],
+            output_splits=tuple(output_splits or ()),
+            input_splits=tuple(input_splits or ()),
+        )
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._meet("barrier", [], [])
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        self._meet("barrier", [], [])
+
+    def send(self, tensors: Any, to: int, tag: int = 0) -> Any:
+        self._exchange.send(self._key, self._own_rank, to, tag, tensors[0].detach().clone())
+        return _finished(tensors)
+
+    def recv(self, tensors: Any, sender: int, tag: int = 0) -> Any:
+        return _Receipt(lambda: self._receive(tensors[0], sender, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
+        return _Receipt(lambda: self._receive(tensors[0], None, tag))
+
+    # torch 2.11's names for the same.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _start_coalescing(self, *_: Any) -> None:
+        """Each is done by itself."""
+
+    def _end_coalescing(self, *_: Any) -> Any:
+        return _finished([])
+
+    def _receive(self, tensor: torch.Tensor, sender: int | None, tag: int) -> int:
+        source, sent = self._exchange.receive(self._key, self._own_rank, sender, tag)
+        with torch.no_grad():
+            tensor.detach().copy_(sent.reshape(tensor.shape))
+        return source
+
+    def _meet(
+        self,
+        kind: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        **more: Any,
+    ) -> Any:
+        purpose = self.group_desc.removeprefix(OWN) if self.group_desc.startswith(OWN) else ""
+        posted = Posted(kind, inputs, outputs, purpose=purpose, **more)
+        self._exchange.meet(self._key, self._own_rank, posted)
+        return _finished(outputs)
+
+
+@final
+class _Receipt(dist.Work):
+    """A receive, which waits when it is waited for: both sides may ask before either sends."""
+
+    def __init__(self, receive: Callable[[], int]) -> None:
+        super().__init__()
+        self._receive: Callable[[], int] | None = receive
+        self._sender = -1
+
+    def wait(self, *_: Any) -> bool:
+        if self._receive is not None:
+            self._sender = self._receive()
+            self._receive = None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._receive is None
+
+    def _source_rank(self) -> int:
+        return self._sender
+
+
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _chunk(tensor: torch.Tensor, num_ranks: int) -> list[torch.Tensor]:
+    """Equal parts along the first dim, as views where that can be."""
+    rows = tensor.detach().reshape(num_ranks, -1) if tensor.numel() else None
+    return [tensor.detach()] * num_ranks if rows is None else list(rows.unbind())
+
+
+def _finished(tensors: Sequence[torch.Tensor]) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(list(tensors))
+    return _create_work_from_future(future)
+
+
+@contextmanager
+def joined_world(rank: int, size: int, store: Any) -> Iterator[None]:
+    """Be that rank on this thread, until the context ends."""
+    dist.init_process_group(_NAME, store=store, rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():  # many programs close it themselves
+            dist.destroy_process_group()
+
+
+@contextmanager
+def played_backend(exchange: Exchange) -> Iterator[Any]:
+    """Let threads be ranks: groups of any backend meet at `exchange`; leave nothing behind.
+
+    Gives the store that the ranks join the world with.
+    """
+    level, excepthook = dist.get_debug_level(), sys.excepthook
+    forget_placements()
+    # Without a GPU, torch 2.11 for CUDA keeps something of the first thread that does this,
+    # and uses it when that thread has ended.
+    with FakeTensorMode():
+        pass
+    with ExitStack() as stack:
+        stack.callback(forget_placements)
+        stack.callback(setattr, sys, "excepthook", excepthook)
+        stack.callback(dist.set_debug_level, level)
+        # In detail, torch wraps groups in others that speak to each other by themselves.
+        dist.set_debug_level(min(level, dist.DebugLevel.INFO, key=lambda one: one.value))
+        stack.enter_context(_registered(exchange))
+        stack.enter_context(_one_backend())
+        stack.callback(_set_thread_isolation_mode, False)
+        _set_thread_isolation_mode(True)
+        yield dist.HashStore()
+
+
+_REGISTRIES = (
+    "backend_list",
+    "backend_capability",
+    "backend_type_map",
+    "default_device_backend_map",
+)
+
+
+@contextmanager
+def _registered(exchange: Exchange) -> Iterator[None]:
+    backend: Any = dist.Backend
+    kept = {name: getattr(backend, name).copy() for name in (*_REGISTRIES, "_plugins")}
+    has_name = hasattr(backend, _NAME.upper())
+
+    def make(options: Any, _: Any = None) -> _Group:
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+        return _Group(options.group_rank, GroupKey(options.group_id, ranks), exchange)
+
+    try:
+        backend.register_backend(_NAME, make, extended_api=True, devices=["cpu", "cuda", "meta"])
+        yield
+    finally:
+        for name, held in kept.items():
+            setattr(backend, name, held)
+        if not has_name:
+            delattr(backend, _NAME.upper())
+
+
+@contextmanager
+def _one_backend() -> Iterator[None]:
+    """Make further groups of ours, whatever backend is asked for, and wait for nobody."""
+    make_group = distributed_c10d._new_process_group_helper
+    barrier = distributed_c10d._store_based_barrier
+    signature = inspect.signature(make_group)
+
+    def make_ours(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        return make_group(**{**arguments, "backend": _NAME, "backend_options": None})
+
+    distributed_c10d._new_process_group_helper = make_ours
+    distributed_c10d._store_based_barrier = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        distributed_c10d._new_process_group_helper = make_group
+        distributed_c10d._store_based_barrier = barrier
+
+
+# Of torch.distributed, one for the process: its groups, their names, tags and counter.
+_C10D_STATE = (
+    "_pg_map",
+    "_pg_names",
+    "_pg_group_ranks",
+    "_pg_backend_config",
+    "_group_count",
+    "_tags_to_pg",
+    "_pg_to_tag",
+    "_default_pg_init_method",
+)
+
+
+@final
+class RankState:
+    """What torch and Python keep once for a process: each rank has its own while it runs."""
+
+    def __init__(self) -> None:
+        self._own = _fresh_state()
+        self._outside: dict[str, Any] = {}
+
+    def enter(self) -> None:
+        """Put the rank's in place, and keep what is there."""
+        self._outside = _read_state()
+        _write_state(self._own)
+
+    def leave(self) -> None:
+        """The other way round."""
+        self._own = _read_state()
+        _write_state(self._outside)
+
+
+def _read_state() -> dict[str, Any]:
+    state: dict[str, Any] = {
+        name: getattr(distributed_c10d, name)
+        for name in _C10D_STATE
+        if hasattr(distributed_c10d, name)
+    }
+    state["world"] = dict(vars(distributed_c10d._world))
+    state["tracker"] = dtensor_random._rng_tracker
+    state["random"] = random.getstate()
+    state["torch"] = torch.get_rng_state()
+    state["dtype"] = torch.get_default_dtype()
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    return state
+
+
+def _write_state(state: dict[str, Any]) -> None:
+    for name in _C10D_STATE:
+        if name in state:
+            setattr(distributed_c10d, name, state[name])
+    world = vars(distributed_c10d._world)
+    world.clear()
+    world.update(state["world"])
+    dtensor_random._rng_tracker = state["tracker"]
+    random.setstate(state["random"])
+    torch.set_rng_state(state["torch"])
+    torch.set_default_dtype(state["dtype"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _fresh_state() -> dict[str, Any]:
+    """That of a process in which torch.distributed was never used."""
+    state = _read_state()
+    for name in _C10D_STATE:
+        if isinstance(state.get(name), dict):
+            state[name] = {}
+    state |= {"_group_count": 0, "_default_pg_init_method": None}
+    state["world"] = dict(vars(type(distributed_c10d._world)()))
+    state["tracker"] = None
+    return {name: one for name, one in state.items() if name not in _C10D_STATE or _has(name)}
+
+
+def _has(name: str) -> bool:
+    return hasattr(distributed_c10d, name)

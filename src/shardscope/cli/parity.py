@@ -1,0 +1,144 @@
+"""`shardscope parity`: does the user's parallel model compute what the single device does?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+from shardscope.cli.building import theirs
+from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.failure import describe_failure, suggest_remedy
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import Program, load_program, name_target, run_default_step
+from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
+from shardscope.parallel.parity.check import parity
+from shardscope.record import Recording, check_output, save
+from shardscope.report.text import render_summary
+
+__all__ = ["command"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@click.command("parity")
+@click.argument("target", metavar="TARGET")
+@click.option("--mesh", metavar="AXES", default="tp=2", show_default=True, help="Axes of the mesh.")
+@click.option(
+    "--processes", is_flag=True, help="Run the ranks as processes (gloo), not as threads."
+)
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    metavar="AXIS",
+    multiple=True,
+    help="Axis along which each rank has its share of the batch; may be repeated.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(list(_PRECISIONS)),
+    help="The lowest precision that the parallel model may compute in. [default: the model's own]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@force_option
+@strict_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    mesh: str,
+    processes: bool,
+    batch_axes: tuple[str, ...],
+    precision: str | None,
+    seed: int,
+    output: str | None,
+    force: bool,
+    strict: bool,
+) -> None:
+    """Compare TARGET's parallel model with the single device: outputs, gradients, buffers.
+
+    TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model) and
+    parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
+    run in this process. Exit code 1 says that something differs; the first module that does, and
+    the likely cause, are printed.
+    """
+    axes = parse_mesh(mesh)
+    if output is not None:
+        check_output(output, force=force)
+    recording = _check(
+        target,
+        axes,
+        is_in_processes=processes,
+        batch_axes=batch_axes,
+        precision=None if precision is None else _PRECISIONS[precision],
+        seed=seed,
+    )
+    print_out(render_summary(recording))
+    if output is not None:
+        print_line()
+        print_line(f"recording saved to {save(recording, output, force=force)}")
+    ctx.exit(exit_code(recording, is_strict=strict))
+
+
+def _check(
+    target: str, axes: Mapping[str, int], *, is_in_processes: bool, seed: int, **options: Any
+) -> Recording:
+    with as_if_started(target), show_progress(f"checking {name_target(target)}") as report:
+        program = load_program(target)
+        if program.parallelize is None and program.plan is None:
+            raise TargetError(
+                f"{program.name} defines neither parallelize(model, mesh) nor a plan, so there is "
+                "no parallel model to compare. Define one of them."
+            )
+        model, batch = _build(program, report, seed=seed)
+        with _explained(program):
+            recording = parity(
+                model,
+                axes,
+                program.plan,
+                inputs=batch,
+                parallelize=program.parallelize,
+                step=None if program.step is run_default_step else program.step,
+                processes=is_in_processes,
+                seed=seed,
+                report=report,
+                **options,
+            )
+    return name_command(recording)
+
+
+@contextmanager
+def _explained(program: Program) -> Iterator[None]:
+    """Say where in the program a rank failed, or the original."""
+    try:
+        yield
+    except (RankError, ParityError) as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, ShardscopeError):
+            raise
+        who = f"on rank {error.rank}" if isinstance(error, RankError) else "on a single device"
+        fact = f"{program.name}'s model failed {who}: {describe_failure(cause)}."
+        raise TargetError(f"{fact} {suggest_remedy(cause, has_data=True)}".rstrip()) from error
+
+
+def _build(program: Program, report: Callable[[str], None], *, seed: int) -> tuple[nn.Module, Any]:
+    report("building the model")
+    torch.manual_seed(seed)
+    with theirs(program, "model()"):
+        model = program.model()
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
+            "Return the model itself."
+        )
+    with theirs(program, "batch()"):
+        return model, program.batch(model)

@@ -1,0 +1,194 @@
+"""`parity(model, mesh, …)`: does the parallel version compute what the single device does?
+
+The original runs on a single device, all ranks of the parallel version in this process, and
+outputs, gradients and changed buffers are compared. What differs is explained and traced back to
+the module it began in.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
+
+from shardscope.comm.run import describe_run
+from shardscope.errors import ParityError
+from shardscope.parallel.parity.examine import Version, examine
+from shardscope.parallel.parity.findings import find_problems, make_parity
+from shardscope.parallel.parity.outcome import named_tensors
+from shardscope.parallel.parity.processes import Processes
+from shardscope.parallel.parity.ranks import Eager, Parallelize
+from shardscope.parallel.parity.single import as_model
+from shardscope.parallel.parity.task import Task
+from shardscope.record import Gap, RankSpan, Recording
+
+__all__ = ["check_version", "parity"]
+
+# The process group, DTensor's caches and the default dtype are one for all threads.
+_lock = threading.RLock()
+
+
+def parity(
+    model: nn.Module | ExportedProgram,
+    mesh: Mapping[str, int],
+    plan: Any = None,
+    *,
+    inputs: Any,
+    parallelize: Parallelize | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    step: Callable[[nn.Module, Any], Any] | None = None,
+    batch_axes: str | Sequence[str] = (),
+    batch_dim: int = 0,
+    precision: torch.dtype | None = None,
+    seed: int = 0,
+    processes: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Recording:
+    """Compare a parallel version with the original, tensor by tensor.
+
+    >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
+
+    `parallelize(model, device_mesh)` shards a copy on each rank of a mesh such as `{"tp": 4}`, in
+    any way: parallelize_module, fully_shard, both, by hand. Without it, `plan` says how shardscope
+    shards the exported program. The step calls the model with `inputs` (a mapping is keywords, a
+    tuple arguments), and its backward begins at `loss(output)`, or at a loss of our own; or it is
+    `step(model, inputs)`. Each rank has the whole batch, or along `batch_axes` its share of it.
+
+    A tensor is held to the noise of the single device itself, measured in double precision; to
+    compute in a lower `precision` may be allowed. The model, its gradients, buffers and random
+    numbers are left as they were. All ranks run in this process, or, with `processes`, each in one
+    of its own, on a gloo group. `report` is told what is being done, for those who wait.
+    """
+    axes = _checked_axes(mesh)
+    original = _checked_model(model)
+    task = Task(_checked_inputs(inputs), loss, step, seed=seed)
+    if parallelize is None:
+        version = _transform(model, axes, plan, task)
+        return check_version(version, precision=precision, report=report)
+    eager = Eager(
+        original,
+        axes,
+        parallelize,
+        task,
+        _checked_batch_axes(batch_axes, axes),
+        batch_dim,
+        device=_device_type(original),
+    )
+    if not processes:
+        return check_version(eager, precision=precision, report=report)
+    with Processes(eager).closing() as ranks:
+        return check_version(ranks, precision=precision, is_in_processes=True, report=report)
+
+
+def check_version(
+    version: Version,
+    *,
+    precision: torch.dtype | None = None,
+    is_in_processes: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Recording:
+    """The same for a version that is at hand."""
+    gaps: dict[tuple[str, str], None] = {}
+    with _lock:
+        examined = examine(
+            version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
+        )
+    found = make_parity(examined, version.axes, is_in_processes=is_in_processes)
+    size = math.prod(version.axes.values())
+    run = describe_run(0, size, found.axes, instrument="parity")
+    return Recording(
+        run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
+        parity=(found,),
+        findings=tuple(find_problems(found)),
+        gaps=tuple(Gap(place=place, fact=fact) for place, fact in gaps),
+    )
+
+
+def _transform(model: Any, axes: Mapping[str, int], plan: Any, task: Task) -> Version:
+    """Our own transform of an exported program, as a version whose ranks can be run."""
+    if plan is None:
+        raise ParityError(
+            "parity() got neither a plan nor a function to parallelize with. Give it "
+            "parallelize=fn, which shards a model on a mesh, or a plan for the exported program."
+        )
+    # The one place that knows the transform: it must give a Version, whose run() returns an Outcome
+    # for each rank, made by execute() on the rank's program within play().
+    try:
+        transform = import_module("shardscope.parallel.transform")
+    except ModuleNotFoundError as error:
+        raise ParityError(
+            "this shardscope cannot shard a program by a plan yet. Give parity() a function: "
+            "parallelize=lambda model, mesh: parallelize_module(model, mesh, plan)."
+        ) from error
+    version: Version = transform.as_version(model, axes, plan, task)
+    return version
+
+
+def _checked_axes(mesh: Any) -> dict[str, int]:
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise ParityError(
+            f"parity() got mesh={mesh!r:.80}, which names no axis. Give axis names and sizes, for "
+            'example {"tp": 4}: its ranks run in this process.'
+        )
+    return {str(name): int(size) for name, size in mesh.items()}
+
+
+def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in axes:
+            raise ParityError(
+                f"parity() is to cut the batch along {name!r}, but the mesh has the axes "
+                f"{', '.join(axes)}. Name one of those."
+            )
+    return names
+
+
+def _checked_model(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module | ExportedProgram):
+        raise ParityError(
+            f"parity() got {type(model).__name__} where it wants a module or an exported program. "
+            "Give it the original, as it runs on a single device."
+        )
+    original = as_model(model)
+    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+        if is_lazy(tensor):
+            raise ParityError(
+                f"parity() got a model whose {name} has no shape yet. Call the model once, and "
+                "it gets one."
+            )
+        if tensor.is_meta:
+            raise ParityError(
+                f"parity() got a model whose {name} is on meta, and numbers are what it compares. "
+                "Build the model with data, smaller if it is large: fewer layers are enough."
+            )
+        if isinstance(tensor, DTensor):
+            raise ParityError(
+                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Give "
+                "it the original, and the function that shards it as parallelize."
+            )
+    return original
+
+
+def _checked_inputs(inputs: Any) -> Any:
+    for place, tensor in named_tensors(inputs):
+        if tensor.is_meta:
+            raise ParityError(
+                f"parity() got inputs{place} on meta, and numbers are what it compares. Give "
+                "inputs with data."
+            )
+    return inputs
+
+
+def _device_type(model: nn.Module) -> str:
+    types = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
+    return types.pop() if len(types) == 1 else "cpu"

@@ -1,0 +1,77 @@
+"""Second opinions on a verdict: in double precision, and with nothing drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from shardscope.parallel.parity.judge import Judged
+from shardscope.parallel.parity.noise import epsilon
+from shardscope.parallel.parity.outcome import Key
+from shardscope.record import FINE, Agreement, Suspect
+
+__all__ = ["apply_exact", "apply_steady", "is_coarse"]
+
+_COARSE = 1e-4  # a last place that hides more than rounding
+_NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
+
+
+def is_coarse(judged: Sequence[Judged]) -> bool:
+    """Whether the noise of what was compared may hide an error: of half precision it does."""
+    dtypes = {one.case.reference.dtype for one in judged if one.case.reference is not None}
+    return any(epsilon(dtype) > _COARSE for dtype in dtypes)
+
+
+def apply_exact(judged: Sequence[Judged], wide: Mapping[Key, Judged]) -> list[Judged]:
+    """Verdicts that know both: what agrees exactly is rounded, what differs exactly is wrong."""
+    return [_decide(one, wide.get((one.case.kind, one.case.name))) for one in judged]
+
+
+def _decide(one: Judged, wide: Judged | None) -> Judged:
+    if wide is None:
+        return one
+    is_fine = one.verdict.agreement in FINE
+    if wide.verdict.agreement in FINE and one.verdict.agreement in _NUMERIC:
+        verdict = replace(
+            one.verdict,
+            agreement=Agreement.ROUNDED,
+            suspect=Suspect.ROUNDING,
+            detail="in double precision it agrees",
+        )
+        return Judged(one.case, verdict, one.wholes)
+    if is_fine and wide.verdict.agreement in _NUMERIC:
+        verdict = replace(
+            wide.verdict,
+            dtype=one.verdict.dtype,
+            detail=f"hidden by the noise of {one.verdict.dtype}; told in double precision",
+        )
+        return Judged(wide.case, verdict, wide.wholes)
+    # In double precision there is less noise to see the cause through.
+    return Judged(wide.case, one.verdict, wide.wholes) if wide.wholes and not is_fine else one
+
+
+def apply_steady(judged: Sequence[Judged], steady: Mapping[Key, Judged]) -> list[Judged]:
+    """Verdicts that know what comes of it when nothing is drawn."""
+    decided = []
+    for one in judged:
+        other = steady.get((one.case.kind, one.case.name))
+        if other is None or one.verdict.agreement in FINE:
+            decided.append(one)
+        elif other.verdict.agreement in FINE:
+            decided.append(_blame_draw(one))
+        else:
+            decided.append(other)
+    return decided
+
+
+def _blame_draw(one: Judged) -> Judged:
+    """Ranks that drew different numbers for what each has whole are wrong; else it is chance."""
+    is_torn = one.verdict.agreement is Agreement.RANKS_DISAGREE
+    verdict = replace(
+        one.verdict,
+        agreement=Agreement.RANKS_DISAGREE if is_torn else Agreement.RANDOM,
+        suspect=Suspect.RANDOMNESS,
+        detail="with nothing drawn at random it agrees",
+    )
+    return Judged(one.case, verdict, one.wholes)

@@ -1,0 +1,200 @@
+"""The parallel version as real ranks: processes of their own that meet in a gloo group."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardscope.errors import ParityError, RankError, ShardscopeError
+from shardscope.parallel.parity.looks import Look
+from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.ranks import Eager, run_rank, share
+from shardscope.parallel.parity.task import Task
+from shardscope.parallel.parity.variants import AS_IT_IS, Variant
+
+__all__ = ["Processes"]
+
+_TIMEOUT = timedelta(minutes=5)  # for a rank that waits for another
+_PATIENCE_S = 10  # for a process that was told to end
+
+
+@final
+class Processes:
+    """A version whose ranks are processes; they are begun when first needed, and kept."""
+
+    def __init__(self, eager: Eager) -> None:
+        self._eager = eager
+        self._ranks: list[tuple[BaseProcess, Connection]] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="shardscope-")
+        self._num_runs = 0
+
+    @property
+    def model(self) -> nn.Module:
+        """The original."""
+        return self._eager.model
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Of the mesh."""
+        return self._eager.axes
+
+    @property
+    def task(self) -> Task:
+        """What a step is."""
+        return self._eager.task
+
+    def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
+        """What each rank gave."""
+        if not self._ranks:
+            self._start()
+        self._num_runs += 1
+        for _, pipe in self._ranks:
+            with suppress(OSError):  # one that has ended says so below
+                pipe.send((self._num_runs, variant, look))
+        self._await()
+        first: dict[Any, torch.Tensor] = {}
+        return [
+            share(_load(self._outcome(self._num_runs, rank)), first)
+            for rank in range(len(self._ranks))
+        ]
+
+    def close(self) -> None:
+        """End the ranks, and remove what they wrote."""
+        self._end()
+        self._folder.cleanup()
+
+    @contextmanager
+    def closing(self) -> Iterator[Processes]:
+        """Close when the context ends."""
+        try:
+            yield self
+        finally:
+            self.close()
+
+    def _start(self) -> None:
+        payload = Path(self._folder.name, "payload")
+        payload.write_bytes(_pack(self._eager))
+        context = get_context("spawn")
+        store = Path(self._folder.name, f"store-{self._num_runs}")
+        size = _size(self._eager.axes)
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            args = (rank, size, str(payload), str(store), self._folder.name, theirs)
+            process = context.Process(target=_live, args=args, name=f"rank {rank}", daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def _await(self) -> None:
+        """Wait until all ranks have run, or one has failed; then the others end too."""
+        pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
+        while pending:
+            for pipe in wait(list(pending)):
+                assert isinstance(pipe, Connection)
+                rank = pending.pop(pipe)
+                try:
+                    failure = pipe.recv()
+                except EOFError:
+                    failure = "its process ended"
+                if failure is not None:
+                    self._end()
+                    raise RankError(f"rank {rank} failed: {failure}", rank=rank)
+
+    def _end(self) -> None:
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.terminate()
+        for process, _ in self._ranks:
+            process.join(_PATIENCE_S)
+            if process.is_alive():
+                process.kill()
+        self._ranks.clear()
+
+    def _outcome(self, run: int, rank: int) -> Path:
+        return Path(self._folder.name, f"outcome-{run}-{rank}")
+
+
+def _size(axes: Mapping[str, int]) -> int:
+    size = 1
+    for one in axes.values():
+        size *= one
+    return size
+
+
+def _load(path: Path) -> Outcome:
+    outcome: Outcome = torch.load(path, weights_only=False)
+    path.unlink()
+    return outcome
+
+
+def _pack(eager: Eager) -> bytes:
+    """What a rank needs, and the files of modules that it could not import by their names."""
+    try:
+        packed = pickle.dumps(eager)
+    except Exception as error:
+        raise ParityError(
+            f"the model, or what shards it, cannot be sent to another process "
+            f"({type(error).__name__}: {error!s:.160}). Define its classes and functions at the "
+            "top level of a file, or let the ranks run in this process."
+        ) from error
+    modules = {
+        name: module.__file__
+        for name, module in list(sys.modules.items())
+        if name.startswith("shardscope_target_") and getattr(module, "__file__", None)
+    }
+    return pickle.dumps((modules, packed))
+
+
+def _unpack(path: str) -> Eager:
+    modules, packed = pickle.loads(Path(path).read_bytes())
+    for name, file in modules.items():
+        spec = spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    eager: Eager = pickle.loads(packed)
+    return eager
+
+
+def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Connection) -> None:
+    """Be a rank until nobody asks any more."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    try:
+        eager = _unpack(payload)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=_TIMEOUT
+        )
+        axes = eager.axes
+        mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+        while True:
+            run, variant, look = pipe.recv()
+            outcome = run_rank(eager, mesh, variant, look)
+            torch.save(outcome, Path(folder, f"outcome-{run}-{rank}"))
+            pipe.send(None)
+    except EOFError:
+        pass
+    except BaseException as error:  # noqa: BLE001 - it is told, and raised where it was asked for
+        is_ours = isinstance(error, ShardscopeError)
+        with suppress(OSError):
+            pipe.send(str(error) if is_ours else f"{type(error).__name__}: {error}")
+        raise SystemExit(1) from None

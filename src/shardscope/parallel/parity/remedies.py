@@ -1,0 +1,55 @@
+"""What to say of a divergence, and what to do about it."""
+
+from __future__ import annotations
+
+from shardscope.parallel.parity.locate import Parting
+from shardscope.record import Phase, Suspect
+
+__all__ = ["describe_parting", "suggest"]
+
+_FORWARD = {
+    Suspect.MISSING_REDUCTION: "Sum its result over the axis: output_layouts=Replicate() for a "
+    "row-wise layer, or an all_reduce where its forward is written by hand.",
+    Suspect.DOUBLE_REDUCTION: "Take away one of its reductions, or mark its input as whole "
+    "(Replicate) and not as addends (Partial).",
+    Suspect.WRONG_SLICE: "Load each rank's own piece: cut the weight by the rank along its axis, "
+    "not by the global rank or in another order.",
+    Suspect.PERMUTED: "Put pieces together along the dim they were cut along, in the ranks' order.",
+    Suspect.SCALED: "Look for a factor that is applied on each rank, such as a mean over a piece.",
+    Suspect.STALE: "See that what it computes is kept, and that its weights were loaded.",
+    Suspect.RANDOMNESS: "Seed ranks alike where a value is whole on each, and apart where it is "
+    "cut.",
+}
+_BACKWARD = {
+    Suspect.MISSING_REDUCTION: "Sum the gradient over the axis: to_local(grad_placements=…) with "
+    "Partial where each rank's is an addend, or a hook that reduces it.",
+    Suspect.DOUBLE_REDUCTION: "Reduce the gradient once: torch's all_reduce has another one for "
+    "its backward, and FSDP and DDP average by themselves.",
+}
+_ANY = "Compare its code on one rank with the single device's, beginning with its inputs."
+
+
+def suggest(suspect: Suspect, phase: Phase) -> str:
+    """What to do, in a sentence."""
+    known = _BACKWARD.get(suspect) if phase is Phase.BACKWARD else None
+    return known or _FORWARD.get(suspect, _ANY)
+
+
+def describe_parting(parting: Parting, explained: str) -> str:
+    """What is wrong there, in a sentence without its end."""
+    module = f"'{parting.module}'" if parting.module else "the model itself"
+    which = f" ({parting.path})" if parting.path else ""
+    if parting.phase is Phase.FORWARD:
+        fact = f"what {module} puts out{which} differs, and all before it agrees"
+    elif parting.back_to is not None:
+        holder = f"'{parting.back_to}'" if parting.back_to else "the model"
+        fact = (
+            f"forward agrees; the gradient that {module} hands back to what {holder} put out"
+            f"{which} differs, and all behind it agrees"
+        )
+    else:
+        fact = (
+            f"forward agrees, and so does the gradient that comes to {module}; that of its own "
+            f"{parting.path} differs"
+        )
+    return f"{fact}: {explained}" if explained else fact

@@ -1,0 +1,128 @@
+"""A program that was cut for a mesh: what was put in, what did not fit, what each rank holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.kinds import CollectiveKind
+from shardscope.record.parity import TensorVerdict
+from shardscope.record.ranks import Natural, RankSpan
+from shardscope.record.source import Axis, Phase, Source
+
+__all__ = [
+    "Fallback",
+    "FallbackKind",
+    "Inserted",
+    "Parallelization",
+    "Placed",
+    "PlacedKind",
+    "RankMemory",
+]
+
+
+class FallbackKind(StrEnum):
+    """What was done with an op that cannot run on the pieces it is given."""
+
+    DECOMPOSITION = "decomposition"  # torch took it apart, and its parts can
+    REPLICATE = "replicate"  # pieces were gathered, and every rank does all of it
+
+
+class PlacedKind(StrEnum):
+    """What a tensor is to the program."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    OUTPUT = "output"
+    MUTATION = "mutation"  # the new value of a buffer or an input
+
+
+class Inserted(Struct, frozen=True, kw_only=True, gc=False):
+    """One collective that was put into a rank's program.
+
+    `node` is its name there; a backward one has that of the value whose gradient it moves. `module`
+    and `source` are where the value is needed or, on the plan's word, made.
+    """
+
+    kind: CollectiveKind
+    axis: str
+    num_ranks: Natural
+    size_bytes: Natural  # that this rank puts in
+    phase: Phase
+    node: str
+    module: str
+    cause: str
+    source: Source | None = None
+
+
+class Fallback(Struct, frozen=True, kw_only=True, gc=False):
+    """An op that has no way to run on pieces that lie as `placements` says."""
+
+    axis: str
+    kind: FallbackKind
+    op: str
+    node: str
+    module: str
+    placements: tuple[str, ...]  # of its tensor arguments
+    size_bytes: Natural  # moved because of it
+    remedy: str
+    source: Source | None = None
+
+
+class Placed(Struct, frozen=True, kw_only=True, gc=False):
+    """How a parameter, buffer, input or output lies; `local_shape` is the first rank's.
+
+    Where the program leaves sizes open (`is_open`), they are those that it was exported with.
+    `rules` are the patterns of the plan that decided, none where nothing was said of it.
+    """
+
+    name: str
+    kind: PlacedKind
+    shape: tuple[Natural, ...]
+    local_shape: tuple[Natural, ...]
+    dtype: str
+    placements: tuple[str, ...]  # one for each axis: R, S(dim), P
+    local_bytes: Natural
+    rules: tuple[str, ...] = ()
+    is_open: bool = False
+
+
+class RankMemory(Struct, frozen=True, kw_only=True, gc=False):
+    """What each of these ranks holds, in bytes of tensors; each storage counts once.
+
+    `intermediate_bytes` is the most of all else that is held at once, outputs included, and
+    `peak_bytes` the most in all: gradients come one after the other, so that it may be less than
+    the sum.
+    """
+
+    ranks: tuple[RankSpan, ...]
+    parameter_bytes: Natural
+    buffer_bytes: Natural  # and constants
+    input_bytes: Natural
+    gradient_bytes: Natural
+    intermediate_bytes: Natural
+    peak_bytes: Natural
+    peak_node: str = ""
+    peak_module: str = ""
+
+
+class Parallelization(Struct, frozen=True, kw_only=True, gc=False):
+    """One program, cut for one mesh.
+
+    `verdicts` compare all its ranks with the single device; where that was not done, `unverified`
+    says why. `inserted` is what one rank says, in order; all ranks say the same.
+    """
+
+    program: str  # the class that it was exported from
+    axes: tuple[Axis, ...]
+    is_training: bool
+    num_ops: Natural  # of the original
+    inserted: tuple[Inserted, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
+    placed: tuple[Placed, ...] = ()
+    rank_memory: tuple[RankMemory, ...] = ()
+    verdicts: tuple[TensorVerdict, ...] = ()
+    unverified: str = ""

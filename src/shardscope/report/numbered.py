@@ -1,0 +1,30 @@
+"""Names of layers that differ in nothing but numbers, and texts with such names in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["fold_numbers", "name_all"]
+
+# Numbers that are parts of dotted names: not those of `dim 0` or `linear_3`.
+_NUMBER = re.compile(r"(?<![\w.])\d+(?=\.\w)|(?<=\w\.)\d+(?!\w)")
+
+
+def fold_numbers(text: str) -> str:
+    """The same for texts that differ in numbers of layers alone."""
+    return _NUMBER.sub("*", text)
+
+
+def name_all(texts: Sequence[str]) -> str:
+    """`layers.0-79.attn.wo`, for texts that fold to the same."""
+    columns = list(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
+    numbers = iter([_name_numbers(sorted({int(one) for one in column})) for column in columns])
+    return _NUMBER.sub(lambda _: next(numbers), texts[0])
+
+
+def _name_numbers(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return str(numbers[0])
+    is_run = numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"{numbers[0]}-{numbers[-1]}" if is_run else "*"

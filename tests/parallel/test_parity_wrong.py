@@ -1,0 +1,466 @@
+"""Parallel models that are wrong: that they are, where it begins, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from parity_models import MLP, LanguageModel, SumBoth, by_hand, make_tokens
+from shardscope import Recording, parity
+from shardscope.errors import CollectiveError, ParityError, RankError
+from shardscope.record import Agreement, Divergence, Phase, Suspect, TensorKind, TensorVerdict
+
+
+def check(parallelize: Any, model: nn.Module | None = None, *, num_ranks: int = 2, **more: Any):
+    torch.manual_seed(1)
+    if model is None:
+        model, more = LanguageModel(), {"inputs": make_tokens(), **more}
+    more.setdefault("inputs", torch.randn(6, 8))
+    return parity(model, {"tp": num_ranks}, parallelize=parallelize, **more)
+
+
+def only_divergence(recording: Recording) -> Divergence:
+    assert {one.severity.value for one in recording.findings} == {"error"}
+    (found,) = recording.parity[0].divergences
+    assert recording.findings[0].subject == found.module
+    return found
+
+
+def named(recording: Recording, name: str) -> TensorVerdict:
+    return next(one for one in recording.parity[0].tensors if one.name == name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_forgotten_reduction_is_found_in_its_module_with_its_op_and_line(dtype):
+    torch.manual_seed(1)
+    recording = check(
+        by_hand(reduce=None), LanguageModel(num_layers=2).to(dtype), inputs=make_tokens()
+    )
+    found = only_divergence(recording)
+    assert (found.module, found.type) == ("layers.1.mlp.down", "Linear")
+    assert (found.phase, found.suspect) == (Phase.FORWARD, Suspect.MISSING_REDUCTION)
+    assert "summed over tp they are right" in found.detail
+    assert found.op == "aten.mm.default"
+    assert found.source is not None
+    assert found.source.file.endswith("parity_models.py")
+    assert found.source.text.startswith("y = nn.functional.linear(")
+
+
+def test_a_forgotten_reduction_without_a_bias_is_found_too():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+
+    def parallelize(model, mesh):
+        weight = model[0].weight.detach().chunk(2, 1)[mesh.get_local_rank()]
+
+        class Part(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.weight = nn.Parameter(weight.clone())
+                self.rank = mesh.get_local_rank()
+
+            def forward(self, x):
+                return x.chunk(2, -1)[self.rank] @ self.weight.T
+
+        model[0] = Part()
+
+    found = only_divergence(check(parallelize, model))
+    assert (found.module, found.suspect) == ("0", Suspect.MISSING_REDUCTION)
+    assert found.detail.endswith("summed over tp they are right")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_gradient_that_is_summed_once_too_often_is_as_many_times_too_large(num_ranks):
+    recording = check(by_hand(reduce=SumBoth), num_ranks=num_ranks)
+    found = only_divergence(recording)
+    assert (found.module, found.phase) == ("layers.1.mlp.down", Phase.BACKWARD)
+    assert found.suspect is Suspect.DOUBLE_REDUCTION
+    assert f"it is {num_ranks} times too large, the size of tp" in found.detail
+    verdict = named(recording, "layers.1.mlp.down.weight")
+    assert verdict.suspect is Suspect.DOUBLE_REDUCTION
+    assert verdict.ratio == pytest.approx(num_ranks)
+    assert named(recording, "['logits']").agreement is Agreement.CLOSE
+
+
+def test_a_reduction_that_backward_lacks_is_found_where_the_gradient_is_handed_back():
+    found = only_divergence(check(by_hand(copies=False)))
+    assert (found.module, found.phase) == ("layers.1.mlp.up", Phase.BACKWARD)
+    assert found.suspect is Suspect.MISSING_REDUCTION
+    assert "hands back to what 'layers.1.norm2' put out" in found.detail
+
+
+def test_a_to_local_that_drops_a_reduction_in_backward_is_found():
+    class Scaled(nn.Module):
+        """A whole weight that meets each rank's own rows."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8))
+
+        def forward(self, x):
+            weight = self.weight
+            if isinstance(weight, DTensor):
+                weight = weight.to_local()  # grad_placements=[Partial()] is missing
+            return x * weight
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.scaled = nn.Linear(8, 8), Scaled()
+
+        def forward(self, x):
+            return self.scaled(self.before(x))
+
+    def parallelize(model, mesh):
+        weight = distribute_tensor(model.scaled.weight.detach(), mesh, [Replicate()])
+        model.scaled.weight = nn.Parameter(weight)
+        for parameter in model.before.parameters():
+            parameter.register_hook(lambda gradient: _sum(gradient))
+
+    recording = check(parallelize, Model(), batch_axes="tp", loss=lambda y: y.square().sum() / 2)
+    # Each rank's loss is over its own rows, and nothing averages: all is summed by hand.
+    assert named(recording, "before.weight").agreement is Agreement.CLOSE
+    verdict = named(recording, "scaled.weight")
+    assert verdict.agreement is Agreement.RANKS_DISAGREE
+    assert verdict.suspect is Suspect.MISSING_REDUCTION
+
+
+def _sum(gradient: torch.Tensor) -> torch.Tensor:
+    gradient = gradient.clone()
+    dist.all_reduce(gradient)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("index", "fact"),
+    [
+        (lambda mesh: 1 - mesh.get_local_rank(), "piece 0 is piece 1 of the right values"),
+        (lambda mesh: 0, "piece 1 is piece 0 of the right values"),
+    ],
+)
+def test_another_ranks_slice_is_found(index, fact):
+    recording = check(by_hand(index=index))
+    found = only_divergence(recording)
+    assert (found.module, found.suspect) == ("layers.1.mlp.up", Suspect.WRONG_SLICE)
+    assert "its layers.1.mlp.up.weight is wrong" in found.detail
+    assert fact in found.detail
+    weights = [one for one in recording.parity[0].tensors if one.kind is TensorKind.PARAMETER]
+    assert [one.name for one in weights] == ["layers.1.mlp.up.weight", "layers.1.mlp.up.bias"]
+
+
+def test_a_bias_that_each_rank_adds_before_the_sum_is_found():
+    found = only_divergence(check(by_hand(bias="before")))
+    assert (found.module, found.suspect) == ("layers.1.mlp.down", Suspect.DOUBLE_REDUCTION)
+    assert "a bias that each rank adds before the sum" in found.detail
+
+
+def test_pieces_gathered_along_another_dim_are_permuted():
+    class Transposed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).T.contiguous()
+
+    def parallelize(model, _):
+        model.down = Transposed(model.down)
+
+    model = MLP()
+    recording = check(parallelize, model, inputs=torch.randn(8, 8))
+    (found, *_) = recording.parity[0].divergences
+    assert (found.module, found.suspect) == ("down", Suspect.PERMUTED)
+    assert "its dims are in the order 1, 0" in found.detail
+
+
+def test_ranks_that_seed_dropout_apart_where_a_value_is_whole_are_found():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.drop, self.mlp = nn.Linear(8, 8), nn.Dropout(0.5), MLP()
+
+        def forward(self, x):
+            return self.mlp(self.drop(self.before(x)))
+
+    def parallelize(model, mesh):
+        plan = {"mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
+        parallelize_module(model, mesh, plan)
+        torch.manual_seed(100 + mesh.get_local_rank())
+
+    recording = check(parallelize, Dropping(), inputs=torch.randn(32, 8))
+    found = only_divergence(recording)
+    assert (found.module, found.suspect) == ("drop", Suspect.RANDOMNESS)
+    assert "ranks drew different numbers" in found.detail
+    assert found.op.startswith("aten.bernoulli_")
+
+
+def test_an_error_beside_dropout_is_told_from_chance():
+    class Dropping(MLP):
+        def forward(self, x):
+            return self.down(nn.functional.dropout(self.up(x), 0.5))
+
+    class Doubled(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    def parallelize(model, mesh):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh, plan)
+        model.down = Doubled(model.down)
+
+    recording = check(parallelize, Dropping(), inputs=torch.randn(32, 8))
+    (found, *_) = recording.parity[0].divergences
+    assert (found.module, found.suspect) == ("down", Suspect.DOUBLE_REDUCTION)
+    assert named(recording, "").agreement is Agreement.DIFFERS
+
+
+def test_statistics_of_each_ranks_own_rows_make_buffers_disagree():
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8))
+    recording = check(lambda model, mesh: fully_shard(model, mesh=mesh), model, batch_axes="tp")
+    for name in ("0.running_mean", "0.running_var"):
+        verdict = named(recording, name)
+        assert (verdict.kind, verdict.agreement) == (TensorKind.BUFFER, Agreement.RANKS_DISAGREE)
+    assert named(recording, "0.num_batches_tracked").agreement is Agreement.EQUAL
+    assert recording.parity[0].divergences[0].module == "0"
+
+
+def test_nans_are_found_where_they_begin():
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = 0.0
+
+        def forward(self, x):
+            return (x.abs() - self.shift).sqrt()
+
+    model = nn.Sequential(nn.Linear(8, 8), Root(), nn.Linear(8, 8))
+
+    def parallelize(model, _):
+        model[1].shift = 0.1
+
+    recording = check(parallelize, model)
+    assert named(recording, "").agreement is Agreement.NONFINITE
+    found = only_divergence(recording)
+    assert found.module == "1"
+    assert "NaN" in found.detail
+
+
+def test_a_tie_that_sharding_tore_is_found():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+            self.head.weight = self.tok.weight
+
+        def forward(self, tokens):
+            return self.head(self.tok(tokens))
+
+    def parallelize(model, _):
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+
+    recording = check(parallelize, Tied(), inputs=torch.randint(0, 16, (4, 4)))
+    for name in ("tok.weight", "head.weight"):
+        assert named(recording, name).suspect is Suspect.TORN_TIE
+    assert "tok.weight and head.weight were one tensor" in named(recording, "tok.weight").detail
+
+
+def test_a_gradient_that_no_rank_has_is_missing():
+    def parallelize(model, _):
+        model.up.weight.requires_grad_(False)
+
+    verdict = named(check(parallelize, MLP()), "up.weight")
+    assert (verdict.agreement, verdict.detail) == (
+        Agreement.MISSING,
+        "no rank has one; the single device does",
+    )
+
+
+def test_a_gradient_that_one_rank_lacks_is_missing_there():
+    def parallelize(model, mesh):
+        if mesh.get_local_rank() == 1:
+            model.up.weight.requires_grad_(False)
+
+    verdict = named(check(parallelize, MLP()), "up.weight")
+    assert (verdict.agreement, verdict.detail) == (
+        Agreement.MISSING,
+        "some ranks have none; the single device does",
+    )
+    assert [tuple(span) for span in verdict.ranks] == [(1,)]
+
+
+def test_a_dtensor_gradient_that_one_rank_lacks_hangs_nobody():
+    def parallelize(model, mesh):
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if mesh.get_local_rank() == 1:
+            model.down.bias.requires_grad_(False)
+
+    assert named(check(parallelize, MLP()), "down.bias").agreement is Agreement.MISSING
+
+
+def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
+    class Scaled(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) * 1.01
+
+    def parallelize(model, _):
+        model.down = Scaled(model.down)
+
+    recording = check(parallelize, MLP().bfloat16(), inputs=torch.randn(6, 8, dtype=torch.bfloat16))
+    verdict = named(recording, "")
+    assert verdict.agreement is Agreement.DIFFERS
+    assert "hidden by the noise of bfloat16" in verdict.detail
+    (found, *_) = recording.parity[0].divergences
+    assert (found.module, found.suspect) == ("down", Suspect.SCALED)
+
+
+def test_outputs_of_another_shape_are_said():
+    class Cut(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)[:, :3]
+
+    def parallelize(model, _):
+        model.down = Cut(model.down)
+
+    verdict = named(check(parallelize, MLP()), "")
+    assert verdict.agreement is Agreement.RESHAPED
+    assert "[6, 3]" in verdict.detail
+
+
+def test_a_layer_that_leaves_addends_for_its_parent_to_sum_is_not_blamed():
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.after = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+            self.group = None
+
+        def forward(self, x):
+            return self.after(self._sum(self.inner(x)))
+
+        def _sum(self, y):
+            return y if self.group is None else SumOnce.apply(y, self.group)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Parent(), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.last(self.first(x))
+
+    def parallelize(model, mesh):
+        rank = mesh.get_local_rank()
+        whole = model.first.inner.weight.detach().clone()
+        model.first.inner.weight.data = torch.zeros_like(whole)
+        model.first.inner.weight.data[:, rank * 4 : rank * 4 + 4] = whole[
+            :, rank * 4 : rank * 4 + 4
+        ]
+        model.first.group = mesh.get_group()
+        with torch.no_grad():
+            model.last.weight.mul_(3)
+
+    recording = check(parallelize, Outer())
+    assert only_divergence(recording).module == "last"
+
+
+class SumOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_weights_may_be_held_in_any_form_if_what_comes_of_them_is_right():
+    def parallelize(model, mesh):
+        with torch.no_grad():
+            model.down.bias.div_(2)
+        model.down.register_forward_hook(lambda module, _, output: output + module.bias.detach())
+
+    recording = check(parallelize, MLP())
+    assert recording.findings == ()
+    assert TensorKind.PARAMETER not in {one.kind for one in recording.parity[0].tensors}
+
+
+def test_a_rank_that_raises_is_said_in_a_sentence_and_all_end():
+    def parallelize(model, mesh):
+        if mesh.get_local_rank() == 1:
+            raise ValueError("no weights for this rank")
+        dist.barrier()
+
+    with pytest.raises(RankError, match=r"^rank 1 failed: ValueError: no weights for this rank$"):
+        check(parallelize, MLP())
+    assert not dist.is_initialized()
+
+
+def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
+    def parallelize(model, mesh):
+        if mesh.get_local_rank() == 1:
+            model.register_forward_hook(lambda *_: dist.barrier())
+
+    sentence = "rank 0 waits in the end of its step with .*; rank 1 waits in barrier with"
+    with pytest.raises(CollectiveError, match=sentence):
+        check(parallelize, MLP())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model": 3}, "parity() got int where it wants a module"),
+        ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on meta"),
+        ({"model": nn.LazyLinear(2)}, "whose weight has no shape yet"),
+        ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on meta"),
+        ({"mesh": {}}, "which names no axis"),
+        ({"mesh": 4}, "which names no axis"),
+        ({"batch_axes": "dp"}, "the mesh has the axes tp"),
+        ({"parallelize": None}, "neither a plan nor a function"),
+        ({"loss": lambda y: y}, "loss returned a tensor of shape [2, 2]"),
+        ({"loss": lambda y: 3}, "loss returned 3"),
+        ({"inputs": torch.ones(2, 3)}, "does not run on a single device (RuntimeError: mat1 and"),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_sentence(change, sentence):
+    given = {
+        "model": nn.Linear(2, 2),
+        "mesh": {"tp": 2},
+        "inputs": torch.ones(2, 2),
+        "parallelize": lambda model, mesh: None,
+        **change,
+    }
+    with pytest.raises(ParityError) as raised:
+        parity(given.pop("model"), given.pop("mesh"), **given)
+    assert sentence in str(raised.value)
+    assert str(raised.value).count(". ") >= 1 or str(raised.value).endswith(".")
+
+
+def test_a_model_that_is_sharded_already_is_refused():
+    from shardscope import simulate
+
+    with simulate({"tp": 2}) as world:
+        model = MLP()
+        model.up.weight = nn.Parameter(
+            distribute_tensor(model.up.weight.detach(), world.mesh, [Shard(0)])
+        )
+        with pytest.raises(ParityError, match=r"up\.weight is a DTensor"):
+            check(lambda *_: None, model)

@@ -1,0 +1,105 @@
+"""The table of a parity check: what is wrong first, layers that are alike once."""
+
+from __future__ import annotations
+
+import pytest
+
+from sample_recordings import make_recording, make_run
+from shardscope.record import (
+    Agreement,
+    Axis,
+    Divergence,
+    Parity,
+    Phase,
+    RankSpan,
+    Recording,
+    Suspect,
+    TensorKind,
+    TensorVerdict,
+)
+from shardscope.report.text import render_text
+
+
+def verdict(name: str, agreement: Agreement = Agreement.CLOSE, **more) -> TensorVerdict:
+    return TensorVerdict(
+        **{
+            "name": name,
+            "kind": TensorKind.GRADIENT,
+            "agreement": agreement,
+            "shape": (4,),
+            "dtype": "float32",
+            "error": 1e-7,
+            "noise": 2e-7,
+            **more,
+        }
+    )
+
+
+def recording(*tensors: TensorVerdict, **more) -> Recording:
+    parity = Parity(axes=(Axis(name="tp", size=4),), tensors=tensors, **more)
+    return make_recording(run=make_run(instruments=("parity",)), collectives=(), parity=(parity,))
+
+
+def shown(one: Recording, width: int = 120, **more) -> str:
+    return render_text(one, width=width, **more).partition("Parity")[2]
+
+
+def test_layers_that_are_alike_are_one_row_with_the_worst_of_them():
+    layers = [verdict(f"layers.{i}.up.weight", error=i * 1e-8) for i in range(12)]
+    text = shown(recording(*layers, verdict("head.weight")))
+    assert "layers.*.up.weight ×12" in text
+    assert "1.1e-07" in text
+    assert "All 13 tensors agree (outputs, gradients and changed buffers)." in text
+    assert "layers.3.up.weight" in shown(recording(*layers), is_folded=False)
+
+
+def test_what_differs_comes_first_with_its_cause():
+    wrong = verdict(
+        "layers.7.down.weight",
+        Agreement.DIFFERS,
+        error=1.0,
+        ratio=4.0,
+        suspect=Suspect.DOUBLE_REDUCTION,
+        detail="it is 4 times too large",
+        ranks=(RankSpan(0, 4),),
+    )
+    text = shown(recording(verdict("a"), wrong))
+    rows = text.splitlines()
+    assert "1 of 2 tensors differ" in text
+    row = next(line for line in rows if "layers.7.down.weight" in line)
+    assert "double reduction" in row
+    assert "0-3" in row
+    assert rows.index(row) < next(i for i, line in enumerate(rows) if line.startswith("a "))
+
+
+def test_what_follows_from_a_divergence_needs_no_cause_of_its_own():
+    wrong = verdict("a", Agreement.DIFFERS, suspect=Suspect.UNKNOWN)
+    found = Divergence(
+        module="b", phase=Phase.FORWARD, suspect=Suspect.MISSING_REDUCTION, detail="so"
+    )
+    assert "unknown" in shown(recording(wrong))
+    assert "unknown" not in shown(recording(wrong, divergences=(found,)))
+
+
+def test_the_single_output_and_errors_without_a_scale_have_words():
+    text = shown(recording(verdict("", error=1e13), verdict("b", error=None, noise=None)))
+    assert "the output" in text
+    assert "noise " in text
+
+
+def test_what_differs_by_chance_or_rounding_is_said_to_agree():
+    text = shown(recording(verdict("a", Agreement.RANDOM), verdict("b", Agreement.ROUNDED)))
+    assert "All 2 tensors agree" in text
+    assert "2 of them but for chance or rounding" in text
+
+
+def test_nothing_to_compare_is_said():
+    assert "There was nothing to compare" in shown(recording())
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    names = [f"a.very.long.name.of.{i}.modules.weight" for i in range(3)]
+    some = [verdict(name, agreement) for name in names for agreement in Agreement]
+    lines = render_text(recording(*some), width=width).splitlines()
+    assert max(map(len, lines)) <= width

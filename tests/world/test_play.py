@@ -1,0 +1,420 @@
+"""All ranks of a small mesh in one process: what they say arrives, and nothing stays behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope.errors import CollectiveError, RankError, WorldError
+from shardscope.world.play import play
+
+
+def on_two(function):
+    return play({"tp": 2}, function)
+
+
+def value(rank: int, size: int = 2) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.float32) + 10 * rank
+
+
+def all_reduce(op):
+    def collective(rank):
+        tensor = value(rank)
+        dist.all_reduce(tensor, op)
+        return tensor.tolist()
+
+    return collective
+
+
+def all_gather(rank):
+    parts = [torch.empty(2), torch.empty(2)]
+    dist.all_gather(parts, value(rank))
+    return torch.cat(parts).tolist()
+
+
+def all_gather_into_tensor(rank):
+    whole = torch.empty(4)
+    dist.all_gather_into_tensor(whole, value(rank))
+    return whole.tolist()
+
+
+def reduce_scatter(rank):
+    own = torch.empty(1)
+    dist.reduce_scatter(own, list(value(rank).chunk(2)))
+    return own.tolist()
+
+
+def reduce_scatter_tensor(rank):
+    own = torch.empty(1)
+    dist.reduce_scatter_tensor(own, value(rank))
+    return own.tolist()
+
+
+def broadcast(rank):
+    tensor = value(rank)
+    dist.broadcast(tensor, src=1)
+    return tensor.tolist()
+
+
+def reduce(rank):
+    tensor = value(rank)
+    dist.reduce(tensor, dst=1)
+    return tensor.tolist()
+
+
+def gather(rank):
+    parts = [torch.empty(2), torch.empty(2)] if rank == 1 else None
+    dist.gather(value(rank), parts, dst=1)
+    return parts and torch.cat(parts).tolist()
+
+
+def scatter(rank):
+    own = torch.empty(1)
+    dist.scatter(own, list(value(rank).chunk(2)) if rank == 1 else None, src=1)
+    return own.tolist()
+
+
+def all_to_all(rank):
+    got = [torch.empty(1), torch.empty(1)]
+    dist.all_to_all(got, list(value(rank).chunk(2)))
+    return torch.cat(got).tolist()
+
+
+def all_to_all_uneven(rank):
+    sizes = ([1, 2], [2, 3])[rank]  # what rank sends; it receives one more from itself or less
+    received = ([1, 2], [2, 3])[rank]
+    got = torch.empty(sum(received))
+    dist.all_to_all_single(got, value(rank, sum(sizes)), received, sizes)
+    return got.tolist()
+
+
+def objects(rank):
+    got = [None, None]
+    dist.all_gather_object(got, {"rank": rank})
+    return got
+
+
+def barrier(rank):
+    dist.barrier()
+    return rank
+
+
+def pairs(rank):
+    got = torch.empty(2)
+    ops = [
+        dist.P2POp(dist.irecv, got, 1 - rank),
+        dist.P2POp(dist.isend, value(rank), 1 - rank),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return got.tolist()
+
+
+def send_and_receive(rank):
+    tensor = value(0)
+    if rank == 0:
+        dist.send(tensor, 1)
+        return None
+    got = torch.empty(2)
+    sender = dist.recv(got)
+    return [sender, got.tolist()]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("collective", "wanted"),
+    [
+        (all_reduce(dist.ReduceOp.SUM), [[10, 12], [10, 12]]),
+        (all_reduce(dist.ReduceOp.AVG), [[5, 6], [5, 6]]),
+        (all_reduce(dist.ReduceOp.MAX), [[10, 11], [10, 11]]),
+        (all_reduce(dist.ReduceOp.MIN), [[0, 1], [0, 1]]),
+        (all_reduce(dist.ReduceOp.PRODUCT), [[0, 11], [0, 11]]),
+        (all_gather, [[0, 1, 10, 11]] * 2),
+        (all_gather_into_tensor, [[0, 1, 10, 11]] * 2),
+        (reduce_scatter, [[10], [12]]),
+        (reduce_scatter_tensor, [[10], [12]]),
+        (broadcast, [[10, 11]] * 2),
+        (reduce, [[0, 1], [10, 12]]),
+        (gather, [None, [0, 1, 10, 11]]),
+        (scatter, [[10], [11]]),
+        (all_to_all, [[0, 10], [1, 11]]),
+        (all_to_all_uneven, [[0, 10, 11], [1, 2, 12, 13, 14]]),
+        (objects, [[{"rank": 0}, {"rank": 1}]] * 2),
+        (barrier, [0, 1]),
+        (pairs, [[10, 11], [0, 1]]),
+        (send_and_receive, [None, [0, [0, 1]]]),
+    ],
+)
+def test_collectives_do_what_their_names_say(collective, wanted):
+    assert on_two(lambda rank, _: collective(rank)) == wanted
+
+
+def test_a_mesh_of_two_axes_has_the_groups_of_its_axes():
+    def function(rank, mesh):
+        tensor = torch.tensor([float(rank)])
+        sums = []
+        for axis in ("dp", "tp"):
+            part = tensor.clone()
+            dist.all_reduce(part, group=mesh.get_group(axis))
+            sums.append(part.item())
+        return [*sums, list(mesh.get_coordinate())]
+
+    assert play({"dp": 2, "tp": 2}, function) == [
+        [2.0, 1.0, [0, 0]],
+        [4.0, 1.0, [0, 1]],
+        [2.0, 5.0, [1, 0]],
+        [4.0, 5.0, [1, 1]],
+    ]
+
+
+def test_groups_of_other_backends_are_played_too():
+    def function(rank, _):
+        group = dist.new_group([0, 1], backend="gloo")
+        tensor = torch.tensor([1.0])
+        dist.all_reduce(tensor, group=group)
+        return tensor.item()
+
+    assert on_two(function) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_uneven_tensors_are_cut_and_gathered(num_ranks):
+    whole = torch.arange(14.0).reshape(7, 2)
+
+    def function(_, mesh):
+        cut = distribute_tensor(whole, mesh, [Shard(0)])
+        assert isinstance(cut, DTensor)
+        return cut.to_local().shape[0], cut.redistribute(placements=[Replicate()]).to_local()
+
+    results = play({"tp": num_ranks}, function)
+    assert sum(size for size, _ in results) == 7
+    assert all(torch.equal(got, whole) for _, got in results)
+
+
+def test_one_after_another_ranks_of_other_meshes_are_not_confused():
+    whole = torch.arange(7.0)
+    for num_ranks in (2, 4, 3, 2):
+        sizes = play(
+            {"tp": num_ranks},
+            lambda _, mesh: distribute_tensor(whole, mesh, [Shard(0)]).to_local().tolist(),
+        )
+        assert [one for some in sizes for one in some] == whole.tolist()
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 5))
+
+
+def tensor_parallel(model, mesh):
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(model, mesh["tp"], plan)
+
+
+def both(model, mesh):
+    return fully_shard(tensor_parallel(model, mesh), mesh=mesh["dp"])
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    ("axes", "parallelize"),
+    [
+        ({"tp": 2}, tensor_parallel),
+        ({"dp": 2}, lambda model, mesh: fully_shard(model, mesh=mesh)),
+        ({"dp": 2, "tp": 2}, both),
+        ({"dp": 2}, lambda model, _: DistributedDataParallel(model)),
+    ],
+)
+def test_torchs_own_parallelisms_train_as_on_one_device(axes, parallelize):
+    x = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    single = make_model()
+    single(x).square().sum().backward()
+
+    def function(_, mesh):
+        model = make_model()
+        sharded = parallelize(model, mesh)
+        output = sharded(x)
+        output.square().sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in gradients]
+        return output.detach(), wholes
+
+    for output, gradients in play(axes, function):
+        torch.testing.assert_close(output, single(x).detach())
+        for gradient, parameter in zip(gradients, single.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_each_rank_draws_its_own_numbers_and_they_begin_alike():
+    def function(rank, _):
+        first = torch.rand(1).item()
+        if rank == 0:
+            torch.rand(5)
+        dist.barrier()
+        return first, torch.rand(1).item(), random.random()
+
+    torch.manual_seed(0)
+    random.seed(0)
+    one, other = on_two(function)
+    assert one[0] == other[0]
+    assert one[1] != other[1]
+    assert one[2] == other[2]
+    assert torch.rand(1).item() == one[0]  # as if nobody had drawn
+    assert random.random() == one[2]
+
+
+def test_ranks_find_grad_mode_and_autocast_as_they_are_outside():
+    def function(*_):
+        return torch.is_grad_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert on_two(function) == [(False, torch.bfloat16)] * 2
+    assert on_two(function) == [(True, torch.float32)] * 2
+
+
+def snapshot() -> list[object]:
+    world = dist.distributed_c10d
+    return [
+        dist.is_initialized(),
+        list(dist.Backend.backend_list),
+        sorted(dist.Backend.backend_capability),
+        hasattr(dist.Backend, "THREADED"),
+        world._pg_map,
+        world._group_count,
+        world._new_process_group_helper,
+        world._store_based_barrier,
+        sys.excepthook,
+        dist.get_debug_level(),
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        torch.is_grad_enabled(),
+        [one.name for one in threading.enumerate() if one.name.startswith("rank ")],
+    ]
+
+
+def test_nothing_stays_behind_not_even_after_an_exception():
+    def fail(rank, _):
+        torch.rand(1)
+        dist.barrier()
+        raise ValueError("no")
+
+    before = snapshot()
+    on_two(lambda *_: dist.barrier())
+    assert snapshot() == before
+    with pytest.raises(RankError):
+        on_two(fail)
+    assert snapshot() == before
+    assert on_two(lambda rank, _: all_gather(rank)) == [[0, 1, 10, 11]] * 2
+
+
+def test_a_rank_that_raises_ends_the_others_that_wait_for_it():
+    ended = []
+
+    def function(rank, _):
+        if rank == 1:
+            raise ValueError("the weights are gone")
+        try:
+            dist.all_reduce(torch.ones(1))
+        except Exception:  # noqa: BLE001 - programs do this
+            ended.append("caught")
+        finally:
+            ended.append("ended")
+
+    with pytest.raises(RankError, match=r"^rank 1 failed: ValueError: the weights are gone$") as e:
+        on_two(function)
+    assert isinstance(e.value.__cause__, ValueError)
+    assert e.value.rank == 1
+    assert ended == ["ended"]
+
+
+def test_a_rank_that_raises_in_backward_ends_the_others():
+    def function(rank, _):
+        x = torch.ones(2, requires_grad=True)
+
+        def hook(gradient):
+            if rank == 1:
+                raise ValueError("in backward")
+            dist.all_reduce(gradient.clone())
+
+        x.register_hook(hook)
+        (x * 2).sum().backward()
+
+    with pytest.raises(RankError, match="rank 1 failed: ValueError: in backward"):
+        on_two(function)
+
+
+def test_ranks_that_wait_for_ever_are_told_what_each_waits_for():
+    def function(rank, _):
+        if rank == 0:
+            dist.all_reduce(torch.ones(3, 4))
+
+    with pytest.raises(
+        CollectiveError,
+        match=r"wait for each other for ever: rank 0 waits in all_reduce of float32 \[3, 4\] with "
+        r"the group of rank 0, 1; rank 1 has ended",
+    ):
+        on_two(function)
+
+
+def test_collectives_in_another_order_on_two_groups_are_a_standstill():
+    def function(rank, mesh):
+        axes = ("a", "b") if rank in (0, 3) else ("b", "a")
+        for axis in axes:
+            dist.all_reduce(torch.ones(1), group=mesh.get_group(axis))
+
+    with pytest.raises(CollectiveError, match="wait for each other for ever"):
+        play({"a": 2, "b": 2}, function)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.broadcast(torch.ones(2), src=0)),
+        (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(3))),
+        (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2).double())),
+        (
+            lambda: dist.all_reduce(torch.ones(2)),
+            lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX),
+        ),
+        (lambda: dist.broadcast(torch.ones(2), 0), lambda: dist.broadcast(torch.ones(2), 1)),
+    ],
+)
+def test_ranks_that_disagree_on_a_collective_are_refused(first, second):
+    with pytest.raises(
+        CollectiveError, match="ranks disagree on a collective: rank 0 of the group"
+    ):
+        on_two(lambda rank, _: first() if rank == 0 else second())
+
+
+def test_a_process_that_has_a_group_is_refused():
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(WorldError, match=r"this one has one \(fake, 2 ranks\)"):
+            on_two(lambda *_: None)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_within_ranks_are_refused():
+    with pytest.raises(RankError, match="worlds follow one another"):
+        on_two(lambda *_: on_two(lambda *_: None))
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tp": 0}, {"tp": 1000}])
+def test_meshes_that_cannot_be_played_are_refused(mesh):
+    with pytest.raises(WorldError, match="the mesh"):
+        play(mesh, lambda *_: None)
+
+
+def test_a_mesh_of_one_rank_is_played():
+    assert play({"tp": 1}, lambda rank, mesh: (rank, mesh.size())) == [(0, 1)]
