@@ -55,6 +55,8 @@ class _Meeting:
 class _Talk(TorchDispatchMode):
     """Collectives of one rank's thread."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, rank: int, meetings: dict[str, _Meeting]) -> None:
         super().__init__()
         self._rank = rank
@@ -62,7 +64,7 @@ class _Talk(TorchDispatchMode):
         self.spoken: Spoken = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "_c10d_functional":
+        if getattr(func, "namespace", "") != "_c10d_functional":
             return func(*args, **(kwargs or {}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]
@@ -134,7 +136,8 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     model, mine = case.model(), copied(given)
     with torch.no_grad():
         wanted = model(*mine[0], **mine[1])
-    modules = {rank: program.module(rank) for rank in _ranks(program)}
+    # Copies: a module keeps what an earlier run left in its buffers.
+    modules = {rank: copy.deepcopy(program.module(rank)) for rank in _ranks(program)}
     buffers = {rank: dict(one.named_buffers()) for rank, one in modules.items()}
     inputs = {rank: _local_inputs(program, given, rank) for rank in modules}
     results, spoken = on_ranks(program, lambda r: modules[r](*inputs[r][0], **inputs[r][1]))
