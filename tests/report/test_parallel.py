@@ -145,9 +145,8 @@ def test_ranks_that_differ_have_rows_of_their_own() -> None:
     )
     text = render_text(make(rank_memory=memory), width=120)
     (header,) = [line for line in text.splitlines() if line.startswith("ranks ")]
-    assert header.split() == (
-        "ranks parameters buffers inputs gradients intermediates peak peak in".split()
-    )
+    columns = "parameters", "buffers", "inputs", "gradients", "intermediates", "peak", "peak", "in"
+    assert header.split() == ["ranks", *columns]
     rows = [line.split()[:4] for line in text.splitlines() if line.startswith(("0-6/2", "1-7/2"))]
     assert rows == [["0-6/2", "1.00", "MiB", "·"], ["1-7/2", "2.00", "MiB", "·"]]
 

@@ -50,7 +50,10 @@ def spell_select_scatter(local: Local) -> Any:
     index = wrap(local["index"], layout.shape[dim]) - layout.start(dim, local.seat)
     if 0 <= index < layout.local_shape(local.seat)[dim]:
         return local.repeat(index=index)
-    return local.pen.write(aten.clone.default, local["self"])
+    # None of it is written here; but its gradient is summed over all ranks, so all depend on it.
+    row = local.pen.write(aten.unsqueeze.default, local["src"], dim)
+    nothing = local.pen.write(aten.slice.Tensor, row, dim, 0, 0)
+    return local.pen.write(aten.slice_scatter.default, local["self"], nothing, dim, 0, 0)
 
 
 @speller(aten.slice_scatter.default)
