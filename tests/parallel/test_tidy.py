@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 from shardscope.parallel.tidy import own_outputs, tidy
 
@@ -52,7 +52,11 @@ CASES: list[Twice] = [
         ["view.default", "transpose.int", "transpose.int", "add.Tensor"],
     ),
     ("a view of its own shape", lambda x: x.view(4, 6) + 1, ["add.Tensor"]),
-    ("a view of views", lambda x: x.view(24).view(2, 12).view(8, 3) + 1, ["view.default", "add.Tensor"]),
+    (
+        "a view of views",
+        lambda x: x.view(24).view(2, 12).view(8, 3) + 1,
+        ["view.default", "add.Tensor"],
+    ),
     ("views there and back", lambda x: x.view(24).view(4, 6) + 1, ["add.Tensor"]),
     (
         "one view taken twice",
@@ -83,7 +87,15 @@ CASES: list[Twice] = [
     (
         "a turn of something that is changed in place",
         lambda x: _change(x.clone()),
-        ["clone.default", "t.default", "mul.Tensor", "add_.Tensor", "t.default", "mul.Tensor", "add.Tensor"],
+        [
+            "clone.default",
+            "t.default",
+            "mul.Tensor",
+            "add_.Tensor",
+            "t.default",
+            "mul.Tensor",
+            "add.Tensor",
+        ],
     ),
 ]
 
@@ -121,7 +133,7 @@ def _all(nest: Any) -> tuple[Tensor, ...]:
 def test_the_gradients_of_a_layer_need_no_turns_of_turns() -> None:
     def step(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
         weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
-        loss = F.gelu(F.linear(x, weight, bias)).sum()
+        loss = functional.gelu(functional.linear(x, weight, bias)).sum()
         return [loss.detach(), *torch.autograd.grad(loss, [weight, bias])]
 
     given = (CUBE, torch.randn(5, 4), torch.randn(5))

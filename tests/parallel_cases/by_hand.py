@@ -26,6 +26,14 @@ Spoken = list[tuple[Any, ...]]
 """What a rank sent: kind, group, shape and dtype of each collective, in order."""
 
 
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
 @final
 class _Meeting:
     """Where the ranks of one group exchange what they hold."""
@@ -134,6 +142,7 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     inputs = {rank: _local_inputs(program, given, rank) for rank in modules}
     results, spoken = on_ranks(program, lambda r: modules[r](*inputs[r][0], **inputs[r][1]))
     same_sequence(spoken)
+    as_listed(program, spoken)
     leaves, tree = tree_flatten(wanted)
     pieces = {rank: tree_flatten(one) for rank, one in results.items()}
     assert all(found == tree for _, found in pieces.values()), "another nest of outputs"
@@ -161,6 +170,7 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
     values = {rank: _joint_inputs(program, given, rank) for rank in joints}
     results, spoken = on_ranks(program, lambda r: joints[r].graph_module(*values[r]))
     same_sequence(spoken)
+    as_listed(program, spoken)
     outputs = iter(tree_flatten(wanted)[0])
     buffers = dict(model.named_buffers())
     for at, (value, role) in enumerate(program.flow.outputs):
@@ -195,6 +205,13 @@ def same_sequence(spoken: dict[int, Spoken]) -> None:
         for group in {group for _, group, *_ in one}:
             said = [what for what in one if what[1] == group]
             assert in_group.setdefault(group, said) == said, f"ranks of {group} talk differently"
+
+
+def as_listed(program: ParallelProgram, spoken: dict[int, Spoken]) -> None:
+    """What the program lists as its collectives is what its ranks say."""
+    listed = [(str(one.kind), one.axis) for one in program.collectives]
+    said = [(_KINDS[kind], group.split(":")[0]) for kind, group, *_ in spoken[_ranks(program)[0]]]
+    assert listed == said, "other collectives than the program lists"
 
 
 def _ranks(program: ParallelProgram) -> list[int]:

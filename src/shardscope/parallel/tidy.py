@@ -48,10 +48,9 @@ def _find_same(node: fx.Node) -> fx.Node | None:
     if name in _VIEWS and _shape(node) == _shape(node.args[0]):
         return _as_node(node.args[0])
     before = node.args[0] if name in _TURNS else None
-    # Turned and turned back.
     if isinstance(before, fx.Node) and before.target is node.target:
-        if set(map(str, before.args[1:])) == set(map(str, node.args[1:])):
-            return _as_node(before.args[0])
+        is_turned_back = set(map(str, before.args[1:])) == set(map(str, node.args[1:]))
+        return _as_node(before.args[0]) if is_turned_back else None
     return None
 
 

@@ -95,7 +95,9 @@ def test_tensors_that_hang_on_a_graph_come_with_the_state() -> None:
     def build(graph: fx.Graph) -> Any:
         x = graph.placeholder("x")
         table = graph.get_attr("table")
-        call = graph.call_function(lambda module, value: module(value), (graph.get_attr("other"), x))
+        call = graph.call_function(
+            lambda module, value: module(value), (graph.get_attr("other"), x)
+        )
         return (graph.call_function(torch.add, (call, table)), graph.get_attr("table"))
 
     function = write_function(made_by(build, holder), is_input=[False])

@@ -22,18 +22,61 @@ CUBE = X.reshape(2, 2, 6)
 INDEX = torch.tensor([2, 0])
 HEADS = torch.randn(1, 2, 4, 8)
 
-UNARY = """
-    abs bitwise_not clone cos erf exp log logical_not neg reciprocal relu rsqrt sigmoid silu sin
-    sqrt t tanh contiguous gelu tril triu sum
-""".split()
-BINARY = """
-    add.Tensor div.Tensor mul.Tensor sub.Tensor maximum minimum eq.Tensor ge.Tensor gt.Tensor
-    le.Tensor lt.Tensor ne.Tensor type_as logical_and logical_or
-""".split()
-SCALAR = """
-    eq.Scalar ge.Scalar gt.Scalar le.Scalar lt.Scalar ne.Scalar pow.Tensor_Scalar rsub.Scalar
-    clamp_min add.Tensor mul.Tensor
-""".split()
+UNARY = [
+    "abs",
+    "bitwise_not",
+    "clone",
+    "cos",
+    "erf",
+    "exp",
+    "log",
+    "logical_not",
+    "neg",
+    "reciprocal",
+    "relu",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sin",
+    "sqrt",
+    "t",
+    "tanh",
+    "contiguous",
+    "gelu",
+    "tril",
+    "triu",
+    "sum",
+]
+BINARY = [
+    "add.Tensor",
+    "div.Tensor",
+    "mul.Tensor",
+    "sub.Tensor",
+    "maximum",
+    "minimum",
+    "eq.Tensor",
+    "ge.Tensor",
+    "gt.Tensor",
+    "le.Tensor",
+    "lt.Tensor",
+    "ne.Tensor",
+    "type_as",
+    "logical_and",
+    "logical_or",
+]
+SCALAR = [
+    "eq.Scalar",
+    "ge.Scalar",
+    "gt.Scalar",
+    "le.Scalar",
+    "lt.Scalar",
+    "ne.Scalar",
+    "pow.Tensor_Scalar",
+    "rsub.Scalar",
+    "clamp_min",
+    "add.Tensor",
+    "mul.Tensor",
+]
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from parallel_cases.alone import mesh_of_one
 from shardscope.errors import ParallelError
@@ -41,7 +41,7 @@ def made(model: nn.Module) -> Any:
         mesh_of_one("dp"),
         {},
         args=(torch.ones(2, 4),),
-        loss=F.mse_loss,
+        loss=functional.mse_loss,
         targets=(torch.ones(2, 4),),
         inputs={"x": {"dp": Shard(0)}, "target": {"dp": Shard(0)}},
         verify=False,
@@ -69,7 +69,7 @@ def check_same(found: nn.Module, wanted: nn.Module, *, factor: float = 1.0) -> N
 def test_loss_and_gradients_are_the_models(given: Any, is_step: bool) -> None:
     model = Net()
     module = made(model)
-    wanted = F.mse_loss(model(given[0]), given[1])
+    wanted = functional.mse_loss(model(given[0]), given[1])
     wanted.backward()
     loss = module.step(*given) if is_step else module(*given)
     if not is_step:
@@ -83,7 +83,7 @@ def test_loss_and_gradients_are_the_models(given: Any, is_step: bool) -> None:
 def test_gradients_add_up(given: Any, is_step: bool) -> None:
     model = Net()
     module = made(model)
-    F.mse_loss(model(given[0]), given[1]).backward()
+    functional.mse_loss(model(given[0]), given[1]).backward()
     for _ in range(3):
         module.step(*given) if is_step else module(*given).backward()
     check_same(module, model, factor=3.0)
@@ -92,7 +92,7 @@ def test_gradients_add_up(given: Any, is_step: bool) -> None:
 def test_a_loss_that_is_scaled_has_gradients_that_are(given: Any) -> None:
     model = Net()
     module = made(model)
-    F.mse_loss(model(given[0]), given[1]).backward()
+    functional.mse_loss(model(given[0]), given[1]).backward()
     (module(*given) / 4).backward()
     check_same(module, model, factor=0.25)
 
@@ -151,7 +151,7 @@ def test_it_trains_as_the_model_does(given: Any) -> None:
     for _ in range(4):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        F.mse_loss(model(given[0]), given[1]).backward()
+        functional.mse_loss(model(given[0]), given[1]).backward()
         module.step(*given)
         for optimizer in optimizers:
             optimizer.step()
@@ -162,7 +162,7 @@ def test_it_trains_as_the_model_does(given: Any) -> None:
 def test_it_goes_on_with_what_is_loaded(given: Any) -> None:
     model, module = Net(), made(Net())
     module.load_state_dict(model.state_dict(), assign=True)
-    F.mse_loss(model(given[0]), given[1]).backward()
+    functional.mse_loss(model(given[0]), given[1]).backward()
     module.step(*given)
     check_same(module, model)
 

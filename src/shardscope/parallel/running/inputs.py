@@ -88,9 +88,8 @@ class Inputs:
         if len(positional) != len(self._positional) or set(given) != set(self._keywords):
             raise self._another_call(args, kwargs)
         nest = (tuple(positional), {name: given[name] for name in self._keywords})
-        leaves, tree = flatten(nest)
-        if tree != self._tree:
-            leaves = flatten_as(nest, self._tree)
+        given_leaves, tree = flatten(nest)
+        leaves = given_leaves if tree == self._tree else flatten_as(nest, self._tree)
         if leaves is None:
             raise ParallelError(
                 f"the inputs are another nest than the program was exported with ({tree}, not "

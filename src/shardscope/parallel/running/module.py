@@ -58,7 +58,9 @@ class _Program:
         self._run = function.run
         self._inputs = Inputs(source, flow, seat)
         self._results = Results(source, flow)
-        self._state = State(root, exported.state_dict, {**exported.constants, **function.attributes})
+        self._state = State(
+            root, exported.state_dict, {**exported.constants, **function.attributes}
+        )
         names = [role.name for role in roles if role.kind != "input"]
         self._state.arrange([*names, *function.attributes])
 

@@ -30,7 +30,7 @@ class Results:
             for i, role in enumerate(roles)
             if role.kind == "input mutation"
         ]
-        self._tree = source.module_call_graph[0].signature.out_spec  # type: ignore[union-attr]
+        self._tree = source.module_call_graph[0].signature.out_spec
         shape = unflatten(list(range(len(self._outputs))), self._tree)
         self._is_one = shape == 0 and type(shape) is int
         self._is_plain = type(shape) is tuple and shape == tuple(range(len(self._outputs)))
