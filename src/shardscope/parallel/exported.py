@@ -134,7 +134,7 @@ def _share(tensor: Any, layout: Layout | None, seat: Seat) -> Any:
     if layout is None or layout.is_replicated or not isinstance(tensor, Tensor):
         return tensor
     with torch.no_grad():
-        piece = piece_of(tensor, layout=layout, seat=seat).clone()
+        piece = piece_of(tensor, layout=layout, seat=seat)
     return _as_parameter(piece, tensor)
 
 

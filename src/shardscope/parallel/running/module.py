@@ -57,7 +57,7 @@ class _Program:
         function = write_function(graph_module, is_input=[one.kind == "input" for one in roles])
         self._run = function.run
         self._inputs = Inputs(source, flow, seat)
-        self._results = Results(source, flow, exported.graph)
+        self._results = Results(source, flow)
         self._state = State(
             root, exported.state_dict, {**exported.constants, **function.attributes}
         )
