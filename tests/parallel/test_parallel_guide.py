@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import shardscope
 from rank_processes import run_ranks
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "parallel.md"
@@ -32,6 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the guide's files lie."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Also where the path to the package is a relative one.
+    monkeypatch.setenv("PYTHONPATH", str(Path(shardscope.__file__).parents[1]))
     for language, text in blocks():
         name = file_name(text)
         if language == "python" and name:
