@@ -24,6 +24,7 @@ __all__ = [
     "MLP",
     "Block",
     "Column",
+    "Copy",
     "LanguageModel",
     "Row",
     "Sum",

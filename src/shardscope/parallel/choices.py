@@ -17,6 +17,7 @@ from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.lookup import find_rule
 from shardscope.parallel.rules.memory import memory_order
 from shardscope.parallel.rules.randomness import is_random
+from shardscope.parallel.rules.terms import leaves_some
 
 SYM_SIZE = torch.ops.aten.sym_size.int
 
@@ -150,8 +151,9 @@ def _is_sound(strategy: Strategy, call: Call) -> bool:
     if len(sizes) > 1 and not all(divides(call.num_ranks, size) for size in sizes):
         return False
     reductions = {one.reduction for one in strategy.outputs if isinstance(one, Partial)}
-    may_be_empty = any(not divides(call.num_ranks, size) for size in sizes)
-    return not (may_be_empty and reductions - {"sum"})
+    # Of nothing there is no maximum. A vocabulary that does not divide leaves something to all.
+    is_empty_somewhere = not all(leaves_some(call, size) for size in sizes)
+    return not (is_empty_somewhere and reductions - {"sum"})
 
 
 def _pass_a_move(move: Move, offered: Placement) -> Iterator[Strategy]:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, final
 
-from torch import fx
+from torch import fx, nn
 
 from shardscope._torch.dispatch import is_overload, op_packet, op_schema
 from shardscope.parallel.choices import SYM_SIZE, describe_call
@@ -32,6 +32,13 @@ class RankProgram:
         self.nodes: dict[Value, Any] = {}
         self.moves: dict[Move, list[fx.Node]] = {}
         self.attributes: dict[str, Any] = {}
+
+    def as_module(self) -> fx.GraphModule:
+        """The graph to run, with what hangs on it; state is passed in."""
+        holder = nn.Module()
+        for name, thing in self.attributes.items():
+            setattr(holder, name, thing)
+        return fx.GraphModule(holder, self.graph)
 
 
 def write_rank(flow: Flow, seat: Seat, make_wire: Callable[[Pen], Wire]) -> RankProgram:

@@ -72,7 +72,8 @@ class ParallelProgram:
         seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
         if not self.is_training:
             return RankModule(self.source, self.flow, self.exported(rank), seat)
-        state = local_state(self.source.state_dict, self.flow, seat)
+        trained = trained_parameters(self.flow)
+        state = local_state(self.source.state_dict, self.flow, seat, trained=trained)
         constants = local_state(self.source.constants, self.flow, seat)
         return TrainingModule(self.source, self.flow, self.joint(rank), seat, state, constants)
 
@@ -179,7 +180,7 @@ class ParallelProgram:
         if self.not_verified:
             return []
         values = self._values(example)
-        self.verdicts = prove(self._trial(), values)
+        self.verdicts = prove(self.make_trial(), values)
         wrong = [one for one in self.verdicts if one.agreement not in FINE]
         if wrong:
             raise self._refuse(wrong, values)
@@ -210,16 +211,19 @@ class ParallelProgram:
             )
         return refuse(wrong, culprit)
 
-    def _trial(self) -> Trial:
+    def make_trial(self, names: Sequence[str | None] | None = None) -> Trial:
+        """What there is to run and to compare; `names` are for the outputs."""
+        called = None if names is None else tuple(names)
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats]
         single = fx.Interpreter(self.source.graph_module).run
         if not self.is_training:
-            graphs = {r: fx.GraphModule(nn.Module(), self.write(r).graph) for r in ranks}
-            return Trial(self.flow, self.mesh, single, graphs)
+            graphs = {r: self.write(r).as_module() for r in ranks}
+            return Trial(self.flow, self.mesh, single, graphs, names=called)
         return Trial(
             self.flow,
             self.mesh,
             differentiate(self.flow, single),
             {rank: self.joint(rank).graph_module for rank in ranks},
             tuple(trained_parameters(self.flow)),
+            called,
         )

@@ -125,9 +125,3 @@ def test_each_row_of_values_goes_with_its_edges() -> None:
 def test_each_element_is_looked_for_among_all() -> None:
     found = claims(aten.isin.Tensor_Tensor, torch.arange(12).view(4, 3), torch.arange(5))
     assert plain(found) == {"S(0) R -> S(0)", "S(1) R -> S(1)"}
-
-
-@pytest.mark.parametrize("op", [aten.median.dim, aten.nanmedian.dim, aten.mode.default], ids=str)
-def test_medians_take_their_dim_away(op: Any) -> None:
-    found = claims(op, numbers(4, 3, 5), -2)
-    assert plain(found) == {"S(0) -> S(0) S(0)", "S(2) -> S(1) S(1)"}

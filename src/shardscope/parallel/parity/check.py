@@ -98,7 +98,8 @@ def check_version(
 ) -> Recording:
     """The same for a version that is at hand."""
     gaps: dict[tuple[str, str], None] = {}
-    with _lock:
+    # A compiled graph would hide from us what it computes; it is the model that is compared.
+    with _lock, torch.compiler.set_stance("force_eager"):
         examined = examine(
             version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
         )
@@ -113,26 +114,21 @@ def check_version(
     )
 
 
-def _transform(model: Any, axes: Mapping[str, int], plan: Any, task: Task) -> Version:
-    """Our own transform of an exported program, as a version whose ranks can be run."""
+def _check_transform(
+    model: nn.Module | ExportedProgram,
+    axes: Mapping[str, int],
+    plan: Any,
+    task: Task,
+    *,
+    precision: torch.dtype | None,
+    report: Callable[[str], None],
+) -> Recording:
+    """Compare our own transform; where it is wrong, name the first op that is."""
     if plan is None:
         raise ParityError(
             "parity() got neither a plan nor a function to parallelize with. Give it "
             "parallelize=fn, which shards a model on a mesh, or a plan for the exported program."
         )
-    # The one place that knows the transform: it must give a Version, whose run() returns an Outcome
-    # for each rank, made by execute() on the rank's program within play().
-    try:
-        transform = import_module("shardscope.parallel.transform")
-    except ModuleNotFoundError as error:
-        raise ParityError(
-            "this shardscope cannot shard a program by a plan yet. Give parity() a function: "
-            "parallelize=lambda model, mesh: parallelize_module(model, mesh, plan)."
-        ) from error
-    version: Version = transform.as_version(model, axes, plan, task)
-    return version
-
-
 def _checked_axes(mesh: Any) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ParityError(

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
@@ -58,6 +58,11 @@ class Processes:
     def task(self) -> Task:
         """What a step is."""
         return self._eager.task
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """Those along which the batch is cut."""
+        return self._eager.batch_axes
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave."""
@@ -188,7 +193,8 @@ def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Con
         mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
         while True:
             run, variant, look = pipe.recv()
-            outcome = run_rank(eager, mesh, variant, look)
+            with torch.compiler.set_stance("force_eager"):
+                outcome = run_rank(eager, mesh, variant, look)
             torch.save(outcome, Path(folder, f"outcome-{run}-{rank}"))
             pipe.send(None)
     except EOFError:

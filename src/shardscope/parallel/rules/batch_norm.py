@@ -5,6 +5,7 @@ Statistics of a batch that is cut are sums over all ranks, which the decompositi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,7 +95,7 @@ def normalize_batch_and_keep_statistics(
     if not training:
         raise NotImplementedError
     result, mean, variance = _normalize(input, (weight, bias), eps)
-    count = input.numel() // input.shape[1]
+    count = _count_samples(input)
     unbiased = variance * (count / max(1, count - 1))
     means = running_mean * (1 - momentum) + mean.to(running_mean.dtype) * momentum
     variances = running_var * (1 - momentum) + unbiased.to(running_var.dtype) * momentum
@@ -155,7 +156,7 @@ def _normalize(
     """The result, and the batch's mean and variance, which have no gradient of their own."""
     wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
     dims = [dim for dim in range(input.dim()) if dim != 1]
-    count = input.numel() // input.shape[1]
+    count = _count_samples(input)
     mean = wide.sum(dims, keepdim=True) / count
     centred = wide - mean
     variance = (centred * centred).sum(dims, keepdim=True) / count
@@ -168,3 +169,8 @@ def _normalize(
         result = result + bias.reshape(shape)
     statistics = [one.detach().reshape(-1) for one in (mean, variance)]
     return result.to(input.dtype), statistics[0], statistics[1]
+
+
+def _count_samples(input: Tensor) -> int:
+    """How many each channel has; from sizes, which need not be gathered to be known."""
+    return math.prod(size for dim, size in enumerate(input.shape) if dim != 1)

@@ -5,6 +5,7 @@ Logits are never gathered: over the classes only maxima and sums are exchanged, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -56,7 +57,7 @@ def take_cross_entropy_apart(
     logs = _log_softmax(self)
     if target.is_floating_point():
         losses = _compare_with_probabilities(logs, target, weight, label_smoothing)
-        count = losses.numel()
+        count = math.prod(losses.shape)
         return _reduce(losses, reduction, torch.full((), count, device=self.device)).to(self.dtype)
     picked, weights = _pick(logs, target, weight, ignore_index)
     losses = -picked * weights

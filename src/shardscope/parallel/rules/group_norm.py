@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,7 +71,7 @@ def normalize_groups(
     wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
     groups = wide.reshape(wide.shape[0], num_groups, -1, *wide.shape[2:])
     dims = list(range(2, groups.dim()))
-    count = groups.numel() // (groups.shape[0] * num_groups)
+    count = math.prod(groups.shape[2:])
     centred = groups - groups.sum(dims, keepdim=True) / count
     variance = (centred * centred).sum(dims, keepdim=True) / count
     result = (centred * torch.rsqrt(variance + eps)).flatten(1, 2)

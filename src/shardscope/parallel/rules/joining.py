@@ -77,10 +77,19 @@ def _cut_along(call: Call, dim: int) -> Iterator[Strategy]:
         offer if isinstance(offer, Shard) and offer.dim == dim else other
         for offer, other in zip(offered_to(call, "tensors"), plain, strict=True)
     ]
+    yield from _cut_open(call, dim, plain)
     for cuts in (plain, offered) if offered != plain else (plain,):
         blocks = _blocks(call, cuts)
         if blocks is not None and all(one % call.num_ranks == 0 for one in blocks):
             yield lay(call, {"tensors": cuts}, shard_of(dim, blocks), is_order_blind=False)
+
+
+def _cut_open(call: Call, dim: int, plain: list[Placement]) -> Iterator[Strategy]:
+    """Blocks of a size that is left open, if they are all of one."""
+    sizes = {one.shape[dim] for one in call["tensors"] if one.num_dims > dim}
+    if len(sizes) == 1 and not isinstance(sizes.pop(), int):
+        cut = Shard(dim, outer=len(plain))
+        yield lay(call, {"tensors": plain}, cut, is_order_blind=False)
 
 
 def _blocks(call: Call, cuts: list[Placement]) -> list[int] | None:

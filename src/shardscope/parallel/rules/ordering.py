@@ -52,7 +52,7 @@ def cut_sorted(call: Call) -> Iterator[Strategy]:
     yield from _cut_all_but(call, [_dim(call)])
 
 
-@rule(aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
+@rule(aten.kthvalue.default)
 def cut_kthvalue(call: Call) -> Iterator[Strategy]:
     gone = _dim(call)
     for dim in range(call["self"].num_dims):
