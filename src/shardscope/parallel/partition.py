@@ -179,8 +179,13 @@ class _Writer:
         """Pair what was written with the values that it computes."""
         if isinstance(result, Value):
             self._nodes[result] = written
-            if not result.is_tensor and isinstance(written, fx.Node):
+            if not isinstance(written, fx.Node):
+                return
+            if not result.is_tensor:
                 self._sizes.learn(written, result.scalar)
+            elif not all(isinstance(size, int) for size in result.shape):
+                # The data may have decided a size that no input has.
+                self._sizes.learn_shape(written, result.layout.local_shape(self._seat))
         elif isinstance(result, list):
             for index, one in enumerate(result):
                 if one is not None:

@@ -22,7 +22,7 @@ from shardscope.parallel.rules.dealing import Coordinates, join, piece_of
 from shardscope.record import TensorVerdict
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["Trial", "deal_values", "groups_of", "prove", "run_ranks"]
+__all__ = ["Trial", "deal_values", "groups_of", "join_results", "prove", "run_ranks"]
 
 
 @final
@@ -88,7 +88,7 @@ def run_ranks(trial: Trial, values: Sequence[Any], *, seed: int = 0) -> list[Out
     torch.manual_seed(seed)
     given = deal_values(trial.flow, mesh, values)
     results = run_in_lockstep(trial.ranks, given, groups_of(mesh))
-    wholes = _join_results(trial, results)
+    wholes = join_results(trial, results)
     return [trial.outcome(wholes[mesh.rank_at(seat)]) for seat in mesh.seats]
 
 
@@ -124,7 +124,7 @@ def groups_of(mesh: Mesh) -> dict[str, Sequence[int]]:
     }
 
 
-def _join_results(trial: Trial, results: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+def join_results(trial: Trial, results: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
     """Each rank's results, made whole with the pieces of its peers."""
     layouts = list(_result_layouts(trial))
     joined: dict[int, list[Any]] = {rank: [] for rank in results}

@@ -53,6 +53,12 @@ class Eager:
     def num_batch_shards(self) -> int:
         return math.prod(self.axes[axis] for axis in self.batch_axes)
 
+    def live(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
+    ) -> Outcome:
+        """Be one rank."""
+        return run_rank(self, mesh, variant, look)
+
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave; all run in this process."""
         first: dict[Any, torch.Tensor] = {}
