@@ -28,6 +28,7 @@ _SHAPES = {
     "hostile names": samples.make_varied,
     "phases": samples.make_phases,
     "holdings": samples.make_holdings,
+    "parallel programs": samples.make_parallel,
 }
 
 

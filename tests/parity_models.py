@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -24,6 +24,8 @@ __all__ = [
     "MLP",
     "Block",
     "Column",
+    "Copy",
+    "Gated",
     "LanguageModel",
     "Row",
     "Sum",
@@ -32,6 +34,7 @@ __all__ = [
     "data_parallel",
     "make_tokens",
     "sequence_parallel",
+    "squared",
     "tensor_and_data_parallel",
     "tensor_parallel",
 ]
@@ -239,3 +242,21 @@ def by_hand(
         return model
 
     return parallelize
+
+
+class Gated(nn.Module):
+    """A pair of layers with a softmax between, and a count of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 12)
+        self.down = nn.Linear(12, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"y": self.down(self.up(x).softmax(-1)), "x": x}
+
+
+def squared(output: dict[str, Tensor]) -> Tensor:
+    return output["y"].pow(2).mean()

@@ -16,10 +16,13 @@ from shardscope.record import (
     Compiled,
     Coverage,
     Divergence,
+    Fallback,
+    FallbackKind,
     Finding,
     FullyShard,
     Gap,
     Group,
+    Inserted,
     Level,
     Mark,
     MarkKind,
@@ -30,9 +33,13 @@ from shardscope.record import (
     Module,
     Move,
     OpCoverage,
+    Parallelization,
     Parameter,
     Parity,
     Phase,
+    Placed,
+    PlacedKind,
+    RankMemory,
     RankSpan,
     Recording,
     Redistribute,
@@ -296,6 +303,89 @@ def _hostile_parity(axes: tuple[Axis, ...]) -> Parity:
                 remedy=name,
             )
             for name in names
+        ),
+    )
+
+
+def make_parallel() -> Recording:
+    """What parallelize writes down, with hostile names throughout, verified and not."""
+    axes = (Axis(name=HOSTILE_NAMES[0], size=2), Axis(name="tp", size=4))
+    found = _hostile_parallelization(axes)
+    bare = Parallelization(program="", axes=axes, is_training=False, num_ops=0, unverified="no")
+    run = make_run(ranks=tuple(range(8)), axes=axes, instruments=("parallelize",))
+    return make_recording(run=run, parallel=(found, bare))
+
+
+def _hostile_parallelization(axes: tuple[Axis, ...]) -> Parallelization:
+    names = HOSTILE_NAMES
+    source = Source(file=names[3], line=1, text=names[0])
+    kinds = 2 * tuple(PlacedKind) + tuple(PlacedKind)
+    return Parallelization(
+        program=names[0],
+        axes=axes,
+        is_training=True,
+        num_ops=1_000,
+        inserted=tuple(
+            Inserted(
+                kind=kind,
+                axis=axes[index % 2].name,
+                num_ranks=2,
+                size_bytes=10**index,
+                phase=Phase.BACKWARD if index % 2 else Phase.FORWARD,
+                node=name,
+                module=name,
+                cause=f"the plan's output of {name}",
+                source=source if index % 3 else None,
+            )
+            for index, (kind, name) in enumerate(zip(CollectiveKind, names, strict=False))
+        ),
+        fallbacks=tuple(
+            Fallback(
+                axis=name,
+                kind=kind,
+                op=name,
+                node=name,
+                module=name,
+                placements=(name, "R"),
+                size_bytes=4096,
+                remedy=name,
+                source=source,
+            )
+            for name in names
+            for kind in FallbackKind
+        ),
+        placed=tuple(
+            Placed(
+                name=name,
+                kind=kind,
+                shape=(8, 2),
+                local_shape=(4, 2),
+                dtype=name,
+                placements=("R", name),
+                local_bytes=64,
+                rules=(name, name),
+                is_open=kind is PlacedKind.INPUT,
+            )
+            for name, kind in zip(names, kinds, strict=False)
+        ),
+        rank_memory=tuple(
+            RankMemory(
+                ranks=(RankSpan(first, 4),),
+                parameter_bytes=2**40,
+                buffer_bytes=0,
+                input_bytes=first,
+                gradient_bytes=2**40,
+                intermediate_bytes=2**20,
+                peak_bytes=2**41,
+                peak_node=names[3],
+                peak_module=names[0],
+            )
+            for first in (0, 4)
+        ),
+        verdicts=tuple(
+            TensorVerdict(name=name, kind=kind, agreement=agreement, error=1.0, noise=0.0)
+            for name in names
+            for kind, agreement in zip(3 * tuple(TensorKind), Agreement, strict=False)
         ),
     )
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from shardscope.comm.trace import trace as trace
     from shardscope.errors import ShardscopeError as ShardscopeError
     from shardscope.parallel.parity.check import parity as parity
+    from shardscope.parallel.program import ParallelProgram as ParallelProgram
+    from shardscope.parallel.transform import parallelize as parallelize
     from shardscope.record import Recording as Recording
     from shardscope.record import load as load
     from shardscope.record import merge as merge
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Memory": "shardscope.shard.memory",
+    "ParallelProgram": "shardscope.parallel.program",
     "Recording": "shardscope.record",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
@@ -40,6 +43,7 @@ _HOMES = {
     "load": "shardscope.record",
     "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
+    "parallelize": "shardscope.parallel.transform",
     "parity": "shardscope.parallel.parity.check",
     "phases": "shardscope.shard.phases",
     "save": "shardscope.record",
@@ -51,6 +55,7 @@ _HOMES = {
 
 __all__ = [
     "Memory",
+    "ParallelProgram",
     "Recording",
     "ShardscopeError",
     "Trace",
@@ -61,6 +66,7 @@ __all__ = [
     "load",
     "memory",
     "merge",
+    "parallelize",
     "parity",
     "phases",
     "save",

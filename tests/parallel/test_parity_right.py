@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import (
     MLP,
+    Copy,
     LanguageModel,
+    Sum,
     by_hand,
     data_parallel,
     make_tokens,
@@ -303,3 +307,111 @@ def _averaged(gradient: torch.Tensor) -> torch.Tensor:
     gradient = gradient.clone()
     dist.all_reduce(gradient, dist.ReduceOp.AVG)
     return gradient
+
+
+class Fused(nn.Module):
+    """Queries, keys and values of one weight; a rank's piece has its heads of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8, bias=False)
+        nn.init.zeros_(self.qkv.bias)
+        self.reduce = None
+
+    def forward(self, x):
+        q, k, v = (one.unflatten(-1, (-1, 2)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y = self.out(y)
+        return y if self.reduce is None else self.reduce(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_in_an_order_of_their_own_are_put_together_as_the_weights_are(dtype):
+    def parallelize(model, mesh):
+        rank, size = mesh.get_local_rank(), mesh.size()
+        for tensor in (model.qkv.weight, model.qkv.bias):
+            parts = [one.chunk(size)[rank] for one in tensor.data.chunk(3)]
+            tensor.data = torch.cat(parts).clone()
+        model.out.weight.data = model.out.weight.data.chunk(size, 1)[rank].clone()
+        model.qkv.register_forward_pre_hook(lambda _, x: (Copy.apply(x[0], mesh.get_group()),))
+        model.reduce = lambda y: Sum.apply(y, mesh.get_group())
+
+    x = torch.randn(3, 5, 8, dtype=dtype, requires_grad=True)
+    assert_fine(parity(Fused().to(dtype), {"tp": 2}, parallelize=parallelize, inputs=x))
+
+
+def test_a_loss_that_the_model_returns_is_averaged_where_the_batch_is_cut():
+    class WithLoss(MLP):
+        def forward(self, x):
+            y = super().forward(x)
+            return {"y": y, "loss": y.square().mean()}
+
+    recording = parity(
+        WithLoss(),
+        {"dp": 2},
+        parallelize=lambda model, mesh: fully_shard(model, mesh=mesh),
+        inputs={"x": torch.randn(4, 8)},
+        loss=lambda output: output["loss"],
+        batch_axes="dp",
+    )
+    assert_fine(recording)
+
+
+@pytest.mark.filterwarnings("ignore:.*random.*mesh")
+def test_dropout_on_dtensors_differs_by_chance():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.down(self.drop(self.up(x)))
+
+    def parallelize(model, mesh):
+        plan = {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+        return parallelize_module(model, mesh, plan)
+
+    recording = parity(Dropping(), {"tp": 2}, parallelize=parallelize, inputs=torch.randn(16, 8))
+    assert set(verdicts(recording).values()) <= {*FINE, Agreement.RANDOM}
+    assert Agreement.RANDOM in verdicts(recording).values()
+
+
+def test_activation_checkpointing_of_the_parallel_version_changes_nothing():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def parallelize(model, mesh):
+        tensor_parallel(model, mesh)
+        model.layers[0] = checkpoint_wrapper(model.layers[0])
+
+    assert_fine(parity(make_model(), {"tp": 2}, parallelize=parallelize, inputs=make_tokens()))
+
+
+def test_compiled_models_are_compared_as_they_were_written():
+    model = torch.compile(MLP(), backend="eager")
+    recording = parity(
+        model,
+        {"tp": 2},
+        parallelize=lambda model, mesh: (
+            columns(dict(model.named_children())["_orig_mod"], mesh) and None
+        ),
+        inputs=torch.randn(4, 8),
+    )
+    assert all(one in FINE for one in verdicts(recording).values())
+
+
+def test_a_model_that_draws_with_numpy_and_python_is_given_the_same_numbers():
+    class Drawing(MLP):
+        def forward(self, x):
+            return super().forward(x) * random.random() * float(numpy.random.rand())
+
+    random.seed(3)
+    state = random.getstate()
+    assert_fine(parity(Drawing(), {"tp": 2}, parallelize=columns, inputs=torch.randn(4, 8)))
+    assert random.getstate() == state
+
+
+def test_a_step_that_gives_nothing_is_said_to_have_proved_nothing():
+    recording = parity(
+        MLP(), {"tp": 2}, parallelize=columns, inputs=torch.randn(4, 8), step=lambda *_: None
+    )
+    assert [one.rule for one in recording.findings] == ["parity-nothing"]

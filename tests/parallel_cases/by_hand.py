@@ -26,6 +26,14 @@ Spoken = list[tuple[Any, ...]]
 """What a rank sent: kind, group, shape and dtype of each collective, in order."""
 
 
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
 @final
 class _Meeting:
     """Where the ranks of one group exchange what they hold."""
@@ -47,6 +55,8 @@ class _Meeting:
 class _Talk(TorchDispatchMode):
     """Collectives of one rank's thread."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, rank: int, meetings: dict[str, _Meeting]) -> None:
         super().__init__()
         self._rank = rank
@@ -54,7 +64,7 @@ class _Talk(TorchDispatchMode):
         self.spoken: Spoken = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "_c10d_functional":
+        if getattr(func, "namespace", "") != "_c10d_functional":
             return func(*args, **(kwargs or {}))
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]
@@ -126,11 +136,13 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     model, mine = case.model(), copied(given)
     with torch.no_grad():
         wanted = model(*mine[0], **mine[1])
-    modules = {rank: program.module(rank) for rank in _ranks(program)}
+    # Copies: a module keeps what an earlier run left in its buffers.
+    modules = {rank: copy.deepcopy(program.module(rank)) for rank in _ranks(program)}
     buffers = {rank: dict(one.named_buffers()) for rank, one in modules.items()}
     inputs = {rank: _local_inputs(program, given, rank) for rank in modules}
     results, spoken = on_ranks(program, lambda r: modules[r](*inputs[r][0], **inputs[r][1]))
     same_sequence(spoken)
+    as_listed(program, spoken)
     leaves, tree = tree_flatten(wanted)
     pieces = {rank: tree_flatten(one) for rank, one in results.items()}
     assert all(found == tree for _, found in pieces.values()), "another nest of outputs"
@@ -158,6 +170,7 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
     values = {rank: _joint_inputs(program, given, rank) for rank in joints}
     results, spoken = on_ranks(program, lambda r: joints[r].graph_module(*values[r]))
     same_sequence(spoken)
+    as_listed(program, spoken)
     outputs = iter(tree_flatten(wanted)[0])
     buffers = dict(model.named_buffers())
     for at, (value, role) in enumerate(program.flow.outputs):
@@ -192,6 +205,13 @@ def same_sequence(spoken: dict[int, Spoken]) -> None:
         for group in {group for _, group, *_ in one}:
             said = [what for what in one if what[1] == group]
             assert in_group.setdefault(group, said) == said, f"ranks of {group} talk differently"
+
+
+def as_listed(program: ParallelProgram, spoken: dict[int, Spoken]) -> None:
+    """What the program lists as its collectives is what its ranks say."""
+    listed = [(str(one.kind), one.axis) for one in program.collectives]
+    said = [(_KINDS[kind], group.split(":")[0]) for kind, group, *_ in spoken[_ranks(program)[0]]]
+    assert listed == said, "other collectives than the program lists"
 
 
 def _ranks(program: ParallelProgram) -> list[int]:

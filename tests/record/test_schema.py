@@ -21,9 +21,12 @@ from shardscope.record import (
     CollectiveKind,
     Coverage,
     Divergence,
+    Fallback,
+    FallbackKind,
     Finding,
     Gap,
     Group,
+    Inserted,
     Level,
     Mark,
     MarkKind,
@@ -34,9 +37,13 @@ from shardscope.record import (
     Module,
     Move,
     OpCoverage,
+    Parallelization,
     Parameter,
     Parity,
     Phase,
+    Placed,
+    PlacedKind,
+    RankMemory,
     RunInfo,
     Severity,
     Sharding,
@@ -131,6 +138,11 @@ _TABLES = {
     "parity": Parity,
     "tensors": TensorVerdict,
     "divergences": Divergence,
+    "parallel": Parallelization,
+    "inserted": Inserted,
+    "fallbacks": Fallback,
+    "placed": Placed,
+    "rank_memory": RankMemory,
 }
 
 
@@ -179,6 +191,8 @@ def test_reference_names_every_kind_phase_and_severity():
         ("tensors", "kind", TensorKind),
         ("tensors", "agreement", Agreement),
         ("divergences", "suspect", Suspect),
+        ("fallbacks", "kind", FallbackKind),
+        ("placed", "kind", PlacedKind),
     ],
 )
 def test_reference_names_every_value_of_a_choice(heading, field, values):

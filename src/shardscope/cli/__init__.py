@@ -23,6 +23,7 @@ _VERBS = {
     "visualize": "Show which rank holds which slice of a parameter.",
     "memory": "Tell what a step needs of a GPU's memory, and whether it fits.",
     "coverage": "Find which ops of a model shard, and what blocks sharding first.",
+    "parallelize": "Cut a model for a mesh as a plan says, and prove that it is still the same.",
     "parity": "Compare a parallel model with the single device: outputs, gradients, buffers.",
     "show": "Print a recording.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",

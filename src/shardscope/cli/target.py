@@ -19,7 +19,14 @@ from shardscope.cli.failure import describe_failure
 from shardscope.errors import TargetError
 from shardscope.report.names import shorten
 
-__all__ = ["Program", "load_program", "name_target", "run_default_step"]
+__all__ = [
+    "Program",
+    "add_outputs",
+    "load_program",
+    "name_target",
+    "run_default_step",
+    "split_batch",
+]
 
 EXAMPLE = """\
     import torch
@@ -38,7 +45,10 @@ EXAMPLE = """\
     def step(model, batch):              # optional: forward and backward by default
         model(batch).sum().backward()
 
-    plan = {"0": "colwise"}              # optional: what parallelize() means to do, for audit
+    plan = {"0": "colwise"}              # optional: for shardscope parallelize, and for audit
+
+    def loss(output):                    # optional: for parallelize --training
+        return output.sum()
 
     def optimizer(model):                # optional: stepped after each step, for memory
         return torch.optim.AdamW(model.parameters())
@@ -56,6 +66,7 @@ class Program:
     step: Callable[[nn.Module, Any], Any]
     plan: Mapping[str, Any] | None = None
     optimizer: Callable[[nn.Module], Any] | None = None
+    loss: Callable[[Any], torch.Tensor] | None = None
 
 
 def load_program(target: str) -> Program:
@@ -76,6 +87,7 @@ def load_program(target: str) -> Program:
         step=_optional_function(module, target, "step") or run_default_step,
         plan=_optional_plan(module, target),
         optimizer=_optional_function(module, target, "optimizer"),
+        loss=_optional_function(module, target, "loss"),
     )
 
 
@@ -174,15 +186,29 @@ def _import_file(path: Path) -> ModuleType:
 
 def run_default_step(model: nn.Module, batch: Any) -> None:
     """Forward and backward: the sum of every output that has a gradient is the loss."""
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        output = model(*batch)
-    else:
-        output = model(batch)
+    args, kwargs = split_batch(batch)
+    output = model(*args, **kwargs)
     losses = [tensor.float().sum() for tensor in _tensors(output) if tensor.requires_grad]
     if losses:
         torch.autograd.backward(losses)
+
+
+def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as a model is called with it: a mapping by name, a sequence by position."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}
+
+
+def add_outputs(output: Any) -> torch.Tensor:
+    """The loss of a program that names none: the sum of every output that can have a gradient."""
+    losses = [one.float().sum() for one in _tensors(output) if one.is_floating_point()]
+    if not losses:
+        raise TargetError(
+            "The model returns no tensor of real numbers, so there is no loss to train it with. "
+            "Return one, or define loss(output)."
+        )
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

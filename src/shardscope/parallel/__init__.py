@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from shardscope.parallel.plan.styles import Replicated as Replicated
     from shardscope.parallel.plan.styles import Rowwise as Rowwise
     from shardscope.parallel.plan.styles import Sequence as Sequence
+    from shardscope.parallel.program import ParallelProgram as ParallelProgram
+    from shardscope.parallel.transform import parallelize as parallelize
 
 _HOMES = {
     "Colwise": "shardscope.parallel.plan.styles",
     "ModuleInput": "shardscope.parallel.plan.styles",
     "ModuleOutput": "shardscope.parallel.plan.styles",
+    "ParallelProgram": "shardscope.parallel.program",
     "Partial": "shardscope.parallel.placements",
     "Plan": "shardscope.parallel.plan.plan",
     "Replicate": "shardscope.parallel.placements",
@@ -31,12 +34,14 @@ _HOMES = {
     "Rowwise": "shardscope.parallel.plan.styles",
     "Sequence": "shardscope.parallel.plan.styles",
     "Shard": "shardscope.parallel.placements",
+    "parallelize": "shardscope.parallel.transform",
 }
 
 __all__ = [
     "Colwise",
     "ModuleInput",
     "ModuleOutput",
+    "ParallelProgram",
     "Partial",
     "Plan",
     "Replicate",
@@ -44,6 +49,7 @@ __all__ = [
     "Rowwise",
     "Sequence",
     "Shard",
+    "parallelize",
 ]
 
 

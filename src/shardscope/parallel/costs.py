@@ -20,6 +20,7 @@ Hints = Mapping[Any, int]
 START_BYTES = 16 * 1024
 """What could be sent in the time that a collective takes to start."""
 
+_GUESS = 64  # for a size that the data decide
 _SLICE = 1e-6  # free, but less than whole is worth less
 _REGRET = 1.01  # of pieces that nobody asked for: they must be gathered again
 
@@ -28,7 +29,8 @@ def size_hint(size: Size, hints: Hints) -> int:
     """A number for a size, for the sake of comparing costs."""
     if isinstance(size, int):
         return size
-    return int(sympy.sympify(size).subs(dict(hints)))
+    known = sympy.sympify(size).subs(dict(hints))
+    return int(known.subs(dict.fromkeys(known.free_symbols, _GUESS)))
 
 
 def wire_bytes(value: Value, axis: int, seat: Seat, hints: Hints) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from shardscope.parallel.flow import Flow, Origin, Step, Value
 from shardscope.parallel.lockstep import run_in_lockstep
@@ -72,7 +72,7 @@ def _run_ranks(
         if value is not None and value.origin is None:
             seen.setdefault(value, {})[rank] = result
 
-    graphs = {rank: fx.GraphModule(nn.Module(), one.graph) for rank, one in ranks.items()}
+    graphs = {rank: one.as_module() for rank, one in ranks.items()}
     torch.manual_seed(0)
     run_in_lockstep(graphs, pieces, groups, watch=watch)
     return seen

@@ -35,12 +35,11 @@ __all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local
 def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> ExportedProgram:
     """The rank's program: same inputs and outputs as the source, state and sizes its own."""
     annotate(flow, rank)
-    root = fx.GraphModule(_holder(rank.attributes), rank.graph)
     state = local_state(source.state_dict, flow, rank.seat)
     constants = local_state(source.constants, flow, rank.seat)
     example = source.example_inputs
     return ExportedProgram(
-        root=root,
+        root=rank.as_module(),
         graph=rank.graph,
         graph_signature=_sign(source.graph_signature, rank.graph),
         state_dict=state,
@@ -135,7 +134,7 @@ def _share(tensor: Any, layout: Layout | None, seat: Seat) -> Any:
     if layout is None or layout.is_replicated or not isinstance(tensor, Tensor):
         return tensor
     with torch.no_grad():
-        piece = piece_of(tensor, layout=layout, seat=seat).clone()
+        piece = piece_of(tensor, layout=layout, seat=seat)
     return _as_parameter(piece, tensor)
 
 
@@ -175,10 +174,3 @@ def _argument(item: Any, before: Any) -> Any:
     if not isinstance(item, fx.Node):
         return before
     return replace(before, name=item.name) if hasattr(before, "name") else before
-
-
-def _holder(attributes: Mapping[str, Any]) -> nn.Module:
-    holder = nn.Module()
-    for name, thing in attributes.items():
-        setattr(holder, name, thing)
-    return holder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.programs import fake_mode_of
@@ -35,7 +35,7 @@ class JointGraph:
 
 def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     """Differentiate the rank's forward program with respect to its parameters."""
-    forward = fx.Interpreter(fx.GraphModule(nn.Module(), rank.graph))
+    forward = fx.Interpreter(rank.as_module())
     run = differentiate(flow, forward.run)
     mode = fake_mode_of([value.example for value, _ in flow.inputs])
     with mode, torch.fx.traceback.preserve_node_meta():

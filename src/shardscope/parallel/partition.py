@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, final
 
-from torch import fx
+from torch import fx, nn
 
 from shardscope._torch.dispatch import is_overload, op_packet, op_schema
 from shardscope.parallel.choices import SYM_SIZE, describe_call
@@ -32,6 +32,13 @@ class RankProgram:
         self.nodes: dict[Value, Any] = {}
         self.moves: dict[Move, list[fx.Node]] = {}
         self.attributes: dict[str, Any] = {}
+
+    def as_module(self) -> fx.GraphModule:
+        """The graph to run, with what hangs on it; state is passed in."""
+        holder = nn.Module()
+        for name, thing in self.attributes.items():
+            setattr(holder, name, thing)
+        return fx.GraphModule(holder, self.graph)
 
 
 def write_rank(flow: Flow, seat: Seat, make_wire: Callable[[Pen], Wire]) -> RankProgram:
@@ -172,8 +179,13 @@ class _Writer:
         """Pair what was written with the values that it computes."""
         if isinstance(result, Value):
             self._nodes[result] = written
-            if not result.is_tensor and isinstance(written, fx.Node):
+            if not isinstance(written, fx.Node):
+                return
+            if not result.is_tensor:
                 self._sizes.learn(written, result.scalar)
+            elif not all(isinstance(size, int) for size in result.shape):
+                # The data may have decided a size that no input has.
+                self._sizes.learn_shape(written, result.layout.local_shape(self._seat))
         elif isinstance(result, list):
             for index, one in enumerate(result):
                 if one is not None:

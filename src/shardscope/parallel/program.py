@@ -13,10 +13,9 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten
-from shardscope.errors import ParallelError
 from shardscope.parallel.culprit import find_culprit
 from shardscope.parallel.exported import annotate, build_exported, local_state
-from shardscope.parallel.flow import Flow, Move, Step
+from shardscope.parallel.flow import Flow, Move, Origin, Step
 from shardscope.parallel.gradients import Gradients
 from shardscope.parallel.holdings import hold_memory
 from shardscope.parallel.joint import JointGraph, differentiate, trace_joint, trained_parameters
@@ -179,10 +178,10 @@ class ParallelProgram:
         if self.not_verified:
             return []
         values = self._values(example)
-        self.verdicts = prove(self._trial(), values)
+        self.verdicts = prove(self.make_trial(), values)
         wrong = [one for one in self.verdicts if one.agreement not in FINE]
         if wrong:
-            raise self._refuse(wrong, values)
+            raise refuse(wrong, self.find_culprit(values))
         return self.verdicts
 
     def _values(self, example: Any) -> list[Any]:
@@ -195,11 +194,12 @@ class ParallelProgram:
         ]
         return fill(given)
 
-    def _refuse(self, wrong: Sequence[TensorVerdict], values: Sequence[Any]) -> ParallelError:
+    def find_culprit(self, values: Sequence[Any]) -> Origin | None:
+        """Where in the program the ranks first go wrong, forward; None where they do not."""
         mesh = self.mesh
         ranks = {mesh.rank_at(seat): self.write(mesh.rank_at(seat)) for seat in mesh.seats}
         with kept_random_state(), torch.no_grad():
-            culprit = find_culprit(
+            return find_culprit(
                 self.flow,
                 mesh,
                 self.source.graph_module,
@@ -208,18 +208,27 @@ class ParallelProgram:
                 deal_values(self.flow, mesh, values),
                 groups_of(mesh),
             )
-        return refuse(wrong, culprit)
 
-    def _trial(self) -> Trial:
-        ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats]
+    def forward(self, rank: int | None = None) -> fx.GraphModule:
+        """The rank's forward graph, which takes its state before its inputs."""
+        rank = self.mesh.own_rank() if rank is None else rank
+        return fx.GraphModule(nn.Module(), self.write(rank).graph)
+
+    def make_trial(
+        self, names: Sequence[str | None] | None = None, *, is_run: bool = True
+    ) -> Trial:
+        """What there is to run, if it is, and to compare; `names` are for the outputs."""
+        called = None if names is None else tuple(names)
+        ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats] if is_run else []
         single = fx.Interpreter(self.source.graph_module).run
         if not self.is_training:
-            graphs = {r: fx.GraphModule(nn.Module(), self.write(r).graph) for r in ranks}
-            return Trial(self.flow, self.mesh, single, graphs)
+            graphs = {r: self.write(r).as_module() for r in ranks}
+            return Trial(self.flow, self.mesh, single, graphs, names=called)
         return Trial(
             self.flow,
             self.mesh,
             differentiate(self.flow, single),
             {rank: self.joint(rank).graph_module for rank in ranks},
             tuple(trained_parameters(self.flow)),
+            called,
         )

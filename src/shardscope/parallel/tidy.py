@@ -29,9 +29,9 @@ def tidy(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_overload(node.target):
             continue
+        _skip_inner_view(node)
         same = _find_same(node)
         if same is None:
-            _skip_inner_view(node)
             key = _key(node)
             same = None if key is None else seen.setdefault(key, node)
         if same is not None and same is not node:
@@ -48,10 +48,9 @@ def _find_same(node: fx.Node) -> fx.Node | None:
     if name in _VIEWS and _shape(node) == _shape(node.args[0]):
         return _as_node(node.args[0])
     before = node.args[0] if name in _TURNS else None
-    # Turned and turned back.
     if isinstance(before, fx.Node) and before.target is node.target:
-        if set(map(str, before.args[1:])) == set(map(str, node.args[1:])):
-            return _as_node(before.args[0])
+        is_turned_back = set(map(str, before.args[1:])) == set(map(str, node.args[1:]))
+        return _as_node(before.args[0]) if is_turned_back else None
     return None
 
 

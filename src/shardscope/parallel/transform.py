@@ -26,7 +26,7 @@ from shardscope.parallel.propagate import Fallback, Wishes, propagate_axis
 from shardscope.parallel.source import make_functional, read_program
 from shardscope.parallel.symbols import find_cuts
 
-__all__ = ["check_program", "cut_program", "parallelize", "place"]
+__all__ = ["check_program", "cut_by_plan", "cut_program", "parallelize", "place"]
 
 _Key = TypeVar("_Key")
 _NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
@@ -59,13 +59,22 @@ def parallelize(
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
     captured = _capture(program, args, kwargs or {}, loss, targets, dynamic_shapes)
-    resolved = resolve(chosen, outline_of_program(captured), axes.axes)
-    made = cut_program(captured, axes, resolved, is_training=training or loss is not None)
+    is_training = training or loss is not None
+    made = cut_by_plan(captured, axes, chosen, is_training=is_training)
     if strict and made.fallbacks:
         raise _refuse(made.fallbacks, axes)
     if verify:
         made.verify()
     return made
+
+
+def cut_by_plan(
+    program: ExportedProgram, mesh: Any, plan: Any, *, is_training: bool = False
+) -> ParallelProgram:
+    """The program cut as a plan says."""
+    axes = read_mesh(mesh)
+    resolved = resolve(Plan.of(plan), outline_of_program(program), axes.axes)
+    return cut_program(program, axes, resolved, is_training=is_training)
 
 
 def cut_program(

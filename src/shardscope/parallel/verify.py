@@ -22,7 +22,7 @@ from shardscope.parallel.rules.dealing import Coordinates, join, piece_of
 from shardscope.record import TensorVerdict
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["Trial", "deal_values", "groups_of", "prove"]
+__all__ = ["Trial", "deal_values", "groups_of", "join_results", "prove", "run_ranks"]
 
 
 @final
@@ -38,16 +38,19 @@ class Trial:
     single: Callable[..., Sequence[Any]]
     ranks: Mapping[int, fx.GraphModule]
     gradients: tuple[str, ...] = ()
+    names: tuple[str | None, ...] | None = None  # of the outputs; those without one are left out
 
     def outcome(self, results: Sequence[Any]) -> Outcome:
         """What a run returned, by name."""
         outputs, buffers = [], {}
+        names = None if self.names is None else iter(self.names)
         for item, (_, role) in zip(results, self.flow.outputs, strict=False):
-            if isinstance(item, Tensor):
-                if role.kind == "output":
-                    outputs.append((f"[{role.name}]", item))
-                else:
-                    buffers[role.name] = item
+            if role.kind == "output":
+                name = f"[{role.name}]" if names is None else next(names)
+                if isinstance(item, Tensor) and name is not None:
+                    outputs.append((name, item))
+            elif isinstance(item, Tensor):
+                buffers[role.name] = item
         found = results[len(self.flow.outputs) :]
         gradients = dict(zip(self.gradients, found, strict=True))
         return Outcome(outputs, gradients, buffers, frozenset(buffers))
@@ -60,7 +63,7 @@ def prove(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
         exact = _run_exact(trial, values)
         others = jitter(values)
         jittered = [(_run_single(trial, others), _run_exact(trial, others))]
-        ranks = _run_ranks(trial, values)
+        ranks = run_ranks(trial, values)
     return compare(reference, exact, ranks, jittered=jittered, sizes=trial.mesh.sizes)
 
 
@@ -79,12 +82,13 @@ def _run_single(trial: Trial, values: Sequence[Any], *, is_exact: bool = False) 
         return trial.outcome(trial.single(*given))
 
 
-def _run_ranks(trial: Trial, values: Sequence[Any]) -> list[Outcome]:
+def run_ranks(trial: Trial, values: Sequence[Any], *, seed: int = 0) -> list[Outcome]:
+    """What each rank gave, with tensors made whole."""
     mesh = trial.mesh
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     given = deal_values(trial.flow, mesh, values)
     results = run_in_lockstep(trial.ranks, given, groups_of(mesh))
-    wholes = _join_results(trial, results)
+    wholes = join_results(trial, results)
     return [trial.outcome(wholes[mesh.rank_at(seat)]) for seat in mesh.seats]
 
 
@@ -120,7 +124,7 @@ def groups_of(mesh: Mesh) -> dict[str, Sequence[int]]:
     }
 
 
-def _join_results(trial: Trial, results: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+def join_results(trial: Trial, results: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
     """Each rank's results, made whole with the pieces of its peers."""
     layouts = list(_result_layouts(trial))
     joined: dict[int, list[Any]] = {rank: [] for rank in results}

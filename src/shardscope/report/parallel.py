@@ -15,6 +15,7 @@ from shardscope.record import (
     Fallback,
     Inserted,
     Parallelization,
+    Phase,
     Placed,
     PlacedKind,
     RankMemory,
@@ -132,15 +133,17 @@ def _collective_row(group: Sequence[Inserted]) -> Row:
     one = group[0]
     what = f"{one.kind}[{one.axis}]"
     why = name_all([same.cause for same in group])
+    # Backward, the line is the one that the reader has seen forward.
+    source = one.source if one.phase is Phase.FORWARD else None
     return {
         "what": make_text(what),
         "phase": make_text(one.phase, "dim"),
         "count": format_count(len(group)),
         "each": format_bytes(one.size_bytes),
-        "why": lambda width: _explain(why, one.source, width),
+        "why": lambda width: _explain(why, source, width),
         "what and why": lambda width: Group(
             make_text(what, width=width),
-            Padding(_explain(why, one.source, width - _INDENT), (0, 0, 0, _INDENT)),
+            Padding(_explain(why, source, width - _INDENT), (0, 0, 0, _INDENT)),
         ),
     }
 

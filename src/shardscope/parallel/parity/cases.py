@@ -43,24 +43,28 @@ class Case:
     ranks: tuple[torch.Tensor | None, ...]
     sizes: tuple[int, ...]  # of the mesh
     precision: torch.dtype | None = None
+    batch_axes: tuple[int, ...] = ()  # those of the mesh along which the batch is cut
 
 
 def cases(
-    runs: Runs, candidate: Outcome | Sequence[Outcome], sizes: Sequence[int] = ()
+    runs: Runs,
+    candidate: Outcome | Sequence[Outcome],
+    sizes: Sequence[int] = (),
+    *,
+    batch_axes: Sequence[int] = (),
 ) -> Iterator[Case]:
     """The tensors to compare, in the single device's order; tied ones once."""
     ranks = [candidate] if isinstance(candidate, Outcome) else list(candidate)
+    sizes = tuple(sizes) or (len(ranks),)
     tensors = [one.tensors() for one in ranks]
-    references = runs.reference.tensors()
+    table = _Table(runs)
     changed = runs.reference.changed.union(*(one.changed for one in ranks))
     skipped = {(TensorKind.GRADIENT, name) for name in _repeated_ties(runs.reference, ranks)}
-    keys = dict.fromkeys((*references, *(key for one in tensors for key in one)))
-    sizes = tuple(sizes) or (len(ranks),)
-    for key in keys:
+    for key in dict.fromkeys((*table.references, *(key for one in tensors for key in one))):
         if key in skipped or (key[0] is TensorKind.BUFFER and key[1] not in changed):
             continue
         held = tuple(one.get(key) for one in tensors)
-        yield _make_case(runs, key, held, sizes)
+        yield table.make_case(key, held, sizes, tuple(batch_axes))
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -87,33 +91,43 @@ def _repeated_ties(reference: Outcome, ranks: Sequence[Outcome]) -> set[str]:
     }
 
 
-def _make_case(
-    runs: Runs, key: Key, held: tuple[torch.Tensor | None, ...], sizes: tuple[int, ...]
-) -> Case:
-    reference = runs.reference.tensors().get(key)
-    if reference is None or not is_inexact(reference):
-        return Case(*key, reference, reference, None, held, sizes, runs.precision)
-    exact = None if runs.exact is None else runs.exact.tensors().get(key)
-    if exact is not None and exact.shape != reference.shape:
-        exact = None
-    wide = None if exact is None else as_exact(exact)
-    jittered = [
-        (as_exact(one[key]), None if wide is None or other is None else as_exact(other[key]))
-        for one, other in _jitters(runs)
-        if key in one and (other is None or key in other)
-    ]
-    target = as_exact(reference)
-    precision = _coarser(reference.dtype, runs.precision)
-    floor = find_floor(target, wide, jittered, precision)
-    target = target if wide is None else wide
-    return Case(*key, reference, target, floor, held, sizes, runs.precision)
+@final
+class _Table:
+    """The runs of the single device, tensor by tensor."""
 
+    def __init__(self, runs: Runs) -> None:
+        self.references = runs.reference.tensors()
+        self._exacts = {} if runs.exact is None else runs.exact.tensors()
+        self._jittered = [
+            (one.tensors(), {} if other is None else other.tensors())
+            for one, other in runs.jittered
+        ]
+        self._precision = runs.precision
 
-def _jitters(
-    runs: Runs,
-) -> Iterator[tuple[dict[Key, torch.Tensor], dict[Key, torch.Tensor] | None]]:
-    for one, other in runs.jittered:
-        yield one.tensors(), None if other is None else other.tensors()
+    def make_case(
+        self,
+        key: Key,
+        held: tuple[torch.Tensor | None, ...],
+        sizes: tuple[int, ...],
+        batch_axes: tuple[int, ...],
+    ) -> Case:
+        reference, floor = self.references.get(key), None
+        target = reference
+        if reference is not None and is_inexact(reference):
+            target, floor = self._find_target(key, reference)
+        return Case(*key, reference, target, floor, held, sizes, self._precision, batch_axes)
+
+    def _find_target(self, key: Key, reference: torch.Tensor) -> tuple[torch.Tensor, Floor]:
+        exact = self._exacts.get(key)
+        wide = None if exact is None or exact.shape != reference.shape else as_exact(exact)
+        jittered = [
+            (as_exact(one[key]), None if wide is None or key not in other else as_exact(other[key]))
+            for one, other in self._jittered
+            if key in one and one[key].shape == reference.shape
+        ]
+        own = as_exact(reference)
+        floor = find_floor(own, wide, jittered, _coarser(reference.dtype, self._precision))
+        return own if wide is None else wide, floor
 
 
 def _coarser(dtype: torch.dtype, other: torch.dtype | None) -> torch.dtype:

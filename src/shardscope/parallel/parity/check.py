@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.ranks import Eager, Parallelize
 from shardscope.parallel.parity.single import as_model
 from shardscope.parallel.parity.task import Task
-from shardscope.record import Gap, RankSpan, Recording
+from shardscope.parallel.parity.transformed import Transformed
+from shardscope.record import Gap, Parity, RankSpan, Recording
 
 __all__ = ["check_version", "parity"]
 
@@ -71,22 +71,23 @@ def parity(
     axes = _checked_axes(mesh)
     original = _checked_model(model)
     task = Task(_checked_inputs(inputs), loss, step, seed=seed)
+    version: Transformed | Eager
     if parallelize is None:
-        version = _transform(model, axes, plan, task)
-        return check_version(version, precision=precision, report=report)
-    eager = Eager(
-        original,
-        axes,
-        parallelize,
-        task,
-        _checked_batch_axes(batch_axes, axes),
-        batch_dim,
-        device=_device_type(original),
-    )
+        version = _transform(model, original, axes, plan, task, is_sent=processes)
+    else:
+        cut = _checked_batch_axes(batch_axes, axes)
+        device = _device_type(original)
+        version = Eager(original, axes, parallelize, task, cut, batch_dim, device=device)
     if not processes:
-        return check_version(eager, precision=precision, report=report)
-    with Processes(eager).closing() as ranks:
-        return check_version(ranks, precision=precision, is_in_processes=True, report=report)
+        return _checked(version, version, precision=precision, report=report)
+    with Processes(version).closing() as ranks:
+        return _checked(version, ranks, precision=precision, report=report)
+
+
+def _checked(version: Transformed | Eager, ranks: Version, **options: Any) -> Recording:
+    is_in_processes = ranks is not version
+    locate = version.locate if isinstance(version, Transformed) else None
+    return check_version(ranks, is_in_processes=is_in_processes, locate=locate, **options)
 
 
 def check_version(
@@ -94,15 +95,19 @@ def check_version(
     *,
     precision: torch.dtype | None = None,
     is_in_processes: bool = False,
+    locate: Callable[[Parity], Parity] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """The same for a version that is at hand."""
+    """The same for a version that is at hand, and that may know better where it goes wrong."""
     gaps: dict[tuple[str, str], None] = {}
-    with _lock:
+    # A compiled graph would hide from us what it computes; it is the model that is compared.
+    with _lock, torch.compiler.set_stance("force_eager"):
         examined = examine(
             version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
         )
     found = make_parity(examined, version.axes, is_in_processes=is_in_processes)
+    if locate is not None:
+        found = locate(found)
     size = math.prod(version.axes.values())
     run = describe_run(0, size, found.axes, instrument="parity")
     return Recording(
@@ -113,24 +118,32 @@ def check_version(
     )
 
 
-def _transform(model: Any, axes: Mapping[str, int], plan: Any, task: Task) -> Version:
-    """Our own transform of an exported program, as a version whose ranks can be run."""
+def _transform(
+    model: nn.Module | ExportedProgram,
+    original: nn.Module,
+    axes: Mapping[str, int],
+    plan: Any,
+    task: Task,
+    *,
+    is_sent: bool,
+) -> Transformed:
+    """Our own transform, as a version whose ranks can be run."""
     if plan is None:
         raise ParityError(
             "parity() got neither a plan nor a function to parallelize with. Give it "
             "parallelize=fn, which shards a model on a mesh, or a plan for the exported program."
         )
-    # The one place that knows the transform: it must give a Version, whose run() returns an Outcome
-    # for each rank, made by execute() on the rank's program within play().
-    try:
-        transform = import_module("shardscope.parallel.transform")
-    except ModuleNotFoundError as error:
+    if task.step is not None:
         raise ParityError(
-            "this shardscope cannot shard a program by a plan yet. Give parity() a function: "
-            "parallelize=lambda model, mesh: parallelize_module(model, mesh, plan)."
-        ) from error
-    version: Version = transform.as_version(model, axes, plan, task)
-    return version
+            "parity() got a plan and step=, but a program is cut with its loss. Give loss=, "
+            "which takes what the model returns."
+        )
+    if is_sent and isinstance(model, ExportedProgram):
+        raise ParityError(
+            "parity() got an exported program, which cannot be sent to other processes. Give the "
+            "model that it was exported from, or let the ranks run in this process."
+        )
+    return Transformed(original, axes, plan, task, model)
 
 
 def _checked_axes(mesh: Any) -> dict[str, int]:

@@ -19,6 +19,7 @@ from shardscope.parallel.parity.opinions import apply_exact, apply_steady, is_co
 from shardscope.parallel.parity.ops import WrongOp, find_op
 from shardscope.parallel.parity.outcome import Key, Outcome
 from shardscope.parallel.parity.probe import ModuleProbe
+from shardscope.parallel.parity.relearn import relearn
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
 from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
@@ -48,6 +49,10 @@ class Version(Protocol):
     @property
     def task(self) -> Task:
         """What a step is."""
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """Those along which the batch is cut."""
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave."""
@@ -186,7 +191,10 @@ class _Session:
         return tuple(self._version.axes.values())
 
     def _judge(self, runs: Runs, ranks: Sequence[Outcome]) -> list[Judged]:
-        judged = [judge(case) for case in cases(runs, ranks, self._sizes)]
+        names = list(self._version.axes)
+        batch_axes = [names.index(axis) for axis in self._version.batch_axes]
+        all_cases = cases(runs, ranks, self._sizes, batch_axes=batch_axes)
+        judged = relearn([judge(case) for case in all_cases], runs.reference, ranks)
         return [
             one
             for one in judged

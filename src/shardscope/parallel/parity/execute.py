@@ -13,12 +13,17 @@ from shardscope._torch.modules import named_places, own_buffers, own_parameters
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.task import Task, call_model, default_loss
-from shardscope.record import Source
+from shardscope.record import Source, TensorKind
 
 __all__ = ["Probe", "Whole", "execute", "named_buffers", "named_parameters"]
 
-Whole = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-"""Makes whole tensors of DTensors; all ranks call it with theirs, in the same order."""
+Tensors = dict[str, torch.Tensor]
+Whole = Callable[[TensorKind, Tensors], Tensors]
+"""Makes whole tensors of a rank's pieces; all ranks call it with theirs, in the same order."""
+
+
+def _as_they_are(_: TensorKind, tensors: Tensors) -> Tensors:
+    return tensors
 
 
 class Probe(Protocol):
@@ -37,7 +42,7 @@ class Probe(Protocol):
 
 
 def execute(
-    model: nn.Module, task: Task, *, whole: Whole = dict, probe: Probe | None = None
+    model: nn.Module, task: Task, *, whole: Whole = _as_they_are, probe: Probe | None = None
 ) -> Outcome:
     """Run one step of `model`, which it changes; the caller sees to random numbers."""
     before = {name: _local(one).clone() for name, one in named_buffers(model)}
@@ -58,11 +63,12 @@ def execute(
         for name, one in buffers.items()
         if name not in before or not _is_same(before[name], _local(one))
     }
-    found = whole(dict(named_tensors(outputs[-1] if outputs else ())))
+    found = dict(named_tensors(outputs[-1] if outputs else ()))
+    present = {name: _densify(one) for name, one in gradients.items() if one is not None}
     return Outcome(
-        [(name, _detach(one)) for name, one in found.items()],
-        whole({name: _densify(one) for name, one in gradients.items() if one is not None}),
-        {name: _detach(one).clone() for name, one in whole(buffers).items()},
+        [(name, _detach(one)) for name, one in whole(TensorKind.OUTPUT, found).items()],
+        whole(TensorKind.GRADIENT, present),
+        {name: _detach(one).clone() for name, one in whole(TensorKind.BUFFER, buffers).items()},
         frozenset(changed),
         seen={} if probe is None else probe.seen,
         sources={} if probe is None else probe.sources,

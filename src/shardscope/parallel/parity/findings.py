@@ -142,6 +142,14 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
         yield from _find_tensors(wrong)
     if not wrong:
         yield from _find_harmless(parity)
+    if not parity.tensors:
+        yield Finding(
+            rule="parity-nothing",
+            severity=Severity.WARNING,
+            subject="the step",
+            fact="it gave no outputs, gradients or changed buffers, so nothing was compared.",
+            remedy="Return tensors from the model, or let the step call it.",
+        )
 
 
 def _find_weights(parameters: Sequence[TensorVerdict]) -> Iterator[Finding]:

@@ -10,8 +10,8 @@ import torch
 
 from shardscope.parallel.parity.cases import Case
 from shardscope.parallel.parity.noise import Distance, Floor, as_exact, epsilon, measure
-from shardscope.parallel.parity.pieces import arrangements
-from shardscope.record import FINE, Agreement, TensorVerdict, compress_ranks
+from shardscope.parallel.parity.pieces import arrangements, lines_along
+from shardscope.record import FINE, Agreement, TensorKind, TensorVerdict, compress_ranks
 
 __all__ = ["Judged", "judge"]
 
@@ -64,7 +64,7 @@ def _judge_values(case: Case, held: Sequence[torch.Tensor]) -> Judged:
         return _settle(case, Agreement.RESHAPED, fact, strangers)
     shape = case.reference.shape
     if all(one.shape == shape for one in held):
-        return _judge_wholes(case, held)
+        return _judge_averaged(case, held, _judge_wholes(case, held))
     judged = None
     for cut in arrangements(held, shape, case.sizes):
         wholes = cut.join(held)
@@ -77,6 +77,21 @@ def _judge_values(case: Case, held: Sequence[torch.Tensor]) -> Judged:
     odd = [rank for rank, one in enumerate(held) if one.shape != shape]
     fact = f"of the shape {list(held[odd[0]].shape)}, which pieces do not make up {list(shape)}"
     return _settle(case, Agreement.RESHAPED, fact, odd)
+
+
+def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) -> Judged:
+    """Of an output such as a loss, where the batch is cut, the mean over ranks may be right."""
+    is_fine = judged.verdict.agreement in FINE
+    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT or case.floor is None:
+        return judged
+    means = [as_exact(one) for one in held]
+    for axis in case.batch_axes:
+        for line in lines_along(case.sizes, axis):
+            mean = torch.stack([means[rank] for rank in line]).mean(0)
+            for rank in line:
+                means[rank] = mean
+    averaged = _judge_wholes(case, [one.to(held[0].dtype) for one in means])
+    return averaged if averaged.verdict.agreement in FINE else judged
 
 
 def _may_be(dtype: torch.dtype, wanted: torch.dtype, case: Case) -> bool:

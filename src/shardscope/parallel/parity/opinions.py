@@ -9,18 +9,30 @@ from msgspec.structs import replace
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.noise import epsilon
 from shardscope.parallel.parity.outcome import Key
-from shardscope.record import FINE, Agreement, Suspect
+from shardscope.record import FINE, Agreement, Suspect, TensorKind
 
 __all__ = ["apply_exact", "apply_steady", "is_coarse"]
 
 _COARSE = 1e-4  # a last place that hides more than rounding
+_NOISY = 1e-3  # a noise that does
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
 
 def is_coarse(judged: Sequence[Judged]) -> bool:
-    """Whether the noise of what was compared may hide an error: of half precision it does."""
-    dtypes = {one.case.reference.dtype for one in judged if one.case.reference is not None}
-    return any(epsilon(dtype) > _COARSE for dtype in dtypes)
+    """Whether the noise of what was compared may hide an error: of half precision it does.
+
+    So it does where outputs move by much when weights move by little. Gradients that are nothing
+    but noise are common: those of a bias before a norm, or of the keys of attention.
+    """
+    return any(_is_coarse(one) for one in judged)
+
+
+def _is_coarse(one: Judged) -> bool:
+    floor, reference = one.case.floor, one.case.reference
+    if floor is None or reference is None:
+        return False
+    is_noisy = one.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
+    return epsilon(reference.dtype) > _COARSE or is_noisy
 
 
 def apply_exact(judged: Sequence[Judged], wide: Mapping[Key, Judged]) -> list[Judged]:

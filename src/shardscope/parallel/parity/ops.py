@@ -90,6 +90,8 @@ class OpProbe:
 
 @final
 class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(self, probe: OpProbe) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._probe = probe

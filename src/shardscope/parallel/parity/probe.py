@@ -62,7 +62,8 @@ class ModuleProbe:
         handles = []
         known: set[int] = set()
         for name, module in named_places(model):
-            if id(module) not in known:
+            # Of a wrapper and what it wraps, which have one name, the wrapper.
+            if id(module) not in known and name not in self.types:
                 known.add(id(module))
                 self.types[name] = type(module).__name__
                 handles.append(

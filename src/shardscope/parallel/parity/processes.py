@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
@@ -14,17 +14,17 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.ranks import Eager, run_rank, share
+from shardscope.parallel.parity.ranks import share
 from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
 
@@ -34,12 +34,37 @@ _TIMEOUT = timedelta(minutes=5)  # for a rank that waits for another
 _PATIENCE_S = 10  # for a process that was told to end
 
 
+class Living(Protocol):
+    """A version that can be sent to another process, to be one of its ranks there."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The original."""
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Of the mesh."""
+
+    @property
+    def task(self) -> Task:
+        """What a step is."""
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """Those along which the batch is cut."""
+
+    def live(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
+    ) -> Outcome:
+        """Be one rank."""
+
+
 @final
 class Processes:
     """A version whose ranks are processes; they are begun when first needed, and kept."""
 
-    def __init__(self, eager: Eager) -> None:
-        self._eager = eager
+    def __init__(self, version: Living) -> None:
+        self._version = version
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shardscope-")
         self._num_runs = 0
@@ -47,17 +72,22 @@ class Processes:
     @property
     def model(self) -> nn.Module:
         """The original."""
-        return self._eager.model
+        return self._version.model
 
     @property
     def axes(self) -> Mapping[str, int]:
         """Of the mesh."""
-        return self._eager.axes
+        return self._version.axes
 
     @property
     def task(self) -> Task:
         """What a step is."""
-        return self._eager.task
+        return self._version.task
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """Those along which the batch is cut."""
+        return self._version.batch_axes
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave."""
@@ -89,10 +119,10 @@ class Processes:
 
     def _start(self) -> None:
         payload = Path(self._folder.name, "payload")
-        payload.write_bytes(_pack(self._eager))
+        payload.write_bytes(_pack(self._version))
         context = get_context("spawn")
         store = Path(self._folder.name, f"store-{self._num_runs}")
-        size = _size(self._eager.axes)
+        size = _size(self._version.axes)
         for rank in range(size):
             ours, theirs = context.Pipe()
             args = (rank, size, str(payload), str(store), self._folder.name, theirs)
@@ -143,10 +173,10 @@ def _load(path: Path) -> Outcome:
     return outcome
 
 
-def _pack(eager: Eager) -> bytes:
+def _pack(version: Living) -> bytes:
     """What a rank needs, and the files of modules that it could not import by their names."""
     try:
-        packed = pickle.dumps(eager)
+        packed = pickle.dumps(version)
     except Exception as error:
         raise ParityError(
             f"the model, or what shards it, cannot be sent to another process "
@@ -161,7 +191,7 @@ def _pack(eager: Eager) -> bytes:
     return pickle.dumps((modules, packed))
 
 
-def _unpack(path: str) -> Eager:
+def _unpack(path: str) -> Living:
     modules, packed = pickle.loads(Path(path).read_bytes())
     for name, file in modules.items():
         spec = spec_from_file_location(name, file)
@@ -170,8 +200,8 @@ def _unpack(path: str) -> Eager:
         module = module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    eager: Eager = pickle.loads(packed)
-    return eager
+    version: Living = pickle.loads(packed)
+    return version
 
 
 def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Connection) -> None:
@@ -180,15 +210,16 @@ def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Con
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     try:
-        eager = _unpack(payload)
+        version = _unpack(payload)
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=_TIMEOUT
         )
-        axes = eager.axes
+        axes = version.axes
         mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
         while True:
             run, variant, look = pipe.recv()
-            outcome = run_rank(eager, mesh, variant, look)
+            with torch.compiler.set_stance("force_eager"):
+                outcome = version.live(mesh, variant, look)
             torch.save(outcome, Path(folder, f"outcome-{run}-{rank}"))
             pipe.send(None)
     except EOFError:

@@ -19,8 +19,9 @@ from shardscope.parallel.parity.execute import Whole, execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.single import copy_model
-from shardscope.parallel.parity.task import Task, shard_batch
+from shardscope.parallel.parity.task import Task, seed_all, shard_batch
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
+from shardscope.record import TensorKind
 from shardscope.world.play import play
 
 __all__ = ["Eager", "Parallelize", "run_rank", "share"]
@@ -35,6 +36,8 @@ class Eager:
     """A model that `parallelize` shards on a mesh of these axes, rank by rank.
 
     `batch_axes` are those along which the batch is cut; along others each rank has all of it.
+    `gather(model, mesh)` gives who puts together what a rank holds in pieces of its own kind;
+    without it, DTensors are, and plain pieces as far as their shapes tell.
     """
 
     model: nn.Module
@@ -44,10 +47,17 @@ class Eager:
     batch_axes: Sequence[str] = ()
     batch_dim: int = 0
     device: str = "cpu"
+    gather: Callable[[nn.Module, DeviceMesh], Whole] | None = None
 
     @property
     def num_batch_shards(self) -> int:
         return math.prod(self.axes[axis] for axis in self.batch_axes)
+
+    def live(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
+    ) -> Outcome:
+        """Be one rank."""
+        return run_rank(self, mesh, variant, look)
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave; all run in this process."""
@@ -63,15 +73,17 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
     """Be one rank: copy, shard, run."""
     own = copy_model(eager.model)
     task = _own_task(eager, mesh)
-    whole = _Gatherer()
     probe = None if look is None else look.make_probe(scale=float(eager.num_batch_shards))
-    torch.manual_seed(task.seed)
+    gatherer = _Gatherer()
+    seed_all(task.seed)
     with variant.applied(own, task) as applied:
         sharded = eager.parallelize(own, mesh)
         model = sharded if isinstance(sharded, nn.Module) else own
+        variant.adapt(model)
+        whole = gatherer if eager.gather is None else eager.gather(model, mesh)
         parameters = _find_changed(whole, model, dict(named_parameters(eager.model)))
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
-            torch.manual_seed(task.seed)
+            seed_all(task.seed)
         outcome = execute(model, applied, whole=whole, probe=probe)
     outcome.parameters.update(parameters)
     return outcome
@@ -96,7 +108,7 @@ def _find_changed(
     held = {name: one.detach() for name, one in named_parameters(model) if not one.is_meta}
     return {
         name: one.clone()
-        for name, one in whole(held).items()
+        for name, one in whole(TensorKind.PARAMETER, held).items()
         if name in originals and not _is_same(one, originals[name].detach().to(one.dtype))
     }
 
@@ -111,7 +123,7 @@ class _Gatherer:
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
 
-    def __call__(self, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, _: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own = [name for name, one in named.items() if isinstance(one, DTensor)]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own, group=self._group)

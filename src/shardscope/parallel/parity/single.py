@@ -16,9 +16,9 @@ from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.steady import Watching
-from shardscope.parallel.parity.task import Task
+from shardscope.parallel.parity.task import Task, kept_generators, seed_all
 from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
-from shardscope.shard.reference import kept_random_state
+from shardscope.parallel.parity.widen import widen_tensor
 
 __all__ = [
     "as_model",
@@ -56,8 +56,8 @@ def run_task(
 ) -> Outcome:
     """The same for any task, in any variant."""
     own = copy_model(model)
-    with kept_random_state(), variant.applied(own, task) as applied:
-        torch.manual_seed(task.seed)
+    with kept_generators(), variant.applied(own, task) as applied:
+        seed_all(task.seed)
         return execute(own, applied, probe=probe)
 
 
@@ -77,17 +77,25 @@ def run_all(
 
     reference = _run_first(run)
     reference.parameters.update((name, one.detach()) for name, one in named_parameters(model))
-    rounded = run(jitter=Jitter.OWN)
+    try:
+        rounded = run(jitter=Jitter.OWN)
+    except Exception as error:  # noqa: BLE001 - weights may be views that cannot be written
+        report("the noise", f"weights cannot be changed in their last place ({_say(error)})")
+        rounded = reference
     try:
         exact, other = run(is_exact=True), run(is_exact=True, jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
-            f"the original does not run in it ({type(error).__name__}: {error!s:.160}), so the "
-            "noise is what its result moves by when its weights change in their last place",
+            f"the original does not run in it ({_say(error)}), so the noise is what its result "
+            "moves by when its weights change in their last place",
         )
         return Runs(reference, None, ((rounded, None),), precision)
     return Runs(reference, exact, ((rounded, other),), precision)
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {error!s:.160}"
 
 
 def _run_first(run: Callable[[], Outcome]) -> Outcome:
@@ -97,8 +105,8 @@ def _run_first(run: Callable[[], Outcome]) -> Outcome:
         raise
     except Exception as error:
         raise ParityError(
-            f"the original does not run on a single device ({type(error).__name__}: "
-            f"{error!s:.200}). Call it with these inputs by itself, and see that it does."
+            f"the original does not run on a single device ({_say(error)}). Call it with these "
+            "inputs by itself, and see that it does."
         ) from error
 
 
@@ -107,6 +115,9 @@ def run_exact(
 ) -> Runs:
     """The runs that a parallel version in double precision is compared with."""
     exact = run_task(model, task, Variant(True, Jitter.NONE, is_steady), probe=probe())
+    exact.parameters.update(
+        (name, widen_tensor(one.detach())) for name, one in named_parameters(model)
+    )
     other = run_task(model, task, Variant(True, Jitter.DOUBLE, is_steady), probe=probe())
     return Runs(exact, None, ((other, None),))
 
@@ -115,7 +126,7 @@ def draws_numbers(model: nn.Module, task: Task) -> bool:
     """Whether a step draws anything at random."""
     own = copy_model(model)
     watching = Watching()
-    with kept_random_state(), watching:
+    with kept_generators(), watching:
         execute(own, task)
     return watching.has_drawn
 
@@ -133,7 +144,7 @@ def copy_model(model: nn.Module) -> nn.Module:
             own = copy.deepcopy(model)
     except Exception as error:
         raise ParityError(
-            f"the model cannot be copied ({type(error).__name__}: {error!s:.160}), and each rank "
+            f"the model cannot be copied ({_say(error)}), and each rank "
             "needs a copy with the same weights. Remove what cannot be (open files, "
             "results of earlier calls kept in attributes)."
         ) from error

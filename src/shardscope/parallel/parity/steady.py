@@ -19,6 +19,8 @@ __all__ = ["Steady", "Watching"]
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees whether anything is drawn at random."""
 
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.has_drawn = False
@@ -32,6 +34,8 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @final
 class Steady(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers ops that draw."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
+import torch
 from torch import nn
 
 from shardscope.parallel.parity.steady import Steady
@@ -56,6 +57,11 @@ class Variant:
             if self.is_steady:
                 stack.enter_context(Steady())  # type: ignore[no-untyped-call]
             yield task.with_inputs(inputs)
+
+    def adapt(self, model: nn.Module) -> None:
+        """Change what sharding made of the model, where it did not begin with the changed one."""
+        if self.is_exact and main_dtype(model) is not torch.float64:
+            widen_model(model)
 
 
 AS_IT_IS = Variant()

@@ -122,6 +122,8 @@ def widened(narrow: torch.dtype) -> Iterator[None]:
 
 @final
 class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True  # torch would refuse to run them
+
     def __init__(self, narrow: torch.dtype, default: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._narrow = narrow

@@ -50,12 +50,13 @@ def deal(
 
 
 def piece_of(whole: Tensor, *, layout: Layout, seat: Seat) -> Tensor:
-    """What one rank holds of a tensor that is whole or cut along every axis."""
+    """What one rank holds of a tensor: itself where it is whole, else a copy of the piece alone."""
     places = zip(layout.placements, seat.sizes, seat.coordinates, strict=True)
+    piece = whole
     for placement, num_ranks, rank in places:
         if isinstance(placement, Shard):
-            whole = _cut(whole, placement, num_ranks)[rank]
-    return whole
+            piece = _cut_one(piece, placement, num_ranks, rank)
+    return whole if piece is whole else piece.clone(memory_format=torch.contiguous_format)
 
 
 def join(
@@ -99,6 +100,13 @@ def _cut(whole: Tensor, shard: Shard, num_ranks: int) -> list[Tensor]:
     blocks = torch.split_with_sizes(whole, _block_sizes(whole.shape[shard.dim], shard), shard.dim)
     cut = [_chunks(block, shard.dim, num_ranks) for block in blocks]
     return [torch.cat(pieces, shard.dim) for pieces in zip(*cut, strict=True)]
+
+
+def _cut_one(whole: Tensor, shard: Shard, num_ranks: int, rank: int) -> Tensor:
+    """One rank's piece; of the others' nothing is copied, for weights are large."""
+    blocks = torch.split_with_sizes(whole, _block_sizes(whole.shape[shard.dim], shard), shard.dim)
+    chunks = [_chunks(block, shard.dim, num_ranks)[rank] for block in blocks]
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, shard.dim)
 
 
 def _chunks(block: Tensor, dim: int, num_ranks: int) -> tuple[Tensor, ...]:

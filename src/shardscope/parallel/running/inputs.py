@@ -60,6 +60,10 @@ class Inputs:
         self._positional = (names + [f"argument {i}" for i in range(len(args))])[: len(args)]
         self._keywords = list(kwargs)
 
+    def __deepcopy__(self, memo: Any) -> Inputs:
+        """Nothing of it changes; modules are copied with it."""
+        return self
+
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The tensors (and other values) that the program takes."""
         is_plain = self._is_plain and not kwargs and len(args) == len(self._wanted)
@@ -84,9 +88,8 @@ class Inputs:
         if len(positional) != len(self._positional) or set(given) != set(self._keywords):
             raise self._another_call(args, kwargs)
         nest = (tuple(positional), {name: given[name] for name in self._keywords})
-        leaves, tree = flatten(nest)
-        if tree != self._tree:
-            leaves = flatten_as(nest, self._tree)
+        given_leaves, tree = flatten(nest)
+        leaves = given_leaves if tree == self._tree else flatten_as(nest, self._tree)
         if leaves is None:
             raise ParallelError(
                 f"the inputs are another nest than the program was exported with ({tree}, not "

@@ -57,8 +57,10 @@ class _Program:
         function = write_function(graph_module, is_input=[one.kind == "input" for one in roles])
         self._run = function.run
         self._inputs = Inputs(source, flow, seat)
-        self._results = Results(source, flow, exported.graph)
-        self._state = State(root, exported.state_dict, {**exported.constants, **function.attributes})
+        self._results = Results(source, flow)
+        self._state = State(
+            root, exported.state_dict, {**exported.constants, **function.attributes}
+        )
         names = [role.name for role in roles if role.kind != "input"]
         self._state.arrange([*names, *function.attributes])
 

@@ -27,7 +27,7 @@ _SAME_NAME = """
     masked_fill.Scalar masked_fill.Tensor maximum mean.dim minimum mm mul.Tensor native_layer_norm
     ne.Scalar ne.Tensor neg permute pow.Tensor_Scalar reciprocal relu reshape rms_norm rsqrt
     rsub.Scalar select.int sigmoid sin softmax.int sqrt squeeze.dim stack sub.Tensor sum
-    sum.dim_IntList t tanh transpose.int tril triu unsqueeze var.dim where.self zeros_like ones_like
+    sum.dim_IntList t tanh transpose.int tril triu unsqueeze var.dim where.self
 """
 _METHODS = "contiguous expand masked_fill_.Scalar repeat to.dtype type_as view"
 

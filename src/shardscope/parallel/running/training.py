@@ -79,7 +79,7 @@ class _Program:
         function = write_function(graph, is_input=[one.kind == "input" for one in roles])
         self._run = function.run
         self._inputs = Inputs(source, flow, seat)
-        self._results = Results(source, flow, graph.graph)
+        self._results = Results(source, flow)
         self._num_outputs = joint.num_outputs
         self._loss = next(i for i, (_, one) in enumerate(flow.outputs) if one.kind == "output")
         self._state = State(root, state, {**constants, **function.attributes})

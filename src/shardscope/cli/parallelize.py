@@ -1,0 +1,216 @@
+"""`shardscope parallelize`: the user's model as a program for each rank, verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor, nn
+
+from shardscope.cli.building import theirs
+from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import force_option, no_fold_option
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import Program, add_outputs, load_program, name_target, split_batch
+from shardscope.errors import OutputError, ParallelError, TargetError
+from shardscope.parallel import Shard
+from shardscope.parallel.program import ParallelProgram
+from shardscope.parallel.transform import parallelize
+from shardscope.record import Recording, check_output, save
+from shardscope.report.layout import plural
+from shardscope.report.names import make_inert
+from shardscope.report.text import render_summary
+
+__all__ = ["command"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+Report = Callable[[str], None]
+
+
+@click.command("parallelize")
+@click.argument("target", metavar="TARGET")
+@click.option("--mesh", metavar="AXES", default="tp=2", show_default=True, help="Axes of the mesh.")
+@click.option("--plan", "plan_file", metavar="PLAN", help="Plan to follow (.toml).")
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    metavar="AXIS",
+    multiple=True,
+    help="Axis along which each rank has its share of the batch; may be repeated.",
+)
+@click.option("--training", is_flag=True, help="Make the backward pass too.")
+@click.option("--no-verify", is_flag=True, help="Do not run the ranks; build without data.")
+@click.option("--strict", is_flag=True, help="Exit with 1 if an op cannot run on its pieces.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@no_fold_option
+@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@click.option("--save-dir", metavar="DIR", help="Folder to write the ranks' programs to (.pt2).")
+@force_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    mesh: str,
+    plan_file: str | None,
+    batch_axes: tuple[str, ...],
+    training: bool,
+    no_verify: bool,
+    strict: bool,
+    seed: int,
+    no_fold: bool,
+    output: str | None,
+    save_dir: str | None,
+    force: bool,
+) -> None:
+    """Cut TARGET's model for each rank of a mesh, print what that takes, and verify it.
+
+    TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model)
+    and, unless there is --plan, a plan: names of modules with their styles. With --training it may
+    define loss(output); by default the loss is the sum of what the model returns. All ranks are run
+    in this process and compared with the model itself; exit code 1 says that they differ, and then
+    no programs are written. These are the forward programs, one for each rank.
+    """
+    axes = parse_mesh(mesh)
+    if output is not None:
+        check_output(output, force=force)
+    files = {} if save_dir is None else _plan_files(Path(save_dir), axes, force=force)
+    with as_if_started(target), show_progress(f"parallelizing {name_target(target)}") as report:
+        loaded = load_program(target)
+        torch.manual_seed(seed)
+        made = _make(
+            loaded,
+            axes,
+            plan_file or loaded.plan,
+            batch_axes=batch_axes,
+            is_training=training,
+            has_data=not no_verify or bool(files),
+            report=report,
+        )
+        failure = None if no_verify else _verify(made, report)
+        report("measuring")
+        found = made.recording()
+    recording = name_command(found)
+    print_out(render_summary(recording, is_folded=not no_fold))
+    _save(recording, output, force=force)
+    code = exit_code(recording)
+    if strict and made.fallbacks:
+        failure = f"strict: {plural(len(made.fallbacks), 'fallback')}, as listed above."
+        code = 1
+    if failure is not None:
+        click.echo(f"shardscope: {make_inert(failure)}", err=True)
+    else:
+        _save_programs(made, files, target)
+    ctx.exit(code)
+
+
+def _make(
+    loaded: Program,
+    axes: Mapping[str, int],
+    plan: Any,
+    *,
+    batch_axes: tuple[str, ...],
+    is_training: bool,
+    has_data: bool,
+    report: Report,
+) -> ParallelProgram:
+    if plan is None:
+        raise TargetError(
+            f"{loaded.name} defines no plan, so nothing says what to cut. Give --plan plan.toml, "
+            'or define one, such as plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
+        )
+    model, args, kwargs = _build(loaded, report, has_data=has_data)
+    report("cutting it")
+    inputs = {index: dict.fromkeys(batch_axes, Shard(0)) for index in _batched(args, kwargs)}
+    return parallelize(
+        model,
+        dict(axes),
+        plan,
+        args=args,
+        kwargs=kwargs,
+        loss=_loss(loaded) if is_training else None,
+        inputs=inputs if batch_axes else None,
+        verify=False,
+    )
+
+
+def _build(
+    loaded: Program, report: Report, *, has_data: bool
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    report("building the model")
+    device = "cpu" if has_data else "meta"
+    with theirs(loaded, "model()", has_data=has_data), torch.device(device):
+        model = loaded.model()
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"{loaded.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
+            "Return the model itself."
+        )
+    with theirs(loaded, "batch()", has_data=has_data), torch.device(device):
+        batch = loaded.batch(model)
+    return model, *split_batch(batch)
+
+
+def _batched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
+    """The positions and names of inputs that can be shared out."""
+    items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [key for key, one in items if isinstance(one, Tensor) and one.dim() > 0]
+
+
+def _loss(loaded: Program) -> Callable[[Any], Tensor]:
+    loss = loaded.loss or add_outputs
+
+    def call(output: Any) -> Tensor:
+        with theirs(loaded, "loss()"):
+            return loss(output)
+
+    return call
+
+
+def _verify(made: ParallelProgram, report: Report) -> str | None:
+    """What is wrong, in a sentence; None if nothing is."""
+    report("running all ranks")
+    try:
+        made.verify()
+    except ParallelError as error:
+        if made.verdicts is None:
+            raise
+        return str(error)
+    return None
+
+
+def _save(recording: Recording, output: str | None, *, force: bool) -> None:
+    if output is not None:
+        print_line()
+        print_line(f"recording saved to {save(recording, output, force=force)}")
+
+
+def _plan_files(folder: Path, axes: Mapping[str, int], *, force: bool) -> dict[int, Path]:
+    """Where each rank's program goes, found writable before any work is spent."""
+    num_ranks = torch.Size(axes.values()).numel()
+    width = len(str(num_ranks - 1))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"the folder '{folder}' cannot be made: {error.strerror}. Name another."
+        ) from error
+    files = {rank: folder / f"rank-{rank:0{width}}.pt2" for rank in range(num_ranks)}
+    for path in files.values():
+        check_output(path, force=force)
+    return files
+
+
+def _save_programs(made: ParallelProgram, files: Mapping[int, Path], target: str) -> None:
+    if not files:
+        return
+    with show_progress(f"parallelizing {name_target(target)}") as report:
+        for rank, path in files.items():
+            report(f"writing {path.name}")
+            torch.export.save(made.exported(rank), path)
+    print_line()
+    print_line(f"{plural(len(files), 'program')} written to {next(iter(files.values())).parent}")
