@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardscope import load, merge, save
+from shardscope import load, merge, save, show
 from shardscope.parallel import Colwise, ModuleOutput, Replicate, Rowwise, Shard
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import parallelize
@@ -171,3 +171,8 @@ def test_a_program_says_what_it_is_in_a_line(trained: ParallelProgram) -> None:
     assert repr(trained).startswith("<ParallelProgram Model on dp=2, tp=2: ")
     assert "all_reduce" in repr(trained)
     assert repr(trained).endswith(", 0 fallbacks, verified>")
+
+
+def test_show_prints_a_program(trained: ParallelProgram, capsys: pytest.CaptureFixture[str]) -> None:
+    show(trained)
+    assert "Parallel program  Model on dp=2 × tp=2, to train" in capsys.readouterr().out
