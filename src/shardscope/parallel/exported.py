@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,15 +114,19 @@ def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
     return ranges | {symbol: range_of(sizes.known[symbol]) for symbol in pieces}
 
 
-def local_state(state: Mapping[str, Any], flow: Flow, seat: Seat) -> dict[str, Any]:
+def local_state(
+    state: Mapping[str, Any], flow: Flow, seat: Seat, *, trained: Collection[str] = ()
+) -> dict[str, Any]:
     """The rank's share of parameters, buffers or constants; what is one tensor stays one.
 
-    What the program writes to is the rank's own; what it only reads it shares with the source.
+    What the program writes to, and what is `trained`, is the rank's own; what it only reads it
+    shares with the source.
     """
     layouts = {role.name: value.layout for value, role in flow.inputs if value.is_tensor}
     shares: dict[int, Any] = {}
     by_identity = {id(one): layouts[name] for name, one in state.items() if name in layouts}
-    changed = {id(state[role.name]) for _, role in flow.outputs if role.name in state}
+    names = [*(role.name for _, role in flow.outputs), *trained]
+    changed = {id(state[name]) for name in names if name in state}
     for one in state.values():
         if id(one) not in shares:
             share = _share(one, by_identity.get(id(one)), seat)

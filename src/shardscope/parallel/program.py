@@ -71,7 +71,8 @@ class ParallelProgram:
         seat = self.mesh.seat_of(self.mesh.own_rank() if rank is None else rank)
         if not self.is_training:
             return RankModule(self.source, self.flow, self.exported(rank), seat)
-        state = local_state(self.source.state_dict, self.flow, seat)
+        trained = trained_parameters(self.flow)
+        state = local_state(self.source.state_dict, self.flow, seat, trained=trained)
         constants = local_state(self.source.constants, self.flow, seat)
         return TrainingModule(self.source, self.flow, self.joint(rank), seat, state, constants)
 

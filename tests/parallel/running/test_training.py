@@ -13,6 +13,7 @@ from torch.nn import functional
 from parallel_cases.alone import mesh_of_one
 from shardscope.errors import ParallelError
 from shardscope.parallel import Shard
+from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import parallelize
 
 
@@ -36,6 +37,10 @@ class Net(nn.Module):
 
 def made(model: nn.Module) -> Any:
     """On a mesh of one rank."""
+    return cut(model).module()
+
+
+def cut(model: nn.Module) -> ParallelProgram:
     return parallelize(
         copy.deepcopy(model),
         mesh_of_one("dp"),
@@ -45,7 +50,7 @@ def made(model: nn.Module) -> Any:
         targets=(torch.ones(2, 4),),
         inputs={"x": {"dp": Shard(0)}, "target": {"dp": Shard(0)}},
         verify=False,
-    ).module()
+    )
 
 
 @pytest.fixture
@@ -173,3 +178,13 @@ def test_other_inputs_are_refused(given: Any) -> None:
         module(given[0])
     with pytest.raises(ParallelError, match=r"target is \[3, 4\] and"):
         module.step(given[0], torch.ones(3, 4))
+
+
+def test_modules_of_one_program_train_apart(given: Any) -> None:
+    program = cut(Net())
+    one, other = program.module(), program.module()
+    one.step(*given)  # type: ignore[operator]
+    assert gradients(other) == {}
+    torch.optim.SGD(one.parameters(), lr=1.0).step()
+    wanted = program.source.state_dict
+    assert all(torch.equal(value, wanted[name]) for name, value in other.state_dict().items())

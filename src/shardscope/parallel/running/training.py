@@ -118,5 +118,11 @@ class _Step(torch.autograd.Function):
                 "this loss was differentiated before, and its gradients are handed over once. "
                 "Call the module again for another backward."
             )
-        scale_all(gradients, gradient)
+        if not _is_one(gradient):
+            scale_all(gradients, gradient)
         return None, None, None, *gradients
+
+
+def _is_one(gradient: Tensor) -> bool:
+    """Whether it is known to be 1: of a tensor on a device, to ask would mean to wait for it."""
+    return type(gradient) is Tensor and gradient.is_cpu and gradient.item() == 1
