@@ -126,7 +126,7 @@ def refuse_rrelu(call: Call) -> Iterator[Strategy]:
 
 
 @decomposition(aten.alpha_dropout.default)
-def take_alpha_dropout_apart(input: Tensor, p: float, train: bool) -> Tensor:
+def take_alpha_dropout_apart(input: Tensor, p: float, train: bool) -> Any:
     """What is dropped becomes a constant, and all is scaled to keep mean and variance."""
     if not train or p in (0, 1) or input.device.type not in ("cpu", "meta"):
         raise NotImplementedError  # elsewhere dropout does not draw as this op does
