@@ -78,6 +78,15 @@ def test_ranks_in_the_guide_run(folder: Path) -> None:
         assert expected in printed.splitlines(), printed
 
 
+def test_ranks_in_the_guide_train(folder: Path) -> None:
+    found = blocks()
+    (at,) = [i for i, (_, text) in enumerate(found) if file_name(text) == "train.py"]
+    (_, printed), *_ = run_ranks(2, folder / "train.py")
+    assert [one for one in printed.splitlines() if one.startswith("step")] == (
+        found[at + 2][1].splitlines()
+    )
+
+
 def test_links_in_the_guide_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", GUIDE.read_text())
     assert [link for link in links if not (GUIDE.parent / link).exists()] == []
