@@ -14,6 +14,7 @@ def test_the_program_in_the_guide_prints_what_the_guide_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "118")
+    monkeypatch.chdir(tmp_path)  # lines are shown relative to it
     text = GUIDE.read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     file = tmp_path / "parity.py"
