@@ -173,6 +173,8 @@ def test_a_program_says_what_it_is_in_a_line(trained: ParallelProgram) -> None:
     assert repr(trained).endswith(", 0 fallbacks, verified>")
 
 
-def test_show_prints_a_program(trained: ParallelProgram, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_program(
+    trained: ParallelProgram, capsys: pytest.CaptureFixture[str]
+) -> None:
     show(trained)
     assert "Parallel program  Model on dp=2 × tp=2, to train" in capsys.readouterr().out
