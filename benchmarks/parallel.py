@@ -93,7 +93,7 @@ class Workload:
         model, x, _ = self.make()
         program = parallelize(model, self.mesh, PLANS[self.name], args=(x,), verify=False)
         ours, torchs = program.module(), program.exported().module()
-        hand = self.by_hand(ours.state_dict(), trains=False).forward
+        hand = self.by_hand(ours.state_dict(), trains=False)
         eager = self.in_dtensors(model)
         with torch.no_grad():
             torch.testing.assert_close(ours(x), hand(x), **_NEAR[x.dtype])
@@ -121,8 +121,8 @@ class Workload:
         hand = self.by_hand(ours.state_dict(), trains=True)
         eager = self.in_dtensors(model)
         steps = {
-            BY_HAND: partial(_differentiate, hand.forward, x, target),
-            AGAIN: partial(_differentiate, hand.forward, x, target),
+            BY_HAND: partial(_differentiate, hand, x, target),
+            AGAIN: partial(_differentiate, hand, x, target),
             "transformed, step()": lambda: ours.step(x, target),
             "transformed, backward()": lambda: ours(x, target).backward(),
             DTENSOR: partial(_differentiate, eager, x, target),

@@ -123,17 +123,24 @@ class Leave(torch.autograd.Function):
         return gradient, None
 
 
-class ByHand:
-    """One rank's program with its weights, which are given by the model's names."""
+class ByHand(nn.Module):
+    """One rank's program with its weights, which are given by the model's names.
+
+    A module as the others are, and only one: its layers are plain functions.
+    """
 
     def __init__(
         self, name: str, state: Mapping[str, Tensor], *, dim: int, group: str, trains: bool
     ) -> None:
+        super().__init__()
         self.weights = {key: nn.Parameter(one.detach().clone()) for key, one in state.items()}
         self._dim, self._head_dim, self._group = dim, dim // NUM_HEADS, group
         self._enter: Callable[..., Tensor] = Enter.apply if trains else lambda x, group: x
         self._leave: Callable[..., Tensor] = Leave.apply if trains else reduce
-        self.forward = self.block if name == "block" else self.mlp
+        self._is_block = name == "block"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) if self._is_block else self.mlp(x)
 
     def mlp(self, x: Tensor, prefix: str = "") -> Tensor:
         w, x = self.weights, self._enter(x, self._group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -56,6 +56,7 @@ class Inputs:
         self._tree = signature.in_spec
         args, kwargs = unflatten(list(range(len(values))), self._tree)
         self._is_plain = not kwargs and args == tuple(range(len(values)))
+        self._is_expected = _write_check(self._wanted if self._is_plain else [])
         names = list(signature.forward_arg_names or ())
         self._positional = (names + [f"argument {i}" for i in range(len(args))])[: len(args)]
         self._keywords = list(kwargs)
@@ -66,6 +67,9 @@ class Inputs:
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The tensors (and other values) that the program takes."""
+        # Most calls end here.
+        if not kwargs and len(args) == len(self._wanted) and self._is_expected(*args):
+            return args
         is_plain = self._is_plain and not kwargs and len(args) == len(self._wanted)
         leaves = args if is_plain else self._flatten(args, kwargs)
         for one, wanted in zip(leaves, self._wanted, strict=True):
@@ -118,6 +122,25 @@ class Inputs:
             f"the program takes ({wanted}) and was given ({given}). Call it as the model was "
             "exported; with a loss, its inputs come first and then the targets."
         )
+
+
+def _write_check(wanted: Sequence[_Wanted]) -> Callable[..., bool]:
+    """Whether arguments are the very tensors that are wanted, in one expression.
+
+    It is part of each call, and a loop would take as long as a small op. Where sizes are open or
+    values are no tensors it says no, and they are looked at one by one.
+    """
+    if not wanted or any(one.opened or one.dtype is None for one in wanted):
+        return lambda *_: False
+    names = [f"x{i}" for i in range(len(wanted))]
+    terms = [
+        f"type({x}) is Tensor and {x}.shape == {x}_shape and {x}.dtype is {x}_dtype" for x in names
+    ]
+    scope: dict[str, Any] = {"Tensor": Tensor}
+    for x, one in zip(names, wanted, strict=True):
+        scope |= {f"{x}_shape": one.shape, f"{x}_dtype": one.dtype}
+    check: Callable[..., bool] = eval(f"lambda {', '.join(names)}: {' and '.join(terms)}", scope)
+    return check
 
 
 def _want(value: Value, name: str, seat: Seat, sizes: OpenSizes) -> _Wanted:

@@ -30,6 +30,7 @@ class Results:
             for i, role in enumerate(roles)
             if role.kind == "input mutation"
         ]
+        self._changes = bool(self._to_state or self._to_inputs)
         self._tree = source.module_call_graph[0].signature.out_spec
         shape = unflatten(list(range(len(self._outputs))), self._tree)
         self._is_one = shape == 0 and type(shape) is int
@@ -41,7 +42,8 @@ class Results:
 
     def give(self, results: Sequence[Any], state: Sequence[Any], inputs: Sequence[Any]) -> Any:
         """What the model returns, after what it changes has changed."""
-        self.write_back(results, state, inputs)
+        if self._changes:
+            self.write_back(results, state, inputs)
         if self._is_one:
             return results[self._outputs[0]]
         outputs = [results[i] for i in self._outputs]
