@@ -49,7 +49,12 @@ def make_parity(examined: Examined, axes: Mapping[str, int], *, is_in_processes:
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
         tensors=tuple(_explained(one, examined, axes, torn) for one in examined.judged),
         divergences=tuple(
-            _diverge(one, examined, axes, examined.op if index == 0 else None)
+            _diverge(
+                one,
+                examined,
+                _explain_parting(one, examined, axes, torn),
+                examined.op if index == 0 else None,
+            )
             for index, one in enumerate(examined.partings)
         ),
         num_compared_modules=len(examined.types),
@@ -104,9 +109,8 @@ def _add_up(wrong: Mapping[str, Judged], names: Sequence[str]) -> bool:
 
 
 def _diverge(
-    parting: Parting, examined: Examined, axes: Mapping[str, int], op: WrongOp | None
+    parting: Parting, examined: Examined, found: Explanation, op: WrongOp | None
 ) -> Divergence:
-    found = _explain_parting(parting, examined, axes)
     return Divergence(
         module=parting.module,
         phase=parting.phase,
@@ -119,9 +123,13 @@ def _diverge(
     )
 
 
-def _explain_parting(parting: Parting, examined: Examined, axes: Mapping[str, int]) -> Explanation:
+def _explain_parting(
+    parting: Parting, examined: Examined, axes: Mapping[str, int], torn: Mapping[str, str]
+) -> Explanation:
     if parting.judged.verdict.agreement is Agreement.NONFINITE:
         return Explanation(Suspect.UNKNOWN, parting.judged.verdict.detail)
+    if parting.judged.case.kind is TensorKind.GRADIENT and parting.judged.case.name in torn:
+        return Explanation(Suspect.TORN_TIE, torn[parting.judged.case.name])
     for one in examined.judged:
         if one.case.kind is TensorKind.PARAMETER and is_within(one.case.name, parting.module):
             cause = explain(one, axes)
