@@ -42,11 +42,23 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     is_open = bool(flow.sizes.known)
     with without_data(mode, has_open_sizes=is_open), torch.fx.traceback.preserve_node_meta():
         examples = [_example(value, role, flow, rank.seat) for value, role in flow.inputs]
-        traced = make_fx(run)(*examples)
+        traced = _trace(run, examples)
     tidy(traced.graph)
     own_outputs(traced.graph, start=len(flow.outputs))
     traced.recompile()
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
+
+
+def _trace(run: Callable[..., Any], examples: list[Any]) -> fx.GraphModule:
+    try:
+        traced: fx.GraphModule = make_fx(run)(*examples)
+    except (RuntimeError, NotImplementedError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ParallelError(
+            f"the program cannot be differentiated without data ({type(error).__name__}: "
+            f"{first:.200}). Leave out what torch cannot trace backwards, or cut it for inference."
+        ) from error
+    return traced
 
 
 def _example(value: Value, role: Role, flow: Flow, seat: Seat) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, final
 from torch import fx, nn
 
 from shardscope._torch.dispatch import is_overload, op_packet, op_schema
+from shardscope.parallel.blame import blamed_on
 from shardscope.parallel.choices import SYM_SIZE, describe_call
 from shardscope.parallel.flow import Attribute, Flow, Move, Step, Value, map_nest
 from shardscope.parallel.layouts import Layout, Seat
@@ -69,10 +70,11 @@ class _Writer:
         for step in self._flow.steps:
             self._meta = step.origin.meta or {}
             self._written = []
-            if isinstance(step, Move):
-                self._write_move(step)
-            else:
-                self._write_step(step)
+            with blamed_on(step.origin, "written for one rank"):
+                if isinstance(step, Move):
+                    self._write_move(step)
+                else:
+                    self._write_step(step)
         self._graph.output(tuple(self._local(one) for one, _ in self._flow.outputs))
         return self._program
 

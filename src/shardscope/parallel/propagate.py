@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from shardscope.parallel.blame import blamed_on
 from shardscope.parallel.causes import tell_handing, tell_need
 from shardscope.parallel.choices import Chooser
 from shardscope.parallel.costs import START_BYTES, Hints, price, wire_bytes
@@ -103,7 +104,8 @@ class _Pass:
             self.uses.update(set(values_in(_arguments(step))))
         self.state = {one: wished for one, wished in self._new_state() if wished is not None}
         for step in self.flow.steps:
-            self.advance(step)
+            with blamed_on(step.origin, "cut"):
+                self.advance(step)
         self.flow.outputs = [self._hand_out(one, role) for one, role in self.flow.outputs]
         self.flow.steps = self.steps
         return self.fallbacks
