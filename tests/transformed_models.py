@@ -90,6 +90,18 @@ class Hidden(nn.Module):
         return self.down(self.between(self.up(x)))
 
 
+class Squared(nn.Module):
+    """What leaves a row-wise layer is used twice by one op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(self.up(x))
+        return torch.cat([y, y]) * torch.cat([y * y, y])
+
+
 PAIR: dict[str, Any] = {"up": ColwiseParallel, "down": RowwiseParallel}
 UP: dict[str, Any] = {"up": ColwiseParallel}
 
@@ -171,7 +183,10 @@ TIED: dict[str, Any] = {
     "attention.wo": RowwiseParallel,
     "head": ColwiseParallel(output_layouts=Replicate()),
 }
-ATTENTION: dict[str, Any] = {"w[qkv]": Colwise(heads=4), "wo": RowwiseParallel}
+ATTENTION: dict[str, Any] = {
+    **dict.fromkeys(("wq", "wk", "wv"), ColwiseParallel),
+    "wo": RowwiseParallel,
+}
 
 
 class Optional(nn.Module):
@@ -255,6 +270,7 @@ CASES = {
         _hidden(lambda h: h.softmax(0) + h.softmax(1)), _rows, PAIR
     ),
     "itself twice": Case(_hidden(lambda h: h * h), _rows, PAIR),
+    "a sum of addends twice": Case(Squared, _rows, PAIR),
     "joined with itself": Case(_hidden(lambda h: torch.cat([h, h]).mean(0)), _rows, PAIR),
     "joined where it is cut": Case(_hidden(lambda h: torch.cat([h, h], 1), width=16), _rows, PAIR),
     "cumulative sum from the back": Case(_hidden(lambda h: h.cumsum(-1)), _rows, PAIR),

@@ -43,6 +43,7 @@ _EXIT_CODES = {
     "hostile names": 1,
     "phases": 0,
     "holdings": 0,
+    "parallel programs": 0,
 }
 
 

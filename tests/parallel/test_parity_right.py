@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
@@ -11,7 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import (
@@ -105,6 +112,42 @@ def test_names_are_those_of_the_model_not_of_its_wrapper():
     recording = parity(MLP(), {"dp": 2}, parallelize=wrap, inputs=torch.randn(4, 8))
     assert_fine(recording)
     assert list(verdicts(recording)) == ["", "up.weight", "up.bias", "down.weight", "down.bias"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "parallelize"),
+    [
+        ({"dp": 2}, wrap),
+        ({"replicate": 2, "shard": 2}, lambda model, mesh: fully_shard(model, mesh=mesh)),
+    ],
+)
+def test_other_data_parallelisms_average_over_shares_of_the_batch(axes, parallelize):
+    recording = parity(
+        MLP(), axes, parallelize=parallelize, inputs=torch.randn(8, 8), batch_axes=list(axes)
+    )
+    assert_fine(recording)
+
+
+def test_a_loss_on_pieces_of_the_vocabulary_agrees():
+    """Its context changes what DTensor does, for the whole process and so for all ranks."""
+
+    def step(model, tokens):
+        logits = model(tokens)["logits"].flatten(0, 1)
+        with loss_parallel() if isinstance(logits, DTensor) else nullcontext():
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+
+    def parallelize(model, mesh):
+        plan = {
+            "tok": RowwiseParallel(input_layouts=Replicate()),
+            "head": ColwiseParallel(use_local_output=False),
+        }
+        parallelize_module(model, mesh, plan)
+        model.head.weight = model.tok.weight
+
+    recording = parity(
+        make_model(), {"tp": 2}, parallelize=parallelize, inputs=make_tokens(), step=step
+    )
+    assert_fine(recording)
 
 
 def columns(model: Any, mesh: Any) -> Any:

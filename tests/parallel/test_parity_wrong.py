@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -272,6 +272,7 @@ def test_a_tie_that_sharding_tore_is_found():
     for name in ("tok.weight", "head.weight"):
         assert named(recording, name).suspect is Suspect.TORN_TIE
     assert "tok.weight and head.weight were one tensor" in named(recording, "tok.weight").detail
+    assert recording.parity[0].divergences[0].suspect is Suspect.TORN_TIE
 
 
 def test_a_gradient_that_no_rank_has_is_missing():
@@ -452,6 +453,15 @@ def test_bad_arguments_are_refused_in_a_sentence(change, sentence):
         parity(given.pop("model"), given.pop("mesh"), **given)
     assert sentence in str(raised.value)
     assert str(raised.value).count(". ") >= 1 or str(raised.value).endswith(".")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fsdp1_is_refused():
+    def parallelize(model, _):
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+    with pytest.raises(ParityError, match=r"FullyShardedDataParallel \(FSDP1\)"):
+        check(parallelize, MLP())
 
 
 def test_a_model_that_is_sharded_already_is_refused():

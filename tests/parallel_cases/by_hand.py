@@ -165,7 +165,7 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
     """Loss, outputs, new buffers and every parameter's gradient of the joint graphs."""
     model, mine = case.model(training=True), copied(given)
     wanted = model(*mine[0], **mine[1])
-    wanted[0].backward()
+    tree_flatten(wanted)[0][0].backward()
     joints = {rank: program.joint(rank) for rank in _ranks(program)}
     values = {rank: _joint_inputs(program, given, rank) for rank in joints}
     results, spoken = on_ranks(program, lambda r: joints[r].graph_module(*values[r]))

@@ -99,10 +99,10 @@ def signature_cases() -> Iterator[Case]:
     for name, make in RETURNS.items():
         smooth = "numbers" not in name or "complex" in name
         make_model = lambda make=make: Returns(make)  # noqa: E731
-        yield Case(f"returns {name}", make_model, x(4, 8), PLAN, trains=smooth)
+        yield Case(f"returns {name}", make_model, x(4, 8), PLAN, trains=smooth, has_outputs=True)
         if name in ("a nest", "what is cut, summed", "views of what is cut", "one thing twice"):
             data = {"x": {"dp": Shard(0)}}
-            yield Case(f"returns {name}, of cut data", make_model, x(4, 8), PLAN, mesh="dp=2,tp=2", inputs=data)  # fmt: skip
+            yield Case(f"returns {name}, of cut data", make_model, x(4, 8), PLAN, mesh="dp=2,tp=2", inputs=data, has_outputs=True)  # fmt: skip
     yield Case("an empty batch", Holding, x(0, 8), PLAN)
     yield Case("a batch of one", Holding, x(1, 8), PLAN)
     yield Case("a scalar in, a scalar out", Scalar, lambda: (drawn(),), PLAN)

@@ -406,7 +406,7 @@ def test_a_process_that_has_a_group_is_refused():
 
 
 def test_ranks_within_ranks_are_refused():
-    with pytest.raises(RankError, match="worlds follow one another"):
+    with pytest.raises(WorldError, match="worlds follow one another"):
         on_two(lambda *_: on_two(lambda *_: None))
 
 

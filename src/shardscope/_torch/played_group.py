@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import _random as dtensor_random
 
 from shardscope._torch.played_collectives import Posted, name_reduction
+from shardscope._torch.propagation import op_handlers
 from shardscope._torch.simulated_group import forget_placements
 
 __all__ = ["OWN", "Exchange", "GroupKey", "RankState", "joined_world", "played_backend"]
@@ -365,6 +366,7 @@ def _read_state() -> dict[str, Any]:
     }
     state["world"] = dict(vars(distributed_c10d._world))
     state["tracker"] = dtensor_random._rng_tracker
+    state["handlers"] = dict(op_handlers())
     state["random"] = random.getstate()
     state["torch"] = torch.get_rng_state()
     state["dtype"] = torch.get_default_dtype()
@@ -383,6 +385,9 @@ def _write_state(state: dict[str, Any]) -> None:
     world.clear()
     world.update(state["world"])
     dtensor_random._rng_tracker = state["tracker"]
+    if op_handlers() != state["handlers"]:  # contexts such as loss_parallel() set some
+        op_handlers().clear()
+        op_handlers().update(state["handlers"])
     random.setstate(state["random"])
     torch.set_rng_state(state["torch"])
     torch.set_default_dtype(state["dtype"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -34,11 +34,16 @@ class _Call:
     leaving: dict[Value, None] = field(default_factory=dict)
 
 
-def find_borders(flow: Flow, resolved: Resolved) -> Borders:
-    """The values to which the plan's wishes for modules apply."""
+def find_borders(
+    flow: Flow, resolved: Resolved, aliases: Mapping[str, Sequence[str]] | None = None
+) -> Borders:
+    """The values to which the plan's wishes for modules apply.
+
+    `aliases` are the other names of tensors: a module's own do not enter it, by whatever name.
+    """
     wanted = {*resolved.module_inputs, *resolved.module_outputs}
     borders = Borders()
-    for key, call in _find_calls(flow, wanted).items():
+    for key, call in _find_calls(flow, wanted, aliases or {}).items():
         pins = resolved.module_inputs.get(call.module)
         if pins is not None:
             for value, pin in _match_inputs(call, pins):
@@ -47,8 +52,14 @@ def find_borders(flow: Flow, resolved: Resolved) -> Borders:
     return borders
 
 
-def _find_calls(flow: Flow, modules: set[str]) -> dict[str, _Call]:
-    state = {value for value, role in flow.inputs if role.kind != "input"}
+def _find_calls(
+    flow: Flow, modules: set[str], aliases: Mapping[str, Sequence[str]]
+) -> dict[str, _Call]:
+    state = {
+        value: (role.name, *aliases.get(role.name, ()))
+        for value, role in flow.inputs
+        if role.kind != "input"
+    }
     made_in: dict[Value, Origin] = {}
     calls: dict[str, _Call] = {}
     for step in flow.steps:
@@ -68,12 +79,14 @@ def _note_use(
     made_in: Mapping[Value, Origin],
     calls: dict[str, _Call],
     modules: set[str],
-    state: set[Value],
+    state: Mapping[Value, Sequence[str]],
 ) -> None:
-    if not value.is_tensor or value in state:
+    if not value.is_tensor:
         return
     maker = made_in.get(value, Origin())
     for key, module in _only_in(user, maker, modules):
+        if any(name.startswith(f"{module}.") or not module for name in state.get(value, ())):
+            continue
         calls.setdefault(key, _Call(module)).entering[value] = None
     for key, module in _only_in(maker, user, modules):
         calls.setdefault(key, _Call(module)).leaving[value] = None

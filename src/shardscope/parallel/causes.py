@@ -13,11 +13,11 @@ __all__ = ["GradientNames", "shorten_op", "tell_handing", "tell_need"]
 
 
 def tell_need(step: Step | Move, strategy: Strategy, position: int) -> str:
-    """`aten.add needs both whole`, `aten.mm needs its mat2 cut along dim 0`."""
+    """`aten.add needs both whole`, `aten.linear's mm needs its mat2 cut along dim 0`."""
     how = _tell(strategy.inputs[position])
     if isinstance(step, Move):
         return f"a move along another axis needs it {how}"
-    op = shorten_op(step.origin.op)
+    op = _name_op(step.origin)
     if len(strategy.inputs) == 1:
         return f"{op} needs it {how}"
     if all(one == strategy.inputs[position] for one in strategy.inputs):
@@ -40,6 +40,12 @@ def shorten_op(op: str) -> str:
     """`aten.add` of `aten.add.Tensor`: overloads say little to a reader."""
     parts = op.split(".")
     return ".".join(parts[:2]) if len(parts) == 3 else op
+
+
+def _name_op(origin: Origin) -> str:
+    """`aten.add`, or `aten.linear's add` of an op that was taken apart."""
+    op = shorten_op(origin.op)
+    return f"{shorten_op(origin.part_of)}'s {op.rpartition('.')[2]}" if origin.part_of else op
 
 
 def _tell(placement: Placement) -> str:
@@ -89,4 +95,4 @@ class GradientNames:
             return value.name
         if maker.module and maker.module != user:
             return f"the output of {maker.module}"
-        return f"{shorten_op(maker.op)}'s result"
+        return f"{shorten_op(maker.part_of or maker.op)}'s result"

@@ -18,7 +18,6 @@ from shardscope._torch.programs import (
     expression_of,
     fake_mode_of,
     flatten,
-    range_of,
     traced,
     unflatten,
 )
@@ -27,7 +26,7 @@ from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.rules.dealing import piece_of
-from shardscope.parallel.symbols import OpenSizes, symbols_in
+from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local_state"]
 
@@ -110,8 +109,7 @@ def _check(node: fx.Node, value: Value, seat: Seat) -> None:
 def _ranges(source: ExportedProgram, sizes: OpenSizes) -> dict[Any, Any]:
     """Between what the open sizes may lie; where one is cut, that of its pieces."""
     ranges = {one: r for one, r in source.range_constraints.items() if one not in sizes.changes}
-    pieces = [symbol for whole in sizes.changes.values() for symbol in symbols_in(whole)]
-    return ranges | {symbol: range_of(sizes.known[symbol]) for symbol in pieces}
+    return ranges | sizes.ranges
 
 
 def local_state(

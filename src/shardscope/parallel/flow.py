@@ -48,6 +48,7 @@ class Origin:
     line: str = ""  # "model.py:12: h = self.up(x)"
     # The module calls around it, outermost first: what tells the call, and the module's name.
     calls: tuple[tuple[str, str], ...] = ()
+    part_of: str = ""  # the op that was taken apart
     meta: Any = field(default=None, compare=False, repr=False)  # what the node carried
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.programs import fake_mode_of
+from shardscope._torch.programs import traced as without_data
 from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
 from shardscope.parallel.flow import Flow, Role, Value
@@ -38,7 +39,8 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     forward = fx.Interpreter(rank.as_module())
     run = differentiate(flow, forward.run)
     mode = fake_mode_of([value.example for value, _ in flow.inputs])
-    with mode, torch.fx.traceback.preserve_node_meta():
+    is_open = bool(flow.sizes.known)
+    with without_data(mode, has_open_sizes=is_open), torch.fx.traceback.preserve_node_meta():
         examples = [_example(value, role, flow, rank.seat) for value, role in flow.inputs]
         traced = make_fx(run)(*examples)
     tidy(traced.graph)

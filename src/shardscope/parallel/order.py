@@ -7,9 +7,10 @@ from itertools import zip_longest
 from typing import Any
 
 from shardscope.errors import ParallelError
+from shardscope.parallel.dependence import check_dependence
 from shardscope.parallel.flow import Flow
 from shardscope.parallel.gradients import Gradients
-from shardscope.parallel.layouts import Layout
+from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.talk import Said, listen
 from shardscope.parallel.uses import find_uses
@@ -34,6 +35,21 @@ def check_order(flow: Flow, mesh: Mesh, *, gradients: Gradients | None = None) -
         heard = listen(flow, mesh.seat_of(alike[0]), gradients=gradients, uses=uses)
         said.update(dict.fromkeys(alike, heard))
     compare_ranks(said, mesh)
+    if gradients is not None:
+        check_dependence(flow, mesh, gradients, _ends(mesh))
+
+
+def _ends(mesh: Mesh) -> list[Seat]:
+    """All seats of few; of many those at the ends of each axis and one beside them."""
+    if mesh.num_ranks <= _FEW:
+        return mesh.seats
+    kept = [{0, 1, size // 2, size - 1} for size in mesh.sizes]
+    return [
+        seat
+        for seat in mesh.seats
+        if sum(at != 0 for at in seat.coordinates) <= 1
+        and all(at in some for at, some in zip(seat.coordinates, kept, strict=True))
+    ]
 
 
 def compare_ranks(said: Mapping[int, Sequence[Said]], mesh: Mesh) -> None:

@@ -210,7 +210,8 @@ class _Pass:
             position, target = next(targets)
             if self._placement(item) == target:
                 return item
-            return self._move(item, target, step.origin, tell_need(step, strategy, position))
+            cause = self._tell_cause(step, strategy, position)
+            return self._move(item, target, step.origin, cause)
 
         _set_arguments(step, map_nest(_arguments(step), place))
         placements = iter(strategy.outputs)
@@ -222,9 +223,19 @@ class _Pass:
         for value in step.outputs:
             wanted = self.wishes.leaving.get(value.root)
             if wanted is not None and not isinstance(step, Move):
-                module = self.wishes.left.get(value.root, step.origin.module)
-                cause = f"the plan's output of {module or 'the program'}"
+                cause = self._tell_leaving(step, value)
                 self.current[value] = self._move(value, wanted, step.origin, cause)
+
+    def _tell_cause(self, step: Step | Move, strategy: Strategy, position: int) -> str:
+        wished = self._wished(step)
+        is_part = isinstance(step, Step) and step.is_rewritten
+        if is_part and wished is not None and strategy.inputs[position] == wished:
+            return self._tell_leaving(step, step.outputs[0])
+        return tell_need(step, strategy, position)
+
+    def _tell_leaving(self, step: Step | Move, value: Value) -> str:
+        module = self.wishes.left.get(value.root, step.origin.module)
+        return f"the plan's output of {module or 'the program'}"
 
     def _move(self, value: Value, target: Placement, origin: Origin, cause: str) -> Value:
         if self._placement(value) == target:

@@ -9,7 +9,7 @@ from typing import Any, final
 import sympy
 import torch
 
-from shardscope._torch.programs import divide_size, expression_of, hint_of
+from shardscope._torch.programs import divide_size, expression_of, hint_of, range_of
 from shardscope.parallel.placements import Shard, Size, divides
 
 __all__ = ["OpenSizes", "find_cuts", "symbols_in"]
@@ -25,6 +25,7 @@ class OpenSizes:
 
     known: dict[Any, torch.SymInt] = field(default_factory=dict)
     changes: dict[Any, Any] = field(default_factory=dict)
+    ranges: dict[Any, Any] = field(default_factory=dict)  # of pieces, before anything is traced
 
     def learn(self, example: Any) -> None:
         """Note the symbols in what export traced an input with."""
@@ -41,6 +42,7 @@ class OpenSizes:
         """From here on the size is so many times that of a piece."""
         piece = divide_size(self.known[symbol], num_ranks)
         self.known[expression_of(piece)] = piece
+        self.ranges[expression_of(piece)] = range_of(piece)
         self.changes[symbol] = num_ranks * expression_of(piece)
 
     def of(self, size: Any) -> Any:

@@ -114,7 +114,11 @@ def _read_call(
             arguments=map_nest(arguments, lambda one: _known(one, known)),
             outputs=list(values_in(known[node])),
             result=known[node],
-            origin=replace(step.origin, op=str(node.target)),
+            origin=replace(
+                step.origin,
+                op=str(node.target),
+                part_of=step.origin.part_of or step.origin.op,
+            ),
             is_rewritten=True,
         )
     )

@@ -68,7 +68,7 @@ class _Walk:
         self._gradients = gradients
         self._uses = uses
         self._pen = _Pen(flow.sizes.hints)
-        self._wire = _Listener(seat)
+        self._wire = _Listener(seat, self._pen)
         self._entered: dict[tuple[Value, tuple[int, ...]], list[Said]] = {}
 
     def listen(self) -> list[Said]:
@@ -138,6 +138,7 @@ class _Listener:
     """A wire that notes what goes over it, and what will come back."""
 
     seat: Seat
+    pen: _Pen
     forward: list[Said] = field(default_factory=list)
     backward: list[Said] = field(default_factory=list)  # in the order of the forward pass
 
@@ -171,7 +172,7 @@ class _Listener:
         self, value: Tensor, *, axis: int, dim: int, start: Size, size: Size, is_even: bool
     ) -> Tensor:
         shape = list(value.shape)
-        shape[dim] = size
+        shape[dim] = self.pen.size(size)
         piece = value.new_empty(shape)
         if is_even:
             self._say_back(CollectiveKind.ALL_GATHER, piece.movedim(dim, 0), axis)

@@ -86,7 +86,8 @@ def cut_program(
     flow = read_program(source)
     names = {value.alias: path for path, value in (outline.inputs or {}).items()}
     flow.name_values(names, list(outline.outputs or ()))
-    fallbacks = place(flow, mesh, resolved, is_training=is_training)
+    aliases = {name: one.aliases for name, one in outline.tensors.items()}
+    fallbacks = place(flow, mesh, resolved, aliases=aliases, is_training=is_training)
     made = ParallelProgram(
         source=source,
         flow=flow,
@@ -100,10 +101,15 @@ def cut_program(
 
 
 def place(
-    flow: Flow, mesh: Mesh, resolved: Resolved, *, is_training: bool = False
+    flow: Flow,
+    mesh: Mesh,
+    resolved: Resolved,
+    *,
+    aliases: Mapping[str, Sequence[str]] | None = None,
+    is_training: bool = False,
 ) -> list[Fallback]:
     """Give every value its placements, and put in the moves, one axis after the other."""
-    borders = find_borders(flow, resolved)
+    borders = find_borders(flow, resolved, aliases)
     check_heads(flow, borders, mesh)
     given = _place_inputs(flow, resolved)
     pins = [*borders.leaving.items(), *given.items()]

@@ -50,7 +50,7 @@ _COLLECTIVE_LAYOUTS = [
     ["what and why", "count", "each"],
 ]
 _TENSOR_COLUMNS = {
-    "name": Column("tensor", Look.NAME, 24),
+    "name": Column("tensor", Look.NAME, 30),
     "kind": Column("", Look.NAME, 9),
     "shape": Column("shape"),
     "dtype": Column("dtype", Look.NAME, 5),

@@ -14,7 +14,10 @@ __all__ = ["show"]
 
 
 def show(result: Any, *, by: View = "module", is_folded: bool = True) -> None:
-    """Print a recording, a trace, an audit or a tensor's layout as `shardscope show` would."""
+    """Print a recording, a trace, an audit, a tensor's layout or a parallel program.
+
+    As `shardscope show` would.
+    """
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(_render(result, by=by, is_folded=is_folded))
 
@@ -23,9 +26,11 @@ def _render(result: Any, *, by: View, is_folded: bool) -> RenderableType:
     if isinstance(result, TensorLayout):
         return Group(*render_layout(result, is_complete=not is_folded))
     recording = result if isinstance(result, Recording) else getattr(result, "recording", None)
+    if callable(recording):
+        recording = recording()
     if not isinstance(recording, Recording):
         raise TypeError(
-            f"show() got {type(result).__name__}. Give it a recording, or what trace(), audit() "
-            "or visualize_sharding() gives."
+            f"show() got {type(result).__name__}. Give it a recording, or what trace(), audit(), "
+            "visualize_sharding() or parallelize() gives."
         )
     return render_summary(recording, by=by, is_folded=is_folded)

@@ -27,7 +27,7 @@ from shardscope._torch.played_group import (
     joined_world,
     played_backend,
 )
-from shardscope.errors import CollectiveError, RankError, ShardscopeError, WorldError
+from shardscope.errors import RankError, ShardscopeError, WorldError
 from shardscope.world.baton import Baton
 
 __all__ = ["play"]
@@ -71,10 +71,9 @@ def play(
 
 
 def _explain(rank: int | None, error: BaseException) -> BaseException:
-    if rank is None or isinstance(error, CollectiveError):
+    if rank is None or isinstance(error, ShardscopeError):  # which says all there is to say
         return error
-    said = str(error) if isinstance(error, ShardscopeError) else f"{type(error).__name__}: {error}"
-    failure = RankError(f"rank {rank} failed: {said}", rank=rank)
+    failure = RankError(f"rank {rank} failed: {type(error).__name__}: {error}", rank=rank)
     failure.__cause__ = error
     return failure
 

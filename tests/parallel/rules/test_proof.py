@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from rule_proving import numbers
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.call import Strategy
 from shardscope.parallel.rules.dealing import deal, join
+from shardscope.parallel.rules.lookup import find_rule
 from shardscope.parallel.rules.proof import refute
 from shardscope.parallel.rules.sample import make_sample
 
@@ -133,3 +136,16 @@ def test_proving_draws_nothing_that_the_caller_would_draw() -> None:
     for _ in range(2):
         assert refute(sample, [strategy([P, R], [P])], sizes=[2], is_training=True) is None
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(aten.copy.default, aten.median.dim, aten.nanmedian.dim, aten.mode.default),
+        *(aten.kthvalue.default, aten.slice_scatter.default, aten.select_scatter.default),
+        *(aten.diagonal_scatter.default, aten.isin.Tensor_Tensor, aten.broadcast_tensors.default),
+    ],
+    ids=str,
+)
+def test_ops_that_stand_between_families_have_a_rule(op: Any) -> None:
+    assert find_rule(op) is not None

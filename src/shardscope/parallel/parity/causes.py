@@ -11,7 +11,7 @@ from typing import final
 import torch
 
 from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.noise import Distance, Floor, as_exact, measure
+from shardscope.parallel.parity.noise import Distance, Floor, as_exact, find_rms, is_finite, measure
 from shardscope.parallel.parity.pieces import lines_along
 from shardscope.record import Suspect
 
@@ -19,6 +19,7 @@ __all__ = ["Explanation", "explain"]
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
+_MAX_ELEMENTS = 2**22  # of a tensor that is looked at in many orders
 _REST = 0.1  # of an error, that an explanation may leave
 
 
@@ -37,9 +38,9 @@ class _Evidence:
     """One tensor as each rank has it, beside what it should be, and what counts as the same."""
 
     def __init__(self, target: torch.Tensor, floor: Floor, ranks: Sequence[torch.Tensor]) -> None:
-        self.target = torch.where(torch.isfinite(target), target, 0.0)
+        self.target = _finite(target)
         self.floor = floor
-        self.ranks = [torch.where(torch.isfinite(one), one, 0.0) for one in ranks]
+        self.ranks = [_finite(one) for one in ranks]
         self._off = max(measure(one, self.target).rms for one in self.ranks)
 
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
@@ -77,15 +78,18 @@ def _explanations(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Expl
     yield from _find_addends(evidence, axes)
     yield from _find_ratio(evidence, axes)
     yield from _find_bias(evidence)
-    yield from _find_slices(evidence, axes)
-    yield from _find_permutation(evidence)
+    if evidence.target.numel() <= _MAX_ELEMENTS:
+        yield from _find_slices(evidence, axes)
+        yield from _find_permutation(evidence)
 
 
 def _find_addends(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
     """Ranks that have a term each: along an axis they add up to the right values."""
     if evidence.are_alike:
         return
-    scale = max(1.0, max(_size(one) for one in evidence.ranks) / max(evidence.floor.scale, 1e-300))
+    scale = max(
+        1.0, max(find_rms(one) for one in evidence.ranks) / max(evidence.floor.scale, 1e-300)
+    )
     for name, lines in _groups(axes):
         sums = [torch.stack([evidence.ranks[rank] for rank in line]).sum(0) for line in lines]
         means = [one / len(line) for one, line in zip(sums, lines, strict=True)]
@@ -136,8 +140,8 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
 def _find_ratio(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
     ratios = [_robust_ratio(one, evidence.target) for one in evidence.ranks]
     ratio = ratios[0]
-    is_one = all(one is not None and math.isclose(one, ratio or 0, rel_tol=1e-3) for one in ratios)
-    if ratio is None or not is_one or math.isclose(ratio, 1.0, rel_tol=1e-3):
+    is_one = all(one is not None and math.isclose(one, ratio or 0, rel_tol=1e-6) for one in ratios)
+    if ratio is None or not is_one or math.isclose(ratio, 1.0, rel_tol=1e-6):
         return
     if not all(
         evidence.is_near(one, evidence.target * ratio, abs(ratio)) for one in evidence.ranks
@@ -239,13 +243,13 @@ def _describe_odd(evidence: _Evidence) -> str:
     return ""
 
 
+def _finite(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if is_finite(tensor) else torch.where(torch.isfinite(tensor), tensor, 0.0)
+
+
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for tensor in tensors:
         if not any(torch.equal(tensor, one) for one in found):
             found.append(tensor)
     return found
-
-
-def _size(tensor: torch.Tensor) -> float:
-    return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0

@@ -66,9 +66,12 @@ class Examined:
     judged: list[Judged]
     partings: list[Parting]
     types: Mapping[str, str]  # classes of modules
-    runs: Runs
+    reference: Outcome  # what the single device gave
+    has_exact: bool = True  # a run in double precision gave the noise
     op: WrongOp | None = None  # in the first of those places
-    num_modules: int = 0
+
+
+Located = tuple[list[Parting], Mapping[str, str], WrongOp | None]
 
 
 def examine(
@@ -76,17 +79,18 @@ def examine(
 ) -> Examined:
     """Run, compare, and where something differs look for the place."""
     session = _Session(version, precision, report, tell)
-    judged, runs = session.compare()
+    judged, reference, has_exact = session.compare()
     if not _is_wrong(judged):
-        return Examined(_without_parameters(judged), [], {}, runs)
+        return Examined(_without_parameters(judged), [], {}, reference, has_exact)
     is_steady = False
     if draws_numbers(version.model, version.task):
         judged, is_steady = session.compare_steady(judged)
     if not _is_wrong(judged):
-        return Examined(_without_parameters(judged), [], {}, runs)
+        return Examined(_without_parameters(judged), [], {}, reference, has_exact)
     # Where ranks drew different numbers, it is the draw that has to be found.
     is_steady &= not any(one.verdict.suspect is Suspect.RANDOMNESS for one in _wrong(judged))
-    return session.locate(judged, runs, is_steady=is_steady)
+    partings, types, op = session.locate(judged, is_steady=is_steady)
+    return Examined(judged, partings, types, reference, has_exact, op)
 
 
 def _is_wrong(judged: Sequence[Judged]) -> bool:
@@ -118,8 +122,8 @@ class _Session:
         self._tell = tell
         self._has_exact = True
 
-    def compare(self, *, is_steady: bool = False) -> tuple[list[Judged], Runs]:
-        """Verdicts on all tensors, and the runs of the single device."""
+    def compare(self, *, is_steady: bool = False) -> tuple[list[Judged], Outcome, bool]:
+        """Verdicts on all tensors, what the single device gave, and if double precision ran."""
         version = self._version
         self._tell("running the original")
         runs = run_all(
@@ -129,23 +133,24 @@ class _Session:
             precision=self._precision,
             report=self._report,
         )
-        self._has_exact &= runs.exact is not None
+        has_exact = runs.exact is not None
+        self._has_exact &= has_exact
         self._tell("running all ranks")
         judged = self._judge(runs, version.run(Variant(is_steady=is_steady)))
         if self._has_exact and (is_coarse(judged) or _is_wrong(judged)):
             judged = self._ask_exact(judged, is_steady=is_steady)
-        return judged, runs
+        return judged, runs.reference, has_exact
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
         """The same, in the light of runs in which nothing is drawn; whether they could be had."""
         try:
-            steady, _ = self.compare(is_steady=True)
+            steady, *_ = self.compare(is_steady=True)
         except (RankError, CollectiveError) as error:
             self._report("randomness", f"the ranks do not run without it ({error!s:.200})")
             return judged, False
         return apply_steady(judged, _by_key(steady)), True
 
-    def locate(self, judged: list[Judged], runs: Runs, *, is_steady: bool) -> Examined:
+    def locate(self, judged: list[Judged], *, is_steady: bool) -> Located:
         """Where what is wrong begins: in double precision, which sees most, if it can be."""
         self._tell("looking for the first module that differs")
         probes: list[ModuleProbe] = []
@@ -156,12 +161,11 @@ class _Session:
 
         found = self._look(MODULES, make_probe, is_steady=is_steady)
         if found is None:
-            return Examined(judged, [], {}, runs)
+            return [], {}, None
         consumers = probes[0].consumers
         partings = find_partings(*found, self._sizes, gradients=judged, consumers=consumers)
-        types = probes[0].types
-        op = self._find_op(partings, is_steady=is_steady)
-        return Examined(judged, partings, types, runs, op, num_modules=len(types))
+        del found
+        return partings, probes[0].types, self._find_op(partings, is_steady=is_steady)
 
     def _find_op(self, partings: Sequence[Parting], *, is_steady: bool) -> WrongOp | None:
         if not partings or partings[0].phase is not Phase.FORWARD:

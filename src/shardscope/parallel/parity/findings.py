@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -37,30 +38,42 @@ _PHASES = {
     TensorKind.GRADIENT: Phase.BACKWARD,
     TensorKind.BUFFER: Phase.FORWARD,
 }
+_MAX_ELEMENTS = 2**14
 _NAMED = 3  # tensors that a finding names
 
 
 def make_parity(examined: Examined, axes: Mapping[str, int], *, is_in_processes: bool) -> Parity:
     """The record."""
-    torn = _find_torn_ties(examined.runs.reference, examined.judged)
+    torn = _find_torn_ties(examined.reference, examined.judged)
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
-        tensors=tuple(_explained(one, axes, torn) for one in examined.judged),
+        tensors=tuple(_explained(one, examined, axes, torn) for one in examined.judged),
         divergences=tuple(
-            _diverge(one, examined, axes, examined.op if index == 0 else None)
+            _diverge(
+                one,
+                examined,
+                _explain_parting(one, examined, axes, torn),
+                examined.op if index == 0 else None,
+            )
             for index, one in enumerate(examined.partings)
         ),
-        num_compared_modules=examined.num_modules,
+        num_compared_modules=len(examined.types),
         is_in_processes=is_in_processes,
-        has_exact=examined.runs.exact is not None,
-        has_backward=bool(examined.runs.reference.gradients),
+        has_exact=examined.has_exact,
+        has_backward=bool(examined.reference.gradients),
     )
 
 
-def _explained(one: Judged, axes: Mapping[str, int], torn: Mapping[str, str]) -> TensorVerdict:
+def _explained(
+    one: Judged, examined: Examined, axes: Mapping[str, int], torn: Mapping[str, str]
+) -> TensorVerdict:
     verdict = one.verdict
     if verdict.agreement not in _EXPLAINABLE or verdict.suspect is not None:
         return verdict
+    # Where it is known where it begins, what is large and elsewhere only follows from it.
+    is_there = any(is_within(one.case.name, parting.module) for parting in examined.partings)
+    if examined.partings and not is_there and math.prod(verdict.shape) > _MAX_ELEMENTS:
+        return replace(verdict, suspect=Suspect.UNKNOWN)
     found = explain(one, axes)
     if one.case.kind is TensorKind.GRADIENT and one.case.name in torn:
         found = Explanation(Suspect.TORN_TIE, torn[one.case.name])
@@ -96,9 +109,8 @@ def _add_up(wrong: Mapping[str, Judged], names: Sequence[str]) -> bool:
 
 
 def _diverge(
-    parting: Parting, examined: Examined, axes: Mapping[str, int], op: WrongOp | None
+    parting: Parting, examined: Examined, found: Explanation, op: WrongOp | None
 ) -> Divergence:
-    found = _explain_parting(parting, examined, axes)
     return Divergence(
         module=parting.module,
         phase=parting.phase,
@@ -111,9 +123,13 @@ def _diverge(
     )
 
 
-def _explain_parting(parting: Parting, examined: Examined, axes: Mapping[str, int]) -> Explanation:
+def _explain_parting(
+    parting: Parting, examined: Examined, axes: Mapping[str, int], torn: Mapping[str, str]
+) -> Explanation:
     if parting.judged.verdict.agreement is Agreement.NONFINITE:
         return Explanation(Suspect.UNKNOWN, parting.judged.verdict.detail)
+    if parting.judged.case.kind is TensorKind.GRADIENT and parting.judged.case.name in torn:
+        return Explanation(Suspect.TORN_TIE, torn[parting.judged.case.name])
     for one in examined.judged:
         if one.case.kind is TensorKind.PARAMETER and is_within(one.case.name, parting.module):
             cause = explain(one, axes)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 import torch
 
 from shardscope.parallel.parity.cases import Case
-from shardscope.parallel.parity.noise import Distance, Floor, as_exact, epsilon, measure
+from shardscope.parallel.parity.noise import (
+    Distance,
+    Floor,
+    as_exact,
+    epsilon,
+    find_worst,
+    is_finite,
+    measure,
+)
 from shardscope.parallel.parity.pieces import arrangements, lines_along
 from shardscope.record import FINE, Agreement, TensorKind, TensorVerdict, compress_ranks
 
@@ -24,6 +32,13 @@ class Judged:
     case: Case
     verdict: TensorVerdict
     wholes: tuple[torch.Tensor, ...] = ()
+
+
+class _Far(NamedTuple):
+    """How far off the worst rank is, and where it is most."""
+
+    distance: Distance
+    place: int  # index into the flattened tensor
 
 
 def judge(case: Case) -> Judged:
@@ -110,23 +125,22 @@ def _judge_wholes(case: Case, wholes: Sequence[torch.Tensor]) -> Judged:
         return _settle_off(case, wholes, off, _has_disagreement(distinct, None), None)
     assert case.target is not None
     exacts = {id(one): as_exact(one) for one in distinct}
-    nonfinite = [
-        rank
-        for rank, one in enumerate(distinct)
-        if not _same_nonfinite(exacts[id(one)], as_exact(case.reference))
-    ]
+    own = as_exact(case.reference)
+    is_same = {key: _same_nonfinite(one, own) for key, one in exacts.items()}
+    nonfinite = [rank for rank, one in enumerate(distinct) if not is_same[id(one)]]
     if nonfinite:
         fact = _describe_nonfinite(distinct[nonfinite[0]], case.reference)
         return _settle(case, Agreement.NONFINITE, fact, nonfinite, wholes=tuple(wholes))
+    measured = {key: measure(one, case.target) for key, one in exacts.items()}
+    worst = max(distinct, key=lambda one: measured[id(one)].rms)
+    far = _Far(measured[id(worst)], find_worst(exacts[id(worst)], case.target))
     if all(torch.equal(one, case.reference) for one in dict.fromkeys(distinct)):
-        return _settle(
-            case, Agreement.EQUAL, distance=measure(exacts[id(distinct[0])], case.target)
-        )
-    measured = {id(one): measure(exacts[id(one)], case.target) for one in distinct}
+        return _settle(case, Agreement.EQUAL, far=far)
     off = [rank for rank, one in enumerate(distinct) if not case.floor.allows(measured[id(one)])]
-    worst = max((measured[id(one)] for one in distinct), key=lambda one: one.rms)
-    has_disagreement = _has_disagreement([exacts[id(one)] for one in distinct], case.floor)
-    return _settle_off(case, wholes, off, has_disagreement, worst)
+    has_disagreement = bool(off) and _has_disagreement(
+        [exacts[id(one)] for one in distinct], case.floor
+    )
+    return _settle_off(case, wholes, off, has_disagreement, far)
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -155,13 +169,13 @@ def _settle_off(
     wholes: Sequence[torch.Tensor],
     off: Sequence[int],
     has_disagreement: bool,
-    distance: Distance | None,
+    far: _Far | None,
 ) -> Judged:
     if not off:
-        agreement = Agreement.EQUAL if distance is None else Agreement.CLOSE
+        agreement = Agreement.EQUAL if far is None else Agreement.CLOSE
     else:
         agreement = Agreement.RANKS_DISAGREE if has_disagreement else Agreement.DIFFERS
-    return _settle(case, agreement, "", off, distance=distance, wholes=tuple(wholes))
+    return _settle(case, agreement, "", off, far=far, wholes=tuple(wholes))
 
 
 def _settle(
@@ -170,25 +184,25 @@ def _settle(
     detail: str = "",
     ranks: Sequence[int] = (),
     *,
-    distance: Distance | None = None,
+    far: _Far | None = None,
     wholes: tuple[torch.Tensor, ...] = (),
 ) -> Judged:
     tensor = case.reference if case.reference is not None else _held(case, ranks[0] if ranks else 0)
-    shape = tuple(tensor.shape)
-    has_numbers = distance is not None and case.floor is not None
     verdict = TensorVerdict(
         name=case.name,
         kind=case.kind,
         agreement=agreement,
-        shape=shape,
+        shape=tuple(tensor.shape),
         dtype=_name(tensor.dtype),
-        error=_relate(distance.rms, case.floor) if distance and case.floor else None,
-        noise=_relate(case.floor.rms, case.floor) if has_numbers and case.floor else None,
-        max_error=distance.largest if distance else None,
-        worst_index=_unravel(distance.worst, tensor) if distance else None,
+        error=_relate(far.distance.rms, case.floor) if far and case.floor else None,
+        noise=_relate(case.floor.rms, case.floor) if far and case.floor else None,
+        max_error=far.distance.largest if far else None,
+        worst_index=_unravel(far.place, tensor) if far else None,
         ranks=compress_ranks(ranks),
         detail=detail,
     )
+    if agreement in FINE:  # nobody will ask what it was; a model has many of them
+        return Judged(replace(case, target=None, ranks=()), verdict)
     return Judged(case, verdict, wholes)
 
 
@@ -209,7 +223,7 @@ def _unravel(index: int, tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _same_nonfinite(value: torch.Tensor, wanted: torch.Tensor) -> bool:
-    if bool(torch.isfinite(value).all()) and bool(torch.isfinite(wanted).all()):
+    if is_finite(value) and is_finite(wanted):
         return True
     is_same_nan = torch.equal(torch.isnan(value), torch.isnan(wanted))
     return is_same_nan and all(

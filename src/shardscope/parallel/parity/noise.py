@@ -13,22 +13,33 @@ from typing import final
 
 import torch
 
-__all__ = ["Distance", "Floor", "as_exact", "epsilon", "find_floor", "is_inexact", "measure"]
+__all__ = [
+    "Distance",
+    "Floor",
+    "as_exact",
+    "epsilon",
+    "find_floor",
+    "find_rms",
+    "find_worst",
+    "is_finite",
+    "is_inexact",
+    "measure",
+]
 
 # How many times its noise a result may be off. Few elements tell little of the noise they came
 # from, so that a single number gets more room than a matrix.
 _MARGIN = 8.0
 _MARGIN_OF_ONE = 24.0
+_SMALL = 1e-150  # numbers whose squares are none
 
 
 @final
 @dataclass(frozen=True)
 class Distance:
-    """Of one tensor from another: root mean square, largest, and where that is."""
+    """Of one tensor from another: root mean square, and largest."""
 
     rms: float
     largest: float
-    worst: int  # index into the flattened tensor
 
 
 @final
@@ -71,14 +82,27 @@ def as_exact(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64)
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether an exact tensor has neither NaN nor infinity; in one pass."""
+    return math.isfinite(float(tensor.sum()))
+
+
 def measure(value: torch.Tensor, target: torch.Tensor) -> Distance:
     """How far `value` is from `target`, both exact, where both are finite."""
-    off = (value - target).abs_()
-    off.masked_fill_(~(torch.isfinite(value) & torch.isfinite(target)), 0.0)
-    if not off.numel():
-        return Distance(0.0, 0.0, 0)
-    worst = int(off.argmax())
-    return Distance(_rms(off), float(off.flatten()[worst]), worst)
+    off = _find_off(value, target)
+    return Distance(find_rms(off), float(off.abs().max()) if off.numel() else 0.0)
+
+
+def find_worst(value: torch.Tensor, target: torch.Tensor) -> int:
+    """Where `value` is furthest from `target`, as an index into them flattened."""
+    return int(_find_off(value, target).abs().argmax()) if value.numel() else 0
+
+
+def _find_off(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    off = value - target
+    if not is_finite(off):
+        off.masked_fill_(~(torch.isfinite(value) & torch.isfinite(target)), 0.0)
+    return off
 
 
 def find_floor(
@@ -98,8 +122,8 @@ def find_floor(
             samples.append(measure(rounded, target))
         else:
             samples += [measure(rounded, other), measure(other, target)]
-    finite = torch.where(torch.isfinite(target), target, 0.0).abs()
-    scale, top = _rms(finite), float(finite.max()) if finite.numel() else 0.0
+    finite = target if is_finite(target) else torch.where(torch.isfinite(target), target, 0.0)
+    scale, top = find_rms(finite), float(finite.abs().max()) if finite.numel() else 0.0
     unit = epsilon(precision)
     return Floor(
         max(unit * scale, *(one.rms for one in samples)),
@@ -109,9 +133,14 @@ def find_floor(
     )
 
 
-def _rms(tensor: torch.Tensor) -> float:
+def find_rms(tensor: torch.Tensor) -> float:
+    """The root mean square of an exact tensor."""
     if not tensor.numel():
         return 0.0
+    rms = float(torch.linalg.vector_norm(tensor)) / math.sqrt(tensor.numel())
+    if rms > _SMALL and math.isfinite(rms):
+        return rms
+    # Squares overflow, or vanish: take them of the largest.
     top = float(tensor.abs().max())
-    # Of the largest, so that squares neither overflow nor vanish.
-    return top * float((tensor / top).square().mean().sqrt()) if top > 0 else 0.0
+    norm = float(torch.linalg.vector_norm(tensor / top)) if top > 0 else 0.0
+    return top * norm / math.sqrt(tensor.numel())

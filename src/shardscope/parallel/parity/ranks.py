@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.played_group import OWN
 from shardscope._torch.propagation import quiet_collectives
+from shardscope.errors import ParityError
 from shardscope.parallel.parity.execute import Whole, execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.outcome import Outcome
@@ -79,6 +81,7 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
     with variant.applied(own, task) as applied:
         sharded = eager.parallelize(own, mesh)
         model = sharded if isinstance(sharded, nn.Module) else own
+        _check_supported(model)
         variant.adapt(model)
         whole = gatherer if eager.gather is None else eager.gather(model, mesh)
         parameters = _find_changed(whole, model, dict(named_parameters(eager.model)))
@@ -87,6 +90,14 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         outcome = execute(model, applied, whole=whole, probe=probe)
     outcome.parameters.update(parameters)
     return outcome
+
+
+def _check_supported(model: nn.Module) -> None:
+    if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
+        raise ParityError(
+            "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), which keeps "
+            "gradients in flat pieces that cannot be told apart. Shard it with fully_shard (FSDP2)."
+        )
 
 
 def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:

@@ -17,6 +17,8 @@ _FORWARD = {
     Suspect.PERMUTED: "Put pieces together along the dim they were cut along, in the ranks' order.",
     Suspect.SCALED: "Look for a factor that is applied on each rank, such as a mean over a piece.",
     Suspect.STALE: "See that what it computes is kept, and that its weights were loaded.",
+    Suspect.TORN_TIE: "Tie them again after sharding (head.weight = tok.weight), and give both the "
+    "same placement.",
     Suspect.RANDOMNESS: "Seed ranks alike where a value is whole on each, and apart where it is "
     "cut.",
 }

@@ -99,9 +99,8 @@ def _jitter(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not tensor.is_floating_point() and not tensor.is_complex():
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8) * 2 - 1
-    factors = 1 + signs.to(torch.float64) * epsilon(tensor.dtype)
-    wide = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
-    return (wide * factors.to(wide.device)).to(tensor.dtype)
+    change = signs.to(tensor.device, tensor.dtype) * epsilon(tensor.dtype)
+    return tensor.detach() + tensor.detach() * change
 
 
 @contextmanager

@@ -17,8 +17,9 @@ from shardscope.parallel.rules.dims import (
     terms,
     with_any_other,
 )
+from shardscope.parallel.rules.pointwise import broadcast_cuts
 
-__all__ = ["casts_like_another", "complex_views", "copies"]
+__all__ = ["casts_like_another", "complex_views", "copies", "overwrites"]
 
 _aten = torch.ops.aten
 
@@ -58,3 +59,14 @@ def complex_views(call: Call) -> Iterator[Strategy]:
         if can_be_cut(size):
             yield cut(call, {0: dim}, {0: dim})
     yield terms(call, 0)
+
+
+@rule(_aten.copy.default)
+def overwrites(call: Call) -> Iterator[Strategy]:
+    """The source in the place of what was there, of which only the shape and the dtype are left."""
+    for dim, inputs in broadcast_cuts(call, call.outputs[0].shape):
+        yield cut(call, {**inputs, 0: dim}, {0: dim})
+    source, kept = call["src"].dtype, call.outputs[0].dtype
+    if source != torch.bool and torch.promote_types(source, kept) == kept:
+        yield terms(call, 1)
+        yield terms(call, 0, 1)

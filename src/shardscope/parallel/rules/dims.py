@@ -104,10 +104,15 @@ def sources(call: Call) -> dict[int, int]:
 
 
 def matched_dims(shape: Sequence[Size], whole: Sequence[Size]) -> Iterator[tuple[int, int]]:
-    """Dims of a tensor that are not broadcast where it is used in `whole`, and which they are."""
+    """Dims of a tensor that are not broadcast where it is used in `whole`, and which they are.
+
+    What is not 1 has the size of the whole, though open sizes may say so in other symbols: those
+    of two inputs that export found out nothing about.
+    """
     offset = len(whole) - len(shape)
     for dim, size in enumerate(shape):
-        if can_be_cut(size) and size == whole[dim + offset]:
+        are_known = isinstance(size, int) and isinstance(whole[dim + offset], int)
+        if can_be_cut(size) and (size == whole[dim + offset] or not are_known):
             yield dim, dim + offset
 
 

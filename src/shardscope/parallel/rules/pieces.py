@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
@@ -111,8 +110,9 @@ def can_pick_own(call: Call, dim: int) -> bool:
     source: TensorSpec = call["self"]
     if source.dtype == torch.bool or not isinstance(source.shape[dim], int):
         return False
-    growth = sympy.cancel(product(call.outputs[0].shape) / sympy.sympify(product(source.shape)))
-    return not (growth.is_number and growth > sympy.Rational(1, 2))
+    picked, whole = product(call.outputs[0].shape), product(source.shape)
+    growth = 2 * picked - whole
+    return not bool(growth > 0 if isinstance(growth, int) else growth.is_positive)
 
 
 def count_once(local: Local, name: str) -> fx.Node:

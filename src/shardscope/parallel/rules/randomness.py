@@ -126,11 +126,11 @@ def refuse_rrelu(call: Call) -> Iterator[Strategy]:
 
 
 @decomposition(aten.alpha_dropout.default)
-def take_alpha_dropout_apart(input: Tensor, p: float, train: bool) -> Tensor:
+def take_alpha_dropout_apart(input: Tensor, p: float, train: bool) -> Any:
     """What is dropped becomes a constant, and all is scaled to keep mean and variance."""
-    if not train or p in (0, 1):
-        raise NotImplementedError
+    if not train or p in (0, 1) or input.device.type not in ("cpu", "meta"):
+        raise NotImplementedError  # elsewhere dropout does not draw as this op does
     dropped = 1.7580993408473766  # what SELU tends to, negative
     scale = 1 / math.sqrt((dropped * dropped * p + 1) * (1 - p))
-    is_kept = torch.bernoulli(torch.empty_like(input), 1 - p)
+    is_kept = (aten.dropout(torch.ones_like(input), p, True) != 0).to(input.dtype)
     return input * (is_kept * scale) + ((is_kept - 1) * dropped * scale + dropped * scale * p)

@@ -25,6 +25,7 @@ _SMALLEST = (_aten.amin.default, _aten.min.default)
 @rule(
     *(_aten.max.dim, _aten.min.dim, _aten.argmax.default, _aten.argmin.default),
     *(_aten.prod.default, _aten.prod.dim_int, _aten.nanmean.default),
+    *(_aten.median.dim, _aten.nanmedian.dim, _aten.mode.default),
     *overloads("var", "std", "var_mean", "std_mean", "logsumexp", "special_logsumexp"),
     *overloads("linalg_vector_norm", "norm", "frobenius_norm"),
 )

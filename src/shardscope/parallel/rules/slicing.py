@@ -176,7 +176,8 @@ def spell_split(local: Local) -> Any:
 def cut_select(call: Call) -> Iterator[Strategy]:
     dim = _dim(call)
     yield from _cut_other_dims(call, dim)
-    if isinstance(call["self"].shape[dim], int) and can_add(call["self"]):
+    is_known = isinstance(call["self"].shape[dim], int) and isinstance(call["index"], int)
+    if is_known and can_add(call["self"]):
         yield lay(call, {"self": Shard(dim)}, Partial(), is_order_blind=False)
 
 

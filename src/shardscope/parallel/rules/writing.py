@@ -43,14 +43,18 @@ def _is_part(call: Call, along: int) -> bool:
 
 @speller(aten.select_scatter.default)
 def spell_select_scatter(local: Local) -> Any:
+    """As a slice of one index; elsewhere of none, so that what is written has a gradient there."""
     layout = local.input_layout("self")
     dim = wrap(local["dim"], len(layout.shape))
     if not is_cut(layout, dim):
         return local.repeat()
     index = wrap(local["index"], layout.shape[dim]) - layout.start(dim, local.seat)
-    if 0 <= index < layout.local_shape(local.seat)[dim]:
-        return local.repeat(index=index)
-    return local.pen.write(aten.clone.default, local["self"])
+    is_here = 0 <= index < layout.local_shape(local.seat)[dim]
+    start, end = (index, index + 1) if is_here else (0, 0)
+    write = local.pen.write
+    source = write(aten.unsqueeze.default, local["src"], dim)
+    part = write(aten.slice.Tensor, source, dim, 0, end - start)
+    return write(aten.slice_scatter.default, local["self"], part, dim, start, end)
 
 
 @speller(aten.slice_scatter.default)

@@ -164,7 +164,7 @@ def _open(size: Size, sizes: OpenSizes) -> _Open:
     factor = sympy.cancel(size / symbols[0]) if len(symbols) == 1 else None
     if factor is None or not factor.is_Integer or symbols[0] not in sizes.known:
         return _Open(symbol=str(size), factor=1, lowest=0, highest=None)
-    within = range_of(sizes.known[symbols[0]])
+    within = sizes.ranges.get(symbols[0]) or range_of(sizes.known[symbols[0]])
     highest = int(within.upper) if expression_of(within.upper).is_Integer else None
     return _Open(str(symbols[0]), int(factor), int(within.lower), highest)
 
