@@ -17,6 +17,7 @@ from shardscope._torch.functional_collectives import (
     is_collective,
 )
 from shardscope.errors import ParallelError
+from shardscope.parallel.lines import user_line
 
 __all__ = ["Watcher", "run_in_lockstep"]
 
@@ -77,11 +78,23 @@ class _Rank:
             if node.op == "output":
                 self.result = self.look_up(node.args[0])
                 return
-            self._keep(node, self._run(node))
+            self._keep(node, self._try(node))
 
     def look_up(self, nest: Any) -> Any:
         """Arguments with values in place of nodes."""
         return fx.node.map_arg(nest, self._values.__getitem__)
+
+    def _try(self, node: fx.Node) -> Any:
+        try:
+            return self._run(node)
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            line = user_line(node.meta.get("stack_trace") or "")
+            raise ParallelError(
+                f"{node.target} ({node.name}{f', {line}' if line else ''}) fails on rank "
+                f"{self._number}: {first:.200}. The original runs; leave out what it belongs to, "
+                "and please report the program."
+            ) from error
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
+from shardscope.errors import ParallelError
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.lockstep import run_in_lockstep
@@ -59,12 +60,23 @@ class Trial:
 def prove(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
     """Compare each output, gradient and changed buffer; `values` are what the program takes."""
     with kept_random_state(), torch.no_grad():
-        reference = _run_single(trial, values)
+        reference = _run_original(trial, values)
         exact = _run_exact(trial, values)
         others = jitter(values)
         jittered = [(_run_single(trial, others), _run_exact(trial, others))]
         ranks = run_ranks(trial, values)
     return compare(reference, exact, ranks, jittered=jittered, sizes=trial.mesh.sizes)
+
+
+def _run_original(trial: Trial, values: Sequence[Any]) -> Outcome:
+    try:
+        return _run_single(trial, values)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise ParallelError(
+            f"the original does not run on these inputs, not cut either ({first:.200}). Mend that "
+            "first, or say verify=False."
+        ) from error
 
 
 def _run_exact(trial: Trial, values: Sequence[Any]) -> Outcome | None:
