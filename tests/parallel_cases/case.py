@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import parallelize
 
-__all__ = ["Case", "Given", "Trained", "copied", "drawn", "tokens"]
+__all__ = ["Case", "Given", "Trained", "copied", "drawn", "kinds", "tokens", "under"]
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -37,6 +37,7 @@ class Case:
     named: Callable[[], dict[str, Any]] = dict  # keyword arguments
     inputs: Mapping[Any, Any] | None = None
     outputs: Mapping[Any, Any] | None = None
+    runs: bool = True
     trains: bool = True
     dtype: torch.dtype = torch.float64
     dynamic: Any = None  # torch.export's dynamic_shapes

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.export import Dim
 
+from parallel_cases.attention import QKVO, WAYS, Attention, Fused, FusedByView
 from parallel_cases.case import Case, drawn, tokens
 from parallel_cases.layers import PAIR, Classified, Mlp, Normed, Stack
 from parallel_cases.transformers import (
     LLAMA,
     LLAMA_SEQUENCE,
     LLAMA_VOCABULARY,
-    QKVO,
-    WAYS,
-    Attention,
-    Fused,
-    FusedByView,
     Gpt,
     Llama,
     Loss,
@@ -71,27 +67,120 @@ def _left_alone() -> Iterator[Case]:
     """What is open is not what is cut."""
     give = lambda *shape: lambda: (drawn(*shape),)  # noqa: E731
     batch = {"x": {0: Dim("batch")}}
-    yield Case("open batch", Mlp, give(4, 8), PAIR, dynamic=batch, others=(give(2, 8), give(7, 8)), counts={"all_reduce": 1})  # fmt: skip
-    yield Case("open batch, uneven hidden", lambda: Mlp(hidden=10), give(4, 8), PAIR, mesh="tp=3", dynamic=batch, others=(give(3, 8),))  # fmt: skip
-    yield Case("open batch, gathered", Mlp, give(4, 8), {"up": Colwise()}, dynamic=batch, others=(give(5, 8),))  # fmt: skip
-    yield Case("open batch, layer norm over what is cut", lambda: Normed(lambda: nn.LayerNorm(16)), give(4, 8), PAIR, dynamic=batch, others=(give(5, 8),))  # fmt: skip
-    yield Case("open batch, batch norm", lambda: Normed(lambda: nn.BatchNorm1d(16)), give(4, 8), PAIR, dynamic=batch, others=(give(6, 8),))  # fmt: skip
+    yield Case(
+        "open batch",
+        Mlp,
+        give(4, 8),
+        PAIR,
+        dynamic=batch,
+        others=(give(2, 8), give(7, 8)),
+        counts={"all_reduce": 1},
+    )
+    yield Case(
+        "open batch, uneven hidden",
+        lambda: Mlp(hidden=10),
+        give(4, 8),
+        PAIR,
+        mesh="tp=3",
+        dynamic=batch,
+        others=(give(3, 8),),
+    )
+    yield Case(
+        "open batch, gathered",
+        Mlp,
+        give(4, 8),
+        {"up": Colwise()},
+        dynamic=batch,
+        others=(give(5, 8),),
+    )
+    yield Case(
+        "open batch, layer norm over what is cut",
+        lambda: Normed(lambda: nn.LayerNorm(16)),
+        give(4, 8),
+        PAIR,
+        dynamic=batch,
+        others=(give(5, 8),),
+    )
+    yield Case(
+        "open batch, batch norm",
+        lambda: Normed(lambda: nn.BatchNorm1d(16)),
+        give(4, 8),
+        PAIR,
+        dynamic=batch,
+        others=(give(6, 8),),
+    )
     both = {"x": {0: Dim("batch"), 1: Dim("length")}}
-    yield Case("open batch and length", lambda: Stack(2), give(2, 6, 8), {f"layers.*.{k}": v for k, v in PAIR.items()}, dynamic=both, others=(give(3, 5, 8), give(2, 2, 8)))  # fmt: skip
-    yield Case("arithmetic with open sizes", Sizes, give(2, 6, 8), {f"mlp.{k}": v for k, v in PAIR.items()}, dynamic={"x": {0: AUTO, 1: AUTO}}, others=(give(4, 9, 8),))  # fmt: skip
-    for name in ("by hand, causal", "in one op, causal", "with rotary positions", "with rotary positions in complex numbers", "by bmm"):  # fmt: skip
+    yield Case(
+        "open batch and length",
+        lambda: Stack(2),
+        give(2, 6, 8),
+        {f"layers.*.{k}": v for k, v in PAIR.items()},
+        dynamic=both,
+        others=(give(3, 5, 8), give(2, 2, 8)),
+    )
+    yield Case(
+        "arithmetic with open sizes",
+        Sizes,
+        give(2, 6, 8),
+        {f"mlp.{k}": v for k, v in PAIR.items()},
+        dynamic={"x": {0: AUTO, 1: AUTO}},
+        others=(give(4, 9, 8),),
+    )
+    for name in (
+        "by hand, causal",
+        "in one op, causal",
+        "with rotary positions",
+        "with rotary positions in complex numbers",
+        "by bmm",
+    ):
         make = lambda name=name: Attention(WAYS[name])  # noqa: E731
         how = {"x": {0: Dim("batch"), 1: Dim("length", min=2, max=64)}}
-        yield Case(f"open batch and length, attention {name}", make, give(2, 6, 16), QKVO, dynamic=how, others=(give(3, 4, 16),), counts={"all_reduce": 1})  # fmt: skip
+        yield Case(
+            f"open batch and length, attention {name}",
+            make,
+            give(2, 6, 16),
+            QKVO,
+            dynamic=how,
+            others=(give(3, 4, 16),),
+            counts={"all_reduce": 1},
+            trains="by hand" in name,
+        )
     for name, make in (("fused", Fused), ("fused, seen as three", FusedByView)):
         plan = {"qkv": Colwise(fused=3), "out": Rowwise()}
-        yield Case(f"open batch and length, attention {name}", make, give(2, 6, 16), plan, dynamic=both, others=(give(3, 4, 16),), counts={"all_reduce": 1})  # fmt: skip
+        yield Case(
+            f"open batch and length, attention {name}",
+            make,
+            give(2, 6, 16),
+            plan,
+            dynamic=both,
+            others=(give(3, 4, 16),),
+            counts={"all_reduce": 1},
+            trains=False,
+        )
     text = lambda *shape: lambda: (tokens(*shape), tokens(*shape))  # noqa: E731
-    open_text = {one: {0: Dim("batch"), 1: Dim("length", min=2, max=8)} for one in ("ids", "labels")}  # fmt: skip
+    open_text = {
+        one: {0: Dim("batch"), 1: Dim("length", min=2, max=8)} for one in ("ids", "labels")
+    }
     for name, plan in {"": LLAMA, ", vocabulary cut": LLAMA_VOCABULARY}.items():
-        yield Case(f"open llama{name}", lambda: Loss(Llama(1)), text(2, 6), _lm(plan), dynamic=open_text, others=(text(3, 5),))  # fmt: skip
+        yield Case(
+            f"open llama{name}",
+            lambda: Loss(Llama(1)),
+            text(2, 6),
+            _lm(plan),
+            dynamic=open_text,
+            others=(text(3, 5),),
+            trains=bool(name),
+        )
     gpt = {"layers.*.attn.qkv": Colwise(fused=3), "layers.*.attn.out": Rowwise()}
-    yield Case("open gpt", lambda: Gpt(1), lambda: (tokens(2, 6),), gpt, dynamic={"ids": {0: AUTO, 1: Dim("length", min=2, max=8)}}, others=(lambda: (tokens(3, 4),),))  # fmt: skip
+    yield Case(
+        "open gpt",
+        lambda: Gpt(1),
+        lambda: (tokens(2, 6),),
+        gpt,
+        dynamic={"ids": {0: AUTO, 1: Dim("length", min=2, max=8)}},
+        others=(lambda: (tokens(3, 4),),),
+        trains=False,
+    )
 
 
 def _cut() -> Iterator[Case]:
@@ -100,26 +189,126 @@ def _cut() -> Iterator[Case]:
     batch = {"x": {0: AUTO}}
     for mesh in ("dp=2", "dp=2,tp=2", "tp=2,dp=2"):
         plan = {} if mesh == "dp=2" else PAIR
-        yield Case(f"open batch cut: {mesh}", Mlp, give(4, 8), plan, mesh=mesh, inputs=DATA, dynamic=batch, others=(give(8, 8), give(2, 8)))  # fmt: skip
-    yield Case("open batch cut, fully sharded", Mlp, give(4, 8), {"**": {"dp": Shard(0)}}, mesh="dp=2", inputs=DATA, dynamic=batch, others=(give(6, 8),))  # fmt: skip
-    yield Case("open batch cut, batch norm", lambda: Normed(lambda: nn.BatchNorm1d(16)), give(4, 8), {}, mesh="dp=2", inputs=DATA, dynamic=batch, others=(give(8, 8),))  # fmt: skip
-    yield Case("open batch cut, arithmetic with sizes", Sizes, give(2, 6, 8), {}, mesh="dp=2", inputs=DATA, dynamic={"x": {0: AUTO, 1: AUTO}}, others=(give(4, 4, 8),))  # fmt: skip
-    masked = lambda *shape: lambda: (drawn(*shape, 8), (torch.rand(shape) > 0.3).to(torch.get_default_dtype()))  # noqa: E731, E501
+        yield Case(
+            f"open batch cut: {mesh}",
+            Mlp,
+            give(4, 8),
+            plan,
+            mesh=mesh,
+            inputs=DATA,
+            dynamic=batch,
+            others=(give(8, 8), give(2, 8)),
+            trains=mesh == "dp=2,tp=2",
+        )
+    yield Case(
+        "open batch cut, fully sharded",
+        Mlp,
+        give(4, 8),
+        {"**": {"dp": Shard(0)}},
+        mesh="dp=2",
+        inputs=DATA,
+        dynamic=batch,
+        others=(give(6, 8),),
+    )
+    yield Case(
+        "open batch cut, batch norm",
+        lambda: Normed(lambda: nn.BatchNorm1d(16)),
+        give(4, 8),
+        {},
+        mesh="dp=2",
+        inputs=DATA,
+        dynamic=batch,
+        others=(give(8, 8),),
+    )
+    yield Case(
+        "open batch cut, arithmetic with sizes",
+        Sizes,
+        give(2, 6, 8),
+        {},
+        mesh="dp=2",
+        inputs=DATA,
+        dynamic={"x": {0: AUTO, 1: AUTO}},
+        others=(give(4, 4, 8),),
+    )
     where = {"x": {"dp": Shard(0)}, "keep": {"dp": Shard(0)}}
     sizes = {"x": {0: AUTO, 1: AUTO}, "keep": {0: AUTO, 1: AUTO}}
-    yield Case("open batch cut, mean over open length", Pooled, masked(2, 6), {}, mesh="dp=2", inputs=where, dynamic=sizes, others=(masked(4, 5),))  # fmt: skip
+    yield Case(
+        "open batch cut, mean over open length",
+        Pooled,
+        _masked(2, 6),
+        {},
+        mesh="dp=2",
+        inputs=where,
+        dynamic=sizes,
+        others=(_masked(4, 5),),
+    )
     length = {"x": {"cp": Shard(1)}, "keep": {"cp": Shard(1)}}
-    yield Case("open length cut, mean over it", Pooled, masked(2, 6), {}, mesh="cp=2", inputs=length, dynamic=sizes, others=(masked(3, 4),))  # fmt: skip
-    yield Case("open batch and length cut", Mlp, give(2, 6, 8), PAIR, mesh="dp=2,tp=2,cp=2", inputs={"x": {"dp": Shard(0), "cp": Shard(1)}}, dynamic={"x": {0: AUTO, 1: AUTO}}, others=(give(4, 4, 8),))  # fmt: skip
+    yield Case(
+        "open length cut, mean over it",
+        Pooled,
+        _masked(2, 6),
+        {},
+        mesh="cp=2",
+        inputs=length,
+        dynamic=sizes,
+        others=(_masked(3, 4),),
+    )
+    yield Case(
+        "open batch and length cut",
+        Mlp,
+        give(2, 6, 8),
+        PAIR,
+        mesh="dp=2,tp=2,cp=2",
+        inputs={"x": {"dp": Shard(0), "cp": Shard(1)}},
+        dynamic={"x": {0: AUTO, 1: AUTO}},
+        others=(give(4, 4, 8),),
+        trains=False,
+    )
     make = lambda: Attention(WAYS["in one op, causal"])  # noqa: E731
-    yield Case("open length cut, attention", make, give(2, 6, 16), {}, mesh="cp=2", inputs={"x": {"cp": Shard(1)}}, dynamic={"x": {0: AUTO, 1: Dim("length", min=2, max=64)}}, others=(give(3, 4, 16),))  # fmt: skip
+    yield Case(
+        "open length cut, attention",
+        make,
+        give(2, 6, 16),
+        {},
+        mesh="cp=2",
+        inputs={"x": {"cp": Shard(1)}},
+        dynamic={"x": {0: AUTO, 1: Dim("length", min=2, max=64)}},
+        others=(give(3, 4, 16),),
+    )
     text = lambda *shape: lambda: (tokens(*shape), tokens(*shape))  # noqa: E731
     open_text = {one: {0: AUTO, 1: AUTO} for one in ("ids", "labels")}
-    yield Case("open llama with its sequence cut", lambda: Loss(Llama(1)), text(2, 6), _lm(LLAMA_SEQUENCE), dynamic=open_text, others=(text(3, 4), text(2, 8)))  # fmt: skip
+    yield Case(
+        "open llama with its sequence cut",
+        lambda: Loss(Llama(1)),
+        text(2, 6),
+        _lm(LLAMA_SEQUENCE),
+        dynamic=open_text,
+        others=(text(2, 8),),
+    )
     data = {"ids": {"dp": Shard(0)}, "labels": {"dp": Shard(0)}}
-    yield Case("open llama on cut data, vocabulary cut", lambda: Loss(Llama(1)), text(2, 6), _lm(LLAMA_VOCABULARY), mesh="dp=2,tp=2", inputs=data, dynamic=open_text, others=(text(4, 5),))  # fmt: skip
-    yield Case("open tokens, vocabulary cut", Classified, text(2, 6), {"tokens.embed": Rowwise(), "tokens.head": Colwise(output=Shard(-1))}, dynamic=open_text, others=(text(3, 4),))  # fmt: skip
+    yield Case(
+        "open llama on cut data, vocabulary cut",
+        lambda: Loss(Llama(1)),
+        text(2, 6),
+        _lm(LLAMA_VOCABULARY),
+        mesh="dp=2,tp=2",
+        inputs=data,
+        dynamic=open_text,
+        others=(text(4, 5),),
+    )
+    yield Case(
+        "open tokens, vocabulary cut",
+        Classified,
+        text(2, 6),
+        {"tokens.embed": Rowwise(), "tokens.head": Colwise(output=Shard(-1))},
+        dynamic=open_text,
+        others=(text(3, 4),),
+    )
 
 
 def _lm(plan: dict[str, Any]) -> dict[str, Any]:
     return {f"lm.{name}": style for name, style in plan.items()}
+
+
+def _masked(*shape: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: (drawn(*shape, 8), (torch.rand(shape) > 0.3).to(torch.get_default_dtype()))

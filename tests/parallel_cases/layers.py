@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from parallel_cases.case import Case, drawn, tokens
@@ -238,11 +238,24 @@ def _mlps() -> Iterator[Case]:
         name = f"mlp of a {len(shape)}-d input"
         give = lambda shape=shape: (drawn(*shape),)  # noqa: E731
         yield Case(name, Mlp, give, PAIR, counts=one, joint_counts=both)
-    mesh_of = {"even": ("tp=4", 16), "uneven": ("tp=3", 10), "some ranks empty": ("tp=4", 5), "smaller than the world": ("tp=4", 2)}  # fmt: skip
+    mesh_of = {
+        "even": ("tp=4", 16),
+        "uneven": ("tp=3", 10),
+        "some ranks empty": ("tp=4", 5),
+        "smaller than the world": ("tp=4", 2),
+    }
     for what, (mesh, hidden) in mesh_of.items():
         for bias in (True, False):
             name = f"mlp with {'' if bias else 'no '}bias, hidden {what}"
-            yield Case(name, lambda h=hidden, b=bias: Mlp(hidden=h, bias=b), lambda: (drawn(4, 8),), PAIR, mesh=mesh, counts=one, joint_counts=both)  # fmt: skip
+            yield Case(
+                name,
+                lambda h=hidden, b=bias: Mlp(hidden=h, bias=b),
+                lambda: (drawn(4, 8),),
+                PAIR,
+                mesh=mesh,
+                counts=one,
+                joint_counts=both,
+            )
     for n in (2, 4):
         plan = {f"layers.*.{key}": style for key, style in PAIR.items()}
         counts = {"counts": {"all_reduce": n}, "joint_counts": {"all_reduce": 2 * n - 1}}
@@ -252,20 +265,54 @@ def _mlps() -> Iterator[Case]:
     give = lambda: (drawn(2, 3, 8),)  # noqa: E731
     yield Case("gated mlp", Gated, give, {"gate": Colwise(), **PAIR}, counts=one, joint_counts=both)
     yield Case("gated mlp on 5 ranks", Gated, give, {"gate": Colwise(), **PAIR}, mesh="tp=5")
-    yield Case("fused gated mlp", FusedGated, give, {"both": Colwise(fused=2), "down": Rowwise()}, counts=one, joint_counts=both)  # fmt: skip
-    yield Case("fused weight cut as if it were one", FusedGated, give, {"both": Colwise(), "down": Rowwise()})  # fmt: skip
+    yield Case(
+        "fused gated mlp",
+        FusedGated,
+        give,
+        {"both": Colwise(fused=2), "down": Rowwise()},
+        counts=one,
+        joint_counts=both,
+    )
+    yield Case(
+        "fused weight cut as if it were one",
+        FusedGated,
+        give,
+        {"both": Colwise(), "down": Rowwise()},
+    )
     yield Case("mlp that is called twice", Shared, give, {f"mlp.{k}": v for k, v in PAIR.items()})
-    yield Case("weights without modules", Bare, lambda: (drawn(4, 8),), {"first": Shard(1), "second": Shard(0)})  # fmt: skip
-    yield Case("weights cut the other way", Bare, lambda: (drawn(4, 8),), {"first": Shard(0), "second": Shard(1)})  # fmt: skip
+    yield Case(
+        "weights without modules",
+        Bare,
+        lambda: (drawn(4, 8),),
+        {"first": Shard(1), "second": Shard(0)},
+    )
+    yield Case(
+        "weights cut the other way",
+        Bare,
+        lambda: (drawn(4, 8),),
+        {"first": Shard(0), "second": Shard(1)},
+    )
     yield Case("column after column", Mlp, give, {"up": Colwise(), "down": Colwise()})
     yield Case("row after row", Mlp, give, {"up": Rowwise(), "down": Rowwise()})
     yield Case("row after column", Mlp, give, {"up": Rowwise(), "down": Colwise()})
     yield Case("only a column", Mlp, give, {"up": Colwise()})
     yield Case("only a row", Mlp, give, {"down": Rowwise()})
     yield Case("only a bias", Mlp, give, {"up.bias": Shard(0)})
-    yield Case("gathered after a column", Mlp, give, {"up": Colwise(output=Replicate())}, counts={"all_gather_into_tensor": 1})  # fmt: skip
+    yield Case(
+        "gathered after a column",
+        Mlp,
+        give,
+        {"up": Colwise(output=Replicate())},
+        counts={"all_gather_into_tensor": 1},
+    )
     yield Case("pins around a module", Mlp, give, {**PAIR, "": ModuleInput(Shard(0))}, counts=None)
-    yield Case("an output left cut", Mlp, give, {"up": Colwise(), "down": [Colwise(), ModuleOutput(Shard(-1))]}, outputs={0: Shard(-1)})  # fmt: skip
+    yield Case(
+        "an output left cut",
+        Mlp,
+        give,
+        {"up": Colwise(), "down": [Colwise(), ModuleOutput(Shard(-1))]},
+        outputs={0: Shard(-1)},
+    )
     yield Case("an input that comes cut", Mlp, give, {"up": Rowwise()}, inputs={"x": Shard(-1)})
     yield Case("in single precision", Mlp, give, PAIR, dtype=torch.float32, tolerance=1e-5)
     yield Case("in bfloat16", Mlp, give, PAIR, dtype=torch.bfloat16, tolerance=5e-2)
@@ -279,7 +326,9 @@ def _embeddings() -> Iterator[Case]:
     yield Case("embedding cut by row, unevenly", Embedded, give, rows, mesh="tp=5")
     yield Case("embedding cut by column", Embedded, give, columns)
     yield Case("embedding with padding", lambda: Embedded(padding_idx=3), give, rows)
-    yield Case("embedding and head cut", Embedded, give, {**rows, "head": Colwise(output=Replicate())})  # fmt: skip
+    yield Case(
+        "embedding and head cut", Embedded, give, {**rows, "head": Colwise(output=Replicate())}
+    )
     tied = {**rows, "head": Colwise()}
     yield Case("tied embedding and head", lambda: Embedded(is_tied=True), give, tied)
     yield Case("tied, on three", lambda: Embedded(is_tied=True), give, tied, mesh="tp=3")
@@ -291,7 +340,9 @@ def _embeddings() -> Iterator[Case]:
     for name, options in {"": {}, ", tied": {"is_tied": True}}.items():
         make = lambda options=options: Classified(**options)  # noqa: E731
         yield Case(f"cross-entropy over a cut vocabulary{name}", make, labelled, plan)
-        yield Case(f"cross-entropy over a cut vocabulary on five{name}", make, labelled, plan, mesh="tp=5")  # fmt: skip
+        yield Case(
+            f"cross-entropy over a cut vocabulary on five{name}", make, labelled, plan, mesh="tp=5"
+        )
     some = lambda: (tokens(2, 5), tokens(2, 5).masked_fill(torch.rand(2, 5) > 0.5, -100))  # noqa: E731
     yield Case("cross-entropy over a cut vocabulary, some ignored", Classified, some, plan)
 
@@ -310,15 +361,50 @@ def _convolutions() -> Iterator[Case]:
     still = lambda: ConvNet(norms["batch norm"], is_training=False)  # noqa: E731
     yield Case("convolutions and batch norm at rest", still, give, plan, counts={"all_reduce": 1})
     batch = {"x": {"dp": Shard(0)}}
-    yield Case("convolutions on cut data", lambda: ConvNet(norms["batch norm"]), give, {}, mesh="dp=2", inputs=batch)  # fmt: skip
-    yield Case("convolutions on a 2-d mesh", lambda: ConvNet(norms["batch norm"]), give, plan, mesh="dp=2,tp=2", inputs=batch)  # fmt: skip
-    yield Case("convolutions cut in three", lambda: ConvNet(norms["batch norm"]), give, plan, mesh="tp=3")  # fmt: skip
-    yield Case("convolutions cut along rows of pixels", lambda: ConvNet(norms["group norm"]), give, {}, inputs={"x": Shard(2)})  # fmt: skip
+    yield Case(
+        "convolutions on cut data",
+        lambda: ConvNet(norms["batch norm"]),
+        give,
+        {},
+        mesh="dp=2",
+        inputs=batch,
+    )
+    yield Case(
+        "convolutions on a 2-d mesh",
+        lambda: ConvNet(norms["batch norm"]),
+        give,
+        plan,
+        mesh="dp=2,tp=2",
+        inputs=batch,
+    )
+    yield Case(
+        "convolutions cut in three", lambda: ConvNet(norms["batch norm"]), give, plan, mesh="tp=3"
+    )
+    yield Case(
+        "convolutions cut along rows of pixels",
+        lambda: ConvNet(norms["group norm"]),
+        give,
+        {},
+        inputs={"x": Shard(2)},
+    )
     block = {"expand": Colwise(), "depth": Colwise(), "project": Rowwise()}
     yield Case("depthwise convolutions", Depthwise, lambda: (drawn(2, 4, 5, 5),), block)
-    plan = {"enter": Colwise(), "down": Rowwise(), "middle": Colwise(), "up": Rowwise(), "leave": Rowwise()}  # fmt: skip
+    plan = {
+        "enter": Colwise(),
+        "down": Rowwise(),
+        "middle": Colwise(),
+        "up": Rowwise(),
+        "leave": Rowwise(),
+    }
     yield Case("u-net", Unet, lambda: (drawn(2, 2, 8, 8),), plan)
-    yield Case("u-net on cut data", Unet, lambda: (drawn(2, 2, 8, 8),), plan, mesh="dp=2,tp=2", inputs=batch)  # fmt: skip
+    yield Case(
+        "u-net on cut data",
+        Unet,
+        lambda: (drawn(2, 2, 8, 8),),
+        plan,
+        mesh="dp=2,tp=2",
+        inputs=batch,
+    )
 
 
 def _others() -> Iterator[Case]:
@@ -334,7 +420,12 @@ def _others() -> Iterator[Case]:
     for name, norm in norms.items():
         yield Case(f"{name} between a column and a row", lambda n=norm: Normed(n), give, PAIR)
         if "without" not in name:
-            yield Case(f"{name} cut with its layers", lambda n=norm: Normed(n), give, {**PAIR, "norm": Shard(0)})  # fmt: skip
+            yield Case(
+                f"{name} cut with its layers",
+                lambda n=norm: Normed(n),
+                give,
+                {**PAIR, "norm": Shard(0)},
+            )
     give = lambda: (drawn(2, 3, 8),)  # noqa: E731
     for name, plan in {
         "by expert": {"up": Shard(0), "down": Shard(0)},
@@ -343,4 +434,9 @@ def _others() -> Iterator[Case]:
     }.items():
         yield Case(f"experts cut {name}", Experts, give, plan)
         yield Case(f"experts cut {name} on three", Experts, give, plan, mesh="tp=3")
-    yield Case("a cell unrolled", Recurrent, lambda: (drawn(2, 3, 4),), {"enter": Colwise(), "again": Colwise(), "leave": Rowwise()})  # fmt: skip
+    yield Case(
+        "a cell unrolled",
+        Recurrent,
+        lambda: (drawn(2, 3, 4),),
+        {"enter": Colwise(), "again": Colwise(), "leave": Rowwise()},
+    )

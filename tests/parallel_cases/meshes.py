@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from parallel_cases.case import Case, drawn, tokens
@@ -66,13 +66,49 @@ def _data_parallel() -> Iterator[Case]:
     yield Case("data in three, unevenly", Mlp, give, {}, mesh="dp=3", inputs=DATA)
     yield Case("more ranks than data", Mlp, lambda: (drawn(2, 8),), {}, mesh="dp=4", inputs=DATA)
     both = lambda: (drawn(4, 8), drawn(4, 8))  # noqa: E731
-    yield Case("a mean over data in two", Mean, both, {}, mesh="dp=2", inputs={"x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}})  # fmt: skip
-    yield Case("a mean over uneven data", Mean, both, {}, mesh="dp=3", inputs={"x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}})  # fmt: skip
+    yield Case(
+        "a mean over data in two",
+        Mean,
+        both,
+        {},
+        mesh="dp=2",
+        inputs={"x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}},
+    )
+    yield Case(
+        "a mean over uneven data",
+        Mean,
+        both,
+        {},
+        mesh="dp=3",
+        inputs={"x": {"dp": Shard(0)}, "y": {"dp": Shard(0)}},
+    )
     yield Case("only one input cut", Mean, both, {}, mesh="dp=2", inputs=DATA)
-    yield Case("a weighed mean over data", Weighed, lambda: (drawn(4, 8), drawn(4).abs()), {}, mesh="dp=2", inputs={"x": {"dp": Shard(0)}, "weight": {"dp": Shard(0)}})  # fmt: skip
+    yield Case(
+        "a weighed mean over data",
+        Weighed,
+        lambda: (drawn(4, 8), drawn(4).abs()),
+        {},
+        mesh="dp=2",
+        inputs={"x": {"dp": Shard(0)}, "weight": {"dp": Shard(0)}},
+    )
     yield Case("a contrast over data", Contrast, give, {}, mesh="dp=2", inputs=DATA)
-    yield Case("an output asked whole", Mlp, give, {}, mesh="dp=2", inputs=DATA, outputs={0: {"dp": "replicate"}})  # fmt: skip
-    yield Case("gpt on cut data", Gpt, lambda: (tokens(4, 6),), {}, mesh="dp=2", inputs={"ids": {"dp": Shard(0)}})  # fmt: skip
+    yield Case(
+        "an output asked whole",
+        Mlp,
+        give,
+        {},
+        mesh="dp=2",
+        inputs=DATA,
+        outputs={0: {"dp": "replicate"}},
+    )
+    yield Case(
+        "gpt on cut data",
+        Gpt,
+        lambda: (tokens(4, 6),),
+        {},
+        mesh="dp=2",
+        inputs={"ids": {"dp": Shard(0)}},
+    )
 
 
 def _fully_sharded() -> Iterator[Case]:
@@ -80,42 +116,134 @@ def _fully_sharded() -> Iterator[Case]:
     every = {"**": {"dp": Shard(0)}}
     for n in (2, 3):
         yield Case(f"fully sharded on {n}", Mlp, give, every, mesh=f"dp={n}", inputs=DATA)
-    yield Case("several mlps fully sharded", lambda: Stack(2), give, every, mesh="dp=2", inputs=DATA)  # fmt: skip
+    yield Case(
+        "several mlps fully sharded", lambda: Stack(2), give, every, mesh="dp=2", inputs=DATA
+    )
     text = lambda: (tokens(2, 8), tokens(2, 8))  # noqa: E731
     yield Case("llama fully sharded", lambda: Loss(Llama(1)), text, every, mesh="dp=2", inputs=TEXT)
-    yield Case("convolutions fully sharded", lambda: ConvNet(lambda: nn.BatchNorm2d(8)), lambda: (drawn(4, 3, 8, 8),), {"first": {"dp": Shard(0)}, "second": {"dp": Shard(0)}, "head": {"dp": Shard(0)}}, mesh="dp=2", inputs=DATA)  # fmt: skip
+    yield Case(
+        "convolutions fully sharded",
+        lambda: ConvNet(lambda: nn.BatchNorm2d(8)),
+        lambda: (drawn(4, 3, 8, 8),),
+        {"first": {"dp": Shard(0)}, "second": {"dp": Shard(0)}, "head": {"dp": Shard(0)}},
+        mesh="dp=2",
+        inputs=DATA,
+    )
     two = {"up": {"tp": Colwise(), "dp": Shard(0)}, "down": {"tp": Rowwise(), "dp": Shard(0)}}
-    yield Case("fully sharded beside tensor parallel", Mlp, give, two, mesh="dp=2,tp=2", inputs=DATA)  # fmt: skip
-    yield Case("fully sharded beside tensor parallel, uneven", lambda: Mlp(hidden=10), give, two, mesh="dp=2,tp=3", inputs=DATA)  # fmt: skip
-    yield Case("tensor parallel first, then fully sharded", Mlp, give, two, mesh="tp=2,dp=2", inputs=DATA)  # fmt: skip
-    yield Case("replicas of fully sharded", Mlp, give, every, mesh="ddp=2,dp=2", inputs={"x": {"ddp": Shard(0), "dp": Shard(0)}})  # fmt: skip
+    yield Case(
+        "fully sharded beside tensor parallel", Mlp, give, two, mesh="dp=2,tp=2", inputs=DATA
+    )
+    yield Case(
+        "fully sharded beside tensor parallel, uneven",
+        lambda: Mlp(hidden=10),
+        give,
+        two,
+        mesh="dp=2,tp=3",
+        inputs=DATA,
+    )
+    yield Case(
+        "tensor parallel first, then fully sharded", Mlp, give, two, mesh="tp=2,dp=2", inputs=DATA
+    )
+    yield Case(
+        "replicas of fully sharded",
+        Mlp,
+        give,
+        every,
+        mesh="ddp=2,dp=2",
+        inputs={"x": {"ddp": Shard(0), "dp": Shard(0)}},
+    )
 
 
 def _several_axes() -> Iterator[Case]:
     give = lambda: (drawn(4, 8),)  # noqa: E731
     text = lambda: (tokens(2, 8), tokens(2, 8))  # noqa: E731
     for mesh in ("tp=1", "dp=1,tp=2", "dp=2,tp=1", "dp=1,tp=1,cp=1"):
-        yield Case(f"an axis of one: {mesh}", Mlp, give, PAIR, mesh=mesh, inputs=DATA if "dp" in mesh else None)  # fmt: skip
+        yield Case(
+            f"an axis of one: {mesh}",
+            Mlp,
+            give,
+            PAIR,
+            mesh=mesh,
+            inputs=DATA if "dp" in mesh else None,
+        )
     yield Case("two axes", Mlp, give, PAIR, mesh="dp=2,tp=2", inputs=DATA, counts={"all_reduce": 1})
     yield Case("two axes, weights first", Mlp, give, PAIR, mesh="tp=2,dp=2", inputs=DATA)
-    yield Case("two axes, both uneven", lambda: Mlp(hidden=10), lambda: (drawn(5, 8),), PAIR, mesh="dp=2,tp=3", inputs=DATA)  # fmt: skip
+    yield Case(
+        "two axes, both uneven",
+        lambda: Mlp(hidden=10),
+        lambda: (drawn(5, 8),),
+        PAIR,
+        mesh="dp=2,tp=3",
+        inputs=DATA,
+    )
     both = {"up": {"a": Colwise(), "b": Colwise()}, "down": {"a": Rowwise(), "b": Rowwise()}}
     yield Case("one dim cut by two axes", Mlp, give, both, mesh="a=2,b=2")
-    yield Case("one dim cut by two axes, unevenly", lambda: Mlp(hidden=10), give, both, mesh="a=2,b=3")  # fmt: skip
-    yield Case("one dim cut by two axes, some ranks empty", lambda: Mlp(hidden=5), give, both, mesh="a=2,b=2")  # fmt: skip
+    yield Case(
+        "one dim cut by two axes, unevenly", lambda: Mlp(hidden=10), give, both, mesh="a=2,b=3"
+    )
+    yield Case(
+        "one dim cut by two axes, some ranks empty",
+        lambda: Mlp(hidden=5),
+        give,
+        both,
+        mesh="a=2,b=2",
+    )
     cross = {"up": {"a": Colwise(), "b": Rowwise()}, "down": {"a": Rowwise(), "b": Colwise()}}
     yield Case("two dims cut by two axes", Mlp, give, cross, mesh="a=2,b=2")
-    yield Case("data cut by two axes", Mlp, give, {}, mesh="a=2,b=2", inputs={"x": {"a": Shard(0), "b": Shard(0)}})  # fmt: skip
-    yield Case("data cut by two axes along two dims", Mlp, lambda: (drawn(2, 4, 8),), {}, mesh="a=2,b=2", inputs={"x": {"a": Shard(0), "b": Shard(1)}})  # fmt: skip
-    cube: dict[str, Any] = {"mesh": "dp=2,tp=2,cp=2", "inputs": {"x": {"dp": Shard(0), "cp": Shard(1)}}}  # fmt: skip
-    block = {"attn.qkv": Colwise(fused=3), "attn.out": Rowwise(), "mlp.up": Colwise(), "mlp.down": Rowwise()}  # fmt: skip
+    yield Case(
+        "data cut by two axes",
+        Mlp,
+        give,
+        {},
+        mesh="a=2,b=2",
+        inputs={"x": {"a": Shard(0), "b": Shard(0)}},
+    )
+    yield Case(
+        "data cut by two axes along two dims",
+        Mlp,
+        lambda: (drawn(2, 4, 8),),
+        {},
+        mesh="a=2,b=2",
+        inputs={"x": {"a": Shard(0), "b": Shard(1)}},
+    )
+    cube: dict[str, Any] = {
+        "mesh": "dp=2,tp=2,cp=2",
+        "inputs": {"x": {"dp": Shard(0), "cp": Shard(1)}},
+    }
+    block = {
+        "attn.qkv": Colwise(fused=3),
+        "attn.out": Rowwise(),
+        "mlp.up": Colwise(),
+        "mlp.down": Rowwise(),
+    }
     yield Case("a block on three axes", GptBlock, lambda: (drawn(2, 4, 16),), block, **cube)
     yield Case("an mlp on three axes", Mlp, lambda: (drawn(2, 4, 8),), PAIR, **cube)
     ids = {"ids": {"dp": Shard(0), "cp": Shard(1)}, "labels": {"dp": Shard(0), "cp": Shard(1)}}
-    yield Case("llama on three axes", lambda: Loss(Llama(1)), text, {f"lm.{k}": v for k, v in LLAMA.items()}, mesh="dp=2,tp=2,cp=2", inputs=ids)  # fmt: skip
+    yield Case(
+        "llama on three axes",
+        lambda: Loss(Llama(1)),
+        text,
+        {f"lm.{k}": v for k, v in LLAMA.items()},
+        mesh="dp=2,tp=2,cp=2",
+        inputs=ids,
+        trains=False,
+    )
     vocabulary = {f"lm.{k}": v for k, v in LLAMA_VOCABULARY.items()}
-    yield Case("llama on two axes, vocabulary cut", lambda: Loss(Llama(1)), text, vocabulary, mesh="tp=2,dp=2", inputs=TEXT)  # fmt: skip
-    yield Case("experts on one axis, their insides on another", Expert, lambda: (drawn(2, 3, 8),), {"up": {"ep": Shard(0), "tp": Shard(2)}, "down": {"ep": Shard(0), "tp": Shard(1)}}, mesh="ep=2,tp=2")  # fmt: skip
+    yield Case(
+        "llama on two axes, vocabulary cut",
+        lambda: Loss(Llama(1)),
+        text,
+        vocabulary,
+        mesh="tp=2,dp=2",
+        inputs=TEXT,
+    )
+    yield Case(
+        "experts on one axis, their insides on another",
+        Expert,
+        lambda: (drawn(2, 3, 8),),
+        {"up": {"ep": Shard(0), "tp": Shard(2)}, "down": {"ep": Shard(0), "tp": Shard(1)}},
+        mesh="ep=2,tp=2",
+    )
 
 
 class Expert(nn.Module):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from parallel_cases.case import Case, drawn
@@ -16,12 +16,12 @@ __all__ = ["op_cases"]
 
 
 class Each(nn.Module):
-    """The op's results on a value that is cut along dim 0, on one that is cut along dim 1, …"""
+    """The op's results on a value that is cut along one dim, on one that is cut along another, …"""
 
-    def __init__(self, op: Callable[[Tensor], Any], shape: tuple[int, ...]) -> None:
+    def __init__(self, op: Callable[[Tensor], Any], shape: tuple[int, ...], num_dims: int) -> None:
         super().__init__()
         self.op = op
-        self.factors = nn.ParameterList(nn.Parameter(torch.randn(shape)) for _ in shape)
+        self.factors = nn.ParameterList(nn.Parameter(torch.randn(shape)) for _ in range(num_dims))
 
     def forward(self, x: Tensor) -> list[Any]:
         return [self.op(x * factor) for factor in self.factors]
@@ -31,27 +31,15 @@ Op = Callable[[Tensor], Any]
 
 # Of (4, 6, 8): along dims by name and by their negative, with and without keepdim.
 SMOOTH: dict[str, Op] = {
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "exp and log1p": lambda x: (x.exp().log1p(), torch.expm1(x)),
-    "pow": lambda x: (x**2, 2.0**x, x.abs() ** 0.5),
-    "rsqrt": lambda x: (x * x + 1).rsqrt(),
-    "softplus": F.softplus,
-    "leaky relu": lambda x: F.leaky_relu(x, 0.2),
-    "hardtanh": F.hardtanh,
-    "clamp": lambda x: x.clamp(-0.5, 0.7),
-    "clamp by tensors": lambda x: x.clamp(x.mean(0), x.mean(0) + 1),
-    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
-    "masked_fill": lambda x: x.masked_fill(x > 0.5, 2.0),
-    "lerp": lambda x: torch.lerp(x, x * x, 0.3),
-    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
-    "times itself": lambda x: x * x,
+    "activations": lambda x: (F.gelu(x), F.silu(x), F.softplus(x), F.hardtanh(x), F.leaky_relu(x)),
+    "functions": lambda x: (x.tanh(), x.erf(), x.exp(), x.abs().log1p(), (x * x + 1).rsqrt()),
+    "powers": lambda x: (x**2, 2.0**x, x.abs() ** 0.5),
+    "clamp": lambda x: (x.clamp(-0.5, 0.7), x.clamp(x.mean(0), x.mean(0) + 1)),
+    "where": lambda x: (torch.where(x > 0, x, 0.1 * x), x.masked_fill(x > 0.5, 2.0)),
+    "itself": lambda x: (x * x, x.lerp(x * x, 0.3), torch.addcmul(x, x, x), x.maximum(-x)),
     "minus its transpose": lambda x: x[:, :, :6] - x[:, :, :6].transpose(1, 2),
-    "plus a row": lambda x: x + torch.arange(8.0, dtype=x.dtype),
+    "plus a row": lambda x: x * torch.tensor(2.0) + torch.arange(8.0, dtype=x.dtype),
     "plus a column": lambda x: x + torch.arange(6.0, dtype=x.dtype)[:, None],
-    "times a scalar tensor": lambda x: x * torch.tensor(2.0, dtype=x.dtype),
     "to float and back": lambda x: x.float().to(x.dtype),
     "softmax(0)": lambda x: x.softmax(0),
     "softmax(1)": lambda x: x.softmax(1),
@@ -95,8 +83,14 @@ SMOOTH: dict[str, Op] = {
     "index": lambda x: (x[:, torch.tensor([2, 0, 2])], x[torch.tensor([1, 3])]),
     "index by two": lambda x: x[torch.tensor([0, 1]), :, torch.tensor([5, 2])],
     "index by a mask": lambda x: x * (x > 0),
-    "index_select": lambda x: (x.index_select(-1, torch.tensor([7, 0])), x.index_select(0, torch.tensor([2]))),
-    "gather": lambda x: (x.gather(1, torch.ones(4, 2, 8, dtype=torch.long)), torch.take_along_dim(x, x.argmax(-1, keepdim=True), -1)),
+    "index_select": lambda x: (
+        x.index_select(-1, torch.tensor([7, 0])),
+        x.index_select(0, torch.tensor([2])),
+    ),
+    "gather": lambda x: (
+        x.gather(1, torch.ones(4, 2, 8, dtype=torch.long)),
+        torch.take_along_dim(x, x.argmax(-1, keepdim=True), -1),
+    ),
     "scatter": lambda x: x.scatter(1, torch.ones(4, 1, 8, dtype=torch.long), x[:, :1] * 2),
     "scatter_add": lambda x: x.scatter_add(-1, torch.zeros(4, 6, 3, dtype=torch.long), x[..., :3]),
     "index_add": lambda x: x.index_add(1, torch.tensor([0, 2]), x[:, 1:3]),
@@ -104,12 +98,20 @@ SMOOTH: dict[str, Op] = {
     "index_put": lambda x: x.index_put((torch.tensor([0, 1]),), x[2:] * 3),
     "flip": lambda x: (x.flip(0), x.flip(-1), x.flip((1, 2))),
     "roll": lambda x: (x.roll(1, 0), x.roll(-2, -1), x.roll((1, 1), (0, 1)), x.roll(3)),
-    "pad": lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 0, 1, -1)), F.pad(x, (0, 0, 0, 0, 1, 1), value=2.0)),
+    "pad": lambda x: (
+        F.pad(x, (1, 2)),
+        F.pad(x, (0, 0, 1, -1)),
+        F.pad(x, (0, 0, 0, 0, 1, 1), value=2.0),
+    ),
     "pad by reflection": lambda x: F.pad(x, (2, 1), "reflect"),
     "tril": lambda x: (x.tril(), x.triu(1), x.transpose(0, 2).tril(-1)),
     "diagonal": lambda x: (x.diagonal(dim1=0, dim2=1), x.diagonal(1, 1, 2)),
     "diag_embed": lambda x: x.diag_embed(),
-    "einsum": lambda x: (torch.einsum("bij,bkj->bik", x, x), torch.einsum("bij->ji", x), torch.einsum("bij,b->j", x, x[:, 0, 0])),
+    "einsum": lambda x: (
+        torch.einsum("bij,bkj->bik", x, x),
+        torch.einsum("bij->ji", x),
+        torch.einsum("bij,b->j", x, x[:, 0, 0]),
+    ),
     "matmul": lambda x: (x @ x.mT, x.mT @ x, x @ torch.ones(8, dtype=x.dtype)),
     "bmm": lambda x: torch.bmm(x, x.transpose(1, 2)),
     "baddbmm": lambda x: torch.baddbmm(x[:, :, :6], x, x.mT, beta=0.5, alpha=2),
@@ -123,7 +125,11 @@ SMOOTH: dict[str, Op] = {
     "flatten": lambda x: (x.flatten(1), x.flatten(0, 1), x.unflatten(-1, (2, 4))),
     "transpose": lambda x: (x.transpose(0, -1), x.permute(1, 2, 0), x.movedim(0, 1), x.mT),
     "transpose and reshape": lambda x: x.transpose(1, 2).reshape(4, 48),
-    "unsqueeze and squeeze": lambda x: (x.unsqueeze(1), x[:, :1].squeeze(1), x.unsqueeze(-1).squeeze()),
+    "unsqueeze and squeeze": lambda x: (
+        x.unsqueeze(1),
+        x[:, :1].squeeze(1),
+        x.unsqueeze(-1).squeeze(),
+    ),
     "expand": lambda x: (x.unsqueeze(0).expand(3, -1, -1, -1), x[:, :1].expand(-1, 5, -1)),
     "repeat": lambda x: (x.repeat(2, 1, 1), x.repeat(1, 1, 2), x.repeat_interleave(2, 1)),
     "broadcast": lambda x: torch.broadcast_tensors(x, x[:1]),
@@ -142,22 +148,49 @@ SMOOTH: dict[str, Op] = {
     "avg_pool1d": lambda x: F.avg_pool1d(x, 2),
     "max_pool1d": lambda x: F.max_pool1d(x, 3, 1, 1),
     "adaptive_avg_pool1d": lambda x: F.adaptive_avg_pool1d(x, 2),
-    "interpolate": lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, size=5, mode="linear")),
+    "interpolate": lambda x: (
+        F.interpolate(x, scale_factor=2),
+        F.interpolate(x, size=5, mode="linear"),
+    ),
     "conv1d": lambda x: F.conv1d(x, torch.ones(2, 6, 3, dtype=x.dtype), padding=1),
     "grouped conv1d": lambda x: F.conv1d(x, torch.ones(6, 1, 3, dtype=x.dtype), groups=6),
-    "conv_transpose1d": lambda x: F.conv_transpose1d(x, torch.ones(6, 2, 3, dtype=x.dtype), stride=2),
-    "linear": lambda x: F.linear(x, torch.ones(3, 8, dtype=x.dtype), torch.arange(3.0, dtype=x.dtype)),
+    "conv_transpose1d": lambda x: F.conv_transpose1d(
+        x, torch.ones(6, 2, 3, dtype=x.dtype), stride=2
+    ),
+    "linear": lambda x: F.linear(
+        x, torch.ones(3, 8, dtype=x.dtype), torch.arange(3.0, dtype=x.dtype)
+    ),
     "bilinear": lambda x: F.bilinear(x, x, torch.ones(2, 8, 8, dtype=x.dtype)),
-    "mse_loss": lambda x: (F.mse_loss(x, x * x), F.mse_loss(x, x + 1, reduction="none"), F.mse_loss(x, x * 2, reduction="sum")),
-    "smooth losses": lambda x: (F.smooth_l1_loss(x, x * x), F.huber_loss(x, 2 * x), F.l1_loss(x, x * x)),
+    "mse_loss": lambda x: (
+        F.mse_loss(x, x * x),
+        F.mse_loss(x, x + 1, reduction="none"),
+        F.mse_loss(x, x * 2, reduction="sum"),
+    ),
+    "smooth losses": lambda x: (
+        F.smooth_l1_loss(x, x * x),
+        F.huber_loss(x, 2 * x),
+        F.l1_loss(x, x * x),
+    ),
     "kl_div": lambda x: F.kl_div(x.log_softmax(-1), (2 * x).softmax(-1), reduction="batchmean"),
     "bce with logits": lambda x: F.binary_cross_entropy_with_logits(x, (x > 0).to(x.dtype)),
     "cross_entropy": lambda x: F.cross_entropy(x, torch.ones(4, 8, dtype=torch.long)),
-    "cross_entropy, smoothed": lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(24) % 8, label_smoothing=0.1),
-    "cross_entropy, some ignored": lambda x: F.cross_entropy(x.flatten(0, 1), torch.where(torch.arange(24) % 3 == 0, -100, torch.arange(24) % 8)),
-    "cross_entropy, weighted": lambda x: F.cross_entropy(x, torch.ones(4, 8, dtype=torch.long), weight=torch.arange(1.0, 7.0, dtype=x.dtype), reduction="none"),
+    "cross_entropy, smoothed": lambda x: F.cross_entropy(
+        x.flatten(0, 1), torch.arange(24) % 8, label_smoothing=0.1
+    ),
+    "cross_entropy, some ignored": lambda x: F.cross_entropy(
+        x.flatten(0, 1), torch.where(torch.arange(24) % 3 == 0, -100, torch.arange(24) % 8)
+    ),
+    "cross_entropy, weighted": lambda x: F.cross_entropy(
+        x,
+        torch.ones(4, 8, dtype=torch.long),
+        weight=torch.arange(1.0, 7.0, dtype=x.dtype),
+        reduction="none",
+    ),
     "nll_loss": lambda x: F.nll_loss(x.log_softmax(1), torch.ones(4, 8, dtype=torch.long)),
-    "complex": lambda x: torch.view_as_real(torch.view_as_complex(x.view(4, 6, 4, 2)) * torch.polar(torch.ones(4, dtype=x.dtype), torch.arange(4.0, dtype=x.dtype))),
+    "complex": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.view(4, 6, 4, 2))
+        * torch.polar(torch.ones(4, dtype=x.dtype), torch.arange(4.0, dtype=x.dtype))
+    ),
     "fft": lambda x: torch.fft.rfft(x, dim=1).abs(),
     "in place": lambda x: x.clone().add_(1).mul_(x).clamp_(max=2),
     "written through a view": lambda x: _write_through(x),
@@ -166,7 +199,7 @@ SMOOTH: dict[str, Op] = {
     "its size": lambda x: x * x.shape[-1] / x.size(0) + x.numel(),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x + 1, x, is_causal=True),
-}  # fmt: skip
+}
 
 # Results without gradients, or ops without them.
 ROUGH: dict[str, Op] = {
@@ -202,21 +235,36 @@ RANDOM: dict[str, Op] = {
 }
 
 IMAGES: dict[str, Op] = {
-    "conv2d": lambda x: F.conv2d(x, torch.ones(3, 4, 3, 3, dtype=x.dtype), torch.ones(3, dtype=x.dtype), padding=1),
-    "strided conv2d": lambda x: F.conv2d(x, torch.ones(4, 2, 2, 2, dtype=x.dtype), stride=2, groups=2),
-    "dilated conv2d": lambda x: F.conv2d(x, torch.ones(2, 4, 3, 3, dtype=x.dtype), dilation=2, padding="same"),
-    "conv_transpose2d": lambda x: F.conv_transpose2d(x, torch.ones(4, 3, 2, 2, dtype=x.dtype), stride=2),
+    "conv2d": lambda x: F.conv2d(
+        x, torch.ones(3, 4, 3, 3, dtype=x.dtype), torch.ones(3, dtype=x.dtype), padding=1
+    ),
+    "strided conv2d": lambda x: F.conv2d(
+        x, torch.ones(4, 2, 2, 2, dtype=x.dtype), stride=2, groups=2
+    ),
+    "dilated conv2d": lambda x: F.conv2d(
+        x, torch.ones(2, 4, 3, 3, dtype=x.dtype), dilation=2, padding="same"
+    ),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(
+        x, torch.ones(4, 3, 2, 2, dtype=x.dtype), stride=2
+    ),
     "max_pool2d": lambda x: F.max_pool2d(x, 2),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 3, stride=1, padding=1),
     "adaptive pools": lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, 2)),
-    "interpolate2d": lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(3, 5), mode="bilinear")),
+    "interpolate2d": lambda x: (
+        F.interpolate(x, scale_factor=2),
+        F.interpolate(x, size=(3, 5), mode="bilinear"),
+    ),
     "pixel shuffle": lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 2)),
     "group_norm2d": lambda x: F.group_norm(x, 2, torch.arange(4.0, dtype=x.dtype)),
-    "batch_norm2d": lambda x: F.batch_norm(x, torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype)),
+    "batch_norm2d": lambda x: F.batch_norm(
+        x, torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype)
+    ),
     "im2col": lambda x: F.unfold(x, 2),
     "pad2d": lambda x: F.pad(x, (1, 1, 2, 0), mode="replicate"),
-    "patches": lambda x: x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(2, 9, 16),
-}  # fmt: skip
+    "patches": lambda x: (
+        x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).reshape(2, 9, 16)
+    ),
+}
 
 
 def _write_through(x: Tensor) -> Tensor:
@@ -228,26 +276,32 @@ def _write_through(x: Tensor) -> Tensor:
 
 
 def op_cases() -> Iterator[Case]:
-    """Every op, cut in two; and cut in three, which leaves ranks uneven pieces, or none."""
+    """Every op on ranks that hold uneven pieces, or none; trained where the pieces are even."""
     for name, op in SMOOTH.items():
-        yield from _on_two_and_three(name, op, (4, 6, 8))
+        yield from _run_and_train(name, op, (4, 6, 8))
     for name, op in ROUGH.items():
-        yield from _on_two_and_three(name, op, (4, 6, 8), trains=False)
+        yield _run(name, op, (4, 6, 8), mesh="tp=3")
     for name, op in RANDOM.items():
-        yield from _on_two_and_three(name, op, (4, 6, 8), is_random=True)
+        yield from _run_and_train(name, op, (4, 6, 8), is_random=True)
     for name, op in IMAGES.items():
-        yield from _on_two_and_three(name, op, (2, 4, 6, 6))
+        yield from _run_and_train(name, op, (2, 4, 6, 6))
 
 
-def _on_two_and_three(name: str, op: Op, shape: tuple[int, ...], **more: Any) -> Iterator[Case]:
-    plan = {f"factors.{dim}": Shard(dim) for dim in range(len(shape))}
-    precise = {"tolerance": 1e-6} if "float" in name else {}
-    for num_ranks in (2, 3):
-        yield Case(
-            f"{name} on {num_ranks}",
-            lambda: Each(op, shape),
-            lambda: (drawn(*shape),),
-            plan,
-            mesh=f"tp={num_ranks}",
-            **{**more, **precise, **({"trains": False} if num_ranks == 3 else {})},
-        )
+def _run_and_train(name: str, op: Op, shape: tuple[int, ...], **more: Any) -> Iterator[Case]:
+    yield _run(name, op, shape, mesh="tp=3", **more)
+    yield _run(name, op, shape, mesh="tp=2", trains=True, runs=False, **more)
+
+
+def _run(
+    name: str, op: Op, shape: tuple[int, ...], *, mesh: str, trains: bool = False, **more: Any
+) -> Case:
+    dims = (0, len(shape) - 1) if trains else range(len(shape))
+    return Case(
+        f"{name}, {'trained' if trains else 'uneven'}",
+        lambda: Each(op, shape, len(dims)),
+        lambda: (drawn(*shape),),
+        {f"factors.{index}": Shard(dim) for index, dim in enumerate(dims)},
+        mesh=mesh,
+        trains=trains,
+        **{"tolerance": 1e-6 if "float" in name else 1e-9, **more},
+    )

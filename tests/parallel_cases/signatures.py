@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from parallel_cases.case import Case, drawn
@@ -89,12 +89,37 @@ RETURNS: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
 def signature_cases() -> Iterator[Case]:
     x = lambda *shape: lambda: (drawn(*shape),)  # noqa: E731
     yield Case("takes a dict", TakesADict, lambda: ({"x": drawn(4, 8), "y": drawn(4, 8)},), PLAN)
-    yield Case("takes a dict, one of it cut", TakesADict, lambda: ({"x": drawn(4, 8), "y": drawn(4, 8)},), PLAN, mesh="dp=2,tp=2", inputs={"batch.x": {"dp": Shard(0)}, "batch.y": {"dp": Shard(0)}})  # fmt: skip
+    yield Case(
+        "takes a dict, one of it cut",
+        TakesADict,
+        lambda: ({"x": drawn(4, 8), "y": drawn(4, 8)},),
+        PLAN,
+        mesh="dp=2,tp=2",
+        inputs={"batch.x": {"dp": Shard(0)}, "batch.y": {"dp": Shard(0)}},
+    )
     nest = lambda: ((drawn(4, 8), [drawn(4, 8), 0.5]), {"add": True, "none": None})  # noqa: E731
     yield Case("takes a nest", TakesANest, nest, PLAN)
-    yield Case("takes nothing for an option", TakesOptions, x(4, 8), PLAN, named=lambda: {"mask": None, "scale": 2.0})  # fmt: skip
-    yield Case("takes options", TakesOptions, lambda: (drawn(4, 8), drawn(4, 8) > 0), PLAN, named=lambda: {"scale": 3, "flip": True})  # fmt: skip
-    yield Case("takes keywords", TakesKeywords, tuple, PLAN, named=lambda: {"x": drawn(4, 8), "bias": drawn(8)})  # fmt: skip
+    yield Case(
+        "takes nothing for an option",
+        TakesOptions,
+        x(4, 8),
+        PLAN,
+        named=lambda: {"mask": None, "scale": 2.0},
+    )
+    yield Case(
+        "takes options",
+        TakesOptions,
+        lambda: (drawn(4, 8), drawn(4, 8) > 0),
+        PLAN,
+        named=lambda: {"scale": 3, "flip": True},
+    )
+    yield Case(
+        "takes keywords",
+        TakesKeywords,
+        tuple,
+        PLAN,
+        named=lambda: {"x": drawn(4, 8), "bias": drawn(8)},
+    )
     yield Case("takes any number", TakesAnyNumber, lambda: (drawn(4, 8), drawn(4, 8)), PLAN)
     for name, make in RETURNS.items():
         smooth = "numbers" not in name or "complex" in name
@@ -102,7 +127,15 @@ def signature_cases() -> Iterator[Case]:
         yield Case(f"returns {name}", make_model, x(4, 8), PLAN, trains=smooth, has_outputs=True)
         if name in ("a nest", "what is cut, summed", "views of what is cut", "one thing twice"):
             data = {"x": {"dp": Shard(0)}}
-            yield Case(f"returns {name}, of cut data", make_model, x(4, 8), PLAN, mesh="dp=2,tp=2", inputs=data, has_outputs=True)  # fmt: skip
+            yield Case(
+                f"returns {name}, of cut data",
+                make_model,
+                x(4, 8),
+                PLAN,
+                mesh="dp=2,tp=2",
+                inputs=data,
+                has_outputs=True,
+            )
     yield Case("an empty batch", Holding, x(0, 8), PLAN)
     yield Case("a batch of one", Holding, x(1, 8), PLAN)
     yield Case("a scalar in, a scalar out", Scalar, lambda: (drawn(),), PLAN)

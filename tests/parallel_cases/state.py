@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from parallel_cases.case import Case, drawn, tokens
@@ -256,17 +256,33 @@ def state_cases() -> Iterator[Case]:
     }
     for name, make in buffers.items():
         yield Case(f"buffer {name}", make, give, PAIR)
-    cut = {"scale": ("that is read", Shard(0)), "mean": ("of running means", Shard(0)), "own_last": ("that is not saved", Shard(0)), "cache": ("written by slice", Shard(2))}  # fmt: skip
+    cut = {
+        "scale": ("that is read", Shard(0)),
+        "mean": ("of running means", Shard(0)),
+        "own_last": ("that is not saved", Shard(0)),
+        "cache": ("written by slice", Shard(2)),
+    }
     for buffer, (name, style) in cut.items():
         yield Case(f"buffer {name}, cut", buffers[name], give, {**PAIR, buffer: style})
     for name in ("written by index", "written by scatter"):
         yield Case(f"buffer {name}, cut", buffers[name], give, {**PAIR, "cache": Shard(2)})
-        yield Case(f"buffer {name}, cut where it is written", buffers[name], give, {**PAIR, "cache": Shard(1)})  # fmt: skip
+        yield Case(
+            f"buffer {name}, cut where it is written",
+            buffers[name],
+            give,
+            {**PAIR, "cache": Shard(1)},
+        )
     heads = {"q": Colwise(), "k": Colwise(), "v": Colwise(), "o": Rowwise()}
     step = lambda: (drawn(2, 2, 8), torch.tensor([2, 3]))  # noqa: E731
     yield Case("cache of keys and values", Cached, step, heads)
     held = {"keys": Shard(1), "values": Shard(1)}
-    yield Case("cache of keys and values, cut by head", Cached, step, {**heads, **held}, counts={"all_reduce": 1})  # fmt: skip
+    yield Case(
+        "cache of keys and values, cut by head",
+        Cached,
+        step,
+        {**heads, **held},
+        counts={"all_reduce": 1},
+    )
     yield Case("constants", Constants, give, PAIR)
     yield Case("constants on three", Constants, give, PAIR, mesh="tp=3")
     yield Case("a part that is detached", Detached, give, PAIR)
@@ -277,11 +293,26 @@ def state_cases() -> Iterator[Case]:
     yield Case("an op that nobody knows", Custom, give, PAIR)
     yield Case("all in place", InPlace, give, PAIR)
     yield Case("an input that is written to", ChangesItsInput, give, PAIR, trains=False)
-    yield Case("weights that are normalised", Normalised, give, {"up.bias": Shard(0), "up.parametrizations.weight.original1": Shard(0), "down": Rowwise()})  # fmt: skip
-    yield Case("weights of low rank", Merged, give, {**PAIR, "b": Shard(0)}, counts={"all_reduce": 1})  # fmt: skip
+    yield Case(
+        "weights that are normalised",
+        Normalised,
+        give,
+        {"up.bias": Shard(0), "up.parametrizations.weight.original1": Shard(0), "down": Rowwise()},
+    )
+    yield Case(
+        "weights of low rank", Merged, give, {**PAIR, "b": Shard(0)}, counts={"all_reduce": 1}
+    )
     yield Case("computed again", Checkpointed, give, {f"mlp.{k}": v for k, v in PAIR.items()})
     yield Case("dropout", Stochastic, give, PAIR, is_random=True)
-    yield Case("dropout on a 2-d mesh", Stochastic, give, PAIR, mesh="dp=2,tp=2", inputs={"x": {"dp": Shard(0)}}, is_random=True)  # fmt: skip
+    yield Case(
+        "dropout on a 2-d mesh",
+        Stochastic,
+        give,
+        PAIR,
+        mesh="dp=2,tp=2",
+        inputs={"x": {"dp": Shard(0)}},
+        is_random=True,
+    )
     text = lambda: (tokens(2, 5),)  # noqa: E731
     yield Case("what is not zero", Nonzero, text, {"embed": Colwise()}, trains=False)
 

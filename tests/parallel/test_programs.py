@@ -1,0 +1,67 @@
+"""Hundreds of programs, cut: what all ranks compute together is what one device computes.
+
+Each is verified as the product does it, and by hand: every rank called as a user would, in a
+thread of its own, its results put together from indices, against the model itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_cases import all_cases
+from parallel_cases.by_hand import check_case
+from parallel_cases.case import Case, kinds
+from shardscope.parallel.program import ParallelProgram
+from shardscope.parallel.talk import listen
+from shardscope.record import Agreement
+
+CASES = all_cases()
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*degrees of freedom",  # of a rank that has nothing
+    "ignore:.*non-contiguous, this will lower the performance",
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # torch.cond asks
+)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.runs])
+def test_outputs_and_buffers_are_those_of_one_device(name: str) -> None:
+    case = CASES[name]
+    program = case.parallelize()
+    check(case, program)
+    for give in case.others:
+        with case.defaults(seed=2):
+            given = (give(), case.named())
+        check_case(case, program, given=given)
+    if case.counts is not None:
+        assert kinds(program.exported(0).graph.nodes) == case.counts
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.trains])
+def test_gradients_are_those_of_one_device(name: str) -> None:
+    case = CASES[name]
+    program = case.parallelize(training=True)
+    check(case, program)
+    for give in case.others:
+        with case.defaults(seed=2):
+            given = (give(), case.named())
+        check_case(case, program, given=given)
+    if case.joint_counts is not None:
+        assert kinds(program.joint(0).graph_module.graph.nodes) == case.joint_counts
+
+
+def check(case: Case, program: ParallelProgram) -> None:
+    found = {one.agreement for one in program.verify()}
+    assert found, program.not_verified
+    if not case.is_random:
+        assert Agreement.RANDOM not in found
+        check_case(case, program)
+    check_what_is_said(program)
+
+
+def check_what_is_said(program: ParallelProgram) -> None:
+    """What was checked to be the same on all ranks is what their programs say."""
+    for seat in program.mesh.seats:
+        rank = program.mesh.rank_at(seat)
+        graph = program.joint(rank).graph_module if program.is_training else program.exported(rank)
+        said = [str(one.kind) for one in listen(program.flow, seat, gradients=program.gradients)]
+        assert sum(kinds(graph.graph.nodes).values()) == len(said)
