@@ -297,9 +297,8 @@ def op_cases() -> Iterator[Case]:
         yield _run(name, op, mesh="tp=3", by_hand=index % 3 == 0, **more)
         if name in trained:
             trained.remove(name)
-            yield _run(
-                name, op, mesh="tp=2", by_hand=index % 3 == 1, trains=True, runs=False, **more
-            )
+            even = {"mesh": "tp=2", "trains": True, "runs": False, **more}
+            yield _run(name, op, by_hand=index % 3 == 1, **even)
     assert not trained, f"no such ops: {trained}"
 
 
