@@ -684,7 +684,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "torch.distributed.distributed_c10d._world": Canary(
-        "meshes.py and played_group.py",
+        "meshes.py and rank_state.py",
         "tell one world from the next, and groups of the same ranks by the order they were made",
         in_mesh(
             lambda mesh: (
@@ -786,7 +786,7 @@ CANARIES: dict[str, Canary] = {
     ),
     **{
         f".{name}": Canary(
-            "played_group.py",
+            "rank_state.py",
             "give each rank that is a thread its own list of groups",
             lambda name=name: hasattr(torch.distributed.distributed_c10d, name),
         )
@@ -816,11 +816,11 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True),
     ),
     "torch.distributed.tensor._random": Canary(
-        "simulated_group.py, played_group.py and propagation.py",
+        "simulated_group.py, rank_state.py and propagation.py",
         "put DTensor's random state back after a world",
     ),
     "torch.distributed.tensor._random._rng_tracker": Canary(
-        "simulated_group.py, played_group.py and propagation.py",
+        "simulated_group.py, rank_state.py and propagation.py",
         "put DTensor's random state back after a world",
         lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
     ),

@@ -458,3 +458,55 @@ def test_a_step_that_gives_nothing_is_said_to_have_proved_nothing():
         MLP(), {"tp": 2}, parallelize=columns, inputs=torch.randn(4, 8), step=lambda *_: None
     )
     assert [one.rule for one in recording.findings] == ["parity-nothing"]
+
+
+class Experts(nn.Module):
+    """Each token goes to the expert that its number says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleDict({str(index): nn.Linear(8, 8) for index in range(4)})
+        self.reduce = None
+
+    def forward(self, x, which):
+        y = torch.zeros_like(x)
+        for name, expert in self.experts.items():
+            y = y + expert(x) * (which == int(name)).unsqueeze(-1)
+        return y if self.reduce is None else self.reduce(y)
+
+
+def test_experts_that_only_some_ranks_have_are_compared_there():
+    def parallelize(model, mesh):
+        for index in range(4):
+            if index % 2 != mesh.get_local_rank():
+                del model.experts[str(index)]
+        model.reduce = lambda y: Sum.apply(y, mesh.get_group())
+
+    recording = parity(
+        Experts(),
+        {"ep": 2},
+        parallelize=parallelize,
+        inputs=(torch.randn(6, 8), torch.randint(0, 4, (6,))),
+    )
+    assert_fine(recording)
+    assert sum(name.startswith("experts") for name in verdicts(recording)) == 8
+
+
+def test_a_parameter_that_no_rank_has_is_missing():
+    def parallelize(model, _):
+        del model.experts["3"]
+
+    recording = parity(
+        Experts(),
+        {"ep": 2},
+        parallelize=parallelize,
+        inputs=(torch.randn(6, 8), torch.zeros(6, dtype=torch.long)),
+    )
+    assert_fine(recording)  # its gradient is zero: no token went there
+    recording = parity(
+        Experts(),
+        {"ep": 2},
+        parallelize=parallelize,
+        inputs=(torch.randn(6, 8), torch.full((6,), 3)),
+    )
+    assert verdicts(recording)["experts.3.weight"] is Agreement.MISSING

@@ -328,6 +328,46 @@ def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
     assert (found.module, found.suspect) == ("down", Suspect.SCALED)
 
 
+class Chaos(nn.Module):
+    """Doubles what its input is off by, forty times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.full((8,), 3.9))
+
+    def forward(self, x):
+        x = x.sigmoid()
+        for _ in range(40):
+            x = self.rate * x * (1 - x)
+        return x
+
+
+def test_an_error_that_chaos_hides_is_told_in_double_precision():
+    def parallelize(model, _):
+        with torch.no_grad():
+            model.rate.mul_(1.0001)
+
+    recording = check(parallelize, Chaos())
+    assert named(recording, "").agreement is Agreement.DIFFERS
+    assert check(lambda *_: None, Chaos()).findings == ()
+
+
+def test_noise_that_would_let_anything_pass_is_a_finding():
+    class Stubborn(Chaos):
+        def forward(self, x):
+            if x.dtype is torch.float64:
+                raise TypeError("no double precision")
+            return super().forward(x)
+
+    def parallelize(model, _):
+        with torch.no_grad():
+            model.rate.mul_(1 + 1e-7)
+
+    (finding,) = check(parallelize, Stubborn()).findings
+    assert finding.rule == "parity-noisy"
+    assert finding.severity == "warning"
+
+
 def test_outputs_of_another_shape_are_said():
     class Cut(nn.Module):
         def __init__(self, inner: nn.Module) -> None:

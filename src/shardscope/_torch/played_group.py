@@ -1,4 +1,4 @@
-"""A process group whose ranks are threads of this process, and the state torch keeps for one rank.
+"""A process group whose ranks are threads of this process.
 
 What ranks exchange is computed elsewhere; here is how torch asks for it, under the names that it
 has in each version.
@@ -7,7 +7,6 @@ has in each version.
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,13 +17,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future, _set_thread_isolation_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
-from torch.distributed.tensor import _random as dtensor_random
 
 from shardscope._torch.played_collectives import Posted, name_reduction
-from shardscope._torch.propagation import op_handlers
 from shardscope._torch.simulated_group import forget_placements
 
-__all__ = ["OWN", "Exchange", "GroupKey", "RankState", "joined_world", "played_backend"]
+__all__ = ["OWN", "Exchange", "GroupKey", "joined_world", "played_backend"]
 
 # By this name meshes know that ranks are threads, and keep those of different threads apart.
 _NAME = "threaded"
@@ -324,90 +321,3 @@ def _one_backend() -> Iterator[None]:
     finally:
         distributed_c10d._new_process_group_helper = make_group
         distributed_c10d._store_based_barrier = barrier
-
-
-# Of torch.distributed, one for the process: its groups, their names, tags and counter.
-_C10D_STATE = (
-    "_pg_map",
-    "_pg_names",
-    "_pg_group_ranks",
-    "_pg_backend_config",
-    "_group_count",
-    "_tags_to_pg",
-    "_pg_to_tag",
-    "_default_pg_init_method",
-)
-
-
-@final
-class RankState:
-    """What torch and Python keep once for a process: each rank has its own while it runs."""
-
-    def __init__(self) -> None:
-        self._own = _fresh_state()
-        self._outside: dict[str, Any] = {}
-
-    def enter(self) -> None:
-        """Put the rank's in place, and keep what is there."""
-        self._outside = _read_state()
-        _write_state(self._own)
-
-    def leave(self) -> None:
-        """The other way round."""
-        self._own = _read_state()
-        _write_state(self._outside)
-
-
-def _read_state() -> dict[str, Any]:
-    state: dict[str, Any] = {
-        name: getattr(distributed_c10d, name)
-        for name in _C10D_STATE
-        if hasattr(distributed_c10d, name)
-    }
-    state["world"] = dict(vars(distributed_c10d._world))
-    state["tracker"] = dtensor_random._rng_tracker
-    state["handlers"] = dict(op_handlers())
-    state["random"] = random.getstate()
-    state["torch"] = torch.get_rng_state()
-    state["dtype"] = torch.get_default_dtype()
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    return state
-
-
-def _write_state(state: dict[str, Any]) -> None:
-    for name in _C10D_STATE:
-        if name in state:
-            setattr(distributed_c10d, name, state[name])
-    world = vars(distributed_c10d._world)
-    world.clear()
-    world.update(state["world"])
-    dtensor_random._rng_tracker = state["tracker"]
-    if op_handlers() != state["handlers"]:  # contexts such as loss_parallel() set some
-        op_handlers().clear()
-        op_handlers().update(state["handlers"])
-    random.setstate(state["random"])
-    torch.set_rng_state(state["torch"])
-    torch.set_default_dtype(state["dtype"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(state["numpy"])
-
-
-def _fresh_state() -> dict[str, Any]:
-    """That of a process in which torch.distributed was never used."""
-    state = _read_state()
-    for name in _C10D_STATE:
-        if isinstance(state.get(name), dict):
-            state[name] = {}
-    state |= {"_group_count": 0, "_default_pg_init_method": None}
-    state["world"] = dict(vars(type(distributed_c10d._world)()))
-    state["tracker"] = None
-    return {name: one for name, one in state.items() if name not in _C10D_STATE or _has(name)}
-
-
-def _has(name: str) -> bool:
-    return hasattr(distributed_c10d, name)

@@ -23,10 +23,10 @@ from shardscope._torch.dispatch import without_modes
 from shardscope._torch.played_collectives import Posted, carry_out
 from shardscope._torch.played_group import (
     GroupKey,
-    RankState,
     joined_world,
     played_backend,
 )
+from shardscope._torch.rank_state import RankState
 from shardscope.errors import RankError, ShardscopeError, WorldError
 from shardscope.world.baton import Baton
 

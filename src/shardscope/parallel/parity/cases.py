@@ -64,8 +64,21 @@ def cases(
         if key in skipped or (key[0] is TensorKind.BUFFER and key[1] not in changed):
             continue
         held = tuple(one.get(key) for one in tensors)
+        if key[0] is TensorKind.GRADIENT:
+            held = _stand_in(key[1], held, ranks)
         yield table.make_case(key, held, sizes, tuple(batch_axes))
     yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _stand_in(
+    name: str, held: tuple[torch.Tensor | None, ...], ranks: Sequence[Outcome]
+) -> tuple[torch.Tensor | None, ...]:
+    """For a rank that does not have the parameter, one that does answers."""
+    answers = [one for one, rank in zip(held, ranks, strict=True) if name not in rank.absent]
+    answer = answers[0] if answers else None
+    return tuple(
+        answer if name in rank.absent else one for one, rank in zip(held, ranks, strict=True)
+    )
 
 
 def _changed_parameters(

@@ -13,6 +13,7 @@ from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Parting, is_within
 from shardscope.parallel.parity.noise import as_exact, measure
+from shardscope.parallel.parity.opinions import CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
 from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.remedies import describe_parting, suggest
@@ -39,6 +40,7 @@ _PHASES = {
     TensorKind.BUFFER: Phase.FORWARD,
 }
 _MAX_ELEMENTS = 2**14
+_NOISY = 0.1  # relative, of an output
 _NAMED = 3  # tensors that a finding names
 
 
@@ -158,6 +160,7 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
         yield from _find_tensors(wrong)
     if not wrong:
         yield from _find_harmless(parity)
+        yield from _find_noisy(parity)
     if not parity.tensors:
         yield Finding(
             rule="parity-nothing",
@@ -222,6 +225,21 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
                 subject=some[0].name or "the output",
                 fact=f"{_name_some(some)} {fact}.",
                 remedy=remedy,
+            )
+
+
+def _find_noisy(parity: Parity) -> Iterator[Finding]:
+    """Outputs that are so noisy that nearly anything would be called close."""
+    for one in parity.tensors:
+        is_output = one.kind is TensorKind.OUTPUT and one.agreement is Agreement.CLOSE
+        if is_output and one.detail != CONFIRMED and (one.noise or 0.0) > _NOISY:
+            yield Finding(
+                rule="parity-noisy",
+                severity=Severity.WARNING,
+                subject=one.name or "the output",
+                fact=f"it is close, but moves by {one.noise:.0%} when weights change in their last "
+                "place, and double precision could not be asked: nearly anything would be close.",
+                remedy="Compare fewer layers, or let both versions run in float64.",
             )
 
 

@@ -11,8 +11,10 @@ from shardscope.parallel.parity.noise import epsilon
 from shardscope.parallel.parity.outcome import Key
 from shardscope.record import FINE, Agreement, Suspect, TensorKind
 
-__all__ = ["apply_exact", "apply_steady", "is_coarse"]
+__all__ = ["CONFIRMED", "apply_exact", "apply_steady", "is_coarse"]
 
+CONFIRMED = "and in double precision too"
+"""What is said of a tensor that agrees in both precisions."""
 _COARSE = 1e-4  # a last place that hides more than rounding
 _NOISY = 1e-3  # a noise that does
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
@@ -59,6 +61,8 @@ def _decide(one: Judged, wide: Judged | None) -> Judged:
             detail=f"hidden by the noise of {one.verdict.dtype}; told in double precision",
         )
         return Judged(wide.case, verdict, wide.wholes)
+    if is_fine and wide.verdict.agreement in FINE:
+        return Judged(one.case, replace(one.verdict, detail=CONFIRMED))
     # In double precision there is less noise to see the cause through.
     return Judged(wide.case, one.verdict, wide.wholes) if wide.wholes and not is_fine else one
 

@@ -22,14 +22,16 @@ class Outcome:
     """Tensors by name, whole, wherever they were computed.
 
     Parameters without a gradient are left out. Tied parameters have an entry for each name, with
-    one tensor. `buffers` has all of them, `changed` names those that the run changed. `seen` is
-    what modules put out on the way, where someone looked.
+    one tensor. `buffers` has all of them, `changed` names those that the run changed. `absent` are
+    parameters that this rank does not have at all, as other ranks' experts. `seen` is what modules
+    put out on the way, where someone looked.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
     gradients: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     changed: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen

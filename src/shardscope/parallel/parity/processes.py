@@ -32,6 +32,7 @@ __all__ = ["Processes"]
 
 _TIMEOUT = timedelta(minutes=5)  # for a rank that waits for another
 _PATIENCE_S = 10  # for a process that was told to end
+_MOMENT_S = 0.5  # for others to say what happened to them
 
 
 class Living(Protocol):
@@ -134,17 +135,21 @@ class Processes:
     def _await(self) -> None:
         """Wait until all ranks have run, or one has failed; then the others end too."""
         pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
+        failures: dict[int, str] = {}
         while pending:
-            for pipe in wait(list(pending)):
+            # Those that lose a peer fail too: who fails at the same moment is heard as well.
+            ready = wait(list(pending), _MOMENT_S if failures else None)
+            for pipe in ready:
                 assert isinstance(pipe, Connection)
-                rank = pending.pop(pipe)
-                try:
-                    failure = pipe.recv()
-                except EOFError:
-                    failure = "its process ended"
-                if failure is not None:
-                    self._end()
-                    raise RankError(f"rank {rank} failed: {failure}", rank=rank)
+                rank, said = pending.pop(pipe), _receive(pipe)
+                if said is not None:
+                    failures[rank] = said
+            if failures and not ready:
+                break
+        if failures:
+            self._end()
+            rank = min(failures, key=lambda one: (_is_consequence(failures[one]), one))
+            raise RankError(f"rank {rank} failed: {failures[rank]}", rank=rank)
 
     def _end(self) -> None:
         for process, pipe in self._ranks:
@@ -158,6 +163,19 @@ class Processes:
 
     def _outcome(self, run: int, rank: int) -> Path:
         return Path(self._folder.name, f"outcome-{run}-{rank}")
+
+
+def _receive(pipe: Connection) -> str | None:
+    """How a rank failed, or None."""
+    try:
+        said: str | None = pipe.recv()
+    except (EOFError, OSError):
+        return "its process ended"
+    return said
+
+
+def _is_consequence(failure: str) -> bool:
+    return any(words in failure for words in ("by peer", "Broken pipe", "Timed out"))
 
 
 def _size(axes: Mapping[str, int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -89,7 +89,9 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
             seed_all(task.seed)
         outcome = execute(model, applied, whole=whole, probe=probe)
     outcome.parameters.update(parameters)
-    return outcome
+    names = {name for name, _ in named_parameters(model)}
+    absent = {name for name, _ in named_parameters(eager.model)} - names
+    return replace(outcome, absent=frozenset(absent))
 
 
 def _check_supported(model: nn.Module) -> None:
