@@ -20,7 +20,16 @@ from parallel_cases.case import Case, Given, copied
 from shardscope.parallel.placements import Replicate, Shard
 from shardscope.parallel.program import ParallelProgram
 
-__all__ = ["Spoken", "check_case", "check_forward", "check_training", "on_ranks"]
+__all__ = [
+    "Spoken",
+    "check_case",
+    "check_forward",
+    "check_training",
+    "local_inputs",
+    "on_ranks",
+    "own_piece",
+    "same_sequence",
+]
 
 Spoken = list[tuple[Any, ...]]
 """What a rank sent: kind, group, shape and dtype of each collective, in order."""
@@ -139,7 +148,7 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     # Copies: a module keeps what an earlier run left in its buffers.
     modules = {rank: copy.deepcopy(program.module(rank)) for rank in _ranks(program)}
     buffers = {rank: dict(one.named_buffers()) for rank, one in modules.items()}
-    inputs = {rank: _local_inputs(program, given, rank) for rank in modules}
+    inputs = {rank: local_inputs(program, given, rank) for rank in modules}
     results, spoken = on_ranks(program, lambda r: modules[r](*inputs[r][0], **inputs[r][1]))
     same_sequence(spoken)
     as_listed(program, spoken)
@@ -222,10 +231,10 @@ def _input_value(program: ParallelProgram, name: str) -> Any:
     return next(value for value, role in program.flow.inputs if role.name == name)
 
 
-def _local_inputs(program: ParallelProgram, given: Given, rank: int) -> Given:
+def local_inputs(program: ParallelProgram, given: Given, rank: int) -> Given:
     leaves, tree = tree_flatten(copied(given))
     values = [value for value, role in program.flow.inputs if role.kind == "input"]
-    cut = [_cut(one, value, program, rank) for one, value in zip(leaves, values, strict=True)]
+    cut = [own_piece(one, value, program, rank) for one, value in zip(leaves, values, strict=True)]
     local: Given = tree_unflatten(cut, tree)
     return local
 
@@ -233,7 +242,7 @@ def _local_inputs(program: ParallelProgram, given: Given, rank: int) -> Given:
 def _joint_inputs(program: ParallelProgram, given: Given, rank: int) -> list[Any]:
     exported = program.exported(rank)
     state = {**exported.constants, **exported.state_dict}
-    leaves = iter(tree_flatten(_local_inputs(program, given, rank))[0])
+    leaves = iter(tree_flatten(local_inputs(program, given, rank))[0])
     return [
         next(leaves) if role.kind == "input" else copy.deepcopy(state[role.name])
         for _, role in program.flow.inputs
@@ -297,7 +306,7 @@ def _held(shape: Sequence[int], value: Any, program: ParallelProgram, rank: int)
     return held
 
 
-def _cut(whole: Any, value: Any, program: ParallelProgram, rank: int) -> Any:
+def own_piece(whole: Any, value: Any, program: ParallelProgram, rank: int) -> Any:
     if not isinstance(whole, Tensor):
         return whole
     for dim, held in enumerate(_held(whole.shape, value, program, rank)):

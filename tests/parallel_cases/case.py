@@ -43,6 +43,7 @@ class Case:
     dynamic: Any = None  # torch.export's dynamic_shapes
     others: tuple[Callable[[], tuple[Any, ...]], ...] = ()  # inputs of other sizes
     has_outputs: bool = False  # returned with the loss where it trains
+    by_hand: bool = True  # whether ranks are also run and joined by hand
     is_random: bool = False  # ranks draw numbers; only verification knows which
     tolerance: float = 1e-9  # relative to the largest number, in the check by hand
     counts: Mapping[str, int] | None = None  # collectives of the forward program

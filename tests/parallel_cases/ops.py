@@ -275,25 +275,41 @@ def _write_through(x: Tensor) -> Tensor:
     return y
 
 
+# Of those whose gradients the proofs of rules do not settle: ops that are taken apart, that ranks
+# spell in their own way, or that fall back.
+TRAINED = """activations|where|itself|minus its transpose|softmax(0)|softmax(-1)|log_softmax(-1)|
+logsumexp|cumsum(-1)|sum|mean|var|norm|amax|max along a dim|topk|sort|cat|cat with what is whole|
+stack|split|chunk|slice|select|index|index by two|gather|scatter|index_add|index_put|flip|roll|pad|
+tril|diagonal|einsum|matmul|baddbmm|outer|cdist|view|reshape that mixes dims|transpose|expand|repeat|
+layer_norm|rms_norm|group_norm|batch_norm without state|glu|conv1d|linear|mse_loss|cross_entropy|
+cross_entropy, smoothed|cross_entropy, some ignored|nll_loss|complex|fft|in place|
+written through a view|copied into|its size|causal attention|dropout|rand_like|
+attention with dropout|conv2d|conv_transpose2d|max_pool2d|group_norm2d|batch_norm2d"""
+
+
 def op_cases() -> Iterator[Case]:
     """Every op on ranks that hold uneven pieces, or none; trained where the pieces are even."""
-    for name, op in SMOOTH.items():
-        yield from _run_and_train(name, op, (4, 6, 8))
-    for name, op in ROUGH.items():
-        yield _run(name, op, (4, 6, 8), mesh="tp=3")
-    for name, op in RANDOM.items():
-        yield from _run_and_train(name, op, (4, 6, 8), is_random=True)
-    for name, op in IMAGES.items():
-        yield from _run_and_train(name, op, (2, 4, 6, 6))
-
-
-def _run_and_train(name: str, op: Op, shape: tuple[int, ...], **more: Any) -> Iterator[Case]:
-    yield _run(name, op, shape, mesh="tp=3", **more)
-    yield _run(name, op, shape, mesh="tp=2", trains=True, runs=False, **more)
+    images = {name: (op, {"shape": (2, 4, 6, 6)}) for name, op in IMAGES.items()}
+    random = {name: (op, {"is_random": True}) for name, op in RANDOM.items()}
+    plain = {name: (op, {}) for name, op in {**SMOOTH, **ROUGH}.items()}
+    trained = TRAINED.replace("\n", "").split("|")
+    for index, (name, (op, more)) in enumerate({**plain, **random, **images}.items()):
+        yield _run(name, op, mesh="tp=3", by_hand=index % 3 == 0, **more)
+        if name in trained:
+            trained.remove(name)
+            even = {"mesh": "tp=2", "trains": True, "runs": False, **more}
+            yield _run(name, op, by_hand=index % 3 == 1, **even)
+    assert not trained, f"no such ops: {trained}"
 
 
 def _run(
-    name: str, op: Op, shape: tuple[int, ...], *, mesh: str, trains: bool = False, **more: Any
+    name: str,
+    op: Op,
+    *,
+    mesh: str,
+    shape: tuple[int, ...] = (4, 6, 8),
+    trains: bool = False,
+    **more: Any,
 ) -> Case:
     dims = (0, len(shape) - 1) if trains else range(len(shape))
     return Case(

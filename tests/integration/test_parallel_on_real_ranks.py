@@ -1,0 +1,120 @@
+"""Parallel programs on two and four real gloo ranks: run, trained, saved, compiled."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import rank_parallel
+from parallel_cases import all_cases
+from parallel_cases.case import Case
+from rank_parallel import parse
+from rank_processes import run_ranks
+
+TWO = [
+    "mlp of a 3-d input",
+    "fused gated mlp",
+    "an output left cut",
+    "in bfloat16",
+    "tied embedding and head",
+    "cross-entropy over a cut vocabulary",
+    "convolutions and batch norm",
+    "convolutions on cut data",
+    "u-net",
+    "experts cut by expert",
+    "attention by hand, causal",
+    "attention with rotary positions in complex numbers",
+    "attention fused, of several sizes",
+    "vit",
+    "bert with its sequence cut",
+    "llama with its sequence cut",
+    "buffer of running means, cut",
+    "buffer written by index, cut where it is written",
+    "cache of keys and values, cut by head",
+    "a branch",
+    "an op that nobody knows",
+    "all in place",
+    "an input that is written to",
+    "takes a nest",
+    "takes keywords",
+    "returns a nest",
+    "returns complex numbers",
+    "an empty batch",
+    "a mean over data in two",
+    "fully sharded on 2",
+    "open batch",
+    "open llama with its sequence cut",
+    "index by two, trained",
+    "written through a view, trained",
+    "one step | gpt",
+    "one step | convolutions and batch norm",
+    "saved | llama with its sequence cut",
+    "saved | convolutions and batch norm",
+    "saved | takes a nest",
+    "saved | open llama with its sequence cut",
+    "compiled | llama of 2",
+    "compiled | convolutions and batch norm",
+    "built | gated mlp",
+]
+FOUR = [
+    "mlp with bias, hidden some ranks empty",
+    "attention on four",
+    "llama on a 2-d mesh, sequence cut",
+    "llama on two axes, vocabulary cut",
+    "convolutions on a 2-d mesh",
+    "fully sharded beside tensor parallel",
+    "one dim cut by two axes, some ranks empty",
+    "two dims cut by two axes",
+    "more ranks than data",
+    "takes a dict, one of it cut",
+    "open batch cut: dp=2,tp=2",
+    "one step | replicas of fully sharded",
+    "saved | vit on cut data",
+    "compiled | two axes",
+]
+CASES = all_cases()
+
+
+def case_of(name: str) -> Case:
+    return CASES[parse(name)[1]]
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, str]]]:
+    """By the size of the world, what went wrong on each rank."""
+    return {size: run_world(size, tmp_path_factory.mktemp("ranks")) for size in (2, 4)}
+
+
+def run_world(size: int, folder: Path) -> list[dict[str, str]]:
+    names = TWO if size == 2 else FOUR
+    program = Path(rank_parallel.__file__)
+    for code, printed in run_ranks(size, program, str(folder), *names, timeout_s=400):
+        assert code == 0, printed
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_ranks_compute_what_one_device_does(
+    wrong: dict[int, list[dict[str, str]]], name: str
+) -> None:
+    assert [one.get(name) for one in wrong[2]] == [None] * 2
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_ranks_compute_what_one_device_does(
+    wrong: dict[int, list[dict[str, str]]], name: str
+) -> None:
+    assert [one.get(name) for one in wrong[4]] == [None] * 4
+
+
+def test_cases_are_made_for_as_many_ranks() -> None:
+    for size, names in ((2, TWO), (4, FOUR)):
+        meshes = {name: case_of(name).mesh for name in names}
+        sizes = {
+            name: math.prod(int(part.split("=")[1]) for part in mesh.split(","))
+            for name, mesh in meshes.items()
+        }
+        assert sizes == dict.fromkeys(names, size)
