@@ -32,6 +32,7 @@ __all__ = [
     "SumBoth",
     "by_hand",
     "data_parallel",
+    "fail_on_one",
     "make_tokens",
     "sequence_parallel",
     "squared",
@@ -260,3 +261,9 @@ class Gated(nn.Module):
 
 def squared(output: dict[str, Tensor]) -> Tensor:
     return output["y"].pow(2).mean()
+
+
+def fail_on_one(model: nn.Module, mesh: DeviceMesh) -> None:
+    if mesh.get_local_rank() == 1:
+        raise ValueError("no weights for this rank")
+    dist.barrier()

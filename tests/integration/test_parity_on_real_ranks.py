@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from parity_models import LanguageModel, make_tokens, tensor_parallel
+from parity_models import LanguageModel, fail_on_one, make_tokens, tensor_parallel
 from shardscope import parity
 from shardscope.cli import main
 from shardscope.errors import ParityError, RankError
@@ -63,12 +63,6 @@ def test_a_forgotten_reduction_of_a_target_is_found_on_real_ranks(tmp_path, monk
     (found,) = load("out.json").parity[0].divergences
     assert (found.module, found.suspect) == ("1", Suspect.MISSING_REDUCTION)
     assert found.op == "aten.mm.default"
-
-
-def fail_on_one(model, mesh):
-    if mesh.get_local_rank() == 1:
-        raise ValueError("no weights for this rank")
-    torch.distributed.barrier()
 
 
 def test_a_process_that_raises_ends_the_others():

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
-from parallel_cases.layers import layer_cases
-from parallel_cases.transformers import transformer_cases
+from parallel_cases import all_cases
 from shardscope._torch.functional_collectives import is_collective
 from shardscope._torch.programs import hint_of
 from shardscope.parallel import Colwise, Replicate, Rowwise, Shard
@@ -26,7 +25,7 @@ KINDS = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
 }
-CASES = {one.name: one for one in (*layer_cases(), *transformer_cases())}
+CASES = all_cases()
 SOME = [
     ("llama of 1", False),
     ("llama of 1", True),

@@ -93,7 +93,8 @@ def cut_program(
     flow = read_program(source)
     names = {value.alias: path for path, value in (outline.inputs or {}).items()}
     flow.name_values(names, list(outline.outputs or ()))
-    aliases = {name: one.aliases for name, one in outline.tensors.items()}
+    names_of = {home: (home, *one.aliases) for home, one in outline.tensors.items()}
+    aliases = {name: names_of[home] for name, home in outline.homes.items()}
     fallbacks = place(flow, mesh, resolved, aliases=aliases, is_training=is_training)
     made = ParallelProgram(
         source=source,
