@@ -14,7 +14,7 @@ from torch.export.graph_signature import ExportGraphSignature
 
 from shardscope.errors import ParallelError
 
-__all__ = ["export_model", "export_with_loss"]
+__all__ = ["WithLoss", "export_model", "export_with_loss", "unwrap"]
 
 _WRAPPED = "model"
 
@@ -29,10 +29,15 @@ def export_model(
         )
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        what, where = type(model).__name__, "torch.export.export(model, args)"
+        if isinstance(model, WithLoss):
+            what, where = (
+                f"{type(model.model).__name__} and its loss",
+                "loss(model(*args), *targets)",
+            )
         raise ParallelError(
-            f"torch.export cannot trace {type(model).__name__} on these inputs "
-            f"({type(error).__name__}: {first:.200}). Make torch.export.export(model, args) work "
-            "first."
+            f"torch.export cannot trace {what} on these inputs ({type(error).__name__}: "
+            f"{first:.200}). Make {where} work first."
         ) from error
 
 
@@ -48,19 +53,21 @@ def export_with_loss(
 
     Its names are the model's.
     """
-    whole = _WithLoss(model, loss, args, kwargs, targets)
+    whole = WithLoss(model, loss, args, kwargs, targets)
     program = export_model(whole, (*args, *targets), kwargs, dynamic_shapes)
-    return _unwrap(program)
+    return unwrap(program)
 
 
 @final
-class _WithLoss(nn.Module):
+class WithLoss(nn.Module):
+    """A model with its loss: takes inputs, then targets."""
+
     def __init__(
         self, model: nn.Module, loss: Callable[..., Tensor], args: Any, kwargs: Any, targets: Any
     ) -> None:
         super().__init__()
         self.model = model
-        self.train(model.training)
+        self.training = model.training  # not train(): that would change the model's parts
         # Export names inputs by the parameters of forward.
         self.forward = _make_forward(model, loss, len(args), kwargs, len(targets))
 
@@ -92,7 +99,7 @@ def _names(function: Callable[..., Any], count: int, skip: int = 0) -> list[str]
     return [*plain[:count], *(f"{kind}_{i}" for i in range(len(plain[:count]), count))]
 
 
-def _unwrap(program: ExportedProgram) -> ExportedProgram:
+def unwrap(program: ExportedProgram) -> ExportedProgram:
     """The same program with the model's own names."""
     for node in program.graph.nodes:
         stack = node.meta.get("nn_module_stack")

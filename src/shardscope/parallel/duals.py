@@ -68,7 +68,7 @@ def _done(op: Any, *args: Any) -> Tensor:
 class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, reduction: str, group: str) -> Tensor:
-        return _done(ALL_REDUCE, value, reduction, group)
+        return _done(ALL_REDUCE, value.contiguous(), reduction, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:

@@ -34,7 +34,7 @@ __all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local
 def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> ExportedProgram:
     """The rank's program: same inputs and outputs as the source, state and sizes its own."""
     annotate(flow, rank)
-    state = local_state(source.state_dict, flow, rank.seat)
+    state = _without_gradients(local_state(source.state_dict, flow, rank.seat))
     constants = local_state(source.constants, flow, rank.seat)
     example = source.example_inputs
     return ExportedProgram(
@@ -48,6 +48,15 @@ def build_exported(source: ExportedProgram, flow: Flow, rank: RankProgram) -> Ex
         constants=constants,
         verifiers=source.verifiers,
     )
+
+
+def _without_gradients(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Autograd through a collective is wrong, so a program that runs forward allows none."""
+    own: dict[int, Any] = {}
+    for one in state.values():
+        is_trained = isinstance(one, nn.Parameter) and one.requires_grad
+        own[id(one)] = nn.Parameter(one.detach(), requires_grad=False) if is_trained else one
+    return {name: own[id(one)] for name, one in state.items()}
 
 
 def annotate(flow: Flow, rank: RankProgram) -> None:

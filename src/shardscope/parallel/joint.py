@@ -14,7 +14,7 @@ from shardscope._torch.programs import fake_mode_of
 from shardscope._torch.programs import traced as without_data
 from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
-from shardscope.parallel.flow import Flow, Role, Value
+from shardscope.parallel.flow import Flow, Role, Value, values_in
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.tidy import own_outputs, tidy
@@ -44,9 +44,16 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
         examples = [_example(value, role, flow, rank.seat) for value, role in flow.inputs]
         traced = _trace(run, examples)
     tidy(traced.graph)
+    _relax_views(traced.graph)
     own_outputs(traced.graph, start=len(flow.outputs))
     traced.recompile()
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
+
+
+def _relax_views(graph: fx.Graph) -> None:
+    """Views copy where they must: kernels do not always lay out what shape functions promise."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
 
 
 def _trace(run: Callable[..., Any], examples: list[Any]) -> fx.GraphModule:
@@ -99,11 +106,21 @@ def differentiate(flow: Flow, forward: Callable[..., Any]) -> Callable[..., list
 
 
 def _trained(flow: Flow) -> list[tuple[Value, Role]]:
+    """Parameters that the loss depends on; others have no gradient, as in eager code."""
+    needed = _behind_the_loss(flow)
     return [
         (value, role)
         for value, role in flow.inputs
-        if role.kind == "parameter" and value.example.requires_grad
+        if role.kind == "parameter" and value.example.requires_grad and value in needed
     ]
+
+
+def _behind_the_loss(flow: Flow) -> set[Value]:
+    needed = set(values_in(flow.outputs[_loss_index(flow)][0]))
+    for step in reversed(flow.steps):
+        if needed.intersection(step.outputs):
+            needed.update(step.inputs)
+    return needed
 
 
 def _check_loss(loss: Any) -> None:

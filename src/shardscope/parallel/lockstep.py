@@ -87,7 +87,7 @@ class _Rank:
     def _try(self, node: fx.Node) -> Any:
         try:
             return self._run(node)
-        except RuntimeError as error:
+        except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
             line = user_line(node.meta.get("stack_trace") or "")
             raise ParallelError(

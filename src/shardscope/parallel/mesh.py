@@ -18,6 +18,9 @@ from shardscope.record import Axis
 __all__ = ["Mesh", "describe_axes", "read_mesh"]
 
 
+_MAX_RANKS = 16_384
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Mesh:
@@ -26,6 +29,9 @@ class Mesh:
     axes: Mapping[str, int]
     ranks: torch.Tensor  # of the axes' sizes
     device_mesh: DeviceMesh | None = None
+    _groups: dict[tuple[int, ...], tuple[int, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     group_names: Mapping[tuple[int, ...], str] = field(default_factory=dict)  # by ranks, if known
 
     @property
@@ -52,6 +58,8 @@ class Mesh:
 
     def seat_of(self, rank: int) -> Seat:
         """Where a global rank sits."""
+        if not isinstance(rank, int):
+            raise PlanError(f"{rank!r} is not a rank. Give its number.")
         found = (self.ranks == rank).nonzero()
         if not len(found):
             known = ", ".join(str(int(one)) for one in self.ranks.flatten()[:8])
@@ -71,7 +79,10 @@ class Mesh:
         """The ranks that share all coordinates but the axis's."""
         at: list[Any] = list(seat.coordinates)
         at[axis] = slice(None)
-        return tuple(int(one) for one in self.ranks[tuple(at)])
+        key = (axis, *at[:axis], *at[axis + 1 :])
+        if key not in self._groups:
+            self._groups[key] = tuple(self.ranks[tuple(at)].tolist())
+        return self._groups[key]
 
     def group_name(self, axis: int, seat: Seat) -> str:
         """The name of the process group of the axis; made up where this process has none."""
@@ -105,16 +116,27 @@ def describe_axes(axes: Mapping[str, int]) -> str:
 def _read_axes(mesh: Any) -> dict[str, int]:
     if isinstance(mesh, int) and not isinstance(mesh, bool):
         mesh = {"tp": mesh}
+    given = mesh
     if isinstance(mesh, str):
-        mesh = dict(part.partition("=")[::2] for part in mesh.replace(" ", "").split(","))
+        parts = [part.partition("=")[::2] for part in mesh.replace(" ", "").split(",")]
+        mesh = dict(parts)
+        if len(mesh) < len(parts):
+            raise _bad_mesh(given)
     if not isinstance(mesh, Mapping) or not mesh:
-        raise _bad_mesh(mesh)
+        raise _bad_mesh(given)
+    if any(isinstance(size, (bool, float)) for size in mesh.values()):
+        raise _bad_mesh(given)
     try:
         axes = {str(name): int(size) for name, size in mesh.items()}
     except (TypeError, ValueError):
-        raise _bad_mesh(mesh) from None
+        raise _bad_mesh(given) from None
     if any(size < 1 or not name for name, size in axes.items()):
-        raise _bad_mesh(mesh)
+        raise _bad_mesh(given)
+    if math.prod(axes.values()) > _MAX_RANKS:
+        raise PlanError(
+            f"a mesh of {math.prod(axes.values()):,} ranks is more than the {_MAX_RANKS:,} that "
+            "can be laid out. Cut the program for fewer."
+        )
     return axes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
@@ -13,8 +13,10 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten
+from shardscope.errors import ParallelError
 from shardscope.parallel.culprit import find_culprit
 from shardscope.parallel.exported import annotate, build_exported, local_state
+from shardscope.parallel.faithful import check_faithful
 from shardscope.parallel.flow import Flow, Move, Origin, Step
 from shardscope.parallel.gradients import Gradients
 from shardscope.parallel.holdings import hold_memory
@@ -34,8 +36,8 @@ from shardscope.parallel.records import (
 from shardscope.parallel.running.module import RankModule
 from shardscope.parallel.running.training import TrainingModule
 from shardscope.parallel.talk import listen
-from shardscope.parallel.verdicts import fill, refuse, why_not
-from shardscope.parallel.verify import Trial, deal_values, groups_of, prove
+from shardscope.parallel.verdicts import fill, has_no_data, refuse, why_not
+from shardscope.parallel.verify import Trial, deal_values, groups_of, prove, run_captured
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
 from shardscope.record import FINE, Inserted, Parallelization, RankMemory, Recording, TensorVerdict
 from shardscope.shard.reference import kept_random_state
@@ -54,6 +56,7 @@ class ParallelProgram:
     plan: Resolved
     fallbacks: list[Fallback]
     is_training: bool = False
+    original: Callable[[], nn.Module] | None = None  # a copy of the model itself
     verdicts: list[TensorVerdict] | None = None
     not_verified: str = ""
     _written: dict[int, ExportedProgram] = field(default_factory=dict)
@@ -178,16 +181,38 @@ class ParallelProgram:
         self.not_verified = why_not(self.source, self.mesh, example)
         if self.not_verified:
             return []
-        values = self._values(example)
-        self.verdicts = prove(self.make_trial(), values)
+        values, trial = self._values(example), self.make_trial()
+        self._check_capture(example, trial, values)
+        self.verdicts = prove(trial, values)
         wrong = [one for one in self.verdicts if one.agreement not in FINE]
         if wrong:
             raise refuse(wrong, self.find_culprit(values))
         return self.verdicts
 
+    def _check_capture(self, example: Any, trial: Trial, values: Sequence[Any]) -> None:
+        """Against the model itself, where it is at hand and has data."""
+        given = [*flatten(example)[0], *self.source.state_dict.values()]
+        if self.original is None or any(has_no_data(one) for one in given):
+            return
+        with kept_random_state():
+            check_faithful(
+                self.original,
+                self.flow,
+                example,
+                trial.gradients,
+                lambda: run_captured(trial, values),
+            )
+
     def _values(self, example: Any) -> list[Any]:
         """What the program takes: state by name, then inputs; numbers for what has none."""
-        leaves = iter(flatten(example)[0])
+        found = flatten(example)[0]
+        num_wanted = sum(role.kind == "input" for _, role in self.flow.inputs)
+        if len(found) != num_wanted:
+            raise ParallelError(
+                f"the program takes {num_wanted} inputs, and {len(found)} were given. Give those "
+                "that it was exported with: the model's, then the targets of the loss."
+            )
+        leaves = iter(found)
         state = {**self.source.constants, **self.source.state_dict}
         given = [
             next(leaves) if role.kind == "input" else state[role.name]

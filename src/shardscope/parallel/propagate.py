@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from shardscope.errors import PlanError
 from shardscope.parallel.blame import blamed_on
 from shardscope.parallel.causes import tell_handing, tell_need
 from shardscope.parallel.choices import Chooser
@@ -60,7 +61,7 @@ def propagate_axis(
     return _Pass(flow, axis, seat, wishes, flow.sizes.hints, chooser).run()
 
 
-class _StuckError(Exception):
+class _StuckError(PlanError):
     """A value cannot be had in the placement that is wanted."""
 
 
@@ -253,7 +254,10 @@ class _Pass:
         source = self._placement(start)
         each = price(source, target, is_wished=True)
         if each == math.inf:
-            raise _StuckError
+            raise _StuckError(
+                f"the plan wants {value.name} to be {target} along axis {self.axis} of the mesh, "
+                f"but it is {source}, and only sums come in addends. Leave that placement out."
+            )
         self.spent += each * self._bytes(value)
         output = Value(
             f"{value.name}_{len(self.moved)}",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.boundaries import Borders, find_borders
-from shardscope.parallel.capture import export_model, export_with_loss
+from shardscope.parallel.capture import WithLoss, export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.mesh import Mesh, read_mesh
 from shardscope.parallel.order import check_order
+from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.plan.outlines import outline_of_program
 from shardscope.parallel.plan.plan import Plan
@@ -29,6 +32,7 @@ from shardscope.parallel.symbols import find_cuts
 __all__ = ["check_program", "cut_by_plan", "cut_program", "parallelize", "place"]
 
 _Key = TypeVar("_Key")
+_one_at_a_time = threading.RLock()
 _NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
 
 
@@ -58,13 +62,16 @@ def parallelize(
     """
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
-    captured = _capture(program, args, kwargs or {}, loss, targets, dynamic_shapes)
-    is_training = training or loss is not None
-    made = cut_by_plan(captured, axes, chosen, is_training=is_training)
-    if strict and made.fallbacks:
-        raise _refuse(made.fallbacks, axes)
-    if verify:
-        made.verify()
+    given = _check_arguments(program, args, kwargs or {}, loss, targets, dynamic_shapes)
+    with _one_at_a_time:  # torch traces one program at a time
+        captured, original = _capture(program, given, loss, dynamic_shapes)
+        is_training = training or loss is not None
+        made = cut_by_plan(captured, axes, chosen, is_training=is_training)
+        made.original = original
+        if strict and made.fallbacks:
+            raise _refuse(made.fallbacks, axes)
+        if verify:
+            made.verify()
     return made
 
 
@@ -148,29 +155,65 @@ def check_program(program: Any) -> None:
     raise ParallelError(f"{type(program).__name__} is not an exported program. {remedy}")
 
 
-def _capture(
+@final
+@dataclass(frozen=True)
+class _Given:
+    """What a model is called with, and its loss after the output."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: tuple[Any, ...]
+
+
+def _check_arguments(
     program: Any, args: Any, kwargs: Any, loss: Any, targets: Any, dynamic_shapes: Any
-) -> ExportedProgram:
-    if isinstance(program, ExportedProgram):
-        if args or kwargs or loss is not None or dynamic_shapes is not None:
-            raise ParallelError(
-                "args, kwargs, loss and dynamic_shapes are for a model that is still to be "
-                "exported. Give the model, or export it with its loss and say training=True."
-            )
-        return program
-    if not isinstance(program, nn.Module):
+) -> _Given:
+    given = _Given(_as_tuple(args), dict(kwargs), _as_tuple(targets))
+    is_program = isinstance(program, ExportedProgram)
+    if is_program and (given.args or kwargs or loss is not None or dynamic_shapes is not None):
+        raise ParallelError(
+            "args, kwargs, loss and dynamic_shapes are for a model that is still to be "
+            "exported. Give the model, or export it with its loss and say training=True."
+        )
+    if given.targets and loss is None:
+        raise ParallelError(
+            "targets are what a loss takes after the model's output, and there is no loss. Give "
+            "loss=, called as loss(output, *targets)."
+        )
+    if loss is not None and not callable(loss):
+        raise ParallelError(
+            f"loss is {type(loss).__name__}, not a function. Give one that is called as "
+            "loss(output, *targets) and returns one number."
+        )
+    if not is_program and not isinstance(program, nn.Module):
         raise ParallelError(
             f"{type(program).__name__} is neither an exported program nor a model. Give what "
             "torch.export.export(model, args) returns, or the model and args."
         )
-    if not (args or kwargs):
+    if not is_program and not (given.args or given.kwargs):
         raise ParallelError(
             f"{type(program).__name__} is a model, and there is nothing to export it with. Give "
             "example inputs: parallelize(model, mesh, plan, args=(x,))."
         )
+    return given
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, (tuple, list)) else (values,)
+
+
+def _capture(
+    program: Any, given: _Given, loss: Any, dynamic_shapes: Any
+) -> tuple[ExportedProgram, Callable[[], nn.Module]]:
+    """The program, and how to get a copy of what it was captured from."""
+    if isinstance(program, ExportedProgram):
+        return program, lambda: copy_model(program.module())
+    args, kwargs = given.args, given.kwargs
     if loss is None:
-        return export_model(program, args, kwargs, dynamic_shapes)
-    return export_with_loss(program, loss, args, kwargs, targets, dynamic_shapes)
+        return export_model(program, args, kwargs, dynamic_shapes), lambda: copy_model(program)
+    targets = given.targets
+    captured = export_with_loss(program, loss, args, kwargs, targets, dynamic_shapes)
+    return captured, lambda: WithLoss(copy_model(program), loss, args, kwargs, targets)
 
 
 def _place_inputs(flow: Flow, resolved: Resolved) -> dict[Value, tuple[Placement, ...]]:

@@ -16,7 +16,7 @@ from shardscope.parallel.flow import Origin
 from shardscope.parallel.mesh import Mesh
 from shardscope.record import TensorVerdict
 
-__all__ = ["fill", "refuse", "why_not"]
+__all__ = ["fill", "has_no_data", "refuse", "why_not"]
 
 _MAX_RANKS = 64
 _MAX_BYTES = 8 * 2**30  # of all ranks' state and the single device's, in double precision too
@@ -34,7 +34,7 @@ def why_not(program: ExportedProgram, mesh: Mesh, example: Any) -> str:
         )
     tensors = [*_tensors(program), *(one for one in flatten(example)[0] if _is_tensor(one))]
     num_bytes = sum(one.numel() * one.element_size() for one in tensors)
-    is_made_up = any(_has_no_data(one) for one in tensors)
+    is_made_up = any(has_no_data(one) for one in tensors)
     if is_made_up and num_bytes > _MAX_MADE_UP_BYTES:
         return (
             f"its {num_bytes / 2**30:.1f} GiB of tensors have no data; verify the same plan on a "
@@ -51,7 +51,7 @@ def why_not(program: ExportedProgram, mesh: Mesh, example: Any) -> str:
 def fill(values: Sequence[Any]) -> list[Any]:
     """The values, with numbers of the same kind for tensors that have no data."""
     generator = torch.Generator().manual_seed(0)
-    return [_numbers(one, generator) if _has_no_data(one) else one for one in values]
+    return [_numbers(one, generator) if has_no_data(one) else one for one in values]
 
 
 def refuse(wrong: Sequence[TensorVerdict], culprit: Origin | None) -> ParallelError:
@@ -84,7 +84,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _has_no_data(value: Any) -> bool:
+def has_no_data(value: Any) -> bool:
+    """Whether it is a tensor of which only the shape is known."""
     return isinstance(value, Tensor) and (value.is_meta or has_fakes(value))
 
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from shardscope.errors import ParallelError
+from shardscope.errors import ParallelError, ShardscopeError
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.lockstep import run_in_lockstep
@@ -23,7 +23,15 @@ from shardscope.parallel.rules.dealing import Coordinates, join, piece_of
 from shardscope.record import TensorVerdict
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["Trial", "deal_values", "groups_of", "join_results", "prove", "run_ranks"]
+__all__ = [
+    "Trial",
+    "deal_values",
+    "groups_of",
+    "join_results",
+    "prove",
+    "run_captured",
+    "run_ranks",
+]
 
 
 @final
@@ -68,13 +76,22 @@ def prove(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
     return compare(reference, exact, ranks, jittered=jittered, sizes=trial.mesh.sizes)
 
 
+def run_captured(trial: Trial, values: Sequence[Any]) -> Outcome:
+    """What the program computes that is not cut."""
+    with torch.no_grad():
+        return _run_original(trial, values)
+
+
 def _run_original(trial: Trial, values: Sequence[Any]) -> Outcome:
     try:
         return _run_single(trial, values)
-    except RuntimeError as error:
+    except ShardscopeError:
+        raise
+    except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ParallelError(
-            f"the original does not run on these inputs, not cut either ({first:.200}). Mend that "
+            f"the original does not run on these inputs, not cut either ({type(error).__name__}: "
+            f"{first:.200}). Mend that "
             "first, or say verify=False."
         ) from error
 
@@ -83,7 +100,7 @@ def _run_exact(trial: Trial, values: Sequence[Any]) -> Outcome | None:
     """In double precision; None where a kernel does not know it."""
     try:
         return _run_single(trial, values, is_exact=True)
-    except (RuntimeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - whatever it is, the run in the model's own dtype goes on
         return None
 
 

@@ -33,7 +33,9 @@ class FunctionalWire:
         self._sizes = mesh.sizes
 
     def all_reduce(self, value: fx.Node, *, axis: int, reduction: str) -> fx.Node:
-        return self._call(ALL_REDUCE, value, reduction, self._groups[axis])
+        # The op's result has no gaps, whatever its shape function says.
+        whole = self._pen.write(torch.ops.aten.contiguous.default, value)
+        return self._call(ALL_REDUCE, whole, reduction, self._groups[axis])
 
     def all_gather(self, value: fx.Node, *, axis: int, is_entering: bool) -> fx.Node:
         return self._call(ALL_GATHER, value, self._sizes[axis], self._groups[axis])

@@ -47,6 +47,15 @@ class TrainingModule(nn.Module):
         program = self._program
         return _Step.apply(program, args, kwargs, *program.parameters())  # type: ignore[no-untyped-call]
 
+    def train(self, mode: bool = True) -> TrainingModule:
+        """The program is as the model was when it was exported; that is not changed any more."""
+        if not mode:
+            raise ParallelError(
+                "a program for training has no other mode: dropout and norms are as they were "
+                "when it was exported. Cut the model once more, in eval mode, without the loss."
+            )
+        return self
+
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Tensor:
         """The loss; gradients are added to the parameters'."""
@@ -95,6 +104,11 @@ class _Program:
     def run(self, args: Any, kwargs: Any) -> tuple[Tensor, list[Tensor]]:
         """The loss and the gradients; buffers take their new values."""
         given = self._inputs.take(args, kwargs)
+        if any(isinstance(one, Tensor) and one.requires_grad for one in given):
+            raise ParallelError(
+                "an input requires a gradient, and this program computes those of its parameters "
+                "alone. Detach the input."
+            )
         # The program was traced on inputs without gaps.
         inputs = [one.contiguous() if isinstance(one, Tensor) else one for one in given]
         state = self._state.values()
