@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shardscope._torch.programs import flatten, unflatten
 from shardscope.errors import ParallelError
+from shardscope.parallel.capture import WithLoss
 from shardscope.parallel.flow import Flow
 from shardscope.parallel.parity.compare import compare
 from shardscope.parallel.parity.execute import named_buffers, named_parameters
@@ -86,10 +87,10 @@ def _run(
         for name, one in zip(names, results, strict=True)
         if isinstance(one, Tensor)
     ]
-    gradients = {_strip(name): one.grad for name, one in named_parameters(own)}
-    buffers = {_strip(name): one.detach() for name, one in named_buffers(own)}
+    gradients = {_name(name, own): one.grad for name, one in named_parameters(own)}
+    buffers = {_name(name, own): one.detach() for name, one in named_buffers(own)}
     changed = {
-        _strip(name)
+        _name(name, own)
         for name, one in named_buffers(own)
         if not torch.equal(torch.nan_to_num(before[name]), torch.nan_to_num(one.detach()))
     }
@@ -97,5 +98,6 @@ def _run(
     return Outcome(outputs, kept, buffers, frozenset(changed))
 
 
-def _strip(name: str) -> str:
-    return name.removeprefix("model.")
+def _name(name: str, root: nn.Module) -> str:
+    """As the program has it: a model that was captured with a loss stands inside another."""
+    return name.removeprefix("model.") if isinstance(root, WithLoss) else name

@@ -187,7 +187,8 @@ class _Pass:
         if (value, Replicate()) in self.moved:
             sources.append(Replicate())
         each = min(price(one, target, is_wished=is_wished) for one in sources)
-        if each >= 1 and value.root in self.parameters:
+        is_collective = each > price(Replicate(), Shard(0))
+        if is_collective and value.root in self.parameters:
             each *= _FOLLOW_DATA if self.wishes.is_data_axis else _KEEP_WEIGHTS
         return each * self._bytes(value) if each else 0.0
 

@@ -1,0 +1,169 @@
+"""A rule that lies, a rank that does something else, a reduction too many: all are found out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallel_cases.by_hand import check_case, same_sequence
+from parallel_cases.case import Case, drawn
+from shardscope._torch.functional_collectives import ALL_REDUCE, WAIT
+from shardscope.errors import ParallelError
+from shardscope.parallel import Colwise, Rowwise, Shard, duals
+from shardscope.parallel.rules import book
+from shardscope.parallel.rules.call import Call, Strategy
+from shardscope.parallel.rules.local import Local
+from shardscope.parallel.rules.lookup import load_rules
+
+aten = torch.ops.aten
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(self.first(x))
+        self.mean.add_(h.detach().mean(0))
+        return self.down(torch.tanh(h).cumsum(-1)).sigmoid()
+
+
+CASE = Case(
+    "model",
+    Model,
+    lambda: (drawn(4, 8),),
+    {"up": Colwise(), "down": Rowwise(), "mean": Shard(0)},
+)
+
+
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    load_rules()
+
+
+@pytest.fixture(params=[False, True], ids=["inference", "training"])
+def training(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def refused(*, training: bool) -> str:
+    """What is said of the program when it is verified, as it is by default."""
+    with pytest.raises(ParallelError) as caught:
+        CASE.parallelize(training=training, verify=True)
+    return str(caught.value)
+
+
+def test_nothing_is_wrong_to_begin_with(training: bool) -> None:
+    program = CASE.parallelize(training=training, verify=True)
+    assert program.verdicts
+    check_case(CASE, program)
+
+
+def test_a_rule_that_lies_is_named_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    def lie(call: Call) -> Iterator[Strategy]:
+        yield Strategy((Shard(1),), (Shard(1),))
+
+    monkeypatch.setitem(book.RULES, aten.cumsum.default, lie)
+    said = refused(training=training)
+    assert "the first value that differs is cumsum, aten.cumsum.default" in said
+    assert re.search(
+        r"test_wrong_programs\.py:\d+: return self\.down\(torch\.tanh\(h\)\.cumsum", said
+    )
+
+
+def test_a_rank_that_computes_something_else_is_found(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    def spell(local: Local) -> Any:
+        op = aten.tanh.default if local.seat.coordinates == (0,) else aten.sigmoid.default
+        return local.pen.write(op, local["self"])
+
+    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
+    said = refused(training=training)
+    assert "the first value that differs is tanh, aten.tanh.default" in said
+
+
+def test_a_rank_that_fails_is_named_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spell(local: Local) -> Any:
+        short = local.pen.write(aten.slice.Tensor, local["self"], 1, 0, 3)
+        return local.pen.write(aten.tanh.default, short)
+
+    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
+    said = refused(training=False)
+    assert "fails on rank 0: shape '[2, 4, 8]' is invalid" in said
+    assert "test_wrong_programs.py:" in said
+
+
+def test_a_reduction_that_only_one_rank_issues_is_no_silent_wait(
+    monkeypatch: pytest.MonkeyPatch, training: bool
+) -> None:
+    def spell(local: Local) -> Any:
+        result = local.pen.write(aten.tanh.default, local["self"])
+        if local.seat.coordinates == (0,):
+            result = local.pen.write(WAIT, local.pen.write(ALL_REDUCE, result, "sum", "tp:0-1"))
+        return result
+
+    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
+    assert "ranks would wait for each other for ever" in refused(training=training)
+
+
+@pytest.mark.parametrize(
+    ("move", "wrong"),
+    [
+        ("_Enter", lambda ctx, gradient: (gradient, None)),
+        ("_AllReduce", lambda ctx, gradient: (gradient * 2, None, None)),
+        ("_Gather", lambda ctx, gradient: (gradient[:4], None, None, None, None)),
+    ],
+    ids=["missing", "double", "of another piece"],
+)
+def test_a_wrong_gradient_of_a_move_is_found(
+    monkeypatch: pytest.MonkeyPatch, move: str, wrong: Any
+) -> None:
+    monkeypatch.setattr(getattr(duals, move), "backward", staticmethod(wrong))
+    said = refused(training=True)
+    assert "gradient model." in said
+    assert "its forward is right, its gradients are not" in said
+
+
+def test_a_buffer_that_ranks_write_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spell(local: Local) -> Any:
+        mean = local.repeat()
+        return local.pen.write(aten.add.Tensor, mean, mean)
+
+    monkeypatch.setitem(book.SPELLERS, aten.mean.dim, spell)
+    said = refused(training=False)
+    assert "buffer mean differs" in said
+    assert "the first value that differs is mean, aten.mean.dim" in said
+
+
+# The check by hand, which the other tests rely on, finds such faults too.
+
+
+def test_the_check_by_hand_sees_a_weight_that_is_not_the_models(training: bool) -> None:
+    program = CASE.parallelize(training=training)
+    state = program.exported(1).state_dict
+    name = next(name for name in state if name.endswith("up.weight"))
+    state[name].data.mul_(1.001)
+    with pytest.raises(AssertionError, match="on rank"):
+        check_case(CASE, program)
+
+
+def test_the_check_by_hand_sees_ranks_that_talk_differently() -> None:
+    one = ("all_reduce", "tp:0-1", (4, 8), torch.float64, "('sum',)")
+    for change in ({0: "all_gather"}, {2: (4, 7)}, {3: torch.float32}, {1: "dp:0-1"}):
+        other = tuple(change.get(index, part) for index, part in enumerate(one))
+        with pytest.raises(AssertionError, match="talk"):
+            same_sequence({0: [one], 1: [other]})
+    with pytest.raises(AssertionError, match="talk"):
+        same_sequence({0: [one], 1: []})
