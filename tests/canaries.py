@@ -215,7 +215,9 @@ CANARIES: dict[str, Canary] = {
         "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
     ),
     "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
-        "propagation.py and mixing.py", "see which inputs DTensor moves", decisions_are_seen
+        "propagation.py, mixing.py and rank_state.py",
+        "see which inputs DTensor moves",
+        decisions_are_seen,
     ),
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": Canary(
         "propagation.py",
@@ -356,7 +358,7 @@ CANARIES: dict[str, Canary] = {
     "torch.utils._pytree.tree_leaves": Canary("mixing.py", "find the tensors an op was given"),
     "torch.utils._pytree.tree_map": Canary("mixing.py", "give an op replicated tensors instead"),
     "torch.distributed.tensor.DTensor._op_dispatcher._allow_implicit_replication": Canary(
-        "mixing.py",
+        "mixing.py and rank_state.py",
         "know whether the user lets plain tensors meet DTensors",
         lambda: DTensor._op_dispatcher._allow_implicit_replication is False,
     ),
@@ -779,6 +781,21 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.distributed_c10d._store_based_barrier": Canary(
         "played_group.py", "let ranks that take turns not wait for each other's store"
     ),
+    "torch.utils._python_dispatch": Canary(
+        "rank_state.py", "know for each rank that is a thread whether a dispatch mode is active"
+    ),
+    **{
+        f".{name}": Canary(
+            "rank_state.py",
+            "know for each rank that is a thread whether a dispatch mode is active",
+            lambda name=name: hasattr(torch.utils._python_dispatch, name),
+        )
+        for name in (
+            "_is_in_torch_dispatch_mode",
+            "_is_in_non_infra_torch_dispatch_mode",
+            "_is_in_any_mode_without_ignore_compile_internals",
+        )
+    },
     "._plugins": Canary(
         "played_group.py",
         "forget a backend when its ranks have ended",

@@ -12,8 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.flop_counter import FlopCounterMode
 
 from shardscope.errors import CollectiveError, RankError, WorldError
 from shardscope.world.play import play
@@ -273,6 +276,28 @@ def test_each_rank_draws_its_own_numbers_and_they_begin_alike():
     assert random.random() == one[2]
 
 
+def test_contexts_that_switch_something_for_the_process_are_each_ranks_own():
+    """Ranks enter and leave them at different times, and wait for each other in between."""
+
+    def function(rank, mesh):
+        whole = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+        seen = []
+        for _ in range(2):
+            with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+                dist.barrier()
+                seen.append((whole + torch.ones(2)).to_local().tolist())
+                seen.append(torch.backends.cuda.flash_sdp_enabled())
+            if rank == 0:
+                dist.barrier()
+            seen.append(torch.backends.cuda.flash_sdp_enabled())
+            if rank == 1:
+                dist.barrier()
+        return seen
+
+    assert on_two(function) == [[[2.0, 2.0], False, True] * 2] * 2
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 def test_ranks_find_grad_mode_and_autocast_as_they_are_outside():
     def function(*_):
         return torch.is_grad_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
@@ -298,6 +323,9 @@ def snapshot() -> list[object]:
         torch.get_rng_state().tolist(),
         random.getstate(),
         torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.utils._python_dispatch._is_in_torch_dispatch_mode,
+        torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode,
         [one.name for one in threading.enumerate() if one.name.startswith("rank ")],
     ]
 
@@ -308,8 +336,16 @@ def test_nothing_stays_behind_not_even_after_an_exception():
         dist.barrier()
         raise ValueError("no")
 
+    def use_modes(rank, _):
+        torch.set_default_dtype(torch.float64)
+        with FlopCounterMode(display=False):
+            dist.barrier()
+        torch.set_default_dtype(torch.float32 if rank else torch.float64)
+
     before = snapshot()
     on_two(lambda *_: dist.barrier())
+    assert snapshot() == before
+    on_two(use_modes)
     assert snapshot() == before
     with pytest.raises(RankError):
         on_two(fail)

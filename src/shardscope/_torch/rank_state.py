@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
+from torch.utils import _python_dispatch
 
 from shardscope._torch.propagation import op_handlers
 
@@ -24,6 +27,33 @@ _C10D_STATE = (
     "_tags_to_pg",
     "_pg_to_tag",
     "_default_pg_init_method",
+)
+
+
+# Of torch.utils: whether any dispatch mode is active, on whichever thread.
+_MODE_STATE = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def _is_replicating() -> bool:
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def _set_replicating(is_on: bool) -> None:
+    DTensor._op_dispatcher._allow_implicit_replication = is_on
+
+
+# What contexts of torch's switch for the whole process: read by the one, set by the other.
+_SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    (_is_replicating, _set_replicating),
 )
 
 
@@ -52,12 +82,17 @@ def _read_state() -> dict[str, Any]:
         for name in _C10D_STATE
         if hasattr(distributed_c10d, name)
     }
+    state["modes"] = {
+        name: getattr(_python_dispatch, name)
+        for name in _MODE_STATE
+        if hasattr(_python_dispatch, name)
+    }
     state["world"] = dict(vars(distributed_c10d._world))
     state["tracker"] = dtensor_random._rng_tracker
     state["handlers"] = dict(op_handlers())
     state["random"] = random.getstate()
     state["torch"] = torch.get_rng_state()
-    state["dtype"] = torch.get_default_dtype()
+    state["switches"] = [read() for read, _ in _SWITCHES]
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
@@ -69,6 +104,8 @@ def _write_state(state: dict[str, Any]) -> None:
     for name in _C10D_STATE:
         if name in state:
             setattr(distributed_c10d, name, state[name])
+    for name, is_active in state["modes"].items():
+        setattr(_python_dispatch, name, is_active)
     world = vars(distributed_c10d._world)
     world.clear()
     world.update(state["world"])
@@ -78,7 +115,9 @@ def _write_state(state: dict[str, Any]) -> None:
         op_handlers().update(state["handlers"])
     random.setstate(state["random"])
     torch.set_rng_state(state["torch"])
-    torch.set_default_dtype(state["dtype"])
+    for (read, write), value in zip(_SWITCHES, state["switches"], strict=True):
+        if read() != value:
+            write(value)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
@@ -94,6 +133,7 @@ def _fresh_state() -> dict[str, Any]:
     state |= {"_group_count": 0, "_default_pg_init_method": None}
     state["world"] = dict(vars(type(distributed_c10d._world)()))
     state["tracker"] = None
+    state["modes"] = dict.fromkeys(state["modes"], False)
     return {name: one for name, one in state.items() if name not in _C10D_STATE or _has(name)}
 
 

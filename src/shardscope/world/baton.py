@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 from shardscope.errors import CollectiveError
@@ -40,6 +40,7 @@ class Baton:
         self._ready: deque[int] = deque(range(num_ranks))
         self._waiting: dict[int, str] = {}  # for what, in words
         self._ended: set[int] = set()
+        self._all_ended = threading.Event()
         self._lock = threading.Lock()
         self.results: list[Any] = [None] * num_ranks
         self.failure: tuple[int | None, BaseException] | None = None  # of which rank, if of one
@@ -55,14 +56,24 @@ class Baton:
             thread.start()
         try:
             self._pass_on()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(poll_s)
+            while not self._all_ended.wait(poll_s):
+                pass
         except BaseException as error:
             self._fail(None, error)
-            for thread in threads:
-                thread.join(poll_s)
+            self._all_ended.wait(poll_s * len(threads))
             raise
+        finally:
+            self._dismiss(threads, poll_s)
+
+    def _dismiss(self, threads: Sequence[threading.Thread], patience_s: float) -> None:
+        """Let the threads go one by one.
+
+        Of two that end at once, one may hold a lock of torch's and want Python's, and the other
+        have Python's and want torch's.
+        """
+        for rank, thread in enumerate(threads):
+            self._turns[rank].set()
+            thread.join(None if rank in self._ended else patience_s)
 
     def wait(self, rank: int, purpose: str) -> None:
         """Called by the rank that runs: let others run until someone calls `wake(rank)`."""
@@ -70,7 +81,8 @@ class Baton:
         self._waiting[rank] = purpose
         self._surroundings[rank].leave()
         self._pass_on()
-        self._take(rank)
+        self._take_turn(rank)
+        self._check()
 
     def wake(self, rank: int) -> None:
         """Called by the rank that runs: that one may go on when its turn comes."""
@@ -79,22 +91,27 @@ class Baton:
 
     def _live(self, rank: int, function: Callable[[int], Any]) -> None:
         try:
-            self._take(rank)
-            self.results[rank] = function(rank)
+            self._take_turn(rank)
+            try:
+                self._check()
+                self.results[rank] = function(rank)
+            finally:
+                self._surroundings[rank].leave()
         except Abandoned:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised where the ranks were begun
             self._fail(rank, error)
-        finally:
-            self._surroundings[rank].leave()
+        finally:  # whatever happens, others must not wait for it
             self._ended.add(rank)
             self._pass_on()
+            if len(self._ended) == len(self._turns):
+                self._all_ended.set()
+            self._turns[rank].wait()
 
-    def _take(self, rank: int) -> None:
+    def _take_turn(self, rank: int) -> None:
         self._turns[rank].wait()
         self._turns[rank].clear()
         self._surroundings[rank].enter()
-        self._check()
 
     def _check(self) -> None:
         if self.failure is not None:
