@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shardscope._torch.programs import flatten, unflatten
 from shardscope.errors import ParallelError
 from shardscope.parallel.capture import WithLoss
-from shardscope.parallel.flow import Flow
+from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.parity.compare import compare
 from shardscope.parallel.parity.execute import named_buffers, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
@@ -94,8 +94,17 @@ def _run(
         for name, one in named_buffers(own)
         if not torch.equal(torch.nan_to_num(before[name]), torch.nan_to_num(one.detach()))
     }
+    written = {role.name for _, role in flow.outputs if role.kind == "input mutation"}
+    for (_, role), one in zip(_inputs(flow), flatten((args, kwargs))[0], strict=True):
+        if role.name in written:
+            buffers[role.name] = one.detach()
+            changed.add(role.name)
     kept = {name: one for name in trained if (one := gradients.get(name)) is not None}
     return Outcome(outputs, kept, buffers, frozenset(changed))
+
+
+def _inputs(flow: Flow) -> list[tuple[Value, Role]]:
+    return [(value, role) for value, role in flow.inputs if role.kind == "input"]
 
 
 def _name(name: str, root: nn.Module) -> str:

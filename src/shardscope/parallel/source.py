@@ -45,10 +45,47 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     with _detached_regions(program.graph), warnings.catch_warnings():
         # Torch copies its own trees of inputs in a way that it warns of.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        functional: ExportedProgram = program.run_decompositions(
-            {torch.ops.aten.copy.default: _copy}
-        )
+        functional: ExportedProgram = program.run_decompositions(_made_of(program.graph))
     return functional
+
+
+def _made_of(graph: fx.Graph) -> dict[Any, Any]:
+    """Ops that torch leaves whole, though they hide a write or have no gradient."""
+    table: dict[Any, Any] = {torch.ops.aten.copy.default: _copy}
+    norm = torch.ops.aten.instance_norm.default
+    calls = [one for one in graph.nodes if one.target is norm]
+    norms = [name_arguments(norm, one.args, one.kwargs) for one in calls]
+    if any(one["running_mean"] is not None and one["use_input_stats"] for one in norms):
+        table[norm] = _instance_norm
+    return table
+
+
+def _instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> torch.Tensor:
+    """A batch norm with a channel for each sample's; running statistics are their averages."""
+    num_samples, num_channels = input.shape[:2]
+    wide = input.reshape(1, num_samples * num_channels, *input.shape[2:])
+    mean, var, scale, shift = (
+        None if one is None else one.repeat(num_samples)
+        for one in (running_mean, running_var, weight, bias)
+    )
+    result = torch.batch_norm(
+        wide, scale, shift, mean, var, use_input_stats, momentum, eps, cudnn_enabled
+    )
+    if use_input_stats:
+        for old, new in ((running_mean, mean), (running_var, var)):
+            if old is not None and new is not None:
+                old.copy_(new.view(num_samples, num_channels).mean(0))
+    return result.view(input.shape)
 
 
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
