@@ -216,7 +216,9 @@ def _several_axes() -> Iterator[Case]:
         "mlp.up": Colwise(),
         "mlp.down": Rowwise(),
     }
-    yield Case("a block on three axes", GptBlock, lambda: (drawn(2, 4, 16),), block, **cube)
+    yield Case(
+        "a block on three axes", GptBlock, lambda: (drawn(2, 4, 16),), block, **cube, trains=False
+    )
     yield Case("an mlp on three axes", Mlp, lambda: (drawn(2, 4, 8),), PAIR, **cube)
     ids = {"ids": {"dp": Shard(0), "cp": Shard(1)}, "labels": {"dp": Shard(0), "cp": Shard(1)}}
     yield Case(
@@ -236,6 +238,7 @@ def _several_axes() -> Iterator[Case]:
         vocabulary,
         mesh="tp=2,dp=2",
         inputs=TEXT,
+        trains=False,
     )
     yield Case(
         "experts on one axis, their insides on another",

@@ -280,10 +280,9 @@ def _write_through(x: Tensor) -> Tensor:
 TRAINED = """activations|where|itself|minus its transpose|softmax(0)|softmax(-1)|log_softmax(-1)|
 logsumexp|cumsum(-1)|sum|mean|var|norm|amax|max along a dim|topk|sort|cat|cat with what is whole|
 stack|split|chunk|slice|select|index|index by two|gather|scatter|index_add|index_put|flip|roll|pad|
-tril|diagonal|einsum|matmul|baddbmm|outer|cdist|view|reshape that mixes dims|transpose|expand|
-repeat|layer_norm|rms_norm|group_norm|batch_norm without state|glu|conv1d|linear|mse_loss|
-cross_entropy|
-cross_entropy, smoothed|cross_entropy, some ignored|nll_loss|complex|fft|in place|
+tril|diagonal|einsum|matmul|baddbmm|outer|cdist|view|reshape that mixes dims|transpose|
+expand|repeat|layer_norm|rms_norm|group_norm|batch_norm without state|glu|conv1d|linear|mse_loss|
+cross_entropy|cross_entropy, smoothed|cross_entropy, some ignored|nll_loss|complex|fft|in place|
 written through a view|copied into|its size|causal attention|dropout|rand_like|
 attention with dropout|conv2d|conv_transpose2d|max_pool2d|group_norm2d|batch_norm2d"""
 
