@@ -62,7 +62,7 @@ FOUR = [
     "mlp with bias, hidden some ranks empty",
     "attention on four",
     "llama on a 2-d mesh, sequence cut",
-    "llama on two axes, vocabulary cut",
+    "llama on a 2-d mesh",
     "convolutions on a 2-d mesh",
     "fully sharded beside tensor parallel",
     "one dim cut by two axes, some ranks empty",
