@@ -17,6 +17,8 @@ EVERYTHING_BELOW_CLI = {
     "world",
     "comm",
     "shard",
+    "numerics",
+    "compile",
     "parallel",
     "report",
     "errors",
@@ -33,8 +35,12 @@ ALLOWED = {
     "comm": {"record", "_torch", "world", "errors", "version"},
     # Memory and coverage are charged to modules and lines as collectives are.
     "shard": {"record", "_torch", "world", "comm", "errors", "version"},
+    # How far off a number may be, whoever computed it: ranks or a compiler.
+    "numerics": {"record", "_torch", "shard", "errors"},
+    # Ops are charged to modules and lines as collectives are; results are judged as ranks' are.
+    "compile": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
     # A program is verified with the numerics, the worlds and the matching of names of the others.
-    "parallel": {"record", "_torch", "world", "comm", "shard", "errors", "version"},
+    "parallel": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
     "report": {"record"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},

@@ -14,6 +14,8 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── ParallelError               a program that cannot be made parallel, or not rightly
 │   ├── PlanError               a plan that does not fit its program or mesh
 │   └── ParityError             a comparison that cannot be made
+├── CompileError                a function that cannot be explained or diagnosed
+│   └── BackendError            options that a debugging backend does not take
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -24,7 +26,9 @@ from __future__ import annotations
 
 __all__ = [
     "AuditError",
+    "BackendError",
     "CollectiveError",
+    "CompileError",
     "CoverageError",
     "MemoryProfileError",
     "MergeError",
@@ -90,6 +94,14 @@ class PhaseError(ShardscopeError):
 
 class MemoryProfileError(ShardscopeError):
     """A step whose memory cannot be told."""
+
+
+class CompileError(ShardscopeError):
+    """A function that cannot be explained or diagnosed."""
+
+
+class BackendError(CompileError):
+    """Options that a debugging backend does not take."""
 
 
 class TargetError(ShardscopeError):

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from shardscope.numerics.noise import epsilon
 from shardscope.parallel.flow import Flow, Origin, Step, Value
 from shardscope.parallel.lockstep import run_in_lockstep
 from shardscope.parallel.mesh import Mesh
-from shardscope.parallel.parity.noise import epsilon
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.rules.dealing import join
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from shardscope._torch.programs import flatten, unflatten
 from shardscope.errors import ParallelError
+from shardscope.numerics.widen import jitter_
 from shardscope.parallel.capture import WithLoss
 from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.parity.compare import compare
 from shardscope.parallel.parity.execute import named_buffers, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.steady import Steady
-from shardscope.parallel.parity.widen import jitter_
 from shardscope.record import FINE, TensorKind
 
 __all__ = ["check_faithful"]

@@ -16,8 +16,8 @@ from shardscope._torch.functional_collectives import (
     WAIT,
     is_collective,
 )
+from shardscope.comm.lines import user_line
 from shardscope.errors import ParallelError
-from shardscope.parallel.lines import user_line
 
 __all__ = ["Watcher", "run_in_lockstep"]
 

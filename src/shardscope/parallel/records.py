@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.functional_collectives import is_collective
+from shardscope.comm.lines import user_source
 from shardscope.comm.run import describe_run, read_identity
 from shardscope.parallel import propagate
 from shardscope.parallel.causes import GradientNames, shorten_op
@@ -16,7 +17,6 @@ from shardscope.parallel.costs import size_hint
 from shardscope.parallel.flow import Flow, Move, Origin, Role, Value
 from shardscope.parallel.holdings import local_bytes
 from shardscope.parallel.layouts import Seat
-from shardscope.parallel.lines import user_source
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.plan.resolved import Resolved

@@ -16,8 +16,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 
 from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
 from shardscope._torch.programs import expression_of
+from shardscope.comm.lines import user_line
 from shardscope.parallel.flow import Attribute, Flow, Origin, Role, Step, Value, map_nest
-from shardscope.parallel.lines import user_line
 from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["make_functional", "name_arguments", "read_program", "read_result"]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, fx
 
 from shardscope.errors import ParallelError, ShardscopeError
+from shardscope.numerics.widen import jitter, widen_tensor, widened
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.lockstep import run_in_lockstep
 from shardscope.parallel.mesh import Mesh
 from shardscope.parallel.parity.compare import compare
 from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.widen import jitter, widen_tensor, widened
 from shardscope.parallel.placements import Replicate, Shard
 from shardscope.parallel.rules.dealing import Coordinates, join, piece_of
 from shardscope.record import TensorVerdict

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from shardscope.parallel.parity.noise import Floor, as_exact, epsilon, find_floor, is_inexact
+from shardscope.numerics.noise import Floor, as_exact, epsilon, find_floor, is_inexact
 from shardscope.parallel.parity.outcome import Key, Outcome, tie_names
 from shardscope.record import TensorKind
 

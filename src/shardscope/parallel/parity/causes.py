@@ -10,8 +10,8 @@ from typing import final
 
 import torch
 
+from shardscope.numerics.noise import Distance, Floor, as_exact, find_rms, is_finite, measure
 from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.noise import Distance, Floor, as_exact, find_rms, is_finite, measure
 from shardscope.parallel.parity.pieces import lines_along
 from shardscope.record import Suspect
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from msgspec.structs import replace
 
+from shardscope.numerics.noise import as_exact, measure
 from shardscope.parallel.parity.causes import Explanation, explain
 from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Parting, is_within
-from shardscope.parallel.parity.noise import as_exact, measure
 from shardscope.parallel.parity.opinions import CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
 from shardscope.parallel.parity.outcome import Outcome, tie_names

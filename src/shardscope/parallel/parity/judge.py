@@ -8,8 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from shardscope.parallel.parity.cases import Case
-from shardscope.parallel.parity.noise import (
+from shardscope.numerics.noise import (
     Distance,
     Floor,
     as_exact,
@@ -18,6 +17,7 @@ from shardscope.parallel.parity.noise import (
     is_finite,
     measure,
 )
+from shardscope.parallel.parity.cases import Case
 from shardscope.parallel.parity.pieces import arrangements, lines_along
 from shardscope.record import FINE, Agreement, TensorKind, TensorVerdict, compress_ranks
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from shardscope.numerics.noise import epsilon
 from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.noise import epsilon
 from shardscope.parallel.parity.outcome import Key
 from shardscope.record import FINE, Agreement, Suspect, TensorKind
 

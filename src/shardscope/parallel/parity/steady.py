@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
-from shardscope.parallel.parity.widen import is_random, map_arguments, name_arguments
+from shardscope.numerics.widen import is_random, map_arguments, name_arguments
 
 __all__ = ["Steady", "Watching"]
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten, unflatten
+from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.capture import export_with_loss
 from shardscope.parallel.flow import Origin
 from shardscope.parallel.parity.execute import named_buffers, named_parameters
@@ -23,7 +24,6 @@ from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.parity.task import Task, call_model, default_loss
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
-from shardscope.parallel.parity.widen import widen_tensor
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import cut_by_plan
 from shardscope.parallel.verify import Trial, deal_values, join_results, run_ranks

@@ -11,15 +11,15 @@ from typing import final
 import torch
 from torch import nn
 
-from shardscope.parallel.parity.steady import Steady
-from shardscope.parallel.parity.task import Task
-from shardscope.parallel.parity.widen import (
+from shardscope.numerics.widen import (
     jitter_,
     main_dtype,
     widen_inputs,
     widen_model,
     widened,
 )
+from shardscope.parallel.parity.steady import Steady
+from shardscope.parallel.parity.task import Task
 
 __all__ = ["AS_IT_IS", "EXACT", "Jitter", "Variant"]
 

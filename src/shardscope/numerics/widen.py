@@ -15,7 +15,7 @@ from torch import nn
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_schema
 from shardscope._torch.model_state import exchange_tensors
-from shardscope.parallel.parity.noise import epsilon
+from shardscope.numerics.noise import epsilon
 from shardscope.shard.stand_ins import StandIns, map_tensors
 
 __all__ = [

@@ -1,0 +1,1 @@
+"""WHAT THE COMPILER DOES: debugging backends, explanations, diagnosis, minimal repros."""

@@ -1,0 +1,1 @@
+"""How many graphs a function makes, and why."""

@@ -1,0 +1,1 @@
+"""HOW FAR OFF A NUMBER MAY BE: distances, noise floors, double precision, verdicts."""
