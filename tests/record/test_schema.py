@@ -19,7 +19,10 @@ from shardscope.record import (
     Cause,
     Collective,
     CollectiveKind,
+    Condition,
     Coverage,
+    Deviation,
+    Diagnosis,
     Divergence,
     Fallback,
     FallbackKind,
@@ -50,7 +53,9 @@ from shardscope.record import (
     Slice,
     Source,
     Span,
+    Stage,
     Suspect,
+    SuspectOp,
     TensorKind,
     TensorLayout,
     TensorVerdict,
@@ -143,6 +148,9 @@ _TABLES = {
     "fallbacks": Fallback,
     "placed": Placed,
     "rank_memory": RankMemory,
+    "diagnoses": Diagnosis,
+    "suspects": SuspectOp,
+    "deviation": Deviation,
 }
 
 
@@ -193,6 +201,8 @@ def test_reference_names_every_kind_phase_and_severity():
         ("divergences", "suspect", Suspect),
         ("fallbacks", "kind", FallbackKind),
         ("placed", "kind", PlacedKind),
+        ("diagnoses", "condition", Condition),
+        ("diagnoses", "stage", Stage),
     ],
 )
 def test_reference_names_every_value_of_a_choice(heading, field, values):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
+from shardscope.record.diagnosis import Condition, Deviation, Diagnosis, Stage, SuspectOp
 from shardscope.record.encoding import replace_surrogates
 from shardscope.record.inert import make_inert
 from shardscope.record.kinds import CollectiveKind
@@ -75,7 +76,10 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "Compiled",
+    "Condition",
     "Coverage",
+    "Deviation",
+    "Diagnosis",
     "Divergence",
     "Fallback",
     "FallbackKind",
@@ -112,8 +116,10 @@ __all__ = [
     "Source",
     "Span",
     "SpanBegin",
+    "Stage",
     "StreamWriter",
     "Suspect",
+    "SuspectOp",
     "TensorKind",
     "TensorLayout",
     "TensorVerdict",

@@ -1,0 +1,25 @@
+"""A piece of a program with the values that it is called with: what the search compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import fx
+
+__all__ = ["Fragment"]
+
+
+@final
+@dataclass(frozen=True)
+class Fragment:
+    """A graph, and one value for each of its placeholders, in their order.
+
+    The graph's output is a flat tuple of nodes and constants. Nodes keep what dynamo knows of them
+    in `meta` (`stack_trace`, `nn_module_stack`). Tensors among `inputs` are leaves that ask for
+    gradients where those that the program passed did; whoever runs a fragment copies them first.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...]
+    with_gradients: bool  # whether backward is run too, and gradients are compared
