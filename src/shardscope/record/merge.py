@@ -100,6 +100,7 @@ def _merge(unsorted: Sequence[_Part]) -> Recording:
         layouts=tuple(dict.fromkeys(layout for part in parts for layout in part.layouts)),
         parity=tuple(dict.fromkeys(one for part in parts for one in part.parity)),
         parallel=tuple(dict.fromkeys(one for part in parts for one in part.parallel)),
+        explanations=tuple(one for part in parts for one in part.explanations),
     )
 
 

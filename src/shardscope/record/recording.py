@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from shardscope.record.coverage import Coverage
+from shardscope.record.explain import Explanation
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
@@ -247,5 +248,6 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     layouts: tuple[TensorLayout, ...] = ()
     parity: tuple[Parity, ...] = ()
     parallel: tuple[Parallelization, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
