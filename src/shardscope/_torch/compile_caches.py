@@ -11,7 +11,6 @@ import copy
 import gc
 import logging
 import warnings
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -21,7 +20,7 @@ import torch
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import config, convert_frame, pgo, trace_rules, utils
 
-__all__ = ["fresh_caches", "is_compiler_off"]
+__all__ = ["fresh_caches", "is_compiler_off", "quiet_compiler"]
 
 _COUNTERS = ("FRAME_COUNTER", "FRAME_COMPILE_COUNTER")
 _SHAPES = ("_CODE_STATE", "_INIT_CODE_STATE", "_LOGGED_DYNAMIC_ALLOWLIST")
@@ -33,7 +32,7 @@ def fresh_caches() -> Iterator[None]:
     with convert_frame.compile_lock:
         known = _known_codes()
         kept = _keep_numbers()
-        with _exchanged(known), torch.compiler.set_stance("default"), _quiet():
+        with _exchanged(known), torch.compiler.set_stance("default"), quiet_compiler():
             try:
                 yield
             finally:
@@ -116,7 +115,7 @@ def _put_back(kept: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_compiler() -> Iterator[None]:
     """Without dynamo's warnings of breaks and recompilations, which are what we report."""
     logger = logging.getLogger("torch._dynamo")
     level = logger.level

@@ -19,7 +19,7 @@ _STAGES = {
 
 
 def read_durations() -> Durations:
-    """How often each stage ran in this process, and for how many seconds, what it calls included."""
+    """How often each stage ran in this process, and for how many seconds with what it calls."""
     return {
         stage: (len(times), sum(times))
         for stage, name in _STAGES.items()

@@ -50,7 +50,7 @@ def _name_function(function: Callable[..., Any]) -> str:
     if is_overload(function):
         return str(function)
     if is_higher_order(function):
-        return str(function.name())  # type: ignore[attr-defined]
+        return str(function.name())
     name = getattr(function, "__name__", type(function).__name__)
     if getattr(operator, name, None) is function:
         return f"operator.{name}"
@@ -94,7 +94,7 @@ def find_group(node: fx.Node) -> tuple[int, ...]:
     names = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, str)]
     for name in reversed(names):
         try:
-            group = _resolve_process_group(name)
+            group = _resolve_process_group(name)  # type: ignore[arg-type]
         except (RuntimeError, ValueError):
             continue
         return tuple(dist.get_process_group_ranks(group))

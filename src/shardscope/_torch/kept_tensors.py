@@ -42,7 +42,8 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _is_same(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     # Changes through .data leave the version as it was.
-    return tensor.shape == values.shape and bool(torch.equal(tensor.detach().to(values.device), values))
+    now = tensor.detach().to(values.device)
+    return now.shape == values.shape and now.dtype == values.dtype and torch.equal(now, values)
 
 
 def _restore(tensor: torch.Tensor, values: torch.Tensor) -> None:

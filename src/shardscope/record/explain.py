@@ -105,12 +105,13 @@ class Recompile(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SkippedFrame(Struct, frozen=True, kw_only=True, gc=False):
-    """A function that the compiler gave up: Python runs all of it."""
+    """A function that the compiler gave up: Python runs it, or the rest of it after a break."""
 
     function: str
     reason: str
     source: Source | None = None
     break_site: Natural | None = None  # index into Explanation.break_sites
+    is_rest: bool = False  # what came before a break was compiled
 
 
 class StageTime(Struct, frozen=True, kw_only=True, gc=False):
@@ -122,7 +123,7 @@ class StageTime(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FrameGuards(Struct, frozen=True, kw_only=True, gc=False):
-    """What has to hold for a compilation to be used again."""
+    """What has to hold for a compilation to be used again, but for torch's own modules."""
 
     compile_id: str
     function: str

@@ -10,7 +10,7 @@ from shardscope._torch.compile_times import Durations
 from shardscope.comm.lines import user_source
 from shardscope.compile.explain.frames import Frame, FrameLog, function_name
 from shardscope.compile.explain.graphs import RawGraph, RawOp
-from shardscope.compile.explain.guards import clean_guard
+from shardscope.compile.explain.guards import clean_guard, is_users
 from shardscope.compile.explain.sites import Sites, first_line
 from shardscope.compile.explain.stages import measure_stages
 from shardscope.record import (
@@ -37,8 +37,12 @@ def assemble(
 ) -> Explanation:
     """The record of what was compiled while `log` was written."""
     sites = Sites()
-    site_of = {id(frame): sites.add(frame, frame.stop) for frame in log.frames if _breaks(frame)}
-    graphs = tuple(_make_graphs(log.frames, site_of))
+    site_of = {
+        id(frame): sites.add(frame, frame.stop)
+        for frame in log.frames
+        if frame.stop is not None and not _is_whole(frame)
+    }
+    graphs = tuple(_make_graphs(log.frames, site_of, target))
     raw = [graph for frame in log.frames for graph in frame.graphs]
     return Explanation(
         rank=rank,
@@ -46,22 +50,28 @@ def assemble(
         fingerprint=_hash(graph.fingerprint for graph in graphs),
         graphs=graphs,
         break_sites=sites.make_records(),
-        recompiles=tuple(_make_recompiles(log.frames)),
-        skipped_frames=tuple(_make_skips(log.frames, site_of)),
+        recompiles=tuple(_make_recompiles(log.frames, target)),
+        skipped_frames=tuple(_make_skips(log.frames, site_of, target)),
         collectives=tuple(_make_collectives(raw)),
         stages=measure_stages(before, after),
-        guards=tuple(_make_guards(log.frames)) if log.has_guards else (),
+        guards=tuple(_make_guards(log.frames, target)) if log.has_guards else (),
         failure=failure,
     )
 
 
-def _breaks(frame: Frame) -> bool:
-    """Whether the trace stopped, and not only the first of several attempts at it."""
-    is_whole = bool(frame.graphs) and not any(graph.is_broken for graph in frame.graphs)
-    return frame.stop is not None and not is_whole
+def _is_whole(frame: Frame) -> bool:
+    """Whether only the first of several attempts to trace it stopped."""
+    return bool(frame.graphs) and not any(graph.is_broken for graph in frame.graphs)
 
 
-def _make_graphs(frames: Sequence[Frame], site_of: dict[int, int]) -> Iterator[CompiledGraph]:
+def _name(frame: Frame, target: str) -> str:
+    """A function's name; torch puts one of its own around modules that are its own."""
+    return target if frame.is_torchs and target else function_name(frame.name)
+
+
+def _make_graphs(
+    frames: Sequence[Frame], site_of: dict[int, int], target: str
+) -> Iterator[CompiledGraph]:
     index = 0
     for frame in frames:
         for raw in frame.graphs:
@@ -69,7 +79,7 @@ def _make_graphs(frames: Sequence[Frame], site_of: dict[int, int]) -> Iterator[C
             yield CompiledGraph(
                 index=index,
                 compile_id=raw.compile_id,
-                function=function_name(frame.name),
+                function=_name(frame, target),
                 source=first_line(frame),
                 num_inputs=raw.num_inputs,
                 num_outputs=raw.num_outputs,
@@ -103,7 +113,7 @@ def _hash(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _make_recompiles(frames: Sequence[Frame]) -> Iterator[Recompile]:
+def _make_recompiles(frames: Sequence[Frame], target: str) -> Iterator[Recompile]:
     numbers: Counter[tuple[str, int, str]] = Counter()
     for frame in frames:
         if frame.failed_guard is None or frame.end is None or not frame.is_recompile:
@@ -111,7 +121,7 @@ def _make_recompiles(frames: Sequence[Frame]) -> Iterator[Recompile]:
         key = (frame.file, frame.line, frame.name)
         numbers[key] += 1
         yield Recompile(
-            function=function_name(frame.name),
+            function=_name(frame, target),
             source=first_line(frame),
             number=numbers[key],
             compile_id=frame.end.compile_id,
@@ -120,15 +130,18 @@ def _make_recompiles(frames: Sequence[Frame]) -> Iterator[Recompile]:
         )
 
 
-def _make_skips(frames: Sequence[Frame], site_of: dict[int, int]) -> Iterator[SkippedFrame]:
+def _make_skips(
+    frames: Sequence[Frame], site_of: dict[int, int], target: str
+) -> Iterator[SkippedFrame]:
     for frame in frames:
         if frame.end is None or frame.end.stop is None or frame.end.error is not None:
             continue
         yield SkippedFrame(
-            function=function_name(frame.name),
+            function=_name(frame, target),
             source=first_line(frame),
             reason=_why_skipped(frame),
             break_site=site_of.get(id(frame)),
+            is_rest=frame.is_resumed,
         )
 
 
@@ -158,12 +171,12 @@ def _make_collectives(graphs: Sequence[RawGraph]) -> Iterator[GraphCollective]:
                 )
 
 
-def _make_guards(frames: Sequence[Frame]) -> Iterator[FrameGuards]:
+def _make_guards(frames: Sequence[Frame], target: str) -> Iterator[FrameGuards]:
     for frame in frames:
         if frame.end is not None and frame.end.is_compiled:
-            texts = dict.fromkeys(clean_guard(one) for one in frame.end.guards)
+            texts = dict.fromkeys(clean_guard(one) for one in frame.end.guards if is_users(one))
             yield FrameGuards(
                 compile_id=frame.end.compile_id,
-                function=function_name(frame.name),
+                function=_name(frame, target),
                 guards=tuple(replace_surrogates(one) for one in texts if one),
             )

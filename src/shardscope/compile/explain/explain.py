@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope._torch.compile_caches import fresh_caches, is_compiler_off
+from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
 from shardscope.compile.explain.explaining import explaining
 from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 from shardscope.record import Recording, replace_surrogates
 
-__all__ = ["explain", "name_of"]
+__all__ = ["explain", "name_of", "quiet_compiler", "run_as_it_is"]
 
 # The caches of dynamo's that are set aside are one for all threads.
 _lock = threading.RLock()
@@ -30,10 +30,10 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
     >>> recording.explanations[0].num_graphs
 
     All arguments but the first are the function's. It is compiled from scratch, with a backend that
-    runs its graphs as they are, and everything is left as it was: what was compiled before, weights,
-    buffers, gradients, the arguments, train and eval mode, random numbers. If it raises, what was
-    compiled until then is explained, and a finding says so. To explain many calls, or a backend of
-    your own, or to see guards, use `explaining`.
+    runs its graphs as they are, and everything is left as it was: what was compiled before,
+    weights, buffers, gradients, the arguments, train and eval mode, random numbers. If it raises,
+    what was compiled until then is explained, and a finding says so. To explain many calls, or a
+    backend of your own, or to see guards, use `explaining`.
     """
     if not callable(fn):
         raise CompileError(
@@ -45,14 +45,19 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
             "torch.compile is switched off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable), "
             "so there is nothing to explain. Switch it on."
         )
-    # What the function raises is in the explanation.
-    with _lock, everything_kept(fn, args, kwargs), fresh_caches(), suppress(Exception):
-        with explaining(target=name_of(fn)) as explained:
-            torch.compile(fn, backend=_run_as_it_is)(*args, **kwargs)
+    with (
+        _lock,
+        everything_kept(fn, args, kwargs),
+        fresh_caches(),
+        suppress(Exception),  # what the function raises is in the explanation
+        explaining(target=name_of(fn)) as explained,
+    ):
+        torch.compile(fn, backend=run_as_it_is)(*args, **kwargs)
     return explained.recording
 
 
-def _run_as_it_is(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+def run_as_it_is(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend that changes nothing."""
     return graph.forward
 
 

@@ -1,12 +1,14 @@
-"""What the compiler did, function by function, as it told it: the raw material of an explanation."""
+"""What the compiler did, function by function, as it told it: what explanations are made of."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, final
 
+import torch
 from torch import fx
 
 from shardscope._torch.compile_events import FrameEnd, Line, Stop
@@ -16,6 +18,7 @@ from shardscope.compile.explain.guards import RawGuard, read_failed_guard
 __all__ = ["Frame", "FrameLog", "function_name"]
 
 _RESUMED = "torch_dynamo_resume_in_"
+_DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
 
 
 @dataclass
@@ -30,6 +33,16 @@ class Frame:
     graphs: list[RawGraph] = field(default_factory=list)
     failed_guard: RawGuard | None = None
     end: FrameEnd | None = None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it is what is left of a function after a break."""
+        return self.name.startswith(_RESUMED)
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it is a function of dynamo's own, put around what is compiled."""
+        return self.file.startswith(_DYNAMO)
 
     @property
     def is_recompile(self) -> bool:

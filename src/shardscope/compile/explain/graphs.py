@@ -61,7 +61,7 @@ def read_graph(graph: fx.GraphModule, compile_id: str) -> RawGraph:
     return RawGraph(
         compile_id=compile_id,
         num_inputs=sum(node.op == "placeholder" for node in nodes),
-        num_outputs=len(output.args[0]),  # type: ignore[arg-type]
+        num_outputs=len(output.args[0]),
         is_broken=bool(getattr(why, "graph_break", False)),
         reason=str(getattr(why, "reason", "")),
         ops=tuple(_read_ops(graph, "")),

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RawGuard", "clean_guard", "read_failed_guard"]
+__all__ = ["RawGuard", "clean_guard", "is_users", "read_failed_guard"]
 
 _MAX_VALUE = 60  # characters of a value that are worth showing
 _ADDRESS = re.compile(r"(?:, | at )?\b(?:0x[0-9a-f]{4,}|\d{9,})\b")
 _LOCAL = re.compile(r"L\[\s*['\"](\w+)['\"]\s*\]")
+_BUILTINS = re.compile(r"__builtins_dict___\d+")
 _OTHER_BACKEND = "BACKEND_MATCH"
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), text)
@@ -90,7 +91,13 @@ def read_failed_guard(reasons: Sequence[str], values: Mapping[str, Any]) -> RawG
 
 def clean_guard(text: str) -> str:
     """A guard without addresses, which differ from run to run."""
-    return _ADDRESS.sub("", _LOCAL.sub(r"\1", text)).strip()
+    text = _BUILTINS.sub("__builtins__", _LOCAL.sub(r"\1", text))
+    return _ADDRESS.sub("", text).strip()
+
+
+def is_users(text: str) -> bool:
+    """Whether a guard is on something of the user's, and not on torch's own modules and marks."""
+    return "G['__import_torch" not in text and "'_dynamo_" not in text
 
 
 def _strip(reason: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -79,19 +80,19 @@ def _keep(value: Any, kept: Kept, tensors: KeptTensors) -> None:
         _keep_tensors(_find_tensors(value.param_groups), tensors)
     elif isinstance(value, dict | list | set):
         kept.keep_container(value)
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable_of_python(value):
+    elif _has_attributes(value):
         kept.keep(value)
         _keep_tensors(_find_tensors(vars(value).values()), tensors)
 
 
-def callable_of_python(value: Any) -> bool:
-    """Whether it is a plain function, whose attributes are nobody's state."""
-    return hasattr(value, "__code__")
+def _has_attributes(value: Any) -> bool:
+    """Whether it is an object of the user's; the attributes of functions are nobody's state."""
+    is_plain = hasattr(value, "__code__") or isinstance(value, type | ModuleType)
+    return hasattr(value, "__dict__") and not is_plain
 
 
 def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        yield tensor
+    yield from (*module.parameters(recurse=False), *module.buffers(recurse=False))
     yield from (value for value in vars(module).values() if isinstance(value, torch.Tensor))
 
 
@@ -114,7 +115,7 @@ def _read_state() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "dtype": torch.get_default_dtype(),
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()

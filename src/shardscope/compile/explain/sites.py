@@ -105,7 +105,7 @@ def _innermost(lines: Sequence[Line]) -> Line:
 
 
 def _is_foreign(file: str) -> bool:
-    """Whether a file is torch's, ours or Python's own: no line of it is what the user can change."""
+    """Whether a file is torch's, ours or Python's own: nothing that the user can change."""
     is_pythons = file.startswith(_STDLIB) and "site-packages" not in file
     return is_pythons or file.startswith((_TORCH, _OURS))
 
@@ -121,8 +121,10 @@ def make_source(line: Line) -> Source:
     )
 
 
-def first_line(frame: Frame) -> Source:
-    """Where the function begins, or goes on."""
+def first_line(frame: Frame) -> Source | None:
+    """Where the function begins, or goes on; None if dynamo put it there."""
+    if frame.is_torchs:
+        return None
     return make_source(Line(frame.file, frame.line, frame.name))
 
 
