@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
+    from shardscope.compile.explain.explain import explain as explain
+    from shardscope.compile.explain.explaining import explaining as explaining
     from shardscope.errors import ShardscopeError as ShardscopeError
     from shardscope.parallel.parity.check import parity as parity
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
@@ -40,6 +42,8 @@ _HOMES = {
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit",
     "coverage": "shardscope.shard.coverage",
+    "explain": "shardscope.compile.explain.explain",
+    "explaining": "shardscope.compile.explain.explaining",
     "load": "shardscope.record",
     "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
@@ -63,6 +67,8 @@ __all__ = [
     "__version__",
     "audit",
     "coverage",
+    "explain",
+    "explaining",
     "load",
     "memory",
     "merge",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend
 from shardscope.parallel.tp_transform import tensor_parallel_transformation
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
@@ -14,6 +15,8 @@ from shardscope.shard.simple_profiler import SimpleProfiler
 
 __all__ = [
     "CommDebugMode",
+    "ExplainOutput",
+    "ExplainWithBackend",
     "SimpleProfiler",
     "get_inductor_decomp_graphs",
     "get_sharded_module_tree_with_module_name_to_fqns",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
 import torch
-from torch import nn
 
 from shardscope.cli.building import build_alone
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress

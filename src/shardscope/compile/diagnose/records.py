@@ -47,7 +47,9 @@ def _find_problems(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 def _name_subject(diagnosis: Diagnosis) -> str:
     ops = ", ".join(dict.fromkeys(one.op for one in diagnosis.suspects[:3]))
-    return f"{ops} under {diagnosis.backend}" if ops else f"{diagnosis.target} ({diagnosis.backend})"
+    return (
+        f"{ops} under {diagnosis.backend}" if ops else f"{diagnosis.target} ({diagnosis.backend})"
+    )
 
 
 def _suggest(diagnosis: Diagnosis) -> str:
