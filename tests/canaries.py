@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.backends.common import AotAutograd
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -176,6 +177,27 @@ def implicit_replication_is_a_switch() -> bool:
 
 CANARIES: dict[str, Canary] = {
     # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
+    # compiling.py
+    **{
+        f"torch.{name}": Canary("compiling.py", "call a backend as torch.compile does")
+        for name in (
+            "_TorchCompileInductorWrapper",
+            "_TorchCompileAOTInductorWrapper",
+            "_TorchCompileWrapper",
+        )
+    },
+    "torch._dynamo.exc.TorchDynamoException": Canary(
+        "compiling.py", "know errors of the compiler from those of what it made"
+    ),
+    "torch._inductor.config": Canary("compiling.py", "configure Inductor for one compilation"),
+    "torch._inductor.config.patch": Canary(
+        "compiling.py", "configure Inductor for one compilation"
+    ),
+    "._wrapped_bw_compiler": Canary(
+        "compiling.py",
+        "know that the backward of a graph is compiled when it is first run",
+        lambda: "_wrapped_bw_compiler" in inspect.getsource(AotAutograd),
+    ),
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
     ),

@@ -8,10 +8,19 @@ from typing import final
 
 from shardscope.record import Condition, Deviation, Phase
 
-__all__ = ["Outcome", "make_signature"]
+__all__ = ["Outcome", "find_cause", "make_signature"]
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"\d+")
+_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
+_NAME = re.compile(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b")  # of nodes and buffers: relu_3, %arg0_1
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
+_LIST = re.compile(r"[\[(]#(, ?#)*,?[\])]")  # a shape
+_WRAPPERS = (
+    "BackendCompilerFailed",
+    "InductorError",
+    "LoweringException",
+    "SubgraphLoweringException",
+)
 
 
 @final
@@ -41,8 +50,28 @@ class Outcome:
 
 
 def make_signature(error: BaseException) -> str:
-    """What an error keeps when the program shrinks: its type and first line, without numbers."""
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else ""
-    plain = _NUMBER.sub("#", _ADDRESS.sub("0x", first))
+    """What an error keeps when the program shrinks: its cause's type and what it says.
+
+    Without numbers, shapes, and names that somebody gave.
+    """
+    error = find_cause(error)
+    plain = _ADDRESS.sub("0x", _find_line(str(error).strip()))
+    plain = _NAME.sub(lambda found: found[1] or "%", _QUOTED.sub("'…'", plain))
+    plain = _LIST.sub("[#]", _NUMBER.sub("#", plain))
     return f"{type(error).__module__}.{type(error).__qualname__}: {plain[:200]}"
+
+
+def find_cause(error: BaseException) -> BaseException:
+    """The error that compilers wrapped theirs around."""
+    while type(error).__name__ in _WRAPPERS:
+        inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error
+
+
+def _find_line(text: str) -> str:
+    """The line that says what is wrong: of a C++ compiler's words the first error."""
+    lines = text.splitlines() or [""]
+    return next((line for line in lines if " error: " in line), lines[0])

@@ -1,0 +1,124 @@
+"""Weighs what a compiled function gave against eager execution: one outcome of many verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.runs import Result
+from shardscope.numerics.case import Values, Verdict
+from shardscope.numerics.noise import as_exact, find_rms
+from shardscope.numerics.verdict import compare
+from shardscope.record import Condition, Phase
+
+__all__ = ["Reference", "weigh", "weigh_again"]
+
+_OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
+
+
+class Reference(Protocol):
+    """Runs of eager execution."""
+
+    @property
+    def eager(self) -> Result:
+        """As it is."""
+
+    @property
+    def exact(self) -> Result | None:
+        """In double precision, if there is such a thing."""
+
+    def run_others(self, count: int) -> Sequence[Result]:
+        """So many with other roundings."""
+
+    def run_again(self, count: int) -> Sequence[Result]:
+        """So many as it is."""
+
+
+def weigh(compiled: Result, reference: Reference) -> Outcome:
+    """The outcome of one run."""
+    return _weigh(compiled, reference, reference.run_others)
+
+
+def weigh_again(
+    outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
+) -> Outcome:
+    """What a bad outcome comes to when both are run again, the same way."""
+    if any(_differs(reference.eager, one) for one in reference.run_again(1)):
+        calm = _weigh(compiled, reference, reference.run_again)
+        if not calm.is_bad:
+            return Outcome(Condition.FINE, "eager execution gives other numbers each time too")
+    again = run_again()
+    second = weigh(again, reference)
+    if second.is_bad and not _is_other_error(compiled, again, reference.eager):
+        return outcome
+    fact = f"it gives something else when it is run again; at first {outcome.fact}"
+    return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
+
+
+def _weigh(
+    compiled: Result, reference: Reference, run_more: Callable[[int], Sequence[Result]]
+) -> Outcome:
+    best = Outcome(Condition.FINE)
+    for phase, verdict in _compare(compiled, reference, run_more):
+        if verdict.condition.is_bad:
+            doubt = "" if verdict.deviation is None or reference.exact else f" ({_NO_DOUBLE})"
+            fact = verdict.fact + doubt
+            return Outcome(verdict.condition, fact, phase, deviation=verdict.deviation)
+        if verdict.condition is Condition.MORE_ACCURATE and best.condition is Condition.FINE:
+            best = Outcome(verdict.condition, verdict.fact, phase, deviation=verdict.deviation)
+    return best
+
+
+_NO_DOUBLE = "it does not run in double precision, and is held to eager execution alone"
+
+
+def _compare(
+    compiled: Result, reference: Reference, run_more: Callable[[int], Sequence[Result]]
+) -> Iterator[tuple[Phase, Verdict]]:
+    """Verdicts, one after the other: the first that is bad tells enough."""
+    for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
+
+        def exact(part: Part = part) -> Values | None:
+            return None if reference.exact is None else part(reference.exact)
+
+        def others(count: int, part: Part = part) -> list[Values]:
+            return [part(one) for one in run_more(count)]
+
+        for verdict in compare(part(compiled), part(reference.eager), exact, others):
+            yield phase, verdict
+
+
+Part = Callable[[Result], Values]
+
+
+def _values(result: Result) -> Values:
+    return result.values
+
+
+def _gradients(result: Result) -> Values:
+    return result.gradients
+
+
+def _differs(one: Result, other: Result) -> bool:
+    return any(
+        verdict.condition is not Condition.FINE
+        for part in (_values, _gradients)
+        for verdict in compare(part(other), part(one), partial(part, one))
+    )
+
+
+def _is_other_error(first: Result, second: Result, eager: Result) -> bool:
+    """Whether two wrong runs are wrong in different ways."""
+    for name, wanted in {**eager.values, **eager.gradients}.items():
+        one, other = (run.values.get(name, run.gradients.get(name)) for run in (first, second))
+        tensors = [each for each in (one, other, wanted) if isinstance(each, Tensor)]
+        if len(tensors) < 3 or len({each.shape for each in tensors}) > 1:
+            continue
+        exacts = [as_exact(each).nan_to_num() for each in tensors]
+        if find_rms(exacts[0] - exacts[1]) > _OF_ITS_ERROR * find_rms(exacts[0] - exacts[2]):
+            return True
+    return False
