@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import AotAutograd
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -410,10 +411,34 @@ CANARIES: dict[str, Canary] = {
     "torch.utils._python_dispatch._disable_current_modes": Canary(
         "dispatch.py", "keep its own tensor work out of users' dispatch modes"
     ),
+    # graph_nodes.py
+    "torch._C._set_grad_enabled": Canary(
+        "graph_nodes.py", "print `with torch.no_grad()` for what dynamo makes of it"
+    ),
+    "torch.amp.autocast_mode._enter_autocast": Canary(
+        "graph_nodes.py", "print `with torch.autocast(...)` for what dynamo makes of it"
+    ),
+    "torch.amp.autocast_mode._exit_autocast": Canary(
+        "graph_nodes.py", "see where an autocast region of a graph ends"
+    ),
+    "torch.autograd.grad_mode._enter_inference_mode": Canary(
+        "graph_nodes.py", "print `with torch.inference_mode()` for what dynamo makes of it"
+    ),
+    "torch.autograd.grad_mode._exit_inference_mode": Canary(
+        "graph_nodes.py", "see where an inference region of a graph ends"
+    ),
+    "._checkpoint_context_fn": Canary(
+        "graph_nodes.py",
+        "print the policy of a checkpoint",
+        lambda: (
+            "_checkpoint_context_fn"
+            in inspect.getsource(inspect.getmodule(TagActivationCheckpoint))
+        ),
+    ),
     "torch._ops": Canary(
-        "dispatch.py",
+        "dispatch.py and graph_nodes.py",
         "recognise ops that take functions",
-        lambda: torch._ops.HigherOrderOperator,
+        lambda: torch._ops.HigherOrderOperator and torch._ops.OpOverloadPacket,
     ),
     "._overloadpacket": Canary(
         "dispatch.py",
