@@ -200,9 +200,6 @@ CANARIES: dict[str, Canary] = {
             and hasattr(torch._functorch.config, "unlift_effect_tokens")
         ),
     ),
-    "torch._inductor.compile_fx.select_decomp_table": Canary(
-        "aot_backends.py", "take graphs apart as Inductor does, with its settings"
-    ),
     "torch._inductor.compiler_bisector.CompilerBisector": Canary(
         "aot_backends.py", "let torch's bisector switch parts of our backends off"
     ),

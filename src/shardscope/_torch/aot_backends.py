@@ -29,7 +29,6 @@ __all__ = [
     "partition_by_default",
     "partition_by_min_cut",
     "partition_for_inductor",
-    "table_in_force",
 ]
 
 Compiled = Callable[..., Any]
@@ -69,15 +68,6 @@ def compile_ahead(
     )
     compiled: Compiled = compile_graph(gm, example_inputs)
     return compiled
-
-
-def table_in_force() -> Mapping[Any, Callable[..., Any]]:
-    """What Inductor takes apart, with its settings as they are now."""
-    # Late: loading Inductor takes seconds, and only some backends want it.
-    from torch._inductor.compile_fx import select_decomp_table
-
-    table: Mapping[Any, Callable[..., Any]] = select_decomp_table()
-    return table
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from shardscope._torch.aot_backends import (
     partition_by_default,
     partition_by_min_cut,
     partition_for_inductor,
-    table_in_force,
 )
+from shardscope._torch.decompositions import table_in_force
 from shardscope._torch.subgraph_calls import call_as_subgraph
 from shardscope.compile.backends.as_captured import enter_all, is_mode
 from shardscope.compile.backends.boxed import checking_compiler, run_boxed, run_boxed_within

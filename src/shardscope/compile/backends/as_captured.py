@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from shardscope._torch.aot_backends import Compiled
 from shardscope._torch.checking_modes import check_schemas
+from shardscope._torch.pre_dispatch import trace_pre_dispatch
 from shardscope.compile.backends.options import Option, read_options
 from shardscope.errors import GraphRunError
 
@@ -24,7 +24,6 @@ __all__ = [
     "explain_failure",
     "is_mode",
     "pre_dispatch_eager",
-    "trace_pre_dispatch",
 ]
 
 Options = Mapping[str, Any] | None
@@ -154,14 +153,4 @@ def pre_dispatch_eager(
     traced = trace_pre_dispatch(gm, example_inputs)
     if chosen["print"]:
         traced.print_readable()
-    return traced
-
-
-def trace_pre_dispatch(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
-    """`gm` in the ops that reach the dispatcher first."""
-
-    def run(*args: Any) -> Any:
-        return fx.Interpreter(gm).run(*args)
-
-    traced: fx.GraphModule = make_fx(run, pre_dispatch=True)(*example_inputs)
     return traced

@@ -21,6 +21,7 @@ from shardscope._torch.aot_backends import (
     graph_run_error,
 )
 from shardscope._torch.checking_modes import check_fakes
+from shardscope._torch.pre_dispatch import trace_pre_dispatch
 from shardscope.compile.backends import aot, as_captured, boxed, script
 from shardscope.compile.backends.faults.backends import has_non_leaf
 from shardscope.compile.backends.graphs import copy_graph
@@ -108,7 +109,7 @@ def pre_dispatch_eager(
 ) -> fx.GraphModule:
     """Trace the graph to ATen ops before autograd sees them, print it, and run that."""
     _warn_of("pre_dispatch_eager", kwargs)
-    traced = as_captured.trace_pre_dispatch(gm, fake_tensor_inputs)
+    traced = trace_pre_dispatch(gm, fake_tensor_inputs)
     traced.print_readable()
     return traced
 

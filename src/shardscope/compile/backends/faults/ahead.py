@@ -10,8 +10,9 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from shardscope._torch.aot_backends import Compiled, partition_for_inductor, table_in_force
+from shardscope._torch.aot_backends import Compiled, partition_for_inductor
 from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.decompositions import table_in_force
 from shardscope._torch.pytree_values import flatten, unflatten
 from shardscope.compile.backends.aot import compile_as_inductor_would
 from shardscope.compile.backends.boxed import run_boxed

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from torch import fx
 
 from shardscope._torch.decompositions import is_composite
+from shardscope._torch.dispatch import op_schema
 from shardscope._torch.op_names import all_op_names, overloads_of
 from shardscope.compile.backends.graphs import user_line
 from shardscope.compile.backends.options import Option, one_of, read_options
@@ -128,7 +129,9 @@ def _refuse_what_cannot_be(plan: FaultPlan) -> None:
 
 
 def _refuse_composite(plan: FaultPlan, names: frozenset[str]) -> None:
-    if names and all(is_composite(op) for op in overloads(names)):
+    # Variants that write into a tensor given do not count: functionalization leaves none.
+    reached = [op for op in overloads(names) if not op_schema(op).is_mutable]
+    if names and all(is_composite(op) for op in reached):
         raise BackendError(
             f"Op {min(names)!r} never reaches stage {plan.stage!r}: it is taken apart into other "
             f"ops before (linear into addmm or mm, matmul into mm or bmm). Name one of those, or "
