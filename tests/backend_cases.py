@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody
 from torch import Tensor
-from torch.nn import functional as F
 
-__all__ = ["Ran", "compute", "honest", "lying", "misjudged", "picky", "run", "unfakeable"]
+__all__ = ["Ran", "compute", "honest", "lying", "misjudged", "picky", "run"]
 
 
 @torch.library.custom_op("backend_cases::honest", mutates_args=())
@@ -38,15 +38,6 @@ def misjudged(x: Tensor) -> Tensor:
 
 
 misjudged.register_fake(lambda x: torch.empty_like(x))
-
-
-@torch.library.custom_op("backend_cases::unfakeable", mutates_args=())
-def unfakeable(x: Tensor) -> Tensor:
-    """Has no gradient."""
-    return x + 1
-
-
-unfakeable.register_fake(lambda x: torch.empty_like(x))
 
 
 @torch.library.custom_op("backend_cases::picky", mutates_args=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -24,7 +24,7 @@ def trace_pre_dispatch(
         return torch.fx.Interpreter(gm).run(*args)
 
     # Tracing runs the graph: on real inputs, what it writes into would be written into once more.
-    mode = "real" if has_fakes(inputs) else "fake"
+    mode: Literal["real", "fake"] = "real" if has_fakes(inputs) else "fake"
     trace = make_fx(run, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)
     with enable_python_dispatcher():
         traced: torch.fx.GraphModule = trace(*inputs)
