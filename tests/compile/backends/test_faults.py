@@ -90,7 +90,7 @@ def test_numbers_go_wrong_at_the_op(stage: str, has_grad: bool) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("kind", ["compile_error", "runtime_error", "accuracy_error", "nan"])
+@pytest.mark.parametrize("kind", ["compile_error", "accuracy_error"])
 def test_a_valid_op_that_is_not_there_does_no_harm(kind: str, stage: str) -> None:
     ran = run(f"shardscope_fault_{kind}", at(stage, "aten.sin.default"), has_grad=False)
     torch.testing.assert_close(ran.output, run(None, has_grad=False).output)

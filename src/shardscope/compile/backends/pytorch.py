@@ -268,15 +268,21 @@ def _relus(gm: fx.GraphModule) -> list[fx.Node]:
 def _with_relus(gm: fx.GraphModule, instead: Callable[..., Any]) -> fx.GraphModule:
     copy = copy_graph(gm)
     for node in _relus(copy):
-        is_in_place = str(node.target).endswith("_") or node.kwargs.get("inplace", False)
+        tensor = node.all_input_nodes[0]
         with copy.graph.inserting_before(node):
-            new = copy.graph.call_function(
-                instead, (*node.all_input_nodes[:1],), {"is_in_place": bool(is_in_place)}
-            )
+            new = copy.graph.call_function(instead, (tensor,), {"is_in_place": _is_in_place(node)})
         node.replace_all_uses_with(new)
         copy.graph.erase_node(node)
     copy.recompile()
     return copy
+
+
+def _is_in_place(relu: fx.Node) -> bool:
+    if relu.op == "call_module":
+        module: Any = relu.graph.owning_module
+        return bool(module.get_submodule(relu.target).inplace)
+    name = getattr(relu.target, "__name__", str(relu.target))
+    return name.endswith("_") or True in (*relu.args[1:], relu.kwargs.get("inplace"))
 
 
 def _add_one(tensor: torch.Tensor, *, is_in_place: bool) -> torch.Tensor:

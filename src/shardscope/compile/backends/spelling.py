@@ -72,6 +72,7 @@ def _name_of(op: Any) -> str | None:
     return _plain(name) if name and home.split(".")[0] in _TORCHS else None
 
 
+@cache
 def name_of_dispatched(name: str) -> str:
     """The name of what the dispatcher calls `aten::_softmax`, without overload."""
     namespace, _, op = name.partition("::")

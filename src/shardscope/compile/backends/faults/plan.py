@@ -124,14 +124,14 @@ def _refuse_what_cannot_be(plan: FaultPlan) -> None:
             "alone. Take stage 'decomposed' or 'partitioned'."
         )
     if plan.stage != "graph":
-        for names in (plan.names, plan.also):
+        for names in filter(None, (plan.names, plan.also)):
             _refuse_composite(plan, names)
 
 
 def _refuse_composite(plan: FaultPlan, names: frozenset[str]) -> None:
     # Variants that write into a tensor given do not count: functionalization leaves none.
     reached = [op for op in overloads(names) if not op_schema(op).is_mutable]
-    if names and all(is_composite(op) for op in reached):
+    if all(is_composite(op) for op in reached):
         raise BackendError(
             f"Op {min(names)!r} never reaches stage {plan.stage!r}: it is taken apart into other "
             f"ops before (linear into addmm or mm, matmul into mm or bmm). Name one of those, or "
