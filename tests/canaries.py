@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import functorch.compile
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -176,7 +177,69 @@ def implicit_replication_is_a_switch() -> bool:
     return DTensor._op_dispatcher._allow_implicit_replication is False
 
 
+def boxed_code_empties_its_list() -> bool:
+    gm = torch.fx.symbolic_trace(nn.ReLU())
+    gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+    gm.recompile()
+    inputs = [torch.ones(1)]
+    return bool(gm.forward(inputs) == 1) and inputs == []
+
+
 CANARIES: dict[str, Canary] = {
+    # aot_backends.py, checking_modes.py, op_names.py, pytree_values.py,
+    # scripting.py, subgraph_calls.py
+    "torch._dynamo.backends.common.aot_autograd": Canary(
+        "aot_backends.py", "trace forward and backward for the backends of ours"
+    ),
+    "torch._dynamo.exc.TorchDynamoException": Canary(
+        "aot_backends.py", "raise what torch's eager_noexcept raises"
+    ),
+    "torch._functorch.config": Canary(
+        "aot_backends.py",
+        "respect torch's setting of which fakes to check, and its bisector's",
+        lambda: (
+            torch._functorch.config.fake_tensor_crossref in (False, "all", "custom_ops")
+            and hasattr(torch._functorch.config, "unlift_effect_tokens")
+        ),
+    ),
+    "torch._inductor.compiler_bisector.CompilerBisector": Canary(
+        "aot_backends.py", "let torch's bisector switch parts of our backends off"
+    ),
+    "torch.fx.graph._BoxedCodeGen": Canary(
+        "aot_backends.py", "free inputs after their last use", boxed_code_empties_its_list
+    ),
+    "._boxed_call": Canary(
+        "aot_backends.py",
+        "tell AOT autograd that a function takes one list",
+        lambda: functorch.compile.make_boxed_func(abs)._boxed_call,
+    ),
+    "torch._subclasses.CrossRefFakeMode": Canary(
+        "checking_modes.py", "hold ops against their fakes"
+    ),
+    "torch._subclasses.schema_check_mode.SchemaCheckMode": Canary(
+        "checking_modes.py", "hold ops to their schemas"
+    ),
+    "torch._C._dispatch_get_all_op_names": Canary(
+        "op_names.py",
+        "know whether an op exists",
+        lambda: "aten::relu" in torch._C._dispatch_get_all_op_names(),
+    ),
+    "._qualified_op_name": Canary(
+        "op_names.py",
+        "name ops given without an overload",
+        lambda: torch.ops.aten.relu._qualified_op_name == "aten::relu",
+    ),
+    "._version": Canary(
+        "pytree_values.py",
+        "tell ops that write into a tensor",
+        lambda: torch.zeros(1).add_(1)._version == 1,
+    ),
+    "torch._C._jit_set_autocast_mode": Canary(
+        "scripting.py", "keep TorchScript from casting what was cast before"
+    ),
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": Canary(
+        "subgraph_calls.py", "keep a compiled graph one call where it is traced"
+    ),
     # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
     # compiling.py
     **{
@@ -353,7 +416,8 @@ CANARIES: dict[str, Canary] = {
         "pytree_paths.py", "name the values that a program takes and returns"
     ),
     "torch.utils._pytree.tree_unflatten": Canary(
-        "pytree_paths.py and programs.py", "name the values that a program takes and returns"
+        "pytree_paths.py, programs.py and pytree_values.py",
+        "name the values that a program takes and returns",
     ),
     # programs.py and functional_collectives.py
     "torch._dynamo.source.ConstantSource": Canary(
@@ -363,7 +427,9 @@ CANARIES: dict[str, Canary] = {
     "torch.fx._pytree.tree_flatten_spec": Canary(
         "programs.py", "take inputs whose keys come in another order"
     ),
-    "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch.utils._pytree.tree_flatten": Canary(
+        "programs.py and pytree_values.py", "list what a program takes"
+    ),
     "torch._dispatch.python.enable_python_dispatcher": Canary(
         "programs.py", "run ops on sizes that are left open"
     ),
@@ -437,6 +503,7 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch._ops": Canary(
         "dispatch.py and graph_nodes.py",
+        "dispatch.py and op_names.py",
         "recognise ops that take functions",
         lambda: torch._ops.HigherOrderOperator and torch._ops.OpOverloadPacket,
     ),
@@ -700,7 +767,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "op_doors.py, simulated_group.py, dispatch.py and decompositions.py",
+        "op_doors.py, simulated_group.py, dispatch.py, decompositions.py and op_names.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]

@@ -15,7 +15,8 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │   ├── PlanError               a plan that does not fit its program or mesh
 │   └── ParityError             a comparison that cannot be made
 ├── CompileError                a function that cannot be explained or diagnosed
-│   └── BackendError            options that a debugging backend does not take
+│   ├── BackendError            options that a debugging backend does not take
+│   └── GraphRunError           what a captured graph raised when it ran
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -30,6 +31,7 @@ __all__ = [
     "CollectiveError",
     "CompileError",
     "CoverageError",
+    "GraphRunError",
     "MemoryProfileError",
     "MergeError",
     "OutputError",
@@ -102,6 +104,10 @@ class CompileError(ShardscopeError):
 
 class BackendError(CompileError):
     """Options that a debugging backend does not take."""
+
+
+class GraphRunError(CompileError):
+    """What a captured graph raised when it ran; `__cause__` is that."""
 
 
 class TargetError(ShardscopeError):
