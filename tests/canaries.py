@@ -389,7 +389,7 @@ CANARIES: dict[str, Canary] = {
         "dispatch.py", "keep its own tensor work out of users' dispatch modes"
     ),
     "torch._ops": Canary(
-        "dispatch.py",
+        "dispatch.py and functional_collectives.py",
         "recognise ops that take functions",
         lambda: torch._ops.HigherOrderOperator,
     ),
@@ -944,6 +944,10 @@ CANARIES: dict[str, Canary] = {
     "._propagate_tensor_meta_non_cached": Canary(
         "trial_runs.py", "know DTensor's trial runs, which take no memory"
     ),
+    "torch.ops._c10d_functional_autograd": Canary(
+        "functional_collectives.py", "know collectives in a graph"
+    ),
+    "torch.ops._dtensor": Canary("functional_collectives.py", "know collectives in a graph"),
     # aot_stages.py, compiler_parts.py: what locate_stage needs
     "torch._functorch.aot_autograd": Canary(
         "aot_stages.py",

@@ -14,11 +14,15 @@ from typing import Any, final
 from unittest.mock import patch
 
 import torch
-from functorch.compile import default_partition  # type: ignore[import-untyped]
+from functorch.compile import (  # type: ignore[import-untyped]
+    aot_module_simplified,
+    default_partition,
+    make_boxed_func,
+)
 from torch import fx
 from torch._functorch import aot_autograd
 
-__all__ = ["AotRun", "AotStep", "Compile", "Handed", "call_compiled", "watched_aot"]
+__all__ = ["AotRun", "AotStep", "Compile", "Handed", "call_compiled", "run_ahead", "watched_aot"]
 
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -170,6 +174,16 @@ def _compile_whole(own: Compile, graph: fx.GraphModule, example_inputs: Sequence
 def call_compiled(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Call what a compiler made, whichever way it takes its arguments."""
     return compiled(list(args)) if getattr(compiled, "_boxed_call", False) else compiled(*args)
+
+
+def run_ahead(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Trace a graph ahead of time and run what was traced, as it is."""
+    compiled = aot_module_simplified(graph, list(inputs), fw_compiler=_run_as_it_is)
+    return compiled(*inputs)
+
+
+def _run_as_it_is(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    return make_boxed_func(graph)
 
 
 def _copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
