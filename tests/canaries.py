@@ -504,6 +504,7 @@ CANARIES: dict[str, Canary] = {
     "torch._ops": Canary(
         "dispatch.py and graph_nodes.py",
         "dispatch.py and op_names.py",
+        "dispatch.py and functional_collectives.py",
         "recognise ops that take functions",
         lambda: torch._ops.HigherOrderOperator and torch._ops.OpOverloadPacket,
     ),
@@ -1057,5 +1058,54 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator"
     "._propagate_tensor_meta_non_cached": Canary(
         "trial_runs.py", "know DTensor's trial runs, which take no memory"
+    ),
+    "torch.ops._c10d_functional_autograd": Canary(
+        "functional_collectives.py", "know collectives in a graph"
+    ),
+    "torch.ops._dtensor": Canary("functional_collectives.py", "know collectives in a graph"),
+    # aot_stages.py, compiler_parts.py: what locate_stage needs
+    "torch._functorch.aot_autograd": Canary(
+        "aot_stages.py",
+        "see and replace what AOT autograd does for a backend",
+        lambda: all(
+            hasattr(torch._functorch.aot_autograd, name)
+            for name in ("create_aot_state", "aot_stage1_graph_capture", "aot_stage2_compile")
+        ),
+    ),
+    "._boxed_call": Canary(
+        "aot_stages.py",
+        "hand what a compiler made its arguments as it takes them",
+        lambda: torch._functorch.aot_autograd.make_boxed_func(len)._boxed_call,
+    ),
+    "torch._inductor.compiler_bisector.CompilerBisector": Canary(
+        "compiler_parts.py",
+        "switch parts of the compiler off",
+        lambda: (
+            list(
+                inspect.signature(
+                    import_module(
+                        "torch._inductor.compiler_bisector"
+                    ).CompilerBisector.disable_subsystem
+                ).parameters
+            )
+            == ["backend", "subsystem", "debug_info"]
+        ),
+    ),
+    "torch._inductor.config": Canary(
+        "compiler_parts.py",
+        "change Inductor's settings for a trial",
+        lambda: import_module("torch._inductor.config").patch(
+            fallback_random=True, comprehensive_padding=False
+        ),
+    ),
+    "torch._inductor.graph.GraphLowering": Canary(
+        "compiler_parts.py",
+        "name the kernel that is to blame",
+        lambda: hasattr(import_module("torch._inductor.graph").GraphLowering, "save_output_code"),
+    ),
+    "torch._inductor.virtualized.V": Canary(
+        "compiler_parts.py",
+        "name the op whose lowering is to blame",
+        lambda: import_module("torch._inductor.virtualized").V.get_current_node,
     ),
 }
