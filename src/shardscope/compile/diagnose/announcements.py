@@ -13,7 +13,7 @@ from shardscope._torch.aot_stages import AotRun, AotStep, watched_aot
 from shardscope._torch.compiler_parts import asked_for_parts
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.inductor import name_application
-from shardscope.compile.diagnose.trials import Application, is_aots
+from shardscope.compile.diagnose.switching import Application, is_aots
 from shardscope.record import Phase, Stage
 
 __all__ = ["announced", "blame_last"]

@@ -11,7 +11,7 @@ from torch import fx
 
 from shardscope._torch.aot_stages import AotRun, Compile, Handed, call_compiled
 from shardscope._torch.dispatch import is_overload
-from shardscope.compile.diagnose.trials import Trials, find_first
+from shardscope.compile.diagnose.switching import Trials, find_first
 from shardscope.record import Phase
 
 __all__ = ["find_changed_op", "find_op"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from shardscope._torch.aot_stages import AotRun
-from shardscope.compile.diagnose.trials import (
+from shardscope.compile.diagnose.switching import (
     LOWERINGS,
     PASSES,
     Application,

@@ -16,7 +16,7 @@ from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.inductor import locate_in_inductor, name_application
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.trials import (
+from shardscope.compile.diagnose.switching import (
     DECOMPOSITIONS,
     PASSES,
     Judge,
