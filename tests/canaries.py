@@ -192,7 +192,7 @@ CANARIES: dict[str, Canary] = {
         "aot_backends.py", "trace forward and backward for the backends of ours"
     ),
     "torch._dynamo.exc.TorchDynamoException": Canary(
-        "aot_backends.py", "raise what torch's eager_noexcept raises"
+        "aot_backends.py, compiling.py", "raise what torch's eager_noexcept raises"
     ),
     "torch._functorch.config": Canary(
         "aot_backends.py",
@@ -202,14 +202,11 @@ CANARIES: dict[str, Canary] = {
             and hasattr(torch._functorch.config, "unlift_effect_tokens")
         ),
     ),
-    "torch._inductor.compiler_bisector.CompilerBisector": Canary(
-        "aot_backends.py", "let torch's bisector switch parts of our backends off"
-    ),
     "torch.fx.graph._BoxedCodeGen": Canary(
         "aot_backends.py", "free inputs after their last use", boxed_code_empties_its_list
     ),
     "._boxed_call": Canary(
-        "aot_backends.py",
+        "aot_backends.py, aot_stages.py",
         "tell AOT autograd that a function takes one list",
         lambda: functorch.compile.make_boxed_func(abs)._boxed_call,
     ),
@@ -250,10 +247,6 @@ CANARIES: dict[str, Canary] = {
             "_TorchCompileWrapper",
         )
     },
-    "torch._dynamo.exc.TorchDynamoException": Canary(
-        "compiling.py", "know errors of the compiler from those of what it made"
-    ),
-    "torch._inductor.config": Canary("compiling.py", "configure Inductor for one compilation"),
     "torch._inductor.config.patch": Canary(
         "compiling.py", "configure Inductor for one compilation"
     ),
@@ -1072,13 +1065,8 @@ CANARIES: dict[str, Canary] = {
             for name in ("create_aot_state", "aot_stage1_graph_capture", "aot_stage2_compile")
         ),
     ),
-    "._boxed_call": Canary(
-        "aot_stages.py",
-        "hand what a compiler made its arguments as it takes them",
-        lambda: torch._functorch.aot_autograd.make_boxed_func(len)._boxed_call,
-    ),
     "torch._inductor.compiler_bisector.CompilerBisector": Canary(
-        "compiler_parts.py",
+        "aot_backends.py, compiler_parts.py",
         "switch parts of the compiler off",
         lambda: (
             list(
@@ -1092,7 +1080,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "torch._inductor.config": Canary(
-        "compiler_parts.py",
+        "compiling.py, compiler_parts.py",
         "change Inductor's settings for a trial",
         lambda: import_module("torch._inductor.config").patch(
             fallback_random=True, comprehensive_padding=False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from shardscope.compile.diagnose.trials import Answer, BudgetSpentError, Progress, Trials
+from shardscope.compile.diagnose.asking import Answer, BudgetSpentError, Progress, Trials
 
 __all__ = ["Answer", "Progress", "Shrunk", "shrink"]
 
