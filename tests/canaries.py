@@ -175,6 +175,48 @@ def implicit_replication_is_a_switch() -> bool:
 
 
 CANARIES: dict[str, Canary] = {
+    # graph_switches.py, storages.py
+    "torch._C._set_grad_enabled": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch._C._set_fwd_grad_enabled": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch._C._autograd": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch._C._autograd._saved_tensors_hooks_disable": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch._C._autograd._saved_tensors_hooks_enable": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.amp.autocast_mode._enter_autocast": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.amp.autocast_mode._exit_autocast": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.autograd.grad_mode._enter_inference_mode": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.autograd.grad_mode._exit_inference_mode": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.nn.attention._sdpa_kernel": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.cuda._exchange_device": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "torch.cuda._maybe_exchange_device": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
+    "._version": Canary(
+        "storages.py",
+        "see that an op wrote to memory",
+        lambda: torch.zeros(1).add_(1)._version == 1,
+    ),
     # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
