@@ -237,6 +237,33 @@ CANARIES: dict[str, Canary] = {
     "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": Canary(
         "subgraph_calls.py", "keep a compiled graph one call where it is traced"
     ),
+    # graph_switches.py, storages.py
+    "torch._C._set_grad_enabled": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch._C._set_fwd_grad_enabled": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch._C._autograd": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch._C._autograd._saved_tensors_hooks_disable": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch._C._autograd._saved_tensors_hooks_enable": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.amp.autocast_mode._enter_autocast": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.amp.autocast_mode._exit_autocast": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.autograd.grad_mode._enter_inference_mode": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.autograd.grad_mode._exit_inference_mode": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.nn.attention._sdpa_kernel": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.cuda._exchange_device": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+    "torch.cuda._maybe_exchange_device": Canary(
+        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "storages.py",
+        "see that an op wrote to memory",
     # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
     # compiling.py
     **{

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_wrapper_type", "plain_tensors", "watched_resizes"]
+__all__ = ["count_writes", "is_wrapper_type", "plain_tensors", "watched_resizes"]
 
 
 def is_wrapper_type(cls: type) -> bool:
@@ -26,6 +26,11 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         held = getattr(tensor, name)
         if isinstance(held, torch.Tensor):
             yield from plain_tensors(held)
+
+
+def count_writes(tensor: torch.Tensor) -> int:
+    """How often ops have written to the tensor, or to others that share its memory."""
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 @contextmanager

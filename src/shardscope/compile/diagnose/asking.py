@@ -48,7 +48,8 @@ class Trials:
         self._ask = ask
         self._budget = budget
         self._on_progress = on_progress
-        self._answers = {frozenset(names): Answer.FAILS}  # the whole is known to
+        whole = frozenset(names)
+        self._answers: dict[frozenset[str], Answer] = {whole: Answer.FAILS}
         self.best = tuple(names)  # the smallest that fails
         self.num_left = 0  # how many more the search expects to need
 
@@ -86,5 +87,10 @@ class Trials:
         passing = [keep for keep, answer in self._answers.items() if answer is Answer.PASSES]
         if not passing:
             return ()
+
+        def distance(keep: frozenset[str]) -> tuple[bool, int]:
+            return not keep < best, len(keep ^ best)
+
         # The first asked wins a draw: dictionaries keep their order.
-        return self.sort(min(passing, key=lambda keep: (not keep < best, len(keep ^ best))))
+        nearest = min(passing, key=distance)
+        return self.sort(nearest)

@@ -143,9 +143,10 @@ def _connecting(
 def _first_failing_size(
     trials: Trials, needed: Sequence[str], names: Sequence[str], *, near: int | None = None
 ) -> int:
-    """How many of `names`, from the front, it takes to fail besides `needed`, but not with one less.
+    """How many of `names` it takes to fail besides `needed`: it does not with one less.
 
-    All of them are known to do, and none not to. `near` is where to look first, if not midway.
+    All of them are known to do, and none not to; those in front come first. `near` is where to
+    look first, if not midway.
     """
     low, high = 0, len(names)
     for size in _first_sizes(high, near):
