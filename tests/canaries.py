@@ -227,7 +227,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.ops.aten.relu._qualified_op_name == "aten::relu",
     ),
     "._version": Canary(
-        "pytree_values.py",
+        "pytree_values.py, storages.py",
         "tell ops that write into a tensor",
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
@@ -239,32 +239,41 @@ CANARIES: dict[str, Canary] = {
     ),
     # graph_switches.py, storages.py
     "torch._C._set_grad_enabled": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch._C._set_fwd_grad_enabled": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch._C._autograd": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch._C._autograd._saved_tensors_hooks_disable": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch._C._autograd._saved_tensors_hooks_enable": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.amp.autocast_mode._enter_autocast": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.amp.autocast_mode._exit_autocast": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.autograd.grad_mode._enter_inference_mode": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.autograd.grad_mode._exit_inference_mode": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.nn.attention._sdpa_kernel": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.cuda._exchange_device": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
+    ),
     "torch.cuda._maybe_exchange_device": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
-        "storages.py",
-        "see that an op wrote to memory",
-    # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
+    ),
     # compiling.py
     **{
         f"torch.{name}": Canary("compiling.py", "call a backend as torch.compile does")
@@ -498,21 +507,6 @@ CANARIES: dict[str, Canary] = {
         "dispatch.py", "keep its own tensor work out of users' dispatch modes"
     ),
     # graph_nodes.py
-    "torch._C._set_grad_enabled": Canary(
-        "graph_nodes.py", "print `with torch.no_grad()` for what dynamo makes of it"
-    ),
-    "torch.amp.autocast_mode._enter_autocast": Canary(
-        "graph_nodes.py", "print `with torch.autocast(...)` for what dynamo makes of it"
-    ),
-    "torch.amp.autocast_mode._exit_autocast": Canary(
-        "graph_nodes.py", "see where an autocast region of a graph ends"
-    ),
-    "torch.autograd.grad_mode._enter_inference_mode": Canary(
-        "graph_nodes.py", "print `with torch.inference_mode()` for what dynamo makes of it"
-    ),
-    "torch.autograd.grad_mode._exit_inference_mode": Canary(
-        "graph_nodes.py", "see where an inference region of a graph ends"
-    ),
     "._checkpoint_context_fn": Canary(
         "graph_nodes.py",
         "print the policy of a checkpoint",
@@ -522,9 +516,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "torch._ops": Canary(
-        "dispatch.py and graph_nodes.py",
-        "dispatch.py and op_names.py",
-        "dispatch.py and functional_collectives.py",
+        "dispatch.py, graph_nodes.py, op_names.py and functional_collectives.py",
         "recognise ops that take functions",
         lambda: torch._ops.HigherOrderOperator and torch._ops.OpOverloadPacket,
     ),
