@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -118,6 +119,16 @@ def param_group(model: Any) -> Any:
     state = model._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return state._fsdp_param_group if groups is None else groups[0]
+
+
+@functools.cache
+def custom_op() -> Any:
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    return torch.library.custom_op(
+        "shardscope_canary::same", same, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
 
 
 def fake_mode() -> Any:
@@ -653,7 +664,7 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "op_doors.py, simulated_group.py, dispatch.py and decompositions.py",
+        "op_doors.py, simulated_group.py, dispatch.py, decompositions.py and custom_ops.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]
@@ -943,5 +954,31 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator"
     "._propagate_tensor_meta_non_cached": Canary(
         "trial_runs.py", "know DTensor's trial runs, which take no memory"
+    ),
+    # operators.py, custom_ops.py, inductor_caches.py: what diagnose's workers need
+    "torch._ops.HigherOrderOperator": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverload": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverloadPacket": Canary("operators.py", "send a graph to another process"),
+    "torch._C._dispatch_dump": Canary(
+        "operators.py",
+        "tell a worker which module registered an op",
+        lambda: "debug: registered at " in torch._C._dispatch_dump("aten::relu"),
+    ),
+    "torch._library.custom_ops.CustomOpDef": Canary("custom_ops.py", "send a custom op"),
+    "torch._library.custom_ops.OPDEFS": Canary("custom_ops.py", "send a custom op"),
+    **{
+        name: Canary("custom_ops.py", "define a custom op in another process", probe)
+        for name, probe in {
+            "._abstract_fn": lambda: hasattr(custom_op(), "_abstract_fn"),
+            "._backend_fns": lambda: list(custom_op()._backend_fns) == [None],
+            "._backward_fn": lambda: hasattr(custom_op(), "_backward_fn"),
+            "._init_fn": lambda: custom_op()._init_fn(1) == 1,
+            "._opoverload": lambda: custom_op()._opoverload._schema.arguments,
+            "._qualname": lambda: custom_op()._qualname == "shardscope_canary::same",
+            "._setup_context_fn": lambda: hasattr(custom_op(), "_setup_context_fn"),
+        }.items()
+    },
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir": Canary(
+        "inductor_caches.py", "save a worker the compilation of inductor's headers"
     ),
 }
