@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,6 +122,16 @@ def param_group(model: Any) -> Any:
     state = model._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     return state._fsdp_param_group if groups is None else groups[0]
+
+
+@functools.cache
+def custom_op() -> Any:
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    return torch.library.custom_op(
+        "shardscope_canary::same", same, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
 
 
 def fake_mode() -> Any:
@@ -780,7 +791,8 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "op_doors.py, simulated_group.py, dispatch.py, decompositions.py and op_names.py",
+        "op_doors.py, simulated_group.py, dispatch.py, decompositions.py, op_names.py and "
+        "custom_ops.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]
@@ -1114,5 +1126,31 @@ CANARIES: dict[str, Canary] = {
         "compiler_parts.py",
         "name the op whose lowering is to blame",
         lambda: import_module("torch._inductor.virtualized").V.get_current_node,
+    ),
+    # operators.py, custom_ops.py, inductor_caches.py: what diagnose's workers need
+    "torch._ops.HigherOrderOperator": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverload": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverloadPacket": Canary("operators.py", "send a graph to another process"),
+    "torch._C._dispatch_dump": Canary(
+        "operators.py",
+        "tell a worker which module registered an op",
+        lambda: "debug: registered at " in torch._C._dispatch_dump("aten::relu"),
+    ),
+    "torch._library.custom_ops.CustomOpDef": Canary("custom_ops.py", "send a custom op"),
+    "torch._library.custom_ops.OPDEFS": Canary("custom_ops.py", "send a custom op"),
+    **{
+        name: Canary("custom_ops.py", "define a custom op in another process", probe)
+        for name, probe in {
+            "._abstract_fn": lambda: hasattr(custom_op(), "_abstract_fn"),
+            "._backend_fns": lambda: list(custom_op()._backend_fns) == [None],
+            "._backward_fn": lambda: hasattr(custom_op(), "_backward_fn"),
+            "._init_fn": lambda: custom_op()._init_fn(1) == 1,
+            "._opoverload": lambda: custom_op()._opoverload._schema.arguments,
+            "._qualname": lambda: custom_op()._qualname == "shardscope_canary::same",
+            "._setup_context_fn": lambda: hasattr(custom_op(), "_setup_context_fn"),
+        }.items()
+    },
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir": Canary(
+        "inductor_caches.py", "save a worker the compilation of inductor's headers"
     ),
 }
