@@ -862,8 +862,13 @@ CANARIES: dict[str, Canary] = {
     ),
     # modules.py
     "torch._dynamo.OptimizedModule": Canary("modules.py", "give compiled modules clean names"),
+    "._torchdynamo_orig_callable": Canary(
+        "uncompiled_functions.py",
+        "compile a function anew that is compiled already",
+        lambda: torch.compile(abs)._torchdynamo_orig_callable is abs,
+    ),
     "._orig_mod": Canary(
-        "modules.py",
+        "modules.py and uncompiled_functions.py",
         "give compiled modules clean names",
         lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,
     ),

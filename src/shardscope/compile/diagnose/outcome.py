@@ -8,13 +8,14 @@ from typing import final
 
 from shardscope.record import Condition, Deviation, Phase
 
-__all__ = ["Outcome", "find_cause", "make_signature"]
+__all__ = ["Outcome", "find_cause", "is_alike", "make_signature"]
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
 _NAME = re.compile(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b")  # of nodes and buffers: relu_3, %arg0_1
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _LIST = re.compile(r"[\[(]#(, ?#)*,?[\])]")  # a shape
+_NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
 _WRAPPERS = (
     "BackendCompilerFailed",
     "InductorError",
@@ -47,6 +48,16 @@ class Outcome:
             other.phase,
             other.signature,
         )
+
+
+def is_alike(one: Outcome, other: Outcome) -> bool:
+    """Whether both fail in the same way; wrong numbers may turn into NaN on their way, or back.
+
+    Nor do they have to show in the same phase: a result may hide what its gradient shows.
+    """
+    if one.condition in _NUMBERS and other.condition in _NUMBERS:
+        return True
+    return one.is_same(other)
 
 
 def make_signature(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from shardscope._torch.graph_targets import (
 )
 from shardscope.record import OpKind
 
-__all__ = ["RawGraph", "RawOp", "read_graph"]
+__all__ = ["RawGraph", "RawOp", "module_of", "read_graph"]
 
 _KINDS = {
     "call_function": OpKind.FUNCTION,
@@ -85,7 +85,7 @@ def _read_op(node: fx.Node, within: str) -> RawOp:
         kind=_kind_of(node),
         op=name,
         result=_describe(node.meta.get("example_value")),
-        module=_module_of(node),
+        module=module_of(node),
         within=within,
         stack_trace=node.meta.get("stack_trace") or "",
         group=find_group(node) if is_collective_name(name) else None,
@@ -108,7 +108,8 @@ def _describe(value: Any) -> str:
     return "" if value is None else type(value).__name__
 
 
-def _module_of(node: fx.Node) -> str:
+def module_of(node: fx.Node) -> str:
+    """The name of the module that a node belongs to; "" for none, or the one that was compiled."""
     stack = node.meta.get("nn_module_stack") or {}
     name = str(next(reversed(stack.values()))[0]) if stack else ""
     return _clean(name)
