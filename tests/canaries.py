@@ -471,7 +471,7 @@ CANARIES: dict[str, Canary] = {
         "programs.py and pytree_values.py", "list what a program takes"
     ),
     "torch._dispatch.python.enable_python_dispatcher": Canary(
-        "programs.py", "run ops on sizes that are left open"
+        "programs.py and pre_dispatch.py", "run ops on sizes that are left open"
     ),
     "torch.ops._c10d_functional": Canary(
         "functional_collectives.py",

@@ -56,16 +56,7 @@ def test_by_itself_on_a_graph_traced_by_fx(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "eager",
-        "eager_debug",
-        "pre_dispatch_eager",
-        "torchscript",
-        "invoke_subgraph",
-        "aot_eager",
-        "aot_eager_decomp_partition",
-        "aot_ts",
-    ],
+    ["pre_dispatch_eager", "torchscript", "aot_eager", "aot_eager_decomp_partition", "aot_ts"],
 )
 def test_sizes_that_change_and_buffers_that_are_written(name: str) -> None:
     def make() -> nn.Module:

@@ -190,15 +190,22 @@ RELUS: list[Callable[[Tensor], Tensor]] = [
 
 @pytest.mark.parametrize("relu", RELUS)
 def test_relu_faults_fire_on_every_spelling(relu: Callable[[Tensor], Tensor]) -> None:
-    def compiled(backend: Any) -> Tensor:
-        torch.compiler.reset()
-        return torch.compile(lambda x: relu(x * 1), backend=backend)(-torch.ones(2))
+    graphs: list[torch.fx.GraphModule] = []
 
-    assert compiled(compat.relu_accuracy_error_TESTING_ONLY).tolist() == [0, 0]  # -1 + 1
+    def keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    torch.compiler.reset()
+    torch.compile(lambda x: relu(x * 1), backend=keep)(torch.ones(2))
+    inputs = [-torch.ones(2)]
+    (wrong,) = compat.relu_accuracy_error_TESTING_ONLY(graphs[0], inputs)(*inputs)
+    assert wrong.tolist() == [0, 0]  # -1 + 1
+    failing = compat.relu_runtime_error_TESTING_ONLY(graphs[0], inputs)
     with pytest.raises(AssertionError, match="ReluRuntimeError"):
-        compiled(compat.relu_runtime_error_TESTING_ONLY)
-    with pytest.raises(RuntimeError, match="ReluCompileError"):
-        compiled(compat.relu_compile_error_TESTING_ONLY)
+        failing(*inputs)
+    with pytest.raises(compat.ReluCompileError):
+        compat.relu_compile_error_TESTING_ONLY(graphs[0], inputs)
 
 
 def test_relu_faults_do_no_harm_without_relu() -> None:
