@@ -289,13 +289,7 @@ def _rewrites(dtype: torch.dtype) -> dict[str, Rewrite]:
         "large numbers added": Rewrite(
             lambda y: (y + 1000) - 1000, lambda y: (y + 1000.5) - 1000.5, (x,)
         ),
-        "multiply and add at once": Rewrite(
-            lambda a, b: a * b[:32] + a,
-            lambda a, b: torch.addcmul(
-                a[:, None].double(), a[:, None].double(), b[:32].double()
-            ).to(dtype),
-            (x, w),
-        ),
+        "multiply and add at once": Rewrite(lambda a, b: a * b[:32] + a, fuse, (x, w)),
         "sum by columns": Rewrite(
             lambda y: y.sum(), lambda y: y.float().cumsum(0)[-1].cumsum(0)[-1].to(dtype), (x,)
         ),
