@@ -190,9 +190,6 @@ CANARIES: dict[str, Canary] = {
         "compiling.py", "know errors of the compiler from those of what it made"
     ),
     "torch._inductor.config": Canary("compiling.py", "configure Inductor for one compilation"),
-    "torch._inductor.config.patch": Canary(
-        "compiling.py", "configure Inductor for one compilation"
-    ),
     "._wrapped_bw_compiler": Canary(
         "compiling.py",
         "know that the backward of a graph is compiled when it is first run",

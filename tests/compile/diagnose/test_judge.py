@@ -181,7 +181,8 @@ def unsteady(x: torch.Tensor) -> torch.Tensor:
     return x * (1 + next(_DRIFT) * 0.1)
 
 
-_DRIFT = itertools.count()
+# Eager execution, compiled, double precision, the look for draws, and again.
+_DRIFT = itertools.chain([0, 1, 0, 0], itertools.cycle([1, 0]))
 
 
 def test_a_function_that_is_itself_unsteady_is_not_the_compilers_fault():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+import pickle
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -35,7 +36,8 @@ class Model(nn.Module):
 
 
 def making(function, *args, **kwargs):
-    return lambda: copy.deepcopy((function, args, kwargs))
+    program = cloudpickle.dumps((function, args, kwargs))
+    return lambda: pickle.loads(program)
 
 
 def test_a_model_that_is_compiled_rightly_is_fine():
