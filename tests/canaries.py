@@ -453,8 +453,9 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
     "torch.utils._pytree.tree_leaves_with_path": Canary(
-        "pytree_paths.py", "name the values that a program takes and returns"
+        "pytree_paths.py and compiling.py", "name the values that a program takes and returns"
     ),
+    "torch.utils._pytree.keystr": Canary("compiling.py", "name the values that a function returns"),
     "torch.utils._pytree.tree_unflatten": Canary(
         "pytree_paths.py, programs.py and pytree_values.py",
         "name the values that a program takes and returns",

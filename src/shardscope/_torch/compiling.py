@@ -44,9 +44,9 @@ def patched_inductor(config: Mapping[str, Any]) -> AbstractContextManager[Any]:
     """Inductor's configuration, changed until the context ends."""
     if not config:
         return nullcontext()
-    import torch._inductor.config
+    from torch._inductor import config as settings  # it takes a second to load
 
-    patched: AbstractContextManager[Any] = torch._inductor.config.patch(dict(config))
+    patched: AbstractContextManager[Any] = settings.patch(dict(config))
     return patched
 
 

@@ -76,9 +76,9 @@ def find_bounds(
     """
     error = (eager - target).abs()
     sizes = _sizes_of(target)
-    each = _LAST_PLACES * _last_place(target, dtype) + _OWN * error + _POOLED * _pool(error, sizes)
-    noise = find_rms(error)
-    floor = _ROUNDING * epsilon(dtype) * find_rms(target)
+    unit = _last_place(target, dtype)
+    each = _LAST_PLACES * unit + _OWN * error + _POOLED * _pool(error, sizes)
+    noise, floor = find_rms(error), _ROUNDING * find_rms(unit)
     if not others:
         return Bounds(each, _limit_rms(noise, floor, error.numel()))
     noise = max(noise, *(find_rms(one - target) for one in others))
@@ -140,4 +140,4 @@ def _find_jumps(moved: Tensor, each: Tensor, sizes: Tensor) -> tuple[int, float]
     num_alone = int(is_alone.sum())
     if not num_alone:
         return 0, 0.0
-    return math.ceil(_SPREAD * num_alone / num_runs), _OWN * float(first[is_alone].max())
+    return int(_SPREAD * num_alone / num_runs), _OWN * float(first[is_alone].max())

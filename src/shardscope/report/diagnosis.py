@@ -47,10 +47,10 @@ def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
         yield "stage", _name_stage(one)
     yield from _where(one)
     yield from _render_suspects(one)
-    if one.deviation is not None:
+    if one.deviation is not None and one.condition is not Condition.NAN:
         yield "off by", _describe_deviation(one.deviation)
     if one.error:
-        yield "error", make_text(one.error, width=600)
+        yield "error", make_text(one.error.strip().split("\n")[0], width=600)
     if one.repro:
         yield "repro", _describe_repro(one)
     if one.passing:

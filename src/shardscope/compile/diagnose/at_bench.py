@@ -14,6 +14,7 @@ from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.cut import Recorded
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.hints import in_order, name_output
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
 from shardscope.compile.diagnose.judge import judge
@@ -101,8 +102,11 @@ def check(bench: Bench, piece: Piece, compiler: Compiler) -> Outcome:
 
 
 def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
-    """Judge a fragment by all values in it, whatever becomes of them."""
-    return judge(_recorded(bench, key).expose(), compiler, announce=bench.announce)
+    """Judge a fragment by all values in it, in order: the first that is off may be to blame."""
+    exposed = in_order(_recorded(bench, key).expose())
+    outcome = judge(exposed, compiler, announce=bench.announce)
+    name = name_output(exposed, outcome)
+    return replace(outcome, hints=(name,)) if name else outcome
 
 
 def check_program(bench: Bench, pickled: bytes, compiler: Compiler) -> Outcome:
@@ -158,7 +162,7 @@ def _find_variant(
 ) -> Variant:
     smaller = None if request.passing is None else _cut(bench, request.passing)
     # What kills the process would kill it here as well.
-    most_calls = 0 if request.outcome.condition in _DEADLY else 2
+    most_calls = 0 if request.outcome.condition in _DEADLY else 1
     return find_passing(
         fragment,
         compiler=request.compiler,

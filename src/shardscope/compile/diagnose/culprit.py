@@ -8,10 +8,17 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.compile.diagnose.announcements import blame_last
-from shardscope.compile.diagnose.at_bench import Loaded, Piece, blame, describe, retrace
+from shardscope.compile.diagnose.at_bench import (
+    Loaded,
+    Piece,
+    blame,
+    check_exposed,
+    describe,
+    retrace,
+)
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.outcome import Outcome, is_alike
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.search import Answer, Progress, Shrunk, shrink
@@ -90,8 +97,24 @@ class Culprit:
         def tell(progress: Progress) -> None:
             self._teller.expect(progress.num_left + _RESERVE)
 
+        hints = self._find_hints(key, whole)
         left = max(0, self._budget - self._queries.num_calls - _RESERVE)
-        return shrink(loaded.ops, ask, budget=left, reads=loaded.reads, on_progress=tell)
+        return shrink(
+            loaded.ops,
+            ask,
+            budget=left,
+            suspects=[name for name in hints if name in loaded.ops],
+            reads=loaded.reads,
+            on_progress=tell,
+        )
+
+    def _find_hints(self, key: int, whole: Outcome) -> tuple[str, ...]:
+        """Ops that are probably to blame; of wrong numbers the first op whose result is one."""
+        if whole.hints or whole.condition not in NUMBERS:
+            return whole.hints
+        outcome = self._queries.run(check_exposed, key, self._compiler)
+        assert isinstance(outcome, Outcome)
+        return outcome.hints if is_alike(outcome, whole) else ()
 
     def _with_stage(self, found: Found) -> Found:
         self._teller.doing("finding the stage")

@@ -21,6 +21,7 @@ from shardscope.compile.diagnose.chance import take_out_draws
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.copies import copy_inputs
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.hints import find_hints
 from shardscope.compile.diagnose.outcome import Outcome, make_signature
 from shardscope.compile.diagnose.reference import FragmentRuns, say_error
 from shardscope.compile.diagnose.runs import Announce, Result, say_nothing
@@ -168,6 +169,7 @@ def describe_error(error: BaseException, phase: str) -> Outcome:
         Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
         error=f"{type(error).__name__}: {error}"[:_MESSAGE],
         signature=make_signature(error),
+        hints=find_hints(error),
     )
 
 

@@ -8,14 +8,14 @@ from typing import final
 
 from shardscope.record import Condition, Deviation, Phase
 
-__all__ = ["Outcome", "find_cause", "is_alike", "make_signature"]
+__all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature"]
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
 _NAME = re.compile(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b")  # of nodes and buffers: relu_3, %arg0_1
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 _LIST = re.compile(r"[\[(]#(, ?#)*,?[\])]")  # a shape
-_NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
+NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
 _WRAPPERS = (
     "BackendCompilerFailed",
     "InductorError",
@@ -35,6 +35,7 @@ class Outcome:
     error: str = ""  # type and message of what was raised, or the signal
     signature: str = ""  # of an error: see make_signature
     deviation: Deviation | None = None
+    hints: tuple[str, ...] = ()  # names of nodes that may be to blame
 
     @property
     def is_bad(self) -> bool:
@@ -55,7 +56,7 @@ def is_alike(one: Outcome, other: Outcome) -> bool:
 
     Nor do they have to show in the same phase: a result may hide what its gradient shows.
     """
-    if one.condition in _NUMBERS and other.condition in _NUMBERS:
+    if one.condition in NUMBERS and other.condition in NUMBERS:
         return True
     return one.is_same(other)
 

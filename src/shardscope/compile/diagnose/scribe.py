@@ -45,14 +45,16 @@ class Scribe:
         self._teller = teller
         self._compile_s = compile_s
         self._waiting: list[FreshProcess] = []
+        self._running: list[FreshProcess] = []
 
-    def prepare(self) -> None:
+    def prepare(self, num_scripts: int) -> None:
         """Begin to start the processes that scripts are to run in: their imports take longest."""
-        self._waiting = [prewarm(self._folder.enclosure) for _ in range(2)]
+        missing = num_scripts - len(self._waiting)
+        self._waiting += [prewarm(self._folder.enclosure) for _ in range(missing)]
 
     def close(self) -> None:
         """End processes that nobody needs any more."""
-        for process in self._waiting:
+        for process in (*self._waiting, *self._running):
             process.kill()
         self._waiting.clear()
 
@@ -100,9 +102,11 @@ class Scribe:
 
     def _verified(self, told: Diagnosis, written: Written, outcome: Outcome) -> Diagnosis:
         self._teller.doing("running the script in a fresh process")
+        self.prepare(2)
         try:
             seen = verify(written.path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
+            self.close()
             return add_note(told, "The script was not verified: it was interrupted.")
         self._queries.count(2)
         if seen.is_same:
@@ -110,7 +114,8 @@ class Scribe:
         return add_note(told, _describe_failure(seen))
 
     def _run(self, path: Path, arguments: Sequence[str]) -> tuple[int | None, str]:
-        process = self._waiting.pop() if self._waiting else prewarm(self._folder.enclosure)
+        process = self._waiting.pop()
+        self._running.append(process)
         limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
         result = process.run(path, timeout_s=limit_s, arguments=arguments)
         return result.exit_code, result.output

@@ -6,6 +6,7 @@ It is started by its path and must import nothing of ours: a repro has to fail w
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ import sys
 __all__ = ["end_with_parent", "run_one_script"]
 
 _PR_SET_PDEATHSIG = 1
+_IMPORTED = ("torch", "torch._dynamo")  # what any script that compiles imports, and takes long
 
 
 def end_with_parent(parent: int, *, is_tied: bool) -> None:
@@ -33,8 +35,8 @@ def end_with_parent(parent: int, *, is_tied: bool) -> None:
 
 def run_one_script(requests: int, replies: int) -> None:
     """Import torch, say so, wait for the name of a script, and run it as Python would."""
-    import torch  # noqa: F401 - it is what takes long
-
+    for name in _IMPORTED:
+        importlib.import_module(name)
     os.close(replies)
     with os.fdopen(requests, "rb") as file:
         asked = file.read()
