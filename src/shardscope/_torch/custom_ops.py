@@ -47,7 +47,7 @@ def describe_custom_op(op: Any) -> CustomOp | None:
         name=op._qualname,
         schema=op._schema,
         mutated=tuple(written),
-        tags=tuple(one for one in op._opoverload.tags if one is not torch.Tag.pt2_compliant_tag),
+        tags=tuple(one for one in op._opoverload.tags if one != torch.Tag.pt2_compliant_tag),
         function=op._init_fn,
         kernels={device: _user_function(one, op) for device, one in op._backend_fns.items()},
         fake=op._abstract_fn,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,13 +175,33 @@ def test_an_op_that_is_defined_here_alone_is_defined_there(workers: Workers) -> 
     assert workers.call(lambda bench: (op.tags, str(op._schema))) == (op.tags, str(op._schema))
 
 
-def test_an_op_of_a_file_that_nobody_can_import_is_refused() -> None:
-    library = torch.library.Library("shardscope_tests_bare", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CPU")
+_BARE_OPS = """
+import torch
+
+library = torch.library.Library("{name}", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+"""
+
+
+def test_an_op_of_a_file_that_nobody_can_import_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(_BARE_OPS.format(name="shardscope_tests_bare"))
+    library = runpy.run_path(str(tmp_path / "ops.py"))["library"]
     fragment = make_fragment(torch.ops.shardscope_tests_bare.twice.default, torch.ones(2))
     with pytest.raises(CompileError, match=r"the op shardscope_tests_bare::twice is registered in"):
         encode_fragment(fragment)
+    del library  # which took the op with it, had it gone earlier
+
+
+def test_an_op_is_registered_by_an_import_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    (tmp_path / "importable_ops.py").write_text(_BARE_OPS.format(name="shardscope_tests_module"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("importable_ops")
+    op = torch.ops.shardscope_tests_module.twice.default
+    outputs, _ = workers.call(calls.compute, make_fragment(op, torch.ones(2)))
+    assert torch.equal(outputs[0], torch.full((2,), 2.0))
 
 
 def test_tensors_without_data_are_refused_in_a_sentence() -> None:
