@@ -85,13 +85,13 @@ def sleep_with_the_lock(bench: Bench) -> None:
     ctypes.PyDLL(None).sleep(100)
 
 
-def begin_a_child_and_sleep(bench: Bench, file: str) -> None:
+def begin_a_child_and_sleep_with_the_lock(bench: Bench, file: str) -> None:
     child = subprocess.Popen(["sleep", "100"])
     Path(file).write_text(str(child.pid))
     bench.announce("compiling")
     time.sleep(0.01)
     bench.announce("running")
-    time.sleep(100)
+    sleep_with_the_lock(bench)
 
 
 def interrupt_parent(bench: Bench) -> None:

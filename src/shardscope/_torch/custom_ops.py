@@ -23,6 +23,7 @@ class CustomOp:
     name: str
     schema: str
     mutated: tuple[str, ...]
+    tags: tuple[torch.Tag, ...]
     function: Function
     kernels: Mapping[str | None, Function]  # by type of device; None is for all
     fake: Function | None
@@ -46,6 +47,7 @@ def describe_custom_op(op: Any) -> CustomOp | None:
         name=op._qualname,
         schema=op._schema,
         mutated=tuple(written),
+        tags=tuple(one for one in op._opoverload.tags if one != torch.Tag.pt2_compliant_tag),
         function=op._init_fn,
         kernels={device: _user_function(one, op) for device, one in op._backend_fns.items()},
         fake=op._abstract_fn,
@@ -59,8 +61,14 @@ def register_custom_op(op: CustomOp) -> Any:
     known = OPDEFS.get(op.name)
     if known is not None:
         return known
+    devices = [device for device in op.kernels if device is not None]
     made = torch.library.custom_op(
-        op.name, op.function, mutates_args=op.mutated, schema=op.schema, device_types=[]
+        op.name,
+        op.function,
+        mutates_args=op.mutated,
+        device_types=None if None in op.kernels else devices,
+        schema=op.schema,
+        tags=op.tags,
     )
     for device, kernel in op.kernels.items():
         made.register_kernel(device, kernel)

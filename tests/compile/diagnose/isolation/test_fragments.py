@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +133,14 @@ def test_tensors_of_all_kinds_look_the_same_there(workers: Workers) -> None:
     assert all(torch.equal(one, other) for one, other in zip(got[:-1], tensors[:-1], strict=True))
 
 
+def test_what_arrives_is_plain_whatever_the_receiver_is_doing() -> None:
+    data = encode_fragment(make_fragment(torch.relu, torch.ones(2, requires_grad=True)))
+    with torch._subclasses.FakeTensorMode(), torch.device("meta"), torch.inference_mode():
+        (got,) = decode_fragment(data).inputs
+    assert torch.equal(got, torch.ones(2))
+    assert got.requires_grad
+
+
 def test_symbols_become_the_numbers_of_this_run() -> None:
     (fragment,) = capture(
         lambda x: x.reshape(x.shape[1], x.shape[0]) * x.shape[0], torch.ones(3, 5), dynamic=True
@@ -140,7 +151,11 @@ def test_symbols_become_the_numbers_of_this_run() -> None:
 
 
 def test_an_op_that_is_defined_here_alone_is_defined_there(workers: Workers) -> None:
-    @torch.library.custom_op("shardscope_tests::scaled", mutates_args=("out",))
+    @torch.library.custom_op(
+        "shardscope_tests::scaled",
+        mutates_args=("out",),
+        tags=(torch.Tag.needs_fixed_stride_order,),
+    )
     def scaled(x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x * factor)
 
@@ -156,21 +171,47 @@ def test_an_op_that_is_defined_here_alone_is_defined_there(workers: Workers) -> 
     assert torch.equal(sent[1][1], torch.full((2,), 6.0))
     out = workers.call(lambda bench, out: (scaled(torch.ones(2), out), out)[1], torch.zeros(2))
     assert torch.equal(out, torch.full((2,), 6.0))
+    op = torch.ops.shardscope_tests.scaled.default
+    assert workers.call(lambda bench: (op.tags, str(op._schema))) == (op.tags, str(op._schema))
 
 
-def test_an_op_of_a_file_that_nobody_can_import_is_refused() -> None:
-    library = torch.library.Library("shardscope_tests_bare", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CPU")
+_BARE_OPS = """
+import torch
+
+library = torch.library.Library("{name}", "DEF")
+library.define("twice(Tensor x) -> Tensor")
+library.impl("twice", lambda x: x * 2, "CPU")
+"""
+
+
+def test_an_op_of_a_file_that_nobody_can_import_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ops.py").write_text(_BARE_OPS.format(name="shardscope_tests_bare"))
+    library = runpy.run_path(str(tmp_path / "ops.py"))["library"]
     fragment = make_fragment(torch.ops.shardscope_tests_bare.twice.default, torch.ones(2))
     with pytest.raises(CompileError, match=r"the op shardscope_tests_bare::twice is registered in"):
         encode_fragment(fragment)
+    del library  # which took the op with it, had it gone earlier
+
+
+def test_an_op_is_registered_by_an_import_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: Workers
+) -> None:
+    (tmp_path / "importable_ops.py").write_text(_BARE_OPS.format(name="shardscope_tests_module"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("importable_ops")
+    op = torch.ops.shardscope_tests_module.twice.default
+    outputs, _ = workers.call(calls.compute, make_fragment(op, torch.ones(2)))
+    assert torch.equal(outputs[0], torch.full((2,), 2.0))
 
 
 def test_tensors_without_data_are_refused_in_a_sentence() -> None:
     fragment = make_fragment(torch.relu, torch.ones(2, device="meta"))
     with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(it is on the meta"):
         encode_fragment(fragment)
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(its memory has been"):
+        encode_fragment(make_fragment(torch.relu, freed))
     with torch._subclasses.FakeTensorMode():
         fragment = make_fragment(torch.relu, torch.ones(2))
     with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(it is fake\)"):

@@ -36,10 +36,10 @@ def describe_fragment(fragment: Fragment) -> FragmentForm:
     form = describe_graph(fragment.graph)
     names = (node.name for node in form.nodes if node.op == "placeholder")
     for name, value in (*zip(names, fragment.inputs, strict=True), *_held(form)):
-        if isinstance(value, torch.Tensor) and (value.is_meta or is_fake(value)):
+        if isinstance(value, torch.Tensor) and (lack := _find_lack(value)):
             raise CompileError(
-                f"'{name}' of the graph has no data (it is {_describe(value)}), so nothing can be "
-                f"computed with it. Call the function with tensors that have data."
+                f"'{name}' of the graph has no data ({lack}), so nothing can be computed with it. "
+                f"Call the function with tensors that have data."
             )
     inputs = tuple(settle(value) for value in fragment.inputs)
     return FragmentForm(form, inputs, fragment.with_gradients)
@@ -58,5 +58,13 @@ def _held(form: GraphForm) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    return "fake" if is_fake(tensor) else "on the meta device"
+def _find_lack(tensor: torch.Tensor) -> str:
+    """Why a tensor has no data; empty if it has."""
+    if is_fake(tensor):
+        return "it is fake"
+    if tensor.is_meta:
+        return "it is on the meta device"
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if is_plain and tensor.layout is torch.strided and tensor.numel():
+        return "" if tensor.untyped_storage().nbytes() else "its memory has been freed"
+    return ""

@@ -28,9 +28,11 @@ class ByValue:
         for module in self._chosen:
             cloudpickle.unregister_pickle_by_value(module)
 
-    def consider(self, name: str | None) -> None:
+    def consider(self, name: object) -> None:
         """Look once at the module of this name."""
-        if name is None or name in self._seen or name.partition(".")[0] in _EVERYWHERE:
+        if not isinstance(name, str) or name in self._seen:
+            return
+        if name.partition(".")[0] in _EVERYWHERE:
             return
         self._seen.add(name)
         module = sys.modules.get(name)

@@ -73,7 +73,7 @@ class Memories:
 def allocate(device: str, data: Any) -> torch.UntypedStorage:
     """Memory of torch's own, aligned as it aligns it, with the bytes in it."""
     size = memoryview(data).nbytes
-    held = torch.empty(size, dtype=torch.uint8)
+    held = torch.empty(size, dtype=torch.uint8, device="cpu")
     if size:
         ctypes.memmove(held.data_ptr(), _address(data), size)
     return held.to(device).untyped_storage()

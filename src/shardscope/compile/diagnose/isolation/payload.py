@@ -18,6 +18,7 @@ import cloudpickle
 import torch
 
 from shardscope._torch.custom_ops import describe_custom_op, is_custom_op, register_custom_op
+from shardscope._torch.dispatch import without_modes
 from shardscope._torch.operators import is_operator
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import build_fragment, describe_fragment
@@ -59,8 +60,9 @@ def pack(value: object) -> Payload:
 
 
 def unpack(pieces: Sequence[Any]) -> Any:
-    """The value that was packed."""
-    return pickle.loads(pieces[0], buffers=pieces[1:])
+    """The value that was packed; its tensors are plain, whatever the caller is in the middle of."""
+    with without_modes(), torch.inference_mode(False):
+        return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
 def encode_fragment(fragment: Fragment) -> bytes:
