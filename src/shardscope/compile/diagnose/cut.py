@@ -90,13 +90,12 @@ class Recorded:
             if node.op != "output":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
                 continue
-            outputs = node.args[0]
-            shown = [one for one in copies if is_call(one) and self._is_tensor(one)]
-            shown = [one for one in shown if one not in node.all_input_nodes]
-            own = fx.node.map_arg(outputs, copies.__getitem__)
+            own_nodes = set(node.all_input_nodes)
+            shown = [one for one in copies if self._is_tensor(one) and one not in own_nodes]
+            own = fx.node.map_arg(node.args[0], copies.__getitem__)
             graph.output((*own, *(copies[one] for one in shown)))
         module = fx.GraphModule(self._fragment.graph, graph)
         return Fragment(module, self._fragment.inputs, self._fragment.with_gradients)
 
     def _is_tensor(self, node: fx.Node) -> bool:
-        return isinstance(self._tape.made.get(node), Seen)
+        return is_call(node) and isinstance(self._tape.made.get(node), Seen)
