@@ -284,17 +284,17 @@ def test_every_tensor_on_the_way_can_be_exposed() -> None:
         assert_same(value.detach(), expected[name].detach(), name)
 
 
-def test_a_bad_op_in_a_hundred_is_found_by_running_parts() -> None:
+def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         for step in range(25):
-            x = (x.sin() + step).tanh() * 2
+            x = (x.sin() + step).tanh() * 2  # which is 2 before long: it hides what was wrong
             x = x.cos() if step == 17 else x.sin()
-        return x.relu()  # contracting: what is wrong may not be seen here
+        return x.relu()
 
     recorded = captured(function, torch.linspace(-1, 1, 8))
 
     def ask(keep: frozenset[str]) -> Answer:
-        part = recorded.cut(keep)
+        part = recorded.cut(keep, is_exposed=True)
         wrong = fx.GraphModule(part.graph, fx.Graph())
         wrong.graph.output(wrong.graph.graph_copy(part.graph.graph, {}))
         for node in wrong.graph.find_nodes(op="call_method", target="cos"):

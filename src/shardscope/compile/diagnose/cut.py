@@ -66,8 +66,11 @@ class Recorded:
             found.get(leader.name, {}).update(dict.fromkeys(names))
         return {name: tuple(sources) for name, sources in found.items()}
 
-    def cut(self, keep: Collection[str]) -> Fragment:
-        """The fragment that has exactly these ops, and the switches that they need."""
+    def cut(self, keep: Collection[str], *, is_exposed: bool = False) -> Fragment:
+        """The fragment that has exactly these ops, and the switches that they need.
+
+        Its outputs are what ops outside of it read, or every tensor that it makes.
+        """
         names = set(keep)
         kept = {
             node
@@ -78,7 +81,7 @@ class Recorded:
         has_grad = self._fragment.with_gradients
         kept |= self._switches.needed_by(nodes, frozenset(kept), has_grad=has_grad)
         plan = Plan(self._tape, frozenset(kept))
-        return Assembly(self._fragment, self._tape, plan).build()
+        return Assembly(self._fragment, self._tape, plan, is_exposed=is_exposed).build()
 
     def expose(self) -> Fragment:
         """The same fragment with every tensor that is made on the way as an output, after its own.
