@@ -24,10 +24,13 @@ _ORIGIN = ("stack_trace", "nn_module_stack", "source_fn_stack")
 class Assembly:
     """The graph of a part, under construction. Nodes keep their names."""
 
-    def __init__(self, fragment: Fragment, tape: Tape, plan: Plan) -> None:
+    def __init__(
+        self, fragment: Fragment, tape: Tape, plan: Plan, *, is_exposed: bool = False
+    ) -> None:
         self._fragment = fragment
         self._tape = tape
         self._plan = plan
+        self._is_exposed = is_exposed
         self._graph = fx.Graph()
         self._copies: dict[fx.Node, fx.Node] = {}
         self._inputs: dict[Slot, fx.Node] = {}
@@ -100,12 +103,12 @@ class Assembly:
 
     def _shown_parts(self, node: fx.Node) -> Iterator[fx.Node]:
         value = self._tape.made.get(node)
-        others = [user for user in node.users if user not in self._plan.kept]
-        if node not in self._plan.sources or not others:
+        is_read = any(user not in self._plan.kept for user in node.users)
+        if node not in self._plan.sources:
             return
-        if isinstance(value, Seen):
+        if isinstance(value, Seen) and (is_read or self._is_exposed):
             yield self._copies[node]
-        elif isinstance(value, tuple | list):
+        elif isinstance(value, tuple | list) and is_read:
             yield from self._take_apart(self._copies[node], value)
 
     def _take_apart(self, copy: fx.Node, value: Any) -> Iterator[fx.Node]:

@@ -66,8 +66,11 @@ class Recorded:
             found.get(leader.name, {}).update(dict.fromkeys(names))
         return {name: tuple(sources) for name, sources in found.items()}
 
-    def cut(self, keep: Collection[str]) -> Fragment:
-        """The fragment that has exactly these ops, and the switches that they need."""
+    def cut(self, keep: Collection[str], *, is_exposed: bool = False) -> Fragment:
+        """The fragment that has exactly these ops, and the switches that they need.
+
+        Its outputs are what ops outside of it read, or every tensor that it makes.
+        """
         names = set(keep)
         kept = {
             node
@@ -78,7 +81,7 @@ class Recorded:
         has_grad = self._fragment.with_gradients
         kept |= self._switches.needed_by(nodes, frozenset(kept), has_grad=has_grad)
         plan = Plan(self._tape, frozenset(kept))
-        return Assembly(self._fragment, self._tape, plan).build()
+        return Assembly(self._fragment, self._tape, plan, is_exposed=is_exposed).build()
 
     def expose(self) -> Fragment:
         """The same fragment with every tensor that is made on the way as an output, after its own.
@@ -90,13 +93,12 @@ class Recorded:
             if node.op != "output":
                 copies[node] = graph.node_copy(node, copies.__getitem__)
                 continue
-            outputs = node.args[0]
-            shown = [one for one in copies if is_call(one) and self._is_tensor(one)]
-            shown = [one for one in shown if one not in node.all_input_nodes]
-            own = fx.node.map_arg(outputs, copies.__getitem__)
+            own_nodes = set(node.all_input_nodes)
+            shown = [one for one in copies if self._is_tensor(one) and one not in own_nodes]
+            own = fx.node.map_arg(node.args[0], copies.__getitem__)
             graph.output((*own, *(copies[one] for one in shown)))
         module = fx.GraphModule(self._fragment.graph, graph)
         return Fragment(module, self._fragment.inputs, self._fragment.with_gradients)
 
     def _is_tensor(self, node: fx.Node) -> bool:
-        return isinstance(self._tape.made.get(node), Seen)
+        return is_call(node) and isinstance(self._tape.made.get(node), Seen)

@@ -125,14 +125,16 @@ class Tape:
         if self.is_held:
             return {want: self._restore(want.seen) for want in wants}
         copies: dict[Want, torch.Tensor] = {}
-        last = max((want.step for want in wants), default=-1)
+        by_step: dict[int, list[Want]] = {}
+        for want in wants:
+            by_step.setdefault(want.step, []).append(want)
         with EagerRun(self._fragment, seed=self._seed) as run:
-            for index, step in enumerate(self.steps[: last + 1]):
-                for want in wants:
-                    if want.step == index:
-                        tensors = list(tensors_in(run.values[want.node]))
-                        copies[want] = copy_tensor(tensors[want.place])
-                run.execute(step.nodes)
+            for index in range(max(by_step, default=-1) + 1):
+                for want in by_step.get(index, ()):
+                    tensors = list(tensors_in(run.values[want.node]))
+                    copies[want] = copy_tensor(tensors[want.place])
+                run.execute(run.steps[index])
+                run.forget()
         return copies
 
     def _restore(self, seen: Seen) -> torch.Tensor:
