@@ -136,8 +136,12 @@ def _changed_ops(handed: Handed, joint: Mapping[str, Any]) -> Iterator[str]:
     assert handed.inputs is not None
     direction = "backward" if handed.is_backward else "forward"
     for node, value in _compute(handed.graph, handed.inputs).items():
-        is_op = node.op == "call_function" and is_overload(node.target)
-        if is_op and not (node.name in joint and _is_equal(value, joint[node.name])):
+        if node.op != "call_function" or not is_overload(node.target):
+            continue
+        if node.name not in joint:
+            takes = [str(one.target) for one in node.all_input_nodes]
+            yield f"{node.target} that was added after {', '.join(takes)} in the {direction} graph"
+        elif not _is_equal(value, joint[node.name]):
             yield f"{node.target} in the {direction} graph"
 
 

@@ -27,7 +27,7 @@ from shardscope.record import Stage
 __all__ = ["locate_stage", "locate_stage_by"]
 
 _EAGER = Trial(has_own_compilers=False, wants_ops=True)
-_SPLIT = Trial(has_own_compilers=False, wants_ops=True, off=PASSES)
+_SPLIT = Trial(has_own_compilers=False, wants_changed_op=True, off=PASSES)
 _TRACED = Trial(has_own_compilers=False, has_own_partition=False, off=PASSES)
 _BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
 

@@ -24,6 +24,7 @@ __all__ = [
     "Suspicion",
     "Trial",
     "fails_alike",
+    "is_by_numbers",
 ]
 
 DECOMPOSITIONS = frozenset({"decomposition"})
@@ -48,7 +49,8 @@ class Trial:
     settings: Mapping[str, Any] = field(default_factory=dict)  # Inductor's
     apart: tuple[str, ...] | None = None  # ops that are compiled, each alone; the rest is not
     backend: str | None = None  # another one than the suspect
-    wants_ops: bool = False  # a report on the graphs as AOT autograd made them
+    wants_ops: bool = False  # a list of what AOT autograd hands to the failing compiler
+    wants_changed_op: bool = False  # a comparison of forward and backward with the joint graph
 
 
 @final
@@ -137,6 +139,11 @@ def _gallop(fails: Callable[[int], bool]) -> tuple[int, int]:
     while high < _MOST_APPLICATIONS and not fails(high):
         low, high = high, high * 2
     return low, high
+
+
+def is_by_numbers(outcome: Outcome) -> bool:
+    """Whether something ran to its end and gave the wrong numbers."""
+    return outcome.condition in _NUMBERS
 
 
 def fails_alike(one: Outcome, other: Outcome) -> bool:

@@ -19,7 +19,13 @@ from shardscope.compile.diagnose.aten_ops import compile_apart, find_changed_op,
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.trials import DECOMPOSITIONS, Application, Report, Trial
+from shardscope.compile.diagnose.trials import (
+    DECOMPOSITIONS,
+    Application,
+    Report,
+    Trial,
+    is_by_numbers,
+)
 from shardscope.record import Phase
 
 __all__ = ["Judge", "is_of_the_graph", "try_out"]
@@ -53,11 +59,9 @@ def try_out(
             stack.enter_context(inductor_settings(**trial.settings))
             stack.enter_context(generated_code(observer.keep_source))
         outcome = judge(fragment, compiler)
-    report = observer.report(outcome)
-    if not trial.wants_ops:
-        return report
     ops = tuple(list_ops(aot, is_backward=is_backward))
-    return replace(report, ops=ops, changed_op=find_changed_op(aot))
+    changed = find_changed_op(aot) if trial.wants_changed_op and is_by_numbers(outcome) else ""
+    return replace(observer.report(outcome), ops=ops, changed_op=changed)
 
 
 def is_of_the_graph(subsystem: str, step: AotStep) -> bool:
@@ -75,7 +79,7 @@ class _Observer:
         self.aot = AotRun(
             has_own_partition=trial.has_own_partition,
             has_own_compilers=trial.has_own_compilers,
-            keeps_graphs=trial.wants_ops,
+            keeps_graphs=trial.wants_ops or trial.wants_changed_op,
             on_begin=self._begin,
         )
         self._trial = trial
