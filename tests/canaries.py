@@ -1120,7 +1120,14 @@ CANARIES: dict[str, Canary] = {
         "compiling.py, compiler_parts.py",
         "change Inductor's settings for a trial",
         lambda: import_module("torch._inductor.config").patch(
-            fallback_random=True, comprehensive_padding=False
+            fallback_random=True, comprehensive_padding=False, fx_graph_cache=False
+        ),
+    ),
+    "torch._functorch.config": Canary(
+        "compiler_parts.py",
+        "have every graph compiled anew",
+        lambda: torch._functorch.config.patch(
+            enable_autograd_cache=False, enable_remote_autograd_cache=False
         ),
     ),
     "torch._inductor.graph.GraphLowering": Canary(

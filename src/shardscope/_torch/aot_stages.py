@@ -57,11 +57,12 @@ class AotRun:
 
     has_own_partition: bool = True  # otherwise torch's plain one
     has_own_compilers: bool = True  # otherwise graphs are run as they are
-    # Calls the backend's own compiler as it sees fit, instead of once for the whole graph.
-    compile_with: Callable[[Compile, fx.GraphModule, Sequence[Any]], Any] | None = None
+    # Calls the backend's own compiler, given forward or backward, as it sees fit.
+    compile_with: Callable[[Compile, fx.GraphModule, Sequence[Any], bool], Any] | None = None
     keeps_graphs: bool = False  # they, and the values that go in, are copied
     on_step: Callable[[AotStep], None] | None = None
-    num_traces: int = 0  # times that AOT autograd was asked to trace
+    on_begin: Callable[[], None] | None = None  # when AOT autograd is handed a graph
+    num_graphs: int = 0  # that AOT autograd was handed
     joint: fx.GraphModule | None = None  # as it is handed to the partition
     partition: str = ""  # name of the function
     handed: list[Handed] = field(default_factory=list)
@@ -71,6 +72,12 @@ class AotRun:
     def step(self) -> AotStep:
         """What is going on now."""
         return self.steps[-1]
+
+    def begin(self) -> None:
+        """AOT autograd is handed a graph."""
+        self.num_graphs += 1
+        if self.on_begin is not None:
+            self.on_begin()
 
     @contextmanager
     def doing(self, step: AotStep) -> Iterator[None]:
@@ -99,7 +106,8 @@ def watched_aot(run: AotRun) -> Iterator[None]:
             # What passes of Inductor trace for themselves is no step of the backend's.
             if run.step is not AotStep.OUTSIDE:
                 return function(*args, **kwargs)
-            run.num_traces += 1
+            if function is create:
+                run.begin()
             with run.doing(AotStep.TRACING):
                 return function(*args, **kwargs)
 
@@ -153,7 +161,9 @@ def _watch_compiler(
             compiled: Callable[..., Any] = graph
         else:
             with run.doing(making):
-                compiled = (run.compile_with or _compile_whole)(own, graph, example_inputs)
+                compiled = (run.compile_with or _compile_whole)(
+                    own, graph, example_inputs, is_backward
+                )
 
         def execute(args: list[Any]) -> Any:
             if run.keeps_graphs and handed.inputs is None:
@@ -167,7 +177,9 @@ def _watch_compiler(
     return compile_graph
 
 
-def _compile_whole(own: Compile, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+def _compile_whole(
+    own: Compile, graph: fx.GraphModule, example_inputs: Sequence[Any], is_backward: bool
+) -> Any:
     return own(graph, example_inputs)
 
 

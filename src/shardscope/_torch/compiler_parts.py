@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import torch
+from torch._functorch import config as functorch_config
 from torch._inductor.compiler_bisector import CompilerBisector
 
 __all__ = ["asked_for_parts", "generated_code", "inductor_settings", "without_caches"]
@@ -53,8 +53,17 @@ def inductor_settings(**changes: Any) -> Iterator[None]:
 
 @contextmanager
 def without_caches() -> Iterator[None]:
-    """Let nothing that was compiled before answer for what is compiled now."""
-    with torch.compiler.config.patch(force_disable_caches=True):
+    """Let no graph that was compiled before answer for one that is compiled now.
+
+    Kernels are found by their source, which cannot be stale: with those switched off too, Inductor
+    would build its header again each time, for many seconds.
+    """
+    from torch._inductor import config
+
+    with (
+        config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False),
+    ):
         yield
 
 

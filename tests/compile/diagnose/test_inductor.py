@@ -13,6 +13,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from plain_judge import capture, judge
+from shardscope._torch.compiler_parts import without_caches
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def blame(fragment: Fragment, condition: Condition = Condition.WRONG_RESULT) -> Blame:
     compiler = Compiler("inductor")
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with without_caches():  # which do not know what is broken here
         outcome = judge(fragment, compiler)
     assert outcome.condition is condition, outcome
     return locate_stage(fragment, compiler, outcome=outcome, judge=judge)
@@ -39,10 +40,11 @@ def make_fragment() -> Fragment:
 
 
 def test_code_that_is_generated_wrongly_is_blamed_on_the_op_and_its_kernel() -> None:
+    fragment = capture(torch.relu, torch.linspace(-2, 2, 12), with_gradients=False)
     with inductor_config.patch({"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}):
-        found = blame(make_fragment())
+        found = blame(fragment)
     assert found.stage is Stage.BACKEND
-    assert found.part.startswith("lowering of aten.relu.default, in kernel cpp_fused_")
+    assert found.part == "lowering of aten.relu.default, in kernel cpp_fused_relu_0"
 
 
 def test_a_kernel_that_the_compiler_of_cpp_refuses_is_blamed_on_the_op() -> None:

@@ -16,7 +16,10 @@ from plain_judge import capture, judge
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.stages import locate_stage
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.stages import locate_stage, locate_stage_by
+from shardscope.compile.diagnose.switching import Report, Trial
+from shardscope.compile.diagnose.try_out import try_out
 from shardscope.record import Condition, Phase, Stage
 
 aten = torch.ops.aten
@@ -196,3 +199,29 @@ def test_aot_autograd_is_blamed_for_what_every_backend_that_uses_it_gets_wrong()
         fragment = Fragment(graph, (torch.ones(3, 4),), with_gradients=False)
         found = blame(fragment, aot_autograd(fw_compiler=run_as_is), Condition.COMPILE_ERROR)
     assert (found.stage, found.part) == (Stage.AOT, "")
+
+
+def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -> None:
+    """What raises here stands for what would end the process: nothing more is known of it."""
+
+    def deadly(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.shardscope_stages.die(x)
+
+    with torch.library._scoped_library("shardscope_stages", "DEF") as library:
+        library.define("die(Tensor x) -> Tensor")
+        library.impl("die", raise_it, "CPU")
+        library._register_fake("die", torch.empty_like)
+        table = {
+            aten.mul.Tensor: lambda x, y: torch.add(x, x, alpha=y - 1),
+            aten.relu.default: deadly,
+        }
+        compiler = Compiler(aot_autograd(fw_compiler=run_as_is, decompositions=table))
+        fragment = make_fragment(with_gradients=False)
+        dead = Report(Outcome(Condition.CRASH, error="SIGSEGV"), has_died=True)
+
+        def ask(trial: Trial) -> Report:
+            report = try_out(fragment, compiler, trial, judge=judge, phase=Phase.FORWARD)
+            return dead if report.outcome.condition is Condition.RUNTIME_ERROR else report
+
+        found = locate_stage_by(ask, outcome=dead.outcome)
+    assert (found.stage, found.part) == (Stage.DECOMPOSITION, "decomposition of aten.relu")

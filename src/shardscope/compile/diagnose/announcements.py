@@ -13,7 +13,8 @@ from shardscope._torch.aot_stages import AotRun, AotStep, watched_aot
 from shardscope._torch.compiler_parts import asked_for_parts
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.inductor import name_application
-from shardscope.compile.diagnose.switching import Application, is_aots
+from shardscope.compile.diagnose.switching import Application
+from shardscope.compile.diagnose.try_out import is_of_the_graph
 from shardscope.record import Phase, Stage
 
 __all__ = ["announced", "blame_last"]
@@ -23,7 +24,6 @@ _STAGES = {
     AotStep.PARTITIONING: Stage.PARTITION,
 }
 _DECOMPOSITION = "decomposition of "
-_SILENT = ("pre_grad_graph",)  # a question about everything at once
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def announced(announce: Callable[[str], None]) -> Iterator[None]:
     aot = AotRun(on_step=lambda step: announce(step.value))
 
     def may_apply(subsystem: str, what: str) -> bool:
-        if subsystem not in _SILENT and is_aots(subsystem, aot.step):
+        if is_of_the_graph(subsystem, aot.step):
             part = name_application(Application(subsystem, what, aot.step))
             announce(f"{aot.step.value}: {part}")
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -11,46 +11,35 @@ from torch import fx
 
 from shardscope._torch.aot_stages import AotRun, Compile, Handed, call_compiled
 from shardscope._torch.dispatch import is_overload
-from shardscope.compile.diagnose.switching import Trials, find_first
-from shardscope.record import Phase
 
-__all__ = ["find_changed_op", "find_op"]
+__all__ = ["compile_apart", "find_changed_op", "list_ops"]
 
 _SEED = 17
 
 
-def find_op(trials: Trials, aot: AotRun) -> str:
-    """The op that the backend fails on when it is given each alone; "" if it does not fail then.
-
-    `aot` is a run that did not fail and kept its graphs.
-    """
-    is_backward = trials.failure.phase is Phase.BACKWARD
-    graphs = [one.graph for one in aot.handed if one.is_backward == is_backward]
-    ops = [node for one in graphs for node in one.graph.nodes if _can_be_alone(node)]
-    if len(ops) == 1 and len(graphs) == 1:
-        return str(ops[0].target)
-
-    def fails(count: int) -> bool:
-        return trials.fails(trials.run(AotRun(compile_with=_compile_apart(ops[:count]))))
-
-    if not ops or not fails(len(ops)):
-        return ""
-    return str(ops[find_first(fails, len(ops)) - 1].target)
+def list_ops(aot: AotRun, *, is_backward: bool) -> Iterator[tuple[str, str]]:
+    """Names of nodes and ops of the graphs that were handed to compilers, in one direction."""
+    for handed in aot.handed:
+        if handed.is_backward == is_backward:
+            for node in handed.graph.graph.nodes:
+                if _can_be_alone(node):
+                    yield node.name, str(node.target)
 
 
 def _can_be_alone(node: fx.Node) -> bool:
     return node.op == "call_function" and is_overload(node.target) and "val" in node.meta
 
 
-def _compile_apart(ops: Sequence[fx.Node]) -> Callable[..., Any]:
-    """Have some ops compiled, each as a graph of its own, and the others run as they are."""
-    names = {node.name for node in ops}
+def compile_apart(names: Collection[str], *, is_backward: bool) -> Callable[..., Any]:
+    """Have some ops compiled, each as a graph of its own, and all others run as they are."""
 
-    def compile_graph(own: Compile, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+    def compile_graph(
+        own: Compile, graph: fx.GraphModule, example_inputs: Sequence[Any], goes_back: bool
+    ) -> Any:
         compiled = {
             node.name: own(*_make_graph(node))
             for node in graph.graph.nodes
-            if node.name in names and _can_be_alone(node)
+            if goes_back == is_backward and node.name in names and _can_be_alone(node)
         }
         return _Mixed(graph, compiled).run
 
@@ -120,25 +109,26 @@ class _Keeper(fx.Interpreter):
 
 def find_changed_op(aot: AotRun) -> str:
     """The first op of forward and backward that computes something else than in the joint graph."""
-    joint = _compute_joint(aot)
-    graphs = [one for one in aot.handed if one.inputs is not None]
+    # Of a backend that was called more than once, the last time.
+    graphs = [one for one in aot.handed if one.inputs is not None][-2:]
+    joint = _compute_joint(aot.joint, graphs)
     changed = [op for one in graphs for op in _changed_ops(one, joint)]
     return changed[0] if joint and changed else ""
 
 
-def _compute_joint(aot: AotRun) -> dict[str, Any]:
+def _compute_joint(joint: fx.GraphModule | None, graphs: Sequence[Handed]) -> dict[str, Any]:
     """What each node of the joint graph computes, given what its parts were given."""
-    if aot.joint is None:
+    if joint is None:
         return {}
     given = {
         node.name: value
-        for handed in aot.handed
+        for handed in graphs
         for node, value in zip(_placeholders(handed.graph), handed.inputs or (), strict=False)
     }
-    names = [node.name for node in _placeholders(aot.joint)]
+    names = [node.name for node in _placeholders(joint)]
     if not all(name in given for name in names):
         return {}
-    values = _compute(aot.joint, [given[name] for name in names])
+    values = _compute(joint, [given[name] for name in names])
     return {node.name: value for node, value in values.items()}
 
 
@@ -146,8 +136,12 @@ def _changed_ops(handed: Handed, joint: Mapping[str, Any]) -> Iterator[str]:
     assert handed.inputs is not None
     direction = "backward" if handed.is_backward else "forward"
     for node, value in _compute(handed.graph, handed.inputs).items():
-        is_op = node.op == "call_function" and is_overload(node.target)
-        if is_op and not (node.name in joint and _is_equal(value, joint[node.name])):
+        if node.op != "call_function" or not is_overload(node.target):
+            continue
+        if node.name not in joint:
+            takes = [str(one.target) for one in node.all_input_nodes]
+            yield f"{node.target} that was added after {', '.join(takes)} in the {direction} graph"
+        elif not _is_equal(value, joint[node.name]):
             yield f"{node.target} in the {direction} graph"
 
 

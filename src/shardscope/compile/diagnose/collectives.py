@@ -131,7 +131,7 @@ def _drop_groups(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
     for node, value in values.items():
         if not _is_group(value):
             continue
-        last = next(reversed(graph.nodes))
+        last = graph.output_node()
         results = last.args[0]
         if isinstance(results, tuple | list):
             last.args = (tuple(one for one in results if one is not node),)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from shardscope._torch.aot_stages import AotRun
 from shardscope.compile.diagnose.switching import (
     LOWERINGS,
     PASSES,
     Application,
-    Switches,
+    Report,
+    Suspicion,
     Trial,
-    Trials,
-    find_first,
 )
 
 __all__ = ["locate_in_inductor", "name_application"]
@@ -35,7 +34,8 @@ _KINDS = {
 }
 # Kernels are named after the ops as they are lowered, so that one can be told from the other.
 _NAMED = {"cpp.descriptive_names": "inductor_node", "triton.descriptive_names": "inductor_node"}
-_KERNEL = re.compile(r"^(\w+) = async_compile\.", re.MULTILINE)
+
+Found = tuple[str, tuple[str, ...]]
 
 
 def name_application(application: Application) -> str:
@@ -44,69 +44,54 @@ def name_application(application: Application) -> str:
     return form.format(application.what).strip()
 
 
-def locate_in_inductor(trials: Trials) -> tuple[str, tuple[str, ...]]:
+def locate_in_inductor(suspicion: Suspicion) -> Found:
     """The part that makes the difference, with notes; the failure is known to be in the backend."""
-    whole = trials.run(AotRun(), settings=_NAMED)
-    if not trials.fails(whole):
+    whole = suspicion.ask(Trial(settings=_NAMED))
+    if not suspicion.holds(whole):
         return "", ("It does not fail when Inductor's caches are off: what it runs may be stale.",)
-    if trials.fails(_run(trials, off=LOWERINGS | _CUDAGRAPHS)):
-        return _locate_pass(trials, whole)
-    if trials.fails(_run(trials, off=_CUDAGRAPHS)):
-        return _locate_lowering(trials, whole)
-    return _locate_setting(trials)
+    careful = Trial(off=_CUDAGRAPHS, settings=_NAMED | _CAREFUL)
+    unlowered = replace(careful, off=_CUDAGRAPHS | LOWERINGS)
+    passed = suspicion.ask(unlowered)
+    if suspicion.holds(passed):
+        return _locate_pass(suspicion, unlowered, passed)
+    lowered = suspicion.ask(careful)
+    if suspicion.holds(lowered):
+        return _locate_lowering(suspicion, careful, lowered)
+    return _locate_setting(suspicion)
 
 
-def _run(
-    trials: Trials,
-    *,
-    off: frozenset[str] = frozenset(),
-    limited: frozenset[str] = frozenset(),
-    limit: int = 0,
-    careless: tuple[str, ...] = (),
-) -> Trial:
-    settings = {name: value for name, value in _CAREFUL.items() if name not in careless}
-    return trials.run(AotRun(), Switches(off, limited, limit), settings | _NAMED)
-
-
-def _locate_pass(trials: Trials, whole: Trial) -> tuple[str, tuple[str, ...]]:
-    off = LOWERINGS | _CUDAGRAPHS
-
-    def fails(limit: int) -> bool:
-        return trials.fails(_run(trials, off=off, limited=PASSES, limit=limit))
-
-    passes = whole.applied(PASSES)
-    if not passes or fails(0):
+def _locate_pass(suspicion: Suspicion, unlowered: Trial, whole: Report) -> Found:
+    if suspicion.fails(replace(unlowered, limited=PASSES, limit=0)):
         return "", ("It fails with all passes and lowerings of Inductor off.",)
-    return name_application(passes[find_first(fails, len(passes)) - 1]), ()
+    found = suspicion.find_first(unlowered, PASSES, whole=whole)
+    return (name_application(found) if found else "", ())
 
 
-def _locate_lowering(trials: Trials, whole: Trial) -> tuple[str, tuple[str, ...]]:
-    def fails(limit: int) -> bool:
-        return trials.fails(_run(trials, off=_CUDAGRAPHS, limited=LOWERINGS, limit=limit))
-
-    lowered = whole.applied(LOWERINGS)
-    found = lowered[find_first(fails, len(lowered)) - 1]
+def _locate_lowering(suspicion: Suspicion, careful: Trial, whole: Report) -> Found:
+    found = suspicion.find_first(careful, LOWERINGS, whole=whole)
+    if found is None:
+        return "", ()
     kernels = _kernels_of(found, whole)
     where = f", in kernel {' or '.join(kernels)}" if kernels else ""
     return name_application(found) + where, ()
 
 
-def _kernels_of(lowering: Application, whole: Trial) -> list[str]:
+def _kernels_of(lowering: Application, whole: Report) -> list[str]:
     """The kernels that were named after the op, in the direction in which it was lowered."""
-    op = lowering.what.split(".")[1]
+    op = re.escape(lowering.what.split(".")[1])
     return [
         name
-        for step, source in whole.sources
-        if step is lowering.step
-        for name in _KERNEL.findall(source)
-        if re.search(rf"_{re.escape(op)}(_|$)", name)
+        for step, name in whole.kernels
+        if step is lowering.step and re.search(rf"_{op}(_|$)", name)
     ]
 
 
-def _locate_setting(trials: Trials) -> tuple[str, tuple[str, ...]]:
-    if not trials.fails(_run(trials)):
-        for name, value in _CAREFUL.items():
-            if trials.fails(_run(trials, careless=(name,))):
-                return f"setting {name} = {not value}", (f"With {name} = {value} it is right.",)
-        return "", (f"It is right with {_CAREFUL} all set, and no single one of them tells.",)
-    return "CUDA graphs", ()
+def _locate_setting(suspicion: Suspicion) -> Found:
+    careful = Trial(settings=_NAMED | _CAREFUL)
+    if suspicion.fails(careful):
+        return "CUDA graphs", ()
+    for name, value in _CAREFUL.items():
+        settings = {key: one for key, one in careful.settings.items() if key != name}
+        if suspicion.fails(replace(careful, settings=settings)):
+            return f"setting {name} = {not value}", (f"With {name} = {value} it is right.",)
+    return "", (f"It is right with all of {', '.join(_CAREFUL)} set, and with no single one.",)

@@ -7,10 +7,7 @@ AOT autograd hands on is then computed eagerly. The first stage whose graphs fai
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from shardscope._torch.aot_stages import AotRun
-from shardscope.compile.diagnose.aten_ops import find_changed_op, find_op
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
@@ -19,89 +16,93 @@ from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.switching import (
     DECOMPOSITIONS,
     PASSES,
-    Judge,
-    Switches,
+    Ask,
+    Report,
+    Suspicion,
     Trial,
-    Trials,
-    find_first,
 )
+from shardscope.compile.diagnose.try_out import Judge, try_out
 from shardscope.record import Stage
 
-__all__ = ["locate_stage"]
+__all__ = ["locate_stage", "locate_stage_by"]
+
+_EAGER = Trial(has_own_compilers=False, wants_ops=True)
+_SPLIT = Trial(has_own_compilers=False, wants_changed_op=True, off=PASSES)
+_TRACED = Trial(has_own_compilers=False, has_own_partition=False, off=PASSES)
+_BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
 
 
 def locate_stage(
     fragment: Fragment, compiler: Compiler, *, outcome: Outcome, judge: Judge
 ) -> Blame:
-    """Find the stage in which a fragment fails as `outcome` says; in the process that judges.
+    """Find the stage in which a fragment fails as `outcome` says, in this process.
 
-    `judge` compiles and runs a fragment in this process. Not for crashes and hangs, of which the
-    last announcement tells: see `announcements`.
+    `judge` compiles and runs a fragment in this process. If that may kill it, see
+    `locate_stage_by`.
     """
-    trials = Trials(fragment, compiler, failure=outcome, judge=judge)
-    eager = trials.run(AotRun(has_own_compilers=False, keeps_graphs=True))
-    if not eager.aot.num_traces:
+
+    def ask(trial: Trial) -> Report:
+        return try_out(fragment, compiler, trial, judge=judge, phase=outcome.phase)
+
+    return locate_stage_by(ask, outcome=outcome)
+
+
+def locate_stage_by(ask: Ask, *, outcome: Outcome) -> Blame:
+    """Find the stage by trials that somebody else carries out, with `try_out`.
+
+    Of a process that died of a trial, answer with its outcome and `has_died`.
+    """
+    suspicion = Suspicion(outcome, ask)
+    eager = suspicion.ask(_EAGER)
+    if not eager.has_died and not eager.num_graphs:
         blame = Blame(Stage.BACKEND, notes=("The backend does not get as far as AOT autograd.",))
-    elif trials.fails(eager):
-        blame = _locate_before_compilers(trials, eager)
+    elif suspicion.holds(eager):
+        blame = _locate_before_compilers(suspicion, eager)
     else:
-        blame = _locate_in_backend(trials, eager)
+        blame = _locate_in_backend(suspicion, eager)
     return replace(blame, phase=outcome.phase)
 
 
-def _locate_before_compilers(trials: Trials, eager: Trial) -> Blame:
+def _locate_before_compilers(suspicion: Suspicion, eager: Report) -> Blame:
     """What fails though nothing that the backend compiles is run."""
-    if trials.fails(_run_traced(trials, off=PASSES)):
-        return _locate_in_tracing(trials)
-    split = trials.run(AotRun(has_own_compilers=False, keeps_graphs=True), Switches(off=PASSES))
-    if not trials.fails(split):
-        return _locate_pass(trials, eager)
-    op = find_changed_op(split.aot)
-    where = f"{op}, in {split.aot.partition}" if op else split.aot.partition
-    return Blame(Stage.PARTITION, part=where)
+    traced = suspicion.ask(_TRACED)
+    if suspicion.holds(traced):
+        return _locate_in_tracing(suspicion, traced)
+    split = suspicion.ask(_SPLIT)
+    if suspicion.holds(split):
+        place = f"{split.changed_op}, in {split.partition}" if split.changed_op else split.partition
+        return Blame(Stage.PARTITION, part=place)
+    # Without its passes before and on the joint graph it is right.
+    found = suspicion.find_first(replace(_EAGER, wants_ops=False), PASSES, whole=eager)
+    return Blame(Stage.BACKEND, part=name_application(found) if found else "")
 
 
-def _run_traced(trials: Trials, **switches: Any) -> Trial:
-    """A trial of what is traced, alone."""
-    aot = AotRun(has_own_partition=False, has_own_compilers=False)
-    return trials.run(aot, Switches(**switches))
-
-
-def _locate_in_tracing(trials: Trials) -> Blame:
-    bare = _run_traced(trials, off=PASSES | DECOMPOSITIONS)
-    if not trials.fails(bare):
-        return _locate_decomposition(trials)
-    if trials.fails_elsewhere(Compiler("aot_eager")):
+def _locate_in_tracing(suspicion: Suspicion, traced: Report) -> Blame:
+    if not suspicion.fails(_BARE):
+        found = suspicion.find_first(_TRACED, DECOMPOSITIONS, whole=traced)
+        return Blame(Stage.DECOMPOSITION, part=name_application(found) if found else "")
+    if suspicion.fails(Trial(backend="aot_eager")):
         return Blame(Stage.AOT)
     note = "AOT autograd alone is right: the backend changes the graph before, or the result after."
     return Blame(Stage.BACKEND, part="outside of AOT autograd", notes=(note,))
 
 
-def _locate_decomposition(trials: Trials) -> Blame:
-    whole = _run_traced(trials, off=PASSES)
-
-    def fails(limit: int) -> bool:
-        return trials.fails(_run_traced(trials, off=PASSES, limited=DECOMPOSITIONS, limit=limit))
-
-    applied = whole.applied(DECOMPOSITIONS)
-    found = applied[find_first(fails, len(applied)) - 1]
-    return Blame(Stage.DECOMPOSITION, part=name_application(found))
+def _locate_in_backend(suspicion: Suspicion, eager: Report) -> Blame:
+    part, notes = locate_in_inductor(suspicion) if eager.is_inductor else ("", ())
+    return Blame(Stage.BACKEND, part=part or _find_op(suspicion, eager), notes=notes)
 
 
-def _locate_pass(trials: Trials, eager: Trial) -> Blame:
-    """The pass of the backend's own, before or on the joint graph."""
-
-    def fails(limit: int) -> bool:
-        aot = AotRun(has_own_compilers=False)
-        return trials.fails(trials.run(aot, Switches(limited=PASSES, limit=limit)))
-
-    applied = eager.applied(PASSES)
-    found = applied[find_first(fails, len(applied)) - 1]
-    return Blame(Stage.BACKEND, part=name_application(found))
-
-
-def _locate_in_backend(trials: Trials, eager: Trial) -> Blame:
-    part, notes = locate_in_inductor(trials) if eager.is_inductor else ("", ())
-    if not part:
-        part = find_op(trials, eager.aot)
-    return Blame(Stage.BACKEND, part=part, notes=notes)
+def _find_op(suspicion: Suspicion, eager: Report) -> str:
+    """The op that the backend fails on when it is given each alone; "" if it does not fail then."""
+    ops = eager.ops
+    if len(ops) <= 1:
+        return ops[0][1] if ops else ""
+    names = tuple(name for name, _ in ops)
+    if not suspicion.fails(Trial(apart=names)):
+        return ""
+    low, high = 0, len(ops)
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_within = suspicion.fails(Trial(apart=names[low:middle]))
+        low, high = (low, middle) if is_within else (middle, high)
+    return ops[low][1]
