@@ -167,13 +167,16 @@ def find_hang(limit_s: float) -> str:
 def run_child(limit_s: float) -> int | None:
     """The exit code of this script run once more, to compile and call; None if it takes longer."""
     command = [sys.executable, os.path.abspath(__file__), "--child", *sys.argv[1:]]
-    child = subprocess.Popen(command, start_new_session=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    child.stdout.readline()  # it says when it begins: importing torch takes long by itself
     try:
-        return child.wait(limit_s)
+        child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        child.communicate()
         return None
+    return child.returncode
 
 
 def in_double(value: Any) -> Any:

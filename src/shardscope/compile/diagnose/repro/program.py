@@ -189,7 +189,7 @@ class _Printer:
         try:
             text = spell_target(target)
         except NotPrintable:
-            return self._definitions.define(target)
+            return self._definitions.refer(target)
         self._definitions.add_import(module_of(text))
         return text
 

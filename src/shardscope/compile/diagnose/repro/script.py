@@ -168,6 +168,7 @@ def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
     match outcome.condition:
         case Condition.CRASH | Condition.HANG:
             yield 'if "--child" in sys.argv:'
+            yield '    print("The child begins.", flush=True)'
             yield "    run(compiled, make(), with_gradients)"
             yield "    return 0"
             yield f"fact = find_{outcome.condition}({limit_s:g})"
