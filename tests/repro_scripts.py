@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -47,11 +48,18 @@ def copy_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def load(path: Path) -> dict[str, Any]:
-    """What a script defines, without running it."""
-    scope: dict[str, Any] = {"__name__": "repro", "__file__": str(path)}
-    exec(compile(path.read_text(), "repro.py", "exec"), scope)
-    return scope
+def load(path: Path, name: str = "repro") -> dict[str, Any]:
+    """What a script defines; under the name `__main__` it runs, too."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(path.read_text(encoding="utf-8"), "repro.py", "exec"), vars(module))
+    finally:
+        if before is not None:
+            sys.modules[name] = before
+    return vars(module)
 
 
 def assert_same(fragment: Fragment, path: Path) -> str:

@@ -39,7 +39,7 @@ def print_compilation(
     Where sizes were left open, they have to be again: torch would take their numbers for fixed.
     """
     made = Compilation()
-    parts = ["function", f"backend={_spell_backend(compiler, definitions, made)}"]
+    parts = ["f", f"backend={_spell_backend(compiler, definitions, made)}"]
     options = dict(compiler.options or {})
     # Inductor's options are its configuration; torch takes them or a mode.
     is_merged = compiler.backend == "inductor" and compiler.mode is None
@@ -57,7 +57,7 @@ def print_compilation(
         made.lines = _patch_config(compiler, parts, name, definitions)
         return made
     body = lay_out_call("return torch.compile", parts, "", indent="    ")
-    made.lines = [f"def {name}(function):", *body]
+    made.lines = [f"def {name}(f):", *body]
     return made
 
 
@@ -67,7 +67,7 @@ def _patch_config(
     definitions.add_import("torch._inductor.config")
     patch = f"torch._inductor.config.patch({spell_value(dict(compiler.config))})"
     return [
-        f"def {name}(function):",
+        f"def {name}(f):",
         *lay_out_call("compiled = torch.compile", parts, "", indent="    "),
         f"    return {patch}(compiled)",
     ]

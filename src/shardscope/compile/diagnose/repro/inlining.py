@@ -53,8 +53,11 @@ class Definitions:
 
     def define(self, value: Any, wish: str = "") -> str:
         """Have a function, class or constant defined, and return its name."""
+        if isinstance(value, ModuleType) and value.__name__ == wish:
+            self._import_as(wish, wish)
+            return wish
         name = wish or getattr(value, "__name__", "") or "value"
-        name = "function" if name == "<lambda>" else name
+        name = "user_function" if name == "<lambda>" else name
         if name in self._defined:
             if self._defined[name] is value:
                 return name
@@ -100,12 +103,23 @@ class Definitions:
 
     def _spell_partial(self, value: functools.partial[Any]) -> str:
         self.add_import("functools")
-        parts = [self.refer(value.func), *(spell_value(one) for one in value.args)]
+        parts = [self._refer(value.func), *(spell_value(one) for one in value.args)]
         parts += [f"{key}={spell_value(one)}" for key, one in value.keywords.items()]
         return f"functools.partial({', '.join(parts)})"
 
     def refer(self, value: Any) -> str:
-        """A name for something callable: torch's own, or one defined here."""
+        """A name for something callable: torch's own, or one defined here.
+
+        Where that cannot be done, nothing of it stays.
+        """
+        before = (set(self.imports), list(self.lines), dict(self._defined))
+        try:
+            return self._refer(value)
+        except NotPrintable:
+            self.imports, self.lines, self._defined = before
+            raise
+
+    def _refer(self, value: Any) -> str:
         if isinstance(value, functools.partial):
             return self._spell_partial(value)
         if is_importable(value):
@@ -143,18 +157,28 @@ def _read_source(value: Any, name: str) -> str:
 
 
 def _find_lambda(source: str, name: str) -> str:
-    """The only lambda in some lines, which may not be whole statements."""
-    for start in range(len(source)):
-        if not source.startswith("lambda", start):
+    """The only lambda in some lines, which may not be whole statements; others may be inside it."""
+    found, end = [], 0
+    while (start := source.find("lambda", end)) >= 0:
+        end = _find_end(source, start)
+        if end:
+            found.append(source[start:end])
+        end = end or start + 1
+    if len(found) != 1:
+        raise NotPrintable(f"the source of {name} has {len(found)} lambdas.")
+    return " ".join(found[0].split())
+
+
+def _find_end(source: str, start: int) -> int:
+    """Where the longest lambda that begins at `start` ends; 0 if none does."""
+    for end in range(len(source), start, -1):
+        try:
+            tree = ast.parse(f"({source[start:end]}\n)", mode="eval")
+        except (SyntaxError, ValueError):
             continue
-        for end in range(len(source), start, -1):
-            try:
-                expression = ast.parse(source[start:end].strip(), mode="eval").body
-            except (SyntaxError, ValueError):
-                continue
-            if isinstance(expression, ast.Lambda) and source.count("lambda") == 1:
-                return ast.unparse(expression)
-    raise NotPrintable(f"the source of {name} has no lambda, or several.")
+        if isinstance(tree.body, ast.Lambda):
+            return end
+    return 0
 
 
 def _surroundings_of(value: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cmath
-import enum
 import math
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +106,9 @@ def _spell_of_torch(value: Any) -> str:
         return str(value)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise NotPrintable("a size that was left open has no number.")
-    if isinstance(value, enum.Enum):
+    if getattr(value, "name", None) in getattr(
+        type(value), "__members__", ()
+    ):  # torch's, or enum's
         return f"{spell_target(type(value))}.{value.name}"
     if isinstance(value, range):
         return repr(value)

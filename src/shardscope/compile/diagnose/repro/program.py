@@ -44,6 +44,7 @@ _BINARY = {
 }
 _UNARY = {operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.inv: "~"}
 _INDENT = "    "
+_WIDTH = 100
 
 
 @final
@@ -103,7 +104,7 @@ class _Printer:
 
     def _print_node(self, node: fx.Node) -> None:
         if node.op == "output":
-            self._add(f"return {self._spell(node.args[0])}")
+            self._print_output(node.args[0])
         elif node.op == "get_attr":
             self._spelt[node] = self._hold(str(node.target))
         elif node in self._blocks:
@@ -116,6 +117,14 @@ class _Printer:
             )
         else:
             self._print_call(node)
+
+    def _print_output(self, value: Any) -> None:
+        line = f"return {self._spell(value)}"
+        indent = _INDENT * self._depth
+        if isinstance(value, tuple) and len(indent + line) > _WIDTH:
+            self._body += lay_out_call("return ", [*map(self._spell, value)], "", indent=indent)
+        else:
+            self._add(line)
 
     def _print_block(self, block: Block) -> None:
         if block.header is None:
@@ -189,7 +198,7 @@ class _Printer:
         try:
             text = spell_target(target)
         except NotPrintable:
-            return self._definitions.define(target)
+            return self._definitions.refer(target)
         self._definitions.add_import(module_of(text))
         return text
 

@@ -53,6 +53,7 @@ _NUMBERS = [
     *_RUN,
     harness.in_double,
     harness.Widened,
+    harness.run_exactly,
     check,
     harness.find_wrong_numbers,
 ]
@@ -95,7 +96,7 @@ def assemble(
 ) -> str:
     """The script."""
     pasted = _list_pasted(outcome.condition, failing, passing)
-    sources = [comparison_source() if one is check else _read(one) for one in pasted]
+    sources = [_read(one) for one in pasted]
     body = [
         *definitions.lines,
         *([_LOAD, ""] if has_saved else []),
@@ -114,7 +115,9 @@ def assemble(
 
 def _read(pasted: Any) -> str:
     """The source, without what only we say of it."""
-    return inspect.getsource(pasted).removeprefix("@final\n")
+    source = comparison_source() if pasted is check else inspect.getsource(pasted)
+    plain = re.sub(r"  # type: ignore\S*| noqa: \S+(?: -)?|  # noqa: \S+$", "", source, flags=re.M)
+    return plain.removeprefix("@final\n")
 
 
 def failure_line(outcome: Outcome) -> str:
@@ -168,6 +171,7 @@ def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
     match outcome.condition:
         case Condition.CRASH | Condition.HANG:
             yield 'if "--child" in sys.argv:'
+            yield '    print("The child begins.", flush=True)'
             yield "    run(compiled, make(), with_gradients)"
             yield "    return 0"
             yield f"fact = find_{outcome.condition}({limit_s:g})"
