@@ -15,7 +15,7 @@ from torch.overrides import resolve_name
 
 from shardscope._torch.dispatch import is_higher_order, is_overload
 
-__all__ = ["find_group", "inner_graphs", "is_collective_name", "is_mode_change", "name_target"]
+__all__ = ["find_group", "inner_graphs", "is_bookkeeping", "is_collective_name", "name_target"]
 
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "_dtensor", "c10d", "symm_mem")
 # They begin or end something, or wait for it, and say nothing to other ranks.
@@ -24,8 +24,10 @@ _MODES = ("set_grad_enabled", "_set_grad_enabled", "_enter_autocast", "_exit_aut
 _MODE_PREFIXES = ("_enter_", "_exit_")
 
 
-def is_mode_change(node: fx.Node) -> bool:
-    """Whether a node sets a mode of torch's, and computes nothing."""
+def is_bookkeeping(node: fx.Node) -> bool:
+    """Whether a node computes nothing: it sets a mode of torch's, or takes a tuple apart."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return isinstance(node.args[0].meta.get("example_value"), tuple | list)
     if node.op != "call_function" or is_overload(node.target) or is_higher_order(node.target):
         return False
     name = getattr(node.target, "__name__", "")
