@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.compile_caches import fresh_caches
+from shardscope._torch.compile_events import watch_compiles
+from shardscope._torch.compile_times import read_durations
 from shardscope._torch.functional_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -174,6 +178,51 @@ def implicit_replication_is_a_switch() -> bool:
     return DTensor._op_dispatcher._allow_implicit_replication is False
 
 
+@cache
+def compile_is_told() -> dict[str, Any]:
+    """What one compilation of a function that breaks, and of one that is given up, told."""
+    found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+
+    class Watcher:
+        has_guards = True
+
+        def begin_frame(self, code: Any, caller: Any) -> None:
+            pass
+
+        def end_frame(self, end: Any) -> None:
+            found["compiled"] |= end.is_compiled and bool(end.guards)
+            found["skip"] |= end.stop is not None
+
+        def see_stop(self, stop: Any) -> None:
+            found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
+
+        def see_recompile(self, reasons: Any, values: Any) -> None:
+            pass
+
+        def see_graph(self, graph: Any, compile_id: str) -> None:
+            found["graph"] |= graph.compile_subgraph_reason.graph_break
+            found["compile_id"] = compile_id
+
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    def talk(x: Any) -> Any:
+        x = x + 1
+        print(end="")
+        return x * 2
+
+    def talk_again(x: Any) -> Any:
+        for _ in range(2):
+            x = talk(x)
+        return x
+
+    with fresh_caches(), watch_compiles(Watcher()):
+        for function in (talk, talk_again):
+            torch.compile(function, backend="eager")(torch.ones(2))
+        found["times"] = read_durations()["tracing"][1] > 0
+    return found
+
+
 CANARIES: dict[str, Canary] = {
     # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
     "torch._functorch.aot_autograd.aot_function": Canary(
@@ -203,7 +252,8 @@ CANARIES: dict[str, Canary] = {
         "fakes.py", "run models that cannot do without data on data"
     ),
     "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "fakes.py, cuda_choices.py, fake_models.py and restoring.py", "tell tensors without data"
+        "fakes.py, cuda_choices.py, fake_models.py, kept_tensors.py and restoring.py",
+        "tell tensors without data",
     ),
     "torch.distributed._local_tensor.LocalTensor": Canary(
         "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
@@ -367,7 +417,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # calls.py
     "torch.distributed.distributed_c10d._resolve_process_group": Canary(
-        "calls.py", "find the group that a functional collective names"
+        "calls.py and graph_targets.py", "find the group that a functional collective names"
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
@@ -628,7 +678,7 @@ CANARIES: dict[str, Canary] = {
         lambda: fake_mode()._mode_key is torch._C._TorchDispatchModeKey.FAKE,
     ),
     "torch._guards.CompileContext": Canary(
-        "issuing.py",
+        "compile_events.py and issuing.py",
         "tell compiling from running",
         lambda: torch._guards.CompileContext.try_get() is None,
     ),
@@ -943,5 +993,77 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator"
     "._propagate_tensor_meta_non_cached": Canary(
         "trial_runs.py", "know DTensor's trial runs, which take no memory"
+    ),
+    # compile_events.py, compile_caches.py, compile_times.py, break_ids.py, backend_names.py
+    "torch._dynamo.convert_frame": Canary(
+        "compile_events.py and compile_caches.py",
+        "see what dynamo compiles, and set its caches aside",
+        lambda: compile_is_told()["compiled"],
+    ),
+    "torch._dynamo.exc.Unsupported": Canary(
+        "compile_events.py",
+        "know functions that dynamo gives up",
+        lambda: compile_is_told()["skip"],
+    ),
+    "torch._dynamo.exc.UserError": Canary(
+        "compile_events.py", "know functions that dynamo gives up"
+    ),
+    "torch._dynamo.output_graph.OutputGraph": Canary(
+        "compile_events.py",
+        "see graphs on the way to any backend",
+        lambda: compile_is_told()["graph"],
+    ),
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": Canary(
+        "compile_events.py", "see where graphs break", lambda: compile_is_told()["stop"]
+    ),
+    "torch._C._dynamo.eval_frame.reset_code": Canary(
+        "compile_caches.py", "forget what was compiled to explain it"
+    ),
+    "torch._dynamo.config": Canary(
+        "compile_caches.py",
+        "know that torch.compile is switched off",
+        lambda: torch._dynamo.config.disable is False,
+    ),
+    "torch._dynamo.pgo": Canary(
+        "compile_caches.py",
+        "set aside what dynamo learnt of shapes",
+        lambda: all(
+            hasattr(torch._dynamo.pgo, name) for name in ("_CODE_STATE", "reset_code_state")
+        ),
+    ),
+    "torch._dynamo.trace_rules": Canary(
+        "compile_caches.py",
+        "know files that dynamo never compiles",
+        lambda: torch._dynamo.trace_rules.check(torch.compile.__code__),
+    ),
+    "torch._dynamo.utils": Canary(
+        "compile_caches.py",
+        "put back what dynamo counts",
+        lambda: isinstance(torch._dynamo.utils.counters, dict),
+    ),
+    "torch._dynamo.exc.get_gbid_documentation_link": Canary(
+        "break_ids.py",
+        "number breaks as torch's documentation does",
+        lambda: (
+            "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
+        ),
+    ),
+    "torch._dynamo.utils.compilation_time_metrics": Canary(
+        "compile_times.py", "tell how long compilers take", lambda: compile_is_told()["times"]
+    ),
+    "torch._dynamo.lookup_backend": Canary(
+        "backend_names.py", "find backends by name", lambda: torch._dynamo.lookup_backend("eager")
+    ),
+    # kept_tensors.py
+    "._version": Canary(
+        "kept_tensors.py",
+        "know tensors that were changed",
+        lambda: torch.ones(1).add_(1)._version == 1,
+    ),
+    "torch._C._autograd": Canary(
+        "kept_tensors.py", "put versions back, so that a graph recorded before is still valid"
+    ),
+    "torch._C._autograd._unsafe_set_version_counter": Canary(
+        "kept_tensors.py", "put versions back, so that a graph recorded before is still valid"
     ),
 }

@@ -426,7 +426,6 @@ def uncaught_exception(x: torch.Tensor) -> torch.Tensor:
 
 
 if sys.version_info < (3, 12):  # later, comprehensions are no functions of their own
-
     # The comprehension is skipped, as a loop; the helper makes two graphs, the sum one.
     @case(graphs=3, ops=5, sites=1, events=1, skips=1)
     def break_in_a_comprehension(x: torch.Tensor) -> torch.Tensor:

@@ -155,10 +155,15 @@ def _read_result(result: Any) -> FrameEnd:
 
 def _read_error(error: BaseException, *, is_fatal: bool) -> FrameEnd:
     """With fullgraph=True a break is the user's error; without, Python runs the function."""
-    if is_fatal or not isinstance(error, Unsupported | UserError):
+    if not isinstance(error, Unsupported | UserError):
         return FrameEnd(is_compiled=False, error=error)
     stop = _read_stop(error)
-    return FrameEnd(is_compiled=False, stop=stop, is_at_limit=stop.kind == _LIMIT)
+    return FrameEnd(
+        is_compiled=False,
+        stop=stop,
+        is_at_limit=stop.kind == _LIMIT,
+        error=error if is_fatal else None,
+    )
 
 
 def _wrap_break(original: Callable[..., None]) -> Callable[..., None]:
