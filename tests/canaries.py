@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +28,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.compile_caches import fresh_caches
+from shardscope._torch.compile_events import watch_compiles
+from shardscope._torch.compile_times import read_durations
 from shardscope._torch.functional_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -196,6 +200,51 @@ def boxed_code_empties_its_list() -> bool:
     return bool(gm.forward(inputs) == 1) and inputs == []
 
 
+@cache
+def compile_is_told() -> dict[str, Any]:
+    """What one compilation of a function that breaks, and of one that is given up, told."""
+    found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+
+    class Watcher:
+        has_guards = True
+
+        def begin_frame(self, code: Any, caller: Any) -> None:
+            pass
+
+        def end_frame(self, end: Any) -> None:
+            found["compiled"] |= end.is_compiled and bool(end.guards)
+            found["skip"] |= end.stop is not None
+
+        def see_stop(self, stop: Any) -> None:
+            found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
+
+        def see_recompile(self, reasons: Any, values: Any) -> None:
+            pass
+
+        def see_graph(self, graph: Any, compile_id: str) -> None:
+            found["graph"] |= graph.compile_subgraph_reason.graph_break
+            found["compile_id"] = compile_id
+
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    def talk(x: Any) -> Any:
+        x = x + 1
+        print(end="")
+        return x * 2
+
+    def talk_again(x: Any) -> Any:
+        for _ in range(2):
+            x = talk(x)
+        return x
+
+    with fresh_caches(), watch_compiles(Watcher()):
+        for function in (talk, talk_again):
+            torch.compile(function, backend="eager")(torch.ones(2))
+        found["times"] = read_durations()["tracing"][1] > 0
+    return found
+
+
 CANARIES: dict[str, Canary] = {
     # aot_backends.py, checking_modes.py, op_names.py, pytree_values.py,
     # scripting.py, subgraph_calls.py
@@ -206,7 +255,7 @@ CANARIES: dict[str, Canary] = {
         "aot_backends.py, compiling.py", "raise what torch's eager_noexcept raises"
     ),
     "torch._functorch.config": Canary(
-        "aot_backends.py",
+        "aot_backends.py, compiler_parts.py",
         "respect torch's setting of which fakes to check, and its bisector's",
         lambda: (
             torch._functorch.config.fake_tensor_crossref in (False, "all", "custom_ops")
@@ -238,7 +287,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.ops.aten.relu._qualified_op_name == "aten::relu",
     ),
     "._version": Canary(
-        "pytree_values.py, storages.py",
+        "pytree_values.py, storages.py, kept_tensors.py",
         "tell ops that write into a tensor",
         lambda: torch.zeros(1).add_(1)._version == 1,
     ),
@@ -256,7 +305,7 @@ CANARIES: dict[str, Canary] = {
         "graph_switches.py", "tell calls in graphs that turn something on or off"
     ),
     "torch._C._autograd": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, kept_tensors.py", "tell calls in graphs that turn something on or off"
     ),
     "torch._C._autograd._saved_tensors_hooks_disable": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
@@ -294,9 +343,6 @@ CANARIES: dict[str, Canary] = {
             "_TorchCompileWrapper",
         )
     },
-    "torch._inductor.config.patch": Canary(
-        "compiling.py", "configure Inductor for one compilation"
-    ),
     "._wrapped_bw_compiler": Canary(
         "compiling.py",
         "know that the backward of a graph is compiled when it is first run",
@@ -329,7 +375,8 @@ CANARIES: dict[str, Canary] = {
         "fakes.py", "run models that cannot do without data on data"
     ),
     "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "fakes.py, cuda_choices.py, fake_models.py and restoring.py", "tell tensors without data"
+        "fakes.py, cuda_choices.py, fake_models.py, kept_tensors.py and restoring.py",
+        "tell tensors without data",
     ),
     "torch.distributed._local_tensor.LocalTensor": Canary(
         "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
@@ -497,7 +544,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # calls.py
     "torch.distributed.distributed_c10d._resolve_process_group": Canary(
-        "calls.py", "find the group that a functional collective names"
+        "calls.py and graph_targets.py", "find the group that a functional collective names"
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
@@ -767,7 +814,7 @@ CANARIES: dict[str, Canary] = {
         lambda: fake_mode()._mode_key is torch._C._TorchDispatchModeKey.FAKE,
     ),
     "torch._guards.CompileContext": Canary(
-        "issuing.py",
+        "compile_events.py and issuing.py",
         "tell compiling from running",
         lambda: torch._guards.CompileContext.try_get() is None,
     ),
@@ -866,7 +913,7 @@ CANARIES: dict[str, Canary] = {
     "._torchdynamo_orig_callable": Canary(
         "uncompiled_functions.py",
         "compile a function anew that is compiled already",
-        lambda: torch.compile(abs)._torchdynamo_orig_callable is abs,
+        lambda: torch.compile(resolve)._torchdynamo_orig_callable is resolve,
     ),
     "._orig_mod": Canary(
         "modules.py and uncompiled_functions.py",
@@ -1123,13 +1170,6 @@ CANARIES: dict[str, Canary] = {
             fallback_random=True, comprehensive_padding=False, fx_graph_cache=False
         ),
     ),
-    "torch._functorch.config": Canary(
-        "compiler_parts.py",
-        "have every graph compiled anew",
-        lambda: torch._functorch.config.patch(
-            enable_autograd_cache=False, enable_remote_autograd_cache=False
-        ),
-    ),
     "torch._inductor.graph.GraphLowering": Canary(
         "compiler_parts.py",
         "name the kernel that is to blame",
@@ -1165,5 +1205,69 @@ CANARIES: dict[str, Canary] = {
     },
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": Canary(
         "inductor_caches.py", "save a worker the compilation of inductor's headers"
+    ),
+    # compile_events.py, compile_caches.py, compile_times.py, break_ids.py, backend_names.py
+    "torch._dynamo.convert_frame": Canary(
+        "compile_events.py and compile_caches.py",
+        "see what dynamo compiles, and set its caches aside",
+        lambda: compile_is_told()["compiled"],
+    ),
+    "torch._dynamo.exc.Unsupported": Canary(
+        "compile_events.py",
+        "know functions that dynamo gives up",
+        lambda: compile_is_told()["skip"],
+    ),
+    "torch._dynamo.exc.UserError": Canary(
+        "compile_events.py", "know functions that dynamo gives up"
+    ),
+    "torch._dynamo.output_graph.OutputGraph": Canary(
+        "compile_events.py",
+        "see graphs on the way to any backend",
+        lambda: compile_is_told()["graph"],
+    ),
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": Canary(
+        "compile_events.py", "see where graphs break", lambda: compile_is_told()["stop"]
+    ),
+    "torch._C._dynamo.eval_frame.reset_code": Canary(
+        "compile_caches.py", "forget what was compiled to explain it"
+    ),
+    "torch._dynamo.config": Canary(
+        "compile_caches.py",
+        "know that torch.compile is switched off",
+        lambda: torch._dynamo.config.disable is False,
+    ),
+    "torch._dynamo.pgo": Canary(
+        "compile_caches.py",
+        "set aside what dynamo learnt of shapes",
+        lambda: all(
+            hasattr(torch._dynamo.pgo, name) for name in ("_CODE_STATE", "reset_code_state")
+        ),
+    ),
+    "torch._dynamo.trace_rules": Canary(
+        "compile_caches.py",
+        "know files that dynamo never compiles",
+        lambda: torch._dynamo.trace_rules.check(torch.compile.__code__),
+    ),
+    "torch._dynamo.utils": Canary(
+        "compile_caches.py",
+        "put back what dynamo counts",
+        lambda: isinstance(torch._dynamo.utils.counters, dict),
+    ),
+    "torch._dynamo.exc.get_gbid_documentation_link": Canary(
+        "break_ids.py",
+        "number breaks as torch's documentation does",
+        lambda: (
+            "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
+        ),
+    ),
+    "torch._dynamo.utils.compilation_time_metrics": Canary(
+        "compile_times.py", "tell how long compilers take", lambda: compile_is_told()["times"]
+    ),
+    "torch._dynamo.lookup_backend": Canary(
+        "backend_names.py", "find backends by name", lambda: torch._dynamo.lookup_backend("eager")
+    ),
+    # kept_tensors.py
+    "torch._C._autograd._unsafe_set_version_counter": Canary(
+        "kept_tensors.py", "put versions back, so that a graph recorded before is still valid"
     ),
 }

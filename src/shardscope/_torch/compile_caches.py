@@ -22,6 +22,7 @@ from torch._dynamo import config, convert_frame, pgo, trace_rules, utils
 
 __all__ = ["fresh_caches", "is_compiler_off", "quiet_compiler"]
 
+_COMPILER = r"torch\.(_dynamo|_subclasses|_guards|_functorch|fx)\b"
 _COUNTERS = ("FRAME_COUNTER", "FRAME_COMPILE_COUNTER")
 _SHAPES = ("_CODE_STATE", "_INIT_CODE_STATE", "_LOGGED_DYNAMIC_ALLOWLIST")
 
@@ -123,7 +124,7 @@ def quiet_compiler() -> Iterator[None]:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch\._dynamo")
+            warnings.filterwarnings("ignore", module=_COMPILER)
             yield
     finally:
         logger.setLevel(level)

@@ -136,7 +136,7 @@ def _wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
             end = _read_result(result)
             return result
         except BaseException as error:
-            end = _read_error(error)
+            end = _read_error(error, is_fatal=self._one_graph)
             raise
         finally:
             _tell(lambda watcher: watcher.end_frame(end))
@@ -153,11 +153,17 @@ def _read_result(result: Any) -> FrameEnd:
     return FrameEnd(is_compiled=True, compile_id=str(code.compile_id), guards=guards)
 
 
-def _read_error(error: BaseException) -> FrameEnd:
+def _read_error(error: BaseException, *, is_fatal: bool) -> FrameEnd:
+    """With fullgraph=True a break is the user's error; without, Python runs the function."""
     if not isinstance(error, Unsupported | UserError):
         return FrameEnd(is_compiled=False, error=error)
     stop = _read_stop(error)
-    return FrameEnd(is_compiled=False, stop=stop, is_at_limit=stop.kind == _LIMIT)
+    return FrameEnd(
+        is_compiled=False,
+        stop=stop,
+        is_at_limit=stop.kind == _LIMIT,
+        error=error if is_fatal else None,
+    )
 
 
 def _wrap_break(original: Callable[..., None]) -> Callable[..., None]:

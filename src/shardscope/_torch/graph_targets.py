@@ -15,23 +15,26 @@ from torch.overrides import resolve_name
 
 from shardscope._torch.dispatch import is_higher_order, is_overload
 
-__all__ = ["find_group", "inner_graphs", "is_collective_name", "is_mode_change", "name_target"]
+__all__ = ["find_group", "inner_graphs", "is_bookkeeping", "is_collective_name", "name_target"]
 
-_COLLECTIVES = ("_c10d_functional", "c10d_functional", "_dtensor", "c10d", "symm_mem")
+_COLLECTIVES = ("_c10d_functional.", "c10d_functional.", "_dtensor.", "c10d.", "symm_mem.")
 # They begin or end something, or wait for it, and say nothing to other ranks.
-_SILENT = ("wait_tensor", "_wrap_tensor_autograd")
-_MODES = ("set_grad_enabled", "_set_grad_enabled", "_enter_autocast", "_exit_autocast")
-_MODE_PREFIXES = ("_enter_", "_exit_")
+_SILENT = (".wait_tensor", "._wrap_tensor_autograd")
+_MODES = (
+    "torch._C._set_grad_enabled",
+    "torch.amp.autocast_mode._enter_autocast",
+    "torch.amp.autocast_mode._exit_autocast",
+    "torch.autograd.grad_mode._enter_inference_mode",
+    "torch.autograd.grad_mode._exit_inference_mode",
+    "torch._functorch.",
+)
 
 
-def is_mode_change(node: fx.Node) -> bool:
-    """Whether a node sets a mode of torch's, and computes nothing."""
-    if node.op != "call_function" or is_overload(node.target) or is_higher_order(node.target):
-        return False
-    name = getattr(node.target, "__name__", "")
-    return name in _MODES or (
-        name.startswith(_MODE_PREFIXES) and _module(node.target).startswith("torch")
-    )
+def is_bookkeeping(node: fx.Node) -> bool:
+    """Whether a node computes nothing: it sets a mode of torch's, or takes a tuple apart."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return isinstance(node.args[0].meta.get("example_value"), tuple | list)
+    return node.op == "call_function" and name_target(node).startswith(_MODES)
 
 
 def name_target(node: fx.Node) -> str:
@@ -85,8 +88,7 @@ def inner_graphs(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
 
 def is_collective_name(op: str) -> bool:
     """Whether ops of that name talk to other ranks."""
-    space, _, rest = op.partition(".")
-    return space in _COLLECTIVES and rest.partition(".")[0] not in _SILENT
+    return op.startswith(_COLLECTIVES) and not any(silent in op for silent in _SILENT)
 
 
 def find_group(node: fx.Node) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ class OpKind(StrEnum):
     METHOD = "method"  # Tensor.relu
     MODULE = "module"  # a module that is called as a whole
     HIGHER_ORDER = "higher_order"  # an op that is given graphs: cond, checkpoint, autograd.Function
-    MODE = "mode"  # sets a mode of torch's (no_grad, autocast) and computes nothing
+    BOOKKEEPING = "bookkeeping"  # sets a mode of torch's (no_grad), or takes a tuple apart
 
 
 class GraphEnd(StrEnum):
@@ -74,7 +74,7 @@ class CompiledGraph(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def num_ops(self) -> int:
         """Ops that compute something, those inside higher-order ops included."""
-        return sum(one.kind is not OpKind.MODE for one in self.ops)
+        return sum(one.kind is not OpKind.BOOKKEEPING for one in self.ops)
 
 
 class BreakSite(Struct, frozen=True, kw_only=True, gc=False):

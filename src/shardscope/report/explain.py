@@ -141,9 +141,8 @@ def _break_row(site: BreakSite) -> Row:
 
 
 def _name_ops(explanation: Explanation) -> str:
-    counts = Counter(
-        one.op for graph in explanation.graphs for one in graph.ops if one.kind is not OpKind.MODE
-    )
+    ops = [one for graph in explanation.graphs for one in graph.ops]
+    counts = Counter(one.op for one in ops if one.kind is not OpKind.BOOKKEEPING)
     named = [f"{op} ×{count:,}" if count > 1 else op for op, count in counts.most_common(_MAX_OPS)]
     more = f", and {len(counts) - _MAX_OPS:,} others" if len(counts) > _MAX_OPS else ""
     return ", ".join(named) + more

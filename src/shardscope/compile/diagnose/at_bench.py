@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope.compile.diagnose.announcements import announced
-from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.cut import Recorded
 from shardscope.compile.diagnose.fragment import Fragment
@@ -22,22 +21,22 @@ from shardscope.compile.diagnose.outcome import Outcome, is_alike
 from shardscope.compile.diagnose.program import judge_program
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
-from shardscope.compile.diagnose.stages import locate_stage
 from shardscope.compile.diagnose.suspects import describe_ops
-from shardscope.record import Condition, Stage, SuspectOp
+from shardscope.compile.diagnose.switching import Report, Trial
+from shardscope.compile.diagnose.try_out import try_out
+from shardscope.record import Condition, Phase, Stage, SuspectOp
 
 __all__ = [
     "Loaded",
     "Piece",
     "Request",
     "Written",
-    "blame",
+    "attempt",
     "check",
     "check_exposed",
     "check_program",
     "describe",
     "load",
-    "retrace",
     "write",
 ]
 
@@ -119,17 +118,12 @@ def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:
     return describe_ops(_cut(bench, piece))
 
 
-def blame(bench: Bench, piece: Piece, compiler: Compiler, outcome: Outcome) -> tuple[Blame, int]:
-    """Which stage of the compiler a failure is due to, and how often the backend was called."""
-    counted = _Counted()
-    told = locate_stage(_cut(bench, piece), compiler, outcome=outcome, judge=counted)
-    return told, counted.num_calls
-
-
-def retrace(bench: Bench, piece: Piece, compiler: Compiler) -> Outcome:
-    """Judge a piece, announcing each step of the compiler: the process is expected to die."""
+def attempt(
+    bench: Bench, piece: Piece, compiler: Compiler, trial: Trial, phase: Phase
+) -> Report:
+    """Judge a piece with parts of the compiler switched off."""
     with announced(bench.announce):
-        return judge(_cut(bench, piece), compiler)
+        return try_out(_cut(bench, piece), compiler, trial, judge=judge, phase=phase)
 
 
 def write(bench: Bench, request: Request) -> Written:

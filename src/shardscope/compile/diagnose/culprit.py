@@ -11,10 +11,9 @@ from shardscope.compile.diagnose.announcements import blame_last
 from shardscope.compile.diagnose.at_bench import (
     Loaded,
     Piece,
-    blame,
+    attempt,
     check_exposed,
     describe,
-    retrace,
 )
 from shardscope.compile.diagnose.blame import Blame
 from shardscope.compile.diagnose.compiler import Compiler
@@ -129,14 +128,20 @@ class Culprit:
         return _with(found, _blamed(found.diagnosis, told))
 
     def _find_stage(self, found: Found) -> Blame:
-        if found.outcome.condition not in _DEADLY:
-            told = self._queries.run(blame, found.piece, self._compiler, found.outcome)
-            if not isinstance(told, Outcome):
-                result, num_calls = told
-                self._queries.count(num_calls - 1)
-                return result  # type: ignore[no-any-return]
-        self._queries.run(retrace, found.piece, self._compiler)
-        return blame_last(self._queries.last_phase)
+        last = ""
+
+        def ask(trial: Trial) -> Report:
+            nonlocal last
+            told = self._queries.run(
+                attempt, found.piece, self._compiler, trial, found.outcome.phase
+            )
+            if isinstance(told, Report):
+                return told
+            last = self._queries.last_phase
+            return Report(told, has_died=True)
+
+        blame = locate_stage_by(ask, outcome=found.outcome)
+        return blame if blame.part or not last else replace_part(blame, blame_last(last))
 
 
 def _with(found: Found, diagnosis: Diagnosis) -> Found:

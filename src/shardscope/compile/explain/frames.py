@@ -66,8 +66,12 @@ class FrameLog:
         self._open.append(frame)
 
     def end_frame(self, end: FrameEnd) -> None:
-        if self._open:  # we may have begun to watch in the middle of one
-            self._open.pop().end = end
+        if not self._open:  # we may have begun to watch in the middle of one
+            return
+        frame = self._open.pop()
+        frame.end = end
+        if end.error is not None and frame.stop is None:  # a break that is an error is not logged
+            frame.stop = end.stop
 
     def see_stop(self, stop: Stop) -> None:
         if self._open:

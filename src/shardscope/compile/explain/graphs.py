@@ -13,8 +13,8 @@ from shardscope._torch.dispatch import is_higher_order
 from shardscope._torch.graph_targets import (
     find_group,
     inner_graphs,
+    is_bookkeeping,
     is_collective_name,
-    is_mode_change,
     name_target,
 )
 from shardscope.record import OpKind
@@ -95,7 +95,7 @@ def _read_op(node: fx.Node, within: str) -> RawOp:
 def _kind_of(node: fx.Node) -> OpKind:
     if is_higher_order(node.target):
         return OpKind.HIGHER_ORDER
-    return OpKind.MODE if is_mode_change(node) else _KINDS[node.op]
+    return OpKind.BOOKKEEPING if is_bookkeeping(node) else _KINDS[node.op]
 
 
 def _describe(value: Any) -> str:

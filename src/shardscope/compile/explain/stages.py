@@ -8,8 +8,10 @@ from shardscope.record import StageTime
 __all__ = ["measure_stages"]
 
 # What each stage calls, whose time is taken off.
-_CALLS = {"frames": ("tracing", "guards"), "tracing": ("backend",), "backend": ("aot",)} | {
-    "aot": ("inductor",)
+_CALLS = {
+    "frames": ("tracing", "guards", "backend"),
+    "backend": ("aot",),
+    "aot": ("inductor",),
 }
 _NAMES = {"frames": "other"}
 
