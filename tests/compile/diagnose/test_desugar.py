@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -129,3 +129,38 @@ def test_graphs_of_fsdps_blocks_are_plain_as_they_are() -> None:
         torch.compiler.reset()
     assert [needs_desugaring(one) for one in seen] == [False]
     assert not any(map(has_collectives, seen))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
+def test_blocks_that_are_sharded_and_parallel_are_made_plain() -> None:
+    seen: list[Fragment] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(Fragment(graph, tuple(inputs), with_gradients=True))
+        seen.append(desugar(seen[0]))
+        return graph
+
+    with simulate(mesh={"dp": 2, "tp": 2}) as world:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        model = parallelize_module(Mlp(), world.mesh["tp"], plan)
+        fully_shard(model, mesh=world.mesh["dp"]).compile(backend=keep)
+        model(torch.ones(3, 4))
+        torch.compiler.reset()
+    before, after = seen
+    assert needs_desugaring(before)
+    assert not needs_desugaring(after)
+    (got,) = after.graph(*after.inputs)
+    assert got.shape == (3, 4)
+
+
+def test_a_dtensor_that_is_written_to_comes_out_as_what_was_written() -> None:
+    def program(x: DTensor) -> DTensor:
+        x.mul_(2)
+        return x + 1
+
+    with simulate(mesh={"tp": 2}) as world:
+        x = distribute_tensor(torch.ones(4, 2), world.mesh, [Shard(0)])
+        plain = desugar(capture(program, x, with_gradients=False))
+    assert not any(isinstance(one, DTensor | DeviceMesh) for one in plain.inputs)
+    written, got = plain.graph(torch.ones(2, 2))
+    assert (written.unique().item(), got.unique().item()) == (2, 3)

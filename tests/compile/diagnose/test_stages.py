@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -220,7 +221,9 @@ def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -
         dead = Report(Outcome(Condition.CRASH, error="SIGSEGV"), has_died=True)
 
         def ask(trial: Trial) -> Report:
+            trial = pickle.loads(pickle.dumps(trial))
             report = try_out(fragment, compiler, trial, judge=judge, phase=Phase.FORWARD)
+            report = pickle.loads(pickle.dumps(report))
             return dead if report.outcome.condition is Condition.RUNTIME_ERROR else report
 
         found = locate_stage_by(ask, outcome=dead.outcome)

@@ -127,14 +127,18 @@ def _is_group(value: Any) -> bool:
 
 
 def _drop_groups(graph: fx.Graph, values: Mapping[fx.Node, Any]) -> None:
-    """Take out inputs that no one process can be given: groups and meshes."""
-    for node, value in values.items():
-        if not _is_group(value):
-            continue
-        last = graph.output_node()
-        results = last.args[0]
-        if isinstance(results, tuple | list):
-            last.args = (tuple(one for one in results if one is not node),)
+    """Take out what no one process can be given: groups and meshes, and what is made of them."""
+    gone = {node: None for node, value in values.items() if _is_group(value)}
+    for node in graph.nodes:
+        takes = node.all_input_nodes
+        if takes and node.op.startswith("call") and all(one in gone for one in takes):
+            gone[node] = None
+    last = graph.output_node()
+    results = last.args[0]
+    if isinstance(results, tuple | list):
+        kept = (one for one in results if not isinstance(one, fx.Node) or one not in gone)
+        last.args = (tuple(kept),)
+    for node in reversed(gone):
         if not node.users:
             graph.erase_node(node)
 

@@ -79,11 +79,12 @@ def _locate_lowering(suspicion: Suspicion, careful: Trial, whole: Report) -> Fou
 def _kernels_of(lowering: Application, whole: Report) -> list[str]:
     """The kernels that were named after the op, in the direction in which it was lowered."""
     op = re.escape(lowering.what.split(".")[1])
-    return [
+    named = [
         name
         for step, name in whole.kernels
         if step is lowering.step and re.search(rf"_{op}(_|$)", name)
     ]
+    return list(dict.fromkeys(named))  # the judge may have compiled more than once
 
 
 def _locate_setting(suspicion: Suspicion) -> Found:
