@@ -118,9 +118,7 @@ def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:
     return describe_ops(_cut(bench, piece))
 
 
-def attempt(
-    bench: Bench, piece: Piece, compiler: Compiler, trial: Trial, phase: Phase
-) -> Report:
+def attempt(bench: Bench, piece: Piece, compiler: Compiler, trial: Trial, phase: Phase) -> Report:
     """Judge a piece with parts of the compiler switched off."""
     with announced(bench.announce):
         return try_out(_cut(bench, piece), compiler, trial, judge=judge, phase=phase)

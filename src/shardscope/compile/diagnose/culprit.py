@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import final
 
@@ -21,13 +22,14 @@ from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.search import Answer, Progress, Shrunk, shrink
+from shardscope.compile.diagnose.stages import locate_stage_by
+from shardscope.compile.diagnose.switching import Report, Trial
 from shardscope.errors import RemoteError
-from shardscope.record import Condition, Diagnosis
+from shardscope.record import Diagnosis
 
 __all__ = ["Culprit", "Found", "add_note"]
 
 _RESERVE = 6  # calls that finding the stage and a variant that passes may take
-_DEADLY = (Condition.CRASH, Condition.HANG)
 
 
 @final
@@ -141,7 +143,14 @@ class Culprit:
             return Report(told, has_died=True)
 
         blame = locate_stage_by(ask, outcome=found.outcome)
-        return blame if blame.part or not last else replace_part(blame, blame_last(last))
+        return (
+            blame if blame.part or not last else dataclasses.replace(blame, part=_last_part(last))
+        )
+
+
+def _last_part(announcement: str) -> str:
+    """The part of the compiler that was begun last before a process died."""
+    return blame_last(announcement).part
 
 
 def _with(found: Found, diagnosis: Diagnosis) -> Found:
