@@ -19,7 +19,7 @@ from shardscope.record import Condition, Deviation
 __all__ = ["MANY", "compare_numbers"]
 
 _FEW = 3
-MANY = 12
+MANY = 8
 """Runs with other roundings, before something is called wrong."""
 _NEARER = 0.75  # a compiled result is more accurate if its error is so much of eager's
 _FAR = 64.0  # last places that a number may be off by which eager execution did not have
