@@ -147,3 +147,10 @@ def test_infinite_errors_survive_a_recording():
 
 def test_objects_of_other_classes_are_not_compared():
     assert compare_value("y", object(), object(), lambda: None).condition is Condition.FINE
+
+
+def test_numbers_that_are_all_noise_are_not_more_accurate():
+    """Such is the gradient of a bias that a norm takes away again."""
+    noise = numbers(40, 40)
+    verdict = compare_value("y", noise * 1e-8, noise * 1e-7, lambda: {"y": noise.double() * 1e-20})
+    assert verdict.condition is Condition.FINE

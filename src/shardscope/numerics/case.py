@@ -68,6 +68,8 @@ def plain(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     tensor = tensor.detach()
+    if tensor.is_nested:
+        return torch.cat([plain(one).flatten() for one in tensor.unbind()])
     tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     # Kernels of long unsigned numbers are few, and equal bits are equal numbers.
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor

@@ -19,7 +19,7 @@ from shardscope.record import Condition, Deviation
 __all__ = ["MANY", "compare_numbers"]
 
 _FEW = 3
-MANY = 12
+MANY = 8
 """Runs with other roundings, before something is called wrong."""
 _NEARER = 0.75  # a compiled result is more accurate if its error is so much of eager's
 _FAR = 64.0  # last places that a number may be off by which eager execution did not have
@@ -141,7 +141,9 @@ def _settle_right(case: Case, numbers: _Numbers, off: Tensor) -> Verdict:
     error, eager_error = find_rms(off), find_rms(numbers.eager - numbers.target)
     has_more = numbers.is_new is not None and bool(numbers.is_new.any())
     few = 1 + 4 / math.sqrt(max(1, off.numel()))
-    if case.exact is None or not (has_more or error * few < _NEARER * eager_error):
+    # Numbers that are all noise are not nearer to anything.
+    is_nearer = error * few < _NEARER * eager_error < find_rms(numbers.target)
+    if case.exact is None or not (has_more or is_nearer):
         return Verdict(case.name, Condition.FINE)
     deviation = _deviate(case, numbers, off)
     fact = (

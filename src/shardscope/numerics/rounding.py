@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
+from random import Random
 from typing import Any, final
 
 import torch
@@ -30,6 +32,7 @@ __all__ = ["RandomRounding"]
 _MOVING = ("copy_", "fill_", "zero_", "set_", "resize_", "masked_fill_", "scatter_", "detach_")
 # Sums are taken in blocks: of n addends, the roundings of about the root of n add up.
 _BLOCK = 4.0
+_NUM_DRAWN = 1 << 18
 _WHOLE = 8.0  # whole numbers this far below the last that a dtype tells apart are meant
 
 
@@ -41,8 +44,7 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._random = Random(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -113,14 +115,23 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.where(_is_whole(value), value, self._change(value, amount))
 
     def _change(self, value: Tensor, amount: float) -> Tensor:
-        generator = self._generators.get(value.device)
-        if generator is None:
-            generator = torch.Generator(value.device).manual_seed(self._seed)
-            self._generators[value.device] = generator
-        change = torch.rand(
-            value.shape, generator=generator, dtype=torch.float64, device=value.device
-        )
-        return (value * change.mul_(2 * amount).add_(1 - amount)).to(value.dtype)
+        drawn = self._draw(value.numel(), value.device).view(value.shape)
+        return (value * (drawn * (2 * amount) + (1 - amount))).to(value.dtype)
+
+    def _draw(self, count: int, device: torch.device) -> Tensor:
+        """So many numbers between zero and one."""
+        if count > _NUM_DRAWN:
+            generator = torch.Generator(device).manual_seed(self._random.getrandbits(60))
+            return torch.rand(count, generator=generator, dtype=torch.float64, device=device)
+        begin = self._random.randrange(_NUM_DRAWN)
+        return _draw_many(device)[begin : begin + count]
+
+
+@cache
+def _draw_many(device: torch.device) -> Tensor:
+    """Numbers to take pieces of: drawing them for each op anew takes longer than the op."""
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.rand(2 * _NUM_DRAWN, generator=generator, dtype=torch.float64, device=device)
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -152,6 +163,7 @@ def _find_growth(func: Any, args: Any, given: Any) -> float:
     return max(1.0, math.sqrt(max(largest / smallest, longest)) / _BLOCK)
 
 
+@cache
 def _returns_views(func: Any) -> bool:
     returns = op_schema(func).returns
     return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -179,13 +180,14 @@ def name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, An
     return given | kwargs
 
 
-def written_arguments(func: Any) -> set[int | str]:
+@cache
+def written_arguments(func: Any) -> frozenset[int | str]:
     """Where and under which names an op takes tensors that it writes into."""
     found: set[int | str] = set()
     for index, one in enumerate(op_schema(func).arguments):
         if one.alias_info is not None and one.alias_info.is_write:
             found |= {index, one.name}
-    return found
+    return frozenset(found)
 
 
 def widen_argument(value: Any) -> Any:

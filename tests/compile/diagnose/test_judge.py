@@ -442,6 +442,31 @@ def test_expanded_and_parameter_inputs_keep_their_kind():
     assert seen[0] is not parameter
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(3).to_sparse(),
+        torch.zeros(0, 3),
+        torch.tensor(1.5),
+        torch.ones(3, dtype=torch.complex64),
+        torch.ones(3, dtype=torch.float64),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    ],
+    ids=["sparse", "empty", "scalar", "complex", "double", "nested"],
+)
+def test_tensors_of_all_kinds_are_judged(value):
+    piece = fragment(lambda x: x * 2, value, with_gradients=False)
+    assert judge(piece, Compiler(eager)).condition is Condition.FINE
+    outcome = judge(piece, Compiler(returns(lambda x: (x * 3,))))
+    assert outcome.is_bad is bool(value.numel())
+
+
+def test_tensors_without_data_are_judged_by_their_shape():
+    piece = fragment(lambda x: x * 2, torch.empty(2, 3, device="meta"), with_gradients=False)
+    assert judge(piece, Compiler(eager)).condition is Condition.FINE
+    assert judge(piece, Compiler(returns(lambda x: (x[0],)))).is_bad
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_inductor_is_judged_with_its_configuration():
     def run(x, w):

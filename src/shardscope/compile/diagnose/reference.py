@@ -14,6 +14,7 @@ from shardscope.compile.diagnose.copies import copy_inputs
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.runs import Announce, Result, name_inputs, run, say_nothing
 from shardscope.errors import CompileError
+from shardscope.numerics.case import plain
 from shardscope.numerics.draws import Watching
 from shardscope.numerics.rounding import RandomRounding
 from shardscope.numerics.verdict import is_same
@@ -103,11 +104,7 @@ class FragmentRuns:
         """Inputs that a run wrote into; eager's go on to be watched, however little changes."""
         before, after = name_inputs(self.fragment.inputs), name_inputs(inputs)
         is_first = self._changed is None
-        changed = {
-            name
-            for name, one in after.items()
-            if one.dtype == before[name].dtype and not is_same(one.detach(), before[name].detach())
-        }
+        changed = {name for name, one in after.items() if _is_changed(one, before[name])}
         if is_first:
             self._changed = changed
         watched = changed | (self._changed or set())
@@ -133,6 +130,12 @@ class FragmentRuns:
 
     def _run_graph(self, inputs: Sequence[Any]) -> Any:
         return self.fragment.graph(*inputs)
+
+
+def _is_changed(after: Tensor, before: Tensor) -> bool:
+    if after.dtype != before.dtype or after.is_meta:
+        return False
+    return not is_same(plain(after), plain(before))
 
 
 def _say_changed(name: str) -> str:
