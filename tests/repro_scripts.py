@@ -57,7 +57,7 @@ def load(path: Path, name: str = "repro") -> dict[str, Any]:
     try:
         exec(compile(path.read_text(encoding="utf-8"), "repro.py", "exec"), vars(module))
     finally:
-        if before is not None:
+        if name == "__main__" and before is not None:
             sys.modules[name] = before
     return vars(module)
 

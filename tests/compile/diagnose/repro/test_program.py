@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
-from repro_scripts import WRONG, assert_same, assert_tidy, capture
+from repro_scripts import WRONG, assert_same, assert_tidy, capture, load
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.repro.write import write_repro
 
@@ -100,7 +105,7 @@ def dtypes(x):
 
 def many_outputs(x):
     values, indices = x.topk(2)
-    low, high = x.aminmax()
+    low, high = x.min(), x.max()
     first, *rest = x.split(2)
     return (
         values,
@@ -217,3 +222,55 @@ def test_a_printed_program_computes_what_the_captured_one_does(name: str, tmp_pa
     fragment = capture(function, *args)
     path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
     assert_tidy(assert_same(fragment, path))
+
+
+def test_inductor_is_told_to_draw_what_eager_execution_draws(tmp_path: Path) -> None:
+    function, args = PROGRAMS["rng"]
+    fragment = capture(function, *args)
+    state = torch.get_rng_state()
+    text = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path).read_text()
+    assert 'options={"fallback_random": True}' in text
+    assert torch.equal(state, torch.get_rng_state())
+    function, args = PROGRAMS["mlp"]
+    path = write_repro(capture(function, *args), Compiler("inductor"), WRONG, folder=tmp_path)
+    assert "fallback_random" not in path.read_text()
+
+
+def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_kept = op == torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_a_checkpoint_keeps_its_policy(tmp_path: Path) -> None:
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    fragment = capture(
+        lambda x: checkpoint(lambda y: y.sin() @ y.T, x, use_reentrant=False, context_fn=contexts),
+        leaf(SQUARE),
+    )
+    path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
+    text = assert_same(fragment, path)
+    assert "\ndef policy(context: Any" in text
+    assert "create_selective_checkpoint_contexts, policy)" in text
+
+
+def nested_bodies(x):
+    return torch.cond(
+        x.sum() > 0,
+        lambda y: torch.cond(y.mean() > 0, lambda z: z + 1, lambda z: z - 1, (y,)),
+        lambda y: y.cos(),
+        (x,),
+    )
+
+
+BODIES = {"nested": nested_bodies, "conditional": conditional, "checkpointed": checkpointed}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_dynamo_takes_printed_bodies_as_it_took_the_first_ones(name: str, tmp_path: Path) -> None:
+    fragment = capture(BODIES[name], SQUARE.clone())
+    path = write_repro(fragment, Compiler("eager"), WRONG, folder=tmp_path)
+    scope = load(path)
+    again = capture(scope["f"], *scope["make_inputs"]())
+    names = [[node.name for node in one.graph.graph.nodes] for one in (again, fragment)]
+    assert [len(one) for one in names] == [len(names[0])] * 2
+    assert_same(fragment, path)

@@ -14,6 +14,7 @@ from shardscope.compile.diagnose.repro.spelling import NotPrintable, spell_targe
 __all__ = ["Call", "spell_call"]
 
 Refer = Callable[[Any], str]
+_NUM_FLEX_ARGUMENTS = 7
 
 
 @final
@@ -39,6 +40,8 @@ def spell_call(node: fx.Node, args: list[str], kwargs: dict[str, str], refer: Re
         return Call(f"torch.compiler.nested_compile_region({args[0]})", [*args[2:], *named])
     if name == "autograd_function_apply":
         return Call("NAME.apply", args[2:], _spell_class(node, *args[:2]))
+    if name == "flex_attention":  # of tensors that its functions use, dynamo finds out by itself
+        args = args[:_NUM_FLEX_ARGUMENTS]
     return Call(spell_target(node.target), [*args, *named])
 
 
@@ -88,7 +91,7 @@ def _spell_class(node: fx.Node, forward: str, backward: str) -> list[str]:
 
 def _count_saved(node: fx.Node) -> int:
     """How many values forward hands to backward."""
-    output = next(reversed(_body_of(node).graph.nodes))
+    output = list(_body_of(node).graph.nodes)[-1]
     return len(output.args[0][1])
 
 

@@ -103,9 +103,12 @@ class Definitions:
 
     def _spell_partial(self, value: functools.partial[Any]) -> str:
         self.add_import("functools")
-        parts = [self._refer(value.func), *(spell_value(one) for one in value.args)]
-        parts += [f"{key}={spell_value(one)}" for key, one in value.keywords.items()]
+        parts = [self._refer(value.func), *map(self._spell_part, value.args)]
+        parts += [f"{key}={self._spell_part(one)}" for key, one in value.keywords.items()]
         return f"functools.partial({', '.join(parts)})"
+
+    def _spell_part(self, value: Any) -> str:
+        return self._refer(value) if callable(value) else spell_value(value)
 
     def refer(self, value: Any) -> str:
         """A name for something callable: torch's own, or one defined here.

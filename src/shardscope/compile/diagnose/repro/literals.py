@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.immutable_collections import immutable_dict
 
 from shardscope.compile.diagnose.repro.spelling import NotPrintable, spell_target
 
@@ -79,7 +80,7 @@ def _spell_number(value: float | complex) -> str:
 
 def _spell_collection(value: Any, name_node: Namer) -> str:
     if isinstance(value, dict):
-        if type(value) is not dict:
+        if type(value) is not dict and not isinstance(value, immutable_dict):
             raise NotPrintable(f"a {type(value).__qualname__} has no literal form.")
         pairs = (
             f"{spell_value(key, name_node)}: {spell_value(one, name_node)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -246,7 +247,8 @@ class _Printer:
 
     def _print_body(self, body: fx.GraphModule, path: str) -> str:
         """A graph inside the graph becomes a function before it."""
-        name = self._names.give(path)
+        # Never wrap_body_0 or cond_true_0: dynamo would take it for the graph that it makes of it.
+        name = self._names.give(f"{re.sub(r'_[0-9]+$', '', path)}_fn")
         inner = Program(lines=self._program.lines, notes=self._program.notes)
         _Printer(body, inner, self._definitions, self._names).print_as(name)
         if inner.constants:
