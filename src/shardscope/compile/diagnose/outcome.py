@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import final
 
+from shardscope.compile.diagnose.repro.harness import plain_words
 from shardscope.record import Condition, Deviation, Phase
 
 __all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature"]
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
-_NAME = re.compile(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b")  # of nodes and buffers: relu_3, %arg0_1
-_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
-_LIST = re.compile(r"[\[(]#(, ?#)*,?[\])]")  # a shape
 NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
 _WRAPPERS = (
     "BackendCompilerFailed",
@@ -67,10 +62,7 @@ def make_signature(error: BaseException) -> str:
     Without numbers, shapes, and names that somebody gave.
     """
     error = find_cause(error)
-    plain = _ADDRESS.sub("0x", _find_line(str(error).strip()))
-    plain = _NAME.sub(lambda found: found[1] or "%", _QUOTED.sub("'…'", plain))
-    plain = _LIST.sub("[#]", _NUMBER.sub("#", plain))
-    return f"{type(error).__module__}.{type(error).__qualname__}: {plain[:200]}"
+    return f"{type(error).__module__}.{type(error).__qualname__}: {plain_words(str(error))}"
 
 
 def find_cause(error: BaseException) -> BaseException:
@@ -81,9 +73,3 @@ def find_cause(error: BaseException) -> BaseException:
             break
         error = inner
     return error
-
-
-def _find_line(text: str) -> str:
-    """The line that says what is wrong: of a C++ compiler's words the first error."""
-    lines = text.splitlines() or [""]
-    return next((line for line in lines if " error: " in line), lines[0])

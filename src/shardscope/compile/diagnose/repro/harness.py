@@ -27,6 +27,7 @@ __all__ = [
     "find_wrong_numbers",
     "in_double",
     "make_contiguous",
+    "plain_words",
     "run",
     "run_child",
     "run_exactly",
@@ -145,14 +146,26 @@ def find_error(
 
 
 def same_error(error: BaseException | None, expected: tuple[str, str]) -> str:
-    """The error's text, if it or what caused it has the type and first line that were expected."""
+    """The error's text, if it or what caused it has the type and says what was expected."""
     while error is not None:
-        lines = str(error).strip().splitlines() or [""]
-        plain = re.sub(r"\d+", "#", re.sub("0x[0-9a-fA-F]+", "0x", lines[0]))[:200]
-        if (type(error).__name__, plain) == expected:
-            return f"{type(error).__name__}: {lines[0]}"
+        if (type(error).__name__, plain_words(str(error))) == expected:
+            return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return ""
+
+
+def plain_words(text: str) -> str:
+    """What an error says in its first line, or of a C++ compiler's words the first error.
+
+    Without numbers, shapes, addresses and names that somebody gave: a smaller program has others.
+    """
+    lines = text.strip().splitlines() or [""]
+    line = next((one for one in lines if " error: " in one), lines[0])
+    line = re.sub("0x[0-9a-fA-F]+", "0x", line)
+    line = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`", "'…'", line)
+    line = re.sub(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b", lambda found: found[1] or "%", line)
+    line = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", line)
+    return re.sub(r"[\[(]#(, ?#)*,?[\])]", "[#]", line)[:200]
 
 
 def find_crash(limit_s: float) -> str:

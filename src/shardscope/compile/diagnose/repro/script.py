@@ -57,7 +57,7 @@ _NUMBERS = [
     check,
     harness.find_wrong_numbers,
 ]
-_ERRORS = [*_RUN, harness.same_error, harness.find_error]
+_ERRORS = [*_RUN, harness.plain_words, harness.same_error, harness.find_error]
 _HARNESS: dict[Condition, list[Any]] = {
     Condition.NONDETERMINISTIC: [*_RUN, harness.find_unrest],
     Condition.COMPILE_ERROR: _ERRORS,
