@@ -208,7 +208,7 @@ def compile_is_told() -> dict[str, Any]:
     class Watcher:
         has_guards = True
 
-        def begin_frame(self, code: Any, caller: Any) -> None:
+        def begin_frame(self, code: Any, caller: Any, scope: Any) -> None:
             pass
 
         def end_frame(self, end: Any) -> None:
@@ -1227,6 +1227,9 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase": Canary(
         "compile_events.py", "see where graphs break", lambda: compile_is_told()["stop"]
+    ),
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": Canary(
+        "compile_caches.py", "know functions that were compiled"
     ),
     "torch._C._dynamo.eval_frame.reset_code": Canary(
         "compile_caches.py", "forget what was compiled to explain it"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +243,44 @@ def test_an_input_that_changes_its_shape_has_the_old_one_afterwards() -> None:
     batch = {"x": [x]}
     explain(lambda batch: batch["x"].append(batch["x"][0] + 1), batch)
     assert len(batch["x"]) == 1
+
+
+def test_nothing_is_left_in_the_functions_globals() -> None:
+    before = set(globals())
+    explain(looping, torch.ones(4))
+    gc.collect()
+    assert set(globals()) == before
+
+
+def test_a_thread_of_the_functions_own_may_compile() -> None:
+    graphs, backend = counting_backend()
+    compiled = torch.compile(helper, backend=backend)
+
+    def compile_elsewhere(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=compiled, args=(x,))
+        thread.start()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+        return x + 1
+
+    told = explain(compile_elsewhere, torch.ones(4)).explanations[0]
+    assert told.failure == ""
+    assert len(graphs) == 1
+
+
+def test_functions_that_no_module_names_are_put_back_too() -> None:
+    torch._dynamo.reset()
+    graphs, backend = counting_backend()
+    scale = 3
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * scale
+
+    code = local.__code__
+    compiled = torch.compile(local, backend=backend)
+    compiled(torch.ones(4))
+    before = len(graphs)
+    assert explain(local, torch.ones(4)).explanations[0].num_graphs == 2
+    compiled(torch.ones(4))
+    assert len(graphs) == before
+    assert local.__code__ is code

@@ -63,8 +63,8 @@ class CompileWatcher(Protocol):
 
     has_guards: bool
 
-    def begin_frame(self, code: CodeType, caller: FrameType | None) -> None:
-        """Dynamo takes up a function, which `caller` calls."""
+    def begin_frame(self, code: CodeType, caller: FrameType | None, scope: dict[str, Any]) -> None:
+        """Dynamo takes up a function, which `caller` calls; `scope` are its globals."""
 
     def end_frame(self, end: FrameEnd) -> None:
         """It is done with the function that it took up last."""
@@ -129,7 +129,7 @@ def _install() -> ExitStack:
 def _wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1)
-        _tell(lambda watcher: watcher.begin_frame(frame.f_code, caller))
+        _tell(lambda watcher: watcher.begin_frame(frame.f_code, caller, frame.f_globals))
         end = FrameEnd(is_compiled=False)
         try:
             result = original(self, frame, *args, **kwargs)

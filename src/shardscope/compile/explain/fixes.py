@@ -92,8 +92,16 @@ _FIXES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def suggest_fix(kind: str, message: str) -> str:
+_FSDP = (
+    "FSDP's hooks are no part of a graph: compile the layers before they are sharded, one by one "
+    "(layer.compile(); fully_shard(layer))"
+)
+
+
+def suggest_fix(kind: str, message: str, *, file: str = "") -> str:
     """An example of what to do about a break of that kind, or nothing."""
+    if "torch/distributed/fsdp/" in file:
+        return _FSDP
     for in_kind, in_message, fix in _FIXES:
         if in_kind.lower() in kind.lower() and in_message in message:
             return fix

@@ -37,7 +37,7 @@ class Frame:
     @property
     def is_resumed(self) -> bool:
         """Whether it is what is left of a function after a break."""
-        return self.name.startswith(_RESUMED)
+        return _RESUMED in self.name
 
     @property
     def is_torchs(self) -> bool:
@@ -60,8 +60,9 @@ class FrameLog:
         self.errors: list[str] = []  # of our own
         self._open: list[Frame] = []
 
-    def begin_frame(self, code: CodeType, caller: FrameType | None) -> None:
-        frame = Frame(code.co_name, code.co_filename, code.co_firstlineno, _read_callers(caller))
+    def begin_frame(self, code: CodeType, caller: FrameType | None, scope: dict[str, Any]) -> None:
+        name = code.co_qualname.rpartition("<locals>.")[2]
+        frame = Frame(name, code.co_filename, code.co_firstlineno, _read_callers(caller))
         self.frames.append(frame)
         self._open.append(frame)
 
@@ -90,8 +91,9 @@ class FrameLog:
 
 
 def function_name(name: str) -> str:
-    """`forward` for `torch_dynamo_resume_in_forward_at_12` too."""
-    return name.removeprefix(_RESUMED).rpartition("_at_")[0] if name.startswith(_RESUMED) else name
+    """`Net.forward` for `Net.torch_dynamo_resume_in_forward_at_12` too."""
+    before, resumed, after = name.partition(_RESUMED)
+    return before + after.rpartition("_at_")[0] if resumed else name
 
 
 def _read_callers(frame: FrameType | None) -> tuple[Line, ...]:

@@ -143,7 +143,7 @@ def _make_record(site: _Site) -> BreakSite:
         explanation=explanation,
         break_id=find_break_id(site.kind),
         hints=hints,
-        fix=suggest_fix(site.kind, site.stop.message),
+        fix=suggest_fix(site.kind, site.stop.message, file=site.source.file),
     )
 
 
