@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from shardscope.compile.diagnose.announcements import announced
+from shardscope.compile.diagnose.blaming.announcements import announced
+from shardscope.compile.diagnose.blaming.switching import Report, Trial
+from shardscope.compile.diagnose.blaming.try_out import try_out
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.cut import Recorded
+from shardscope.compile.diagnose.cutting.cut import Recorded
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.hints import in_order, name_output
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
-from shardscope.compile.diagnose.judge import judge
+from shardscope.compile.diagnose.judging.judge import judge
+from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
-from shardscope.compile.diagnose.program import judge_program
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.searching.hints import in_order, name_output
 from shardscope.compile.diagnose.suspects import describe_ops
-from shardscope.compile.diagnose.switching import Report, Trial
-from shardscope.compile.diagnose.try_out import try_out
 from shardscope.record import Condition, Phase, Stage, SuspectOp
 
 __all__ = [

@@ -8,7 +8,6 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.compile.diagnose.announcements import blame_last
 from shardscope.compile.diagnose.at_bench import (
     Loaded,
     Piece,
@@ -16,14 +15,15 @@ from shardscope.compile.diagnose.at_bench import (
     check_exposed,
     describe,
 )
-from shardscope.compile.diagnose.blame import Blame
+from shardscope.compile.diagnose.blaming.announcements import blame_last
+from shardscope.compile.diagnose.blaming.blame import Blame
+from shardscope.compile.diagnose.blaming.stages import locate_stage_by
+from shardscope.compile.diagnose.blaming.switching import Report, Trial
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
-from shardscope.compile.diagnose.search import Answer, Progress, Shrunk, shrink
-from shardscope.compile.diagnose.stages import locate_stage_by
-from shardscope.compile.diagnose.switching import Report, Trial
+from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
 from shardscope.errors import RemoteError
 from shardscope.record import Diagnosis
 

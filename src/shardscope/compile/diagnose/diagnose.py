@@ -16,7 +16,7 @@ from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.examine import Examination
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.workers import Workers
-from shardscope.compile.diagnose.judge import resolve
+from shardscope.compile.diagnose.judging.judge import resolve
 from shardscope.compile.diagnose.progress import shown_progress
 from shardscope.compile.diagnose.queries import Patience, Queries
 from shardscope.compile.diagnose.records import make_recording
@@ -86,7 +86,7 @@ def diagnose(
     subject = Subject(fn, args, dict(kwargs or {}), name=name, seed=seed)
     place = Folder(None if folder is None else Path(folder))
     try:
-        with Workers(place.enclosure, preload=_PRELOADED) as workers:
+        with Workers(place.enclosure, preload=_PRELOADED, has_standby=False) as workers:
             found = _examine(subject, compiler, workers, place, max_queries, timeout_s)
     finally:
         place.tidy()

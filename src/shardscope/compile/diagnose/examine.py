@@ -13,8 +13,8 @@ from shardscope.compile.diagnose.capture import Captured
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.localizing.plain import make_plain
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.plain import make_plain
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe

@@ -83,12 +83,16 @@ class Queries:
         try:
             return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
         except WorkerCrashed as end:
-            self.last_phase = end.phase
+            self._expect_more(end.phase)
             return _describe_crash(end)
         except WorkerHung as end:
-            self.last_phase = end.phase
+            self._expect_more(end.phase)
             self._has_hung = True
             return _describe_hang(end)
+
+    def _expect_more(self, phase: str) -> None:
+        self.last_phase = phase
+        self._workers.keep_standby()
 
     def look(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
         """Call a function at the bench that leaves the backend alone."""

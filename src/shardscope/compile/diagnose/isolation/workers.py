@@ -108,6 +108,10 @@ class Workers:
             self._preparations.pop(name, None)
             self._preparations[name] = _Preparation(next(self._serials), payload, limits)
 
+    def keep_standby(self) -> None:
+        """From the next call on have a process wait to take the place of one that dies."""
+        self._has_standby = True
+
     def close(self) -> None:
         """End all processes, now."""
         self._is_closed = True
