@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,8 +49,12 @@ def copy_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def load(path: Path, name: str = "repro") -> dict[str, Any]:
+_NUMBERS = count()
+
+
+def load(path: Path, name: str = "") -> dict[str, Any]:
     """What a script defines; under the name `__main__` it runs, too."""
+    name = name or f"repro_{next(_NUMBERS)}"  # dynamo remembers modules by their names
     module = ModuleType(name)
     module.__file__ = str(path)
     before = sys.modules.get(name)
