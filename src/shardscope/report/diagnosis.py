@@ -17,6 +17,7 @@ __all__ = ["render_diagnoses"]
 _GOOD = "bold green"
 _BAD = "bold red"
 _MAX_SUSPECTS = 8
+_MANY_ULP = 1e7  # nobody would call it rounding
 _WORDS = {
     Condition.RNG: "other random numbers",
     Condition.NAN: "NaN or infinity",
@@ -93,7 +94,8 @@ def _describe_suspect(suspect: SuspectOp) -> Text:
 
 def _describe_deviation(one: Deviation) -> Text:
     parts = [f"{one.tensor}: {one.relative_rmse:.1e} of its size (eager {one.eager_rmse:.1e})"]
-    parts.append(f"up to {one.max_ulp:,.3g} units in the last place")
+    if one.max_ulp < _MANY_ULP:
+        parts.append(f"up to {one.max_ulp:,.3g} units in the last place")
     if one.expected is not None and one.got is not None:
         place = ", ".join(map(str, one.worst_index))
         parts.append(f"[{place}] is {one.got:.6g} instead of {one.expected:.6g}")

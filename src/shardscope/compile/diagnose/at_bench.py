@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from shardscope._torch.compiler_settings import apply_settings
 from shardscope.compile.diagnose.blaming.announcements import announced
 from shardscope.compile.diagnose.blaming.switching import Report, Trial
 from shardscope.compile.diagnose.blaming.try_out import try_out
@@ -37,6 +38,7 @@ __all__ = [
     "check_program",
     "describe",
     "load",
+    "set_up",
     "write",
 ]
 
@@ -75,6 +77,7 @@ class Request:
     title: str
     stage: Stage | None
     limit_s: float
+    settings: tuple[str, ...]
 
 
 @final
@@ -85,6 +88,11 @@ class Written:
     path: Path
     passing: str
     num_calls: int
+
+
+def set_up(_: Bench, settings: tuple[str, ...]) -> None:
+    """Tell torch what the user told it."""
+    apply_settings(settings)
 
 
 def load(bench: Bench, key: int, form: FragmentForm) -> Loaded:
@@ -145,6 +153,7 @@ def write(bench: Bench, request: Request) -> Written:
         stage=request.stage,
         still_fails=None if is_deadly else still_fails,
         limit_s=request.limit_s,
+        settings=request.settings,
     )
     return Written(path, passing.difference, counted.num_calls)
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
+from shardscope._torch.compiler_settings import read_settings
 from shardscope.comm.run import read_identity
+from shardscope.compile.diagnose.at_bench import set_up
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.examine import Examination
 from shardscope.compile.diagnose.folder import Folder
+from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.judging.judge import resolve
 from shardscope.compile.diagnose.progress import shown_progress
@@ -87,6 +90,8 @@ def diagnose(
     place = Folder(None if folder is None else Path(folder))
     try:
         with Workers(place.enclosure, preload=_PRELOADED, has_standby=False) as workers:
+            if "inductor" in compiler.name:
+                borrow_from_inductor(place.enclosure)
             found = _examine(subject, compiler, workers, place, max_queries, timeout_s)
     finally:
         place.tidy()
@@ -105,7 +110,9 @@ def _examine(
     with shown_progress(budget) as teller:
         queries = Queries(workers, compiler, Patience(timeout_s), teller.asked)
         culprit = Culprit(queries, compiler, teller, budget=budget)
-        scribe = Scribe(queries, compiler, place, teller, compile_s=timeout_s)
+        settings = read_settings()
+        workers.prepare(set_up, settings, name="settings")
+        scribe = Scribe(queries, compiler, place, teller, compile_s=timeout_s, settings=settings)
         try:
             return Examination(subject, compiler, queries, culprit, scribe, teller).run()
         finally:

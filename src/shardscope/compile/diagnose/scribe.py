@@ -38,12 +38,14 @@ class Scribe:
         teller: Teller,
         *,
         compile_s: float,
+        settings: tuple[str, ...],
     ) -> None:
         self._queries = queries
         self._compiler = compiler
         self._folder = folder
         self._teller = teller
         self._compile_s = compile_s
+        self._settings = settings
         self._waiting: list[FreshProcess] = []
         self._running: list[FreshProcess] = []
 
@@ -94,6 +96,7 @@ class Scribe:
             title=f"{one.target} under {one.backend}",
             stage=one.stage,
             limit_s=self._queries.run_s + self._compile_s,
+            settings=self._settings,
         )
         written: Written | Outcome = self._queries.run(write, request)
         if isinstance(written, Written):

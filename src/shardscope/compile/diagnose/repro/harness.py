@@ -1,6 +1,6 @@
 """What is the same in all repros: each of these functions is pasted as it stands here.
 
-So they know nothing but torch, Python and each other; `check` is pasted from comparison.py.
+So they know nothing but torch, Python and each other; `check` is pasted from numerics/plain.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, final
 
 import torch
 
-from shardscope.compile.diagnose.repro.comparison import check
+from shardscope.numerics.plain import check
 
 __all__ = [
     "Widened",

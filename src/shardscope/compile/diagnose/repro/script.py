@@ -10,8 +10,8 @@ from typing import Any, final
 
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.repro import harness
-from shardscope.compile.diagnose.repro.comparison import check, comparison_source
 from shardscope.compile.diagnose.repro.inlining import Definitions
+from shardscope.numerics.plain import check, comparison_source
 from shardscope.record import Condition
 
 __all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "SAVED_NAME", "Case", "assemble", "failure_line"]
@@ -27,7 +27,8 @@ _STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
 
 _TOP = """\
 # Nothing that an earlier run left behind may answer for this one.
-os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
+os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
@@ -93,8 +94,9 @@ def assemble(
     outcome: Outcome,
     has_saved: bool,
     limit_s: float,
+    settings: Sequence[str] = (),
 ) -> str:
-    """The script."""
+    """The script. `settings` are lines that set torch up as the user has."""
     pasted = _list_pasted(outcome.condition, failing, passing)
     sources = [_read(one) for one in pasted]
     body = [
@@ -109,7 +111,8 @@ def assemble(
         _END,
     ]
     imports = _list_imports(definitions, body)
-    whole = [*header, "", "from __future__ import annotations", "", *imports, *body]
+    told = [*settings, "", ""] if settings else []
+    whole = [*header, "", "from __future__ import annotations", "", *imports, *told, *body]
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(whole))
 
 

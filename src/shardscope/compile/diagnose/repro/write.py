@@ -53,12 +53,13 @@ def write_repro(
     stage: Stage | None = None,
     still_fails: Callable[[tuple[Any, ...]], bool] | None = None,
     limit_s: float = 60.0,
+    settings: Sequence[str] = (),
 ) -> Path:
     """Write `folder/repro.py`, and a file with inputs beside it where they are big.
 
     `still_fails` says whether the fragment fails in the same way with other inputs: nicer ones are
-    tried then. `limit_s` is how long a program that hangs is waited for. What cannot be written
-    as source raises `NotPrintable`.
+    tried then. `limit_s` is how long a program that hangs is waited for, `settings` lines that set
+    torch up as the user has. What cannot be written as source raises `NotPrintable`.
     """
     recipes = simplify(fragment, still_fails) if still_fails is not None else {}
     if compiler.backend == "inductor" and has_draws(fragment):
@@ -79,6 +80,7 @@ def write_repro(
         outcome=outcome,
         has_saved=bool(writer.saved),
         limit_s=limit_s,
+        settings=settings,
     )
     compile(text, SCRIPT_NAME, "exec")
     folder.mkdir(parents=True, exist_ok=True)
