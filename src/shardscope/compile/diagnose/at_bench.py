@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from shardscope.compile.diagnose.cutting.cut import Recorded
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
+from shardscope.compile.diagnose.isolation.payload import decode
 from shardscope.compile.diagnose.judging.judge import judge
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
@@ -118,7 +118,7 @@ def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
 
 def check_program(bench: Bench, pickled: bytes, compiler: Compiler) -> Outcome:
     """Judge a whole function, as torch.compile takes it."""
-    return judge_program(lambda: pickle.loads(pickled), compiler, announce=bench.announce)
+    return judge_program(lambda: decode(pickled), compiler, announce=bench.announce)
 
 
 def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:

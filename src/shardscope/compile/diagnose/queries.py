@@ -12,7 +12,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.errors import WorkerCrashed, WorkerHung
+from shardscope.errors import BackendError, RemoteError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
 __all__ = ["Patience", "Queries"]
@@ -78,7 +78,10 @@ class Queries:
         return self._known[piece]
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call what calls the backend, at the bench; the end of its process is an outcome."""
+        """Call what calls the backend, at the bench; the end of its process is an outcome.
+
+        Raises RemoteError for what is not the backend's doing, BackendError for bad options.
+        """
         self.count(1)
         try:
             return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
@@ -89,6 +92,10 @@ class Queries:
             self._expect_more(end.phase)
             self._has_hung = True
             return _describe_hang(end)
+        except RemoteError as error:
+            if isinstance(error.__cause__, BackendError):
+                raise error.__cause__ from None
+            raise
 
     def _expect_more(self, phase: str) -> None:
         self.last_phase = phase
@@ -115,7 +122,7 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
         Condition.CRASH,
         f"the process died ({end.end}) while {_name_phase(end.phase)}",
         phase=_phase_of(end.phase),
-        error=str(end),
+        error=end.end,
         signature=f"{end.end}, {end.phase}",
     )
 
@@ -125,7 +132,6 @@ def _describe_hang(end: WorkerHung) -> Outcome:
         Condition.HANG,
         f"{_name_phase(end.phase)} did not end within {end.seconds:.0f} s",
         phase=_phase_of(end.phase),
-        error=str(end),
         signature=end.phase,
     )
 
