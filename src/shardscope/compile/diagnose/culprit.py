@@ -102,7 +102,12 @@ class Culprit:
         def tell(progress: Progress) -> None:
             self._teller.expect(progress.num_left + _RESERVE)
 
-        hints = self._find_hints(key, whole)
+        try:
+            hints = self._find_hints(key, whole)
+        except KeyboardInterrupt:
+            return Shrunk(
+                loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
+            )
         left = max(0, self._budget - self._queries.num_calls - _RESERVE)
         return shrink(
             loaded.ops,

@@ -102,8 +102,14 @@ class Queries:
         self._workers.keep_standby()
 
     def look(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Call a function at the bench that leaves the backend alone."""
-        return self._workers.call(function, *args)
+        """Call a function at the bench that leaves the backend alone.
+
+        Whoever interrupts wants what was found so far, so one interrupt does not end it.
+        """
+        try:
+            return self._workers.call(function, *args)
+        except KeyboardInterrupt:
+            return self._workers.call(function, *args)
 
     def count(self, num_calls: int) -> None:
         """The backend is called so many times more."""
