@@ -24,7 +24,7 @@ from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
-from shardscope.errors import RemoteError
+from shardscope.errors import CompileError
 from shardscope.record import Diagnosis
 
 __all__ = ["Culprit", "Found", "add_note"]
@@ -121,7 +121,7 @@ class Culprit:
         self._teller.doing("finding the stage")
         try:
             told = self._find_stage(found)
-        except RemoteError as error:
+        except CompileError as error:
             note = f"Finding the stage failed ({error})."
             return _with(found, add_note(found.diagnosis, note))
         except KeyboardInterrupt:

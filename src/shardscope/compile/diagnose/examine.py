@@ -7,6 +7,7 @@ from typing import Any, final
 
 from msgspec.structs import replace
 
+from shardscope.comm.lines import user_source
 from shardscope.comm.run import read_identity
 from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
 from shardscope.compile.diagnose.capture import Captured
@@ -19,7 +20,7 @@ from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe
 from shardscope.compile.diagnose.subject import Subject
-from shardscope.record import Condition, Diagnosis, Stage
+from shardscope.record import Condition, Diagnosis, Stage, SuspectOp
 
 __all__ = ["Examination"]
 
@@ -88,18 +89,18 @@ class Examination:
 
     def _examine_whole(self) -> Diagnosis | None:
         """What only the function as a whole shows: what dynamo does, and all that lies between."""
-        pickled = self._program.pickled
-        if pickled is None:
+        packed = self._program.packed
+        if packed is None:
             self._notes.append(
                 "The function could not be sent to another process, so its graphs were compared, "
                 "and not what lies between them."
             )
             return None
         self._teller.doing("compiling the whole function")
-        outcome = self._queries.run(check_program, pickled, self._compiler)
+        outcome = self._queries.run(check_program, packed, self._compiler)
         if not outcome.is_bad:
             return None
-        without = self._queries.run(check_program, pickled, _EAGER)
+        without = self._queries.run(check_program, packed, _EAGER)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
         note = "Each of its graphs alone is right: no op was found to blame."
         return replace(self._begin(outcome), stage=stage, notes=(note,))
@@ -123,8 +124,14 @@ class Examination:
         assert error is not None
         text = f"{type(error).__name__}: {error}".strip()
         outcome = Outcome(Condition.COMPILE_ERROR, "dynamo does not get through it", error=text)
-        begun = replace(self._begin(outcome), stage=Stage.DYNAMO)
-        return replace(begun, num_graphs=len(captured.fragments))
+        source = user_source(str(error))
+        suspects = () if source is None else (SuspectOp(op="this line", source=source),)
+        return replace(
+            self._begin(outcome),
+            stage=Stage.DYNAMO,
+            suspects=suspects,
+            num_graphs=len(captured.fragments),
+        )
 
     def _begin(self, outcome: Outcome) -> Diagnosis:
         rank, _ = read_identity()

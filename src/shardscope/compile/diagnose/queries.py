@@ -12,7 +12,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.errors import WorkerCrashed, WorkerHung
+from shardscope.errors import RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
 __all__ = ["Patience", "Queries"]
@@ -82,6 +82,11 @@ class Queries:
         self.count(1)
         try:
             return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+        except RemoteError as error:
+            # What was said on purpose there is meant for the user here.
+            raise (
+                error.__cause__ if isinstance(error.__cause__, ShardscopeError) else error
+            ) from None
         except WorkerCrashed as end:
             self._expect_more(end.phase)
             return _describe_crash(end)

@@ -18,7 +18,7 @@ from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.repro.verify import Verified, verify
-from shardscope.errors import RemoteError
+from shardscope.errors import CompileError
 from shardscope.record import Diagnosis
 
 __all__ = ["Scribe"]
@@ -74,7 +74,7 @@ class Scribe:
         self._teller.doing("writing the script")
         try:
             written = self._write(found, piece)
-        except RemoteError as error:
+        except CompileError as error:
             return add_note(found.diagnosis, f"No script could be written ({error}).")
         if isinstance(written, Outcome):
             return add_note(found.diagnosis, f"No script could be written: {written.fact}.")
