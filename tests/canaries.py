@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
+import functorch.compile
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.backends.common import AotAutograd
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.contract import _get_registry
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
@@ -23,6 +28,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.compile_caches import fresh_caches
+from shardscope._torch.compile_events import watch_compiles
+from shardscope._torch.compile_times import read_durations
 from shardscope._torch.functional_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -120,6 +128,16 @@ def param_group(model: Any) -> Any:
     return state._fsdp_param_group if groups is None else groups[0]
 
 
+@functools.cache
+def custom_op() -> Any:
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    return torch.library.custom_op(
+        "shardscope_canary::same", same, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+
+
 def fake_mode() -> Any:
     return torch._subclasses.fake_tensor.FakeTensorMode()
 
@@ -174,16 +192,120 @@ def implicit_replication_is_a_switch() -> bool:
     return DTensor._op_dispatcher._allow_implicit_replication is False
 
 
+def boxed_code_empties_its_list() -> bool:
+    gm = torch.fx.symbolic_trace(nn.ReLU())
+    gm.graph.set_codegen(torch.fx.graph._BoxedCodeGen())
+    gm.recompile()
+    inputs = [torch.ones(1)]
+    return bool(gm.forward(inputs) == 1) and inputs == []
+
+
+@cache
+def compile_is_told() -> dict[str, Any]:
+    """What one compilation of a function that breaks, and of one that is given up, told."""
+    found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+
+    class Watcher:
+        has_guards = True
+
+        def begin_frame(self, code: Any, caller: Any, scope: Any) -> None:
+            pass
+
+        def end_frame(self, end: Any) -> None:
+            found["compiled"] |= end.is_compiled and bool(end.guards)
+            found["skip"] |= end.stop is not None
+
+        def see_stop(self, stop: Any) -> None:
+            found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
+
+        def see_recompile(self, reasons: Any, values: Any) -> None:
+            pass
+
+        def see_graph(self, graph: Any, compile_id: str) -> None:
+            found["graph"] |= graph.compile_subgraph_reason.graph_break
+            found["compile_id"] = compile_id
+
+        def fail(self, error: Exception) -> None:
+            raise error
+
+    def talk(x: Any) -> Any:
+        x = x + 1
+        print(end="")
+        return x * 2
+
+    def talk_again(x: Any) -> Any:
+        for _ in range(2):
+            x = talk(x)
+        return x
+
+    with fresh_caches(), watch_compiles(Watcher()):
+        for function in (talk, talk_again):
+            torch.compile(function, backend="eager")(torch.ones(2))
+        found["times"] = read_durations()["tracing"][1] > 0
+    return found
+
+
 CANARIES: dict[str, Canary] = {
+    # aot_backends.py, checking_modes.py, op_names.py, pytree_values.py,
+    # scripting.py, subgraph_calls.py
+    "torch._dynamo.backends.common.aot_autograd": Canary(
+        "aot_backends.py", "trace forward and backward for the backends of ours"
+    ),
+    "torch._dynamo.exc.TorchDynamoException": Canary(
+        "aot_backends.py, compiling.py", "raise what torch's eager_noexcept raises"
+    ),
+    "torch._functorch.config": Canary(
+        "aot_backends.py, compiler_parts.py",
+        "respect torch's setting of which fakes to check, and its bisector's",
+        lambda: (
+            torch._functorch.config.fake_tensor_crossref in (False, "all", "custom_ops")
+            and hasattr(torch._functorch.config, "unlift_effect_tokens")
+        ),
+    ),
+    "torch.fx.graph._BoxedCodeGen": Canary(
+        "aot_backends.py", "free inputs after their last use", boxed_code_empties_its_list
+    ),
+    "._boxed_call": Canary(
+        "aot_backends.py, aot_stages.py",
+        "tell AOT autograd that a function takes one list",
+        lambda: functorch.compile.make_boxed_func(abs)._boxed_call,
+    ),
+    "torch._subclasses.CrossRefFakeMode": Canary(
+        "checking_modes.py", "hold ops against their fakes"
+    ),
+    "torch._subclasses.schema_check_mode.SchemaCheckMode": Canary(
+        "checking_modes.py", "hold ops to their schemas"
+    ),
+    "torch._C._dispatch_get_all_op_names": Canary(
+        "op_names.py",
+        "know whether an op exists",
+        lambda: "aten::relu" in torch._C._dispatch_get_all_op_names(),
+    ),
+    "._qualified_op_name": Canary(
+        "op_names.py",
+        "name ops given without an overload",
+        lambda: torch.ops.aten.relu._qualified_op_name == "aten::relu",
+    ),
+    "._version": Canary(
+        "pytree_values.py, storages.py, kept_tensors.py",
+        "tell ops that write into a tensor",
+        lambda: torch.zeros(1).add_(1)._version == 1,
+    ),
+    "torch._C._jit_set_autocast_mode": Canary(
+        "scripting.py", "keep TorchScript from casting what was cast before"
+    ),
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": Canary(
+        "subgraph_calls.py", "keep a compiled graph one call where it is traced"
+    ),
     # graph_switches.py, storages.py
     "torch._C._set_grad_enabled": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
     ),
     "torch._C._set_fwd_grad_enabled": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
     ),
     "torch._C._autograd": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, kept_tensors.py", "tell calls in graphs that turn something on or off"
     ),
     "torch._C._autograd._saved_tensors_hooks_disable": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
@@ -192,16 +314,16 @@ CANARIES: dict[str, Canary] = {
         "graph_switches.py", "tell calls in graphs that turn something on or off"
     ),
     "torch.amp.autocast_mode._enter_autocast": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
     ),
     "torch.amp.autocast_mode._exit_autocast": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
     ),
     "torch.autograd.grad_mode._enter_inference_mode": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
     ),
     "torch.autograd.grad_mode._exit_inference_mode": Canary(
-        "graph_switches.py", "tell calls in graphs that turn something on or off"
+        "graph_switches.py, graph_nodes.py", "tell calls in graphs that turn something on or off"
     ),
     "torch.nn.attention._sdpa_kernel": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
@@ -212,12 +334,20 @@ CANARIES: dict[str, Canary] = {
     "torch.cuda._maybe_exchange_device": Canary(
         "graph_switches.py", "tell calls in graphs that turn something on or off"
     ),
-    "._version": Canary(
-        "storages.py",
-        "see that an op wrote to memory",
-        lambda: torch.zeros(1).add_(1)._version == 1,
+    # compiling.py
+    **{
+        f"torch.{name}": Canary("compiling.py", "call a backend as torch.compile does")
+        for name in (
+            "_TorchCompileInductorWrapper",
+            "_TorchCompileAOTInductorWrapper",
+            "_TorchCompileWrapper",
+        )
+    },
+    "._wrapped_bw_compiler": Canary(
+        "compiling.py",
+        "know that the backward of a graph is compiled when it is first run",
+        lambda: "_wrapped_bw_compiler" in inspect.getsource(AotAutograd),
     ),
-    # aot.py, decompositions.py, fakes.py, local_ranks.py, propagation.py
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
     ),
@@ -245,7 +375,8 @@ CANARIES: dict[str, Canary] = {
         "fakes.py", "run models that cannot do without data on data"
     ),
     "torch._subclasses.fake_tensor.FakeTensor": Canary(
-        "fakes.py, cuda_choices.py, fake_models.py and restoring.py", "tell tensors without data"
+        "fakes.py, cuda_choices.py, fake_models.py, kept_tensors.py and restoring.py",
+        "tell tensors without data",
     ),
     "torch.distributed._local_tensor.LocalTensor": Canary(
         "local_ranks.py", "compare the numbers of all ranks", all_ranks_are_played
@@ -369,10 +500,12 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
     "torch.utils._pytree.tree_leaves_with_path": Canary(
-        "pytree_paths.py", "name the values that a program takes and returns"
+        "pytree_paths.py and compiling.py", "name the values that a program takes and returns"
     ),
+    "torch.utils._pytree.keystr": Canary("compiling.py", "name the values that a function returns"),
     "torch.utils._pytree.tree_unflatten": Canary(
-        "pytree_paths.py and programs.py", "name the values that a program takes and returns"
+        "pytree_paths.py, programs.py and pytree_values.py",
+        "name the values that a program takes and returns",
     ),
     # programs.py and functional_collectives.py
     "torch._dynamo.source.ConstantSource": Canary(
@@ -382,9 +515,11 @@ CANARIES: dict[str, Canary] = {
     "torch.fx._pytree.tree_flatten_spec": Canary(
         "programs.py", "take inputs whose keys come in another order"
     ),
-    "torch.utils._pytree.tree_flatten": Canary("programs.py", "list what a program takes"),
+    "torch.utils._pytree.tree_flatten": Canary(
+        "programs.py and pytree_values.py", "list what a program takes"
+    ),
     "torch._dispatch.python.enable_python_dispatcher": Canary(
-        "programs.py", "run ops on sizes that are left open"
+        "programs.py and pre_dispatch.py", "run ops on sizes that are left open"
     ),
     "torch.ops._c10d_functional": Canary(
         "functional_collectives.py",
@@ -409,7 +544,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # calls.py
     "torch.distributed.distributed_c10d._resolve_process_group": Canary(
-        "calls.py", "find the group that a functional collective names"
+        "calls.py and graph_targets.py", "find the group that a functional collective names"
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
@@ -430,10 +565,19 @@ CANARIES: dict[str, Canary] = {
     "torch.utils._python_dispatch._disable_current_modes": Canary(
         "dispatch.py", "keep its own tensor work out of users' dispatch modes"
     ),
+    # graph_nodes.py
+    "._checkpoint_context_fn": Canary(
+        "graph_nodes.py",
+        "print the policy of a checkpoint",
+        lambda: (
+            "_checkpoint_context_fn"
+            in inspect.getsource(inspect.getmodule(TagActivationCheckpoint))
+        ),
+    ),
     "torch._ops": Canary(
-        "dispatch.py",
+        "dispatch.py, graph_nodes.py, op_names.py and functional_collectives.py",
         "recognise ops that take functions",
-        lambda: torch._ops.HigherOrderOperator,
+        lambda: torch._ops.HigherOrderOperator and torch._ops.OpOverloadPacket,
     ),
     "._overloadpacket": Canary(
         "dispatch.py",
@@ -670,7 +814,7 @@ CANARIES: dict[str, Canary] = {
         lambda: fake_mode()._mode_key is torch._C._TorchDispatchModeKey.FAKE,
     ),
     "torch._guards.CompileContext": Canary(
-        "issuing.py",
+        "compile_events.py and issuing.py",
         "tell compiling from running",
         lambda: torch._guards.CompileContext.try_get() is None,
     ),
@@ -695,7 +839,8 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._schema": Canary(
-        "op_doors.py, simulated_group.py, dispatch.py and decompositions.py",
+        "op_doors.py, simulated_group.py, dispatch.py, decompositions.py, op_names.py and "
+        "custom_ops.py",
         "read collectives whose arguments are given by name",
         lambda: (
             [a.name for a in functional_op()._schema.arguments]
@@ -765,8 +910,13 @@ CANARIES: dict[str, Canary] = {
     ),
     # modules.py
     "torch._dynamo.OptimizedModule": Canary("modules.py", "give compiled modules clean names"),
+    "._torchdynamo_orig_callable": Canary(
+        "uncompiled_functions.py",
+        "compile a function anew that is compiled already",
+        lambda: torch.compile(resolve)._torchdynamo_orig_callable is resolve,
+    ),
     "._orig_mod": Canary(
-        "modules.py",
+        "modules.py and uncompiled_functions.py",
         "give compiled modules clean names",
         lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,
     ),
@@ -985,5 +1135,142 @@ CANARIES: dict[str, Canary] = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator"
     "._propagate_tensor_meta_non_cached": Canary(
         "trial_runs.py", "know DTensor's trial runs, which take no memory"
+    ),
+    "torch.ops._c10d_functional_autograd": Canary(
+        "functional_collectives.py", "know collectives in a graph"
+    ),
+    "torch.ops._dtensor": Canary("functional_collectives.py", "know collectives in a graph"),
+    # aot_stages.py, compiler_parts.py: what locate_stage needs
+    "torch._functorch.aot_autograd": Canary(
+        "aot_stages.py",
+        "see and replace what AOT autograd does for a backend",
+        lambda: all(
+            hasattr(torch._functorch.aot_autograd, name)
+            for name in ("create_aot_state", "aot_stage1_graph_capture", "aot_stage2_compile")
+        ),
+    ),
+    "torch._inductor.compiler_bisector.CompilerBisector": Canary(
+        "aot_backends.py, compiler_parts.py",
+        "switch parts of the compiler off",
+        lambda: (
+            list(
+                inspect.signature(
+                    import_module(
+                        "torch._inductor.compiler_bisector"
+                    ).CompilerBisector.disable_subsystem
+                ).parameters
+            )
+            == ["backend", "subsystem", "debug_info"]
+        ),
+    ),
+    "torch._inductor.config": Canary(
+        "compiling.py, compiler_parts.py",
+        "change Inductor's settings for a trial",
+        lambda: import_module("torch._inductor.config").patch(
+            fallback_random=True, comprehensive_padding=False, fx_graph_cache=False
+        ),
+    ),
+    "torch._inductor.graph.GraphLowering": Canary(
+        "compiler_parts.py",
+        "name the kernel that is to blame",
+        lambda: hasattr(import_module("torch._inductor.graph").GraphLowering, "save_output_code"),
+    ),
+    "torch._inductor.virtualized.V": Canary(
+        "compiler_parts.py",
+        "name the op whose lowering is to blame",
+        lambda: import_module("torch._inductor.virtualized").V.get_current_node,
+    ),
+    # operators.py, custom_ops.py, inductor_caches.py: what diagnose's workers need
+    "torch._ops.HigherOrderOperator": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverload": Canary("operators.py", "send a graph to another process"),
+    "torch._ops.OpOverloadPacket": Canary("operators.py", "send a graph to another process"),
+    "torch._C._dispatch_dump": Canary(
+        "operators.py",
+        "tell a worker which module registered an op",
+        lambda: "debug: registered at " in torch._C._dispatch_dump("aten::relu"),
+    ),
+    "torch._library.custom_ops.CustomOpDef": Canary("custom_ops.py", "send a custom op"),
+    "torch._library.custom_ops.OPDEFS": Canary("custom_ops.py", "send a custom op"),
+    **{
+        name: Canary("custom_ops.py", "define a custom op in another process", probe)
+        for name, probe in {
+            "._abstract_fn": lambda: hasattr(custom_op(), "_abstract_fn"),
+            "._backend_fns": lambda: list(custom_op()._backend_fns) == [None],
+            "._backward_fn": lambda: hasattr(custom_op(), "_backward_fn"),
+            "._init_fn": lambda: custom_op()._init_fn(1) == 1,
+            "._opoverload": lambda: custom_op()._opoverload._schema.arguments,
+            "._qualname": lambda: custom_op()._qualname == "shardscope_canary::same",
+            "._setup_context_fn": lambda: hasattr(custom_op(), "_setup_context_fn"),
+        }.items()
+    },
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir": Canary(
+        "inductor_caches.py", "save a worker the compilation of inductor's headers"
+    ),
+    # compile_events.py, compile_caches.py, compile_times.py, break_ids.py, backend_names.py
+    "torch._dynamo.convert_frame": Canary(
+        "compile_events.py and compile_caches.py",
+        "see what dynamo compiles, and set its caches aside",
+        lambda: compile_is_told()["compiled"],
+    ),
+    "torch._dynamo.exc.Unsupported": Canary(
+        "compile_events.py",
+        "know functions that dynamo gives up",
+        lambda: compile_is_told()["skip"],
+    ),
+    "torch._dynamo.exc.UserError": Canary(
+        "compile_events.py", "know functions that dynamo gives up"
+    ),
+    "torch._dynamo.output_graph.OutputGraph": Canary(
+        "compile_events.py",
+        "see graphs on the way to any backend",
+        lambda: compile_is_told()["graph"],
+    ),
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": Canary(
+        "compile_events.py", "see where graphs break", lambda: compile_is_told()["stop"]
+    ),
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": Canary(
+        "compile_caches.py", "know functions that were compiled"
+    ),
+    "torch._C._dynamo.eval_frame.reset_code": Canary(
+        "compile_caches.py", "forget what was compiled to explain it"
+    ),
+    "torch._dynamo.config": Canary(
+        "compile_caches.py",
+        "know that torch.compile is switched off",
+        lambda: torch._dynamo.config.disable is False,
+    ),
+    "torch._dynamo.pgo": Canary(
+        "compile_caches.py",
+        "set aside what dynamo learnt of shapes",
+        lambda: all(
+            hasattr(torch._dynamo.pgo, name) for name in ("_CODE_STATE", "reset_code_state")
+        ),
+    ),
+    "torch._dynamo.trace_rules": Canary(
+        "compile_caches.py",
+        "know files that dynamo never compiles",
+        lambda: torch._dynamo.trace_rules.check(torch.compile.__code__),
+    ),
+    "torch._dynamo.utils": Canary(
+        "compile_caches.py",
+        "put back what dynamo counts",
+        lambda: isinstance(torch._dynamo.utils.counters, dict),
+    ),
+    "torch._dynamo.exc.get_gbid_documentation_link": Canary(
+        "break_ids.py",
+        "number breaks as torch's documentation does",
+        lambda: (
+            "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
+        ),
+    ),
+    "torch._dynamo.utils.compilation_time_metrics": Canary(
+        "compile_times.py", "tell how long compilers take", lambda: compile_is_told()["times"]
+    ),
+    "torch._dynamo.lookup_backend": Canary(
+        "backend_names.py", "find backends by name", lambda: torch._dynamo.lookup_backend("eager")
+    ),
+    # kept_tensors.py
+    "torch._C._autograd._unsafe_set_version_counter": Canary(
+        "kept_tensors.py", "put versions back, so that a graph recorded before is still valid"
     ),
 }

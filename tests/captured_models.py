@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from shardscope.compile.diagnose.cutting.values import copy_tensor
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.values import copy_tensor
 
 __all__ = ["CASES", "capture"]
 

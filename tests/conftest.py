@@ -29,6 +29,7 @@ _SHAPES = {
     "phases": samples.make_phases,
     "holdings": samples.make_holdings,
     "parallel programs": samples.make_parallel,
+    "explanations": samples.make_explained,
 }
 
 

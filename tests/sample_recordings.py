@@ -8,19 +8,26 @@ from typing import Any
 from shardscope.record import (
     Agreement,
     Axis,
+    BreakSite,
     BucketReduce,
     Call,
     Cause,
     Collective,
     CollectiveKind,
     Compiled,
+    CompiledGraph,
     Coverage,
     Divergence,
+    Explanation,
     Fallback,
     FallbackKind,
     Finding,
+    FrameGuards,
     FullyShard,
     Gap,
+    GraphCollective,
+    GraphEnd,
+    GraphOp,
     Group,
     Inserted,
     Level,
@@ -33,6 +40,7 @@ from shardscope.record import (
     Module,
     Move,
     OpCoverage,
+    OpKind,
     Parallelization,
     Parameter,
     Parity,
@@ -41,14 +49,17 @@ from shardscope.record import (
     PlacedKind,
     RankMemory,
     RankSpan,
+    Recompile,
     Recording,
     Redistribute,
     RunInfo,
     Severity,
     Sharding,
+    SkippedFrame,
     Slice,
     Source,
     Span,
+    StageTime,
     Suspect,
     TensorKind,
     TensorLayout,
@@ -558,3 +569,73 @@ def _llama_step(rank: int, layers: list[str], *, dp: int, tp: int) -> list[Colle
     for axis in ("dp", "tp"):
         add(axis, "all_reduce", None, Phase.OPTIMIZER, 0.0001, clip, 260)
     return calls
+
+
+def make_explained() -> Recording:
+    """Two ranks' explanations, with hostile names in every place that has one."""
+    return make_recording(
+        run=make_run(ranks=(0, 1), instruments=("explain",)),
+        explanations=tuple(_hostile_explanation(rank) for rank in range(2)),
+    )
+
+
+def _hostile_explanation(rank: int) -> Explanation:
+    names = HOSTILE_NAMES
+    sources = [Source(file=name, line=7, function=name, text=name) for name in names]
+    ops = tuple(
+        GraphOp(kind=kind, op=name, result=name, module=name, within=name, source=source)
+        for name, source in zip(names, sources, strict=True)
+        for kind in OpKind
+    )
+    return Explanation(
+        rank=rank,
+        target=names[rank],
+        fingerprint="ab" * 8,
+        graphs=tuple(
+            CompiledGraph(
+                index=index,
+                compile_id="0/0",
+                function=name,
+                num_inputs=1,
+                num_outputs=2,
+                end=end,
+                fingerprint="cd" * 8,
+                ops=ops,
+                source=sources[0],
+                break_site=0 if end is GraphEnd.BREAK else None,
+                is_recompile=index > 0,
+            )
+            for index, (name, end) in enumerate(zip(names, 9 * tuple(GraphEnd), strict=False))
+        ),
+        break_sites=tuple(
+            BreakSite(
+                source=source,
+                num_events=3,
+                reason=name,
+                explanation=name,
+                break_id="GB0001",
+                hints=(name,),
+                fix=name,
+            )
+            for name, source in zip(names, sources, strict=True)
+        ),
+        recompiles=tuple(
+            Recompile(
+                function=name,
+                number=1,
+                compile_id="0/1",
+                guard=name,
+                description=name,
+                source=sources[0],
+            )
+            for name in names
+        ),
+        skipped_frames=tuple(
+            SkippedFrame(function=name, reason=name, source=sources[0], break_site=0, is_rest=True)
+            for name in names
+        ),
+        collectives=(GraphCollective(graph=0, op=names[0], result="", group=(RankSpan(0, 2),)),),
+        stages=(StageTime(stage=names[0], num_calls=1, total_ns=10),),
+        guards=(FrameGuards(compile_id="0/0", function=names[0], guards=tuple(names)),),
+        failure=names[0],
+    )

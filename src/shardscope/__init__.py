@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardscope.comm.trace import Trace as Trace
     from shardscope.comm.trace import trace as trace
+    from shardscope.compile.diagnose.diagnose import Diagnosed as Diagnosed
+    from shardscope.compile.diagnose.diagnose import diagnose as diagnose
+    from shardscope.compile.explain.explain import explain as explain
+    from shardscope.compile.explain.explaining import explaining as explaining
     from shardscope.errors import ShardscopeError as ShardscopeError
     from shardscope.parallel.parity.check import parity as parity
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from shardscope.world import simulate as simulate
 
 _HOMES = {
+    "Diagnosed": "shardscope.compile.diagnose.diagnose",
     "Memory": "shardscope.shard.memory",
     "ParallelProgram": "shardscope.parallel.program",
     "Recording": "shardscope.record",
@@ -40,6 +45,9 @@ _HOMES = {
     "__version__": "shardscope.version",
     "audit": "shardscope.shard.audit",
     "coverage": "shardscope.shard.coverage",
+    "diagnose": "shardscope.compile.diagnose.diagnose",
+    "explain": "shardscope.compile.explain.explain",
+    "explaining": "shardscope.compile.explain.explaining",
     "load": "shardscope.record",
     "memory": "shardscope.shard.memory",
     "merge": "shardscope.record",
@@ -54,6 +62,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Diagnosed",
     "Memory",
     "ParallelProgram",
     "Recording",
@@ -63,6 +72,9 @@ __all__ = [
     "__version__",
     "audit",
     "coverage",
+    "diagnose",
+    "explain",
+    "explaining",
     "load",
     "memory",
     "merge",

@@ -5,6 +5,34 @@ from __future__ import annotations
 from torch import nn
 
 from shardscope.comm.debug.mode import CommDebugMode
+from shardscope.compile.backends.pytorch import (
+    ReluCompileError,
+    TestingOnlyCompileError,
+    aot_eager,
+    aot_eager_decomp_partition,
+    aot_eager_decomp_partition_crossref,
+    aot_eager_decomp_partition_with_mode,
+    aot_eager_default_partitioner,
+    aot_ts,
+    boxed_nop,
+    boxed_nop_with_mode,
+    eager,
+    eager_debug,
+    eager_noexcept,
+    fake_crossref_boxed_nop,
+    get_nop_func,
+    ignore_builtins,
+    invoke_subgraph,
+    make_eager_backend_with_torch_function_mode,
+    make_eager_backend_with_torch_function_modes,
+    non_leaf_compile_error_TESTING_ONLY,
+    pre_dispatch_eager,
+    relu_accuracy_error_TESTING_ONLY,
+    relu_compile_error_TESTING_ONLY,
+    relu_runtime_error_TESTING_ONLY,
+    torchscript,
+)
+from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend
 from shardscope.parallel.tp_transform import tensor_parallel_transformation
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
@@ -14,11 +42,38 @@ from shardscope.shard.simple_profiler import SimpleProfiler
 
 __all__ = [
     "CommDebugMode",
+    "ExplainOutput",
+    "ExplainWithBackend",
+    "ReluCompileError",
     "SimpleProfiler",
+    "TestingOnlyCompileError",
+    "aot_eager",
+    "aot_eager_decomp_partition",
+    "aot_eager_decomp_partition_crossref",
+    "aot_eager_decomp_partition_with_mode",
+    "aot_eager_default_partitioner",
+    "aot_ts",
+    "boxed_nop",
+    "boxed_nop_with_mode",
+    "eager",
+    "eager_debug",
+    "eager_noexcept",
+    "fake_crossref_boxed_nop",
     "get_inductor_decomp_graphs",
+    "get_nop_func",
     "get_sharded_module_tree_with_module_name_to_fqns",
+    "ignore_builtins",
+    "invoke_subgraph",
+    "make_eager_backend_with_torch_function_mode",
+    "make_eager_backend_with_torch_function_modes",
+    "non_leaf_compile_error_TESTING_ONLY",
+    "pre_dispatch_eager",
     "print_op_coverage_summary",
+    "relu_accuracy_error_TESTING_ONLY",
+    "relu_compile_error_TESTING_ONLY",
+    "relu_runtime_error_TESTING_ONLY",
     "tensor_parallel_transformation",
+    "torchscript",
 ]
 
 

@@ -15,7 +15,12 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │   ├── PlanError               a plan that does not fit its program or mesh
 │   └── ParityError             a comparison that cannot be made
 ├── CompileError                a function that cannot be explained or diagnosed
-│   └── BackendError            options that a debugging backend does not take
+│   ├── BackendError            options that a debugging backend does not take
+│   ├── GraphRunError           what a captured graph raised when it ran
+│   └── WorkerError             a call that another process did not answer
+│       ├── RemoteError         what was raised there
+│       ├── WorkerCrashed       the process died
+│       └── WorkerHung          the process took too long, and was ended
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -30,6 +35,7 @@ __all__ = [
     "CollectiveError",
     "CompileError",
     "CoverageError",
+    "GraphRunError",
     "MemoryProfileError",
     "MergeError",
     "OutputError",
@@ -39,9 +45,13 @@ __all__ = [
     "PlanError",
     "RankError",
     "RecordingError",
+    "RemoteError",
     "ShardscopeError",
     "TargetError",
     "TraceError",
+    "WorkerCrashed",
+    "WorkerError",
+    "WorkerHung",
     "WorldError",
 ]
 
@@ -102,6 +112,51 @@ class CompileError(ShardscopeError):
 
 class BackendError(CompileError):
     """Options that a debugging backend does not take."""
+
+
+class GraphRunError(CompileError):
+    """What a captured graph raised when it ran; `__cause__` is that."""
+
+
+class WorkerError(CompileError):
+    """A call that another process did not answer; `output` is the last that it printed."""
+
+    def __init__(self, sentence: str, *, phase: str = "", output: str = "") -> None:
+        super().__init__(sentence)
+        self.phase = phase
+        self.output = output
+
+
+class RemoteError(WorkerError):
+    """What was raised in another process; `__cause__` is that, where it could travel."""
+
+    def __init__(self, kind: str, message: str, *, trace: str = "", phase: str = "") -> None:
+        super().__init__(f"{kind}: {message}", phase=phase)
+        self.kind = kind  # the full name of its type
+        self.message = message
+        self.trace = trace
+
+
+class WorkerCrashed(WorkerError):  # noqa: N818 - what happened, not what it is
+    """The process died; `end` says how: the name of a signal, or the exit code."""
+
+    def __init__(self, end: str, *, phase: str = "", output: str = "") -> None:
+        place = f" while {phase}" if phase else ""
+        super().__init__(f"the worker process died ({end}){place}.", phase=phase, output=output)
+        self.end = end
+
+
+class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
+    """The process took longer than it was given, and was ended."""
+
+    def __init__(self, seconds: float, *, phase: str = "", output: str = "") -> None:
+        place = f" while {phase}" if phase else ""
+        super().__init__(
+            f"the worker process gave no answer within {seconds:g} s{place}, and was ended.",
+            phase=phase,
+            output=output,
+        )
+        self.seconds = seconds
 
 
 class TargetError(ShardscopeError):

@@ -16,6 +16,7 @@ __all__ = [
     "inductor_table",
     "is_composite",
     "parts_of",
+    "table_in_force",
     "with_defaults",
 ]
 
@@ -31,11 +32,17 @@ def core_aten_table() -> Table:
 @cache
 def inductor_table() -> Table:
     """What Inductor takes apart before it lowers a graph."""
+    return dict(table_in_force())
+
+
+def table_in_force() -> Table:
+    """The same, with Inductor's settings as they are now."""
     # Late: loading Inductor takes seconds, and only this level wants it.
     import torch._inductor.lowering  # noqa: F401 - some decompositions look there, and do not load it
     from torch._inductor.decomposition import select_decomp_table
 
-    return dict(select_decomp_table())
+    table: Table = select_decomp_table()
+    return table
 
 
 def is_composite(op: Any) -> bool:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shardscope._torch.modules import every_module, own_parameters
 
-__all__ = ["Kept", "find_changeable", "find_leftovers"]
+__all__ = ["Kept", "find_changeable", "find_leftovers", "find_named"]
 
 _MAX_DEPTH = 3  # an optimizer's groups are dicts in a list, with lists of parameters in them
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
@@ -43,6 +43,10 @@ class Kept:
             groups = holder.param_groups
             self._keep_gradients(one for group in groups for one in group["params"])
         self._keep(vars(holder), 0)
+
+    def keep_container(self, container: object) -> None:
+        """Remember what a list, dict or set holds, and what those in it do."""
+        self._keep(container, 0)
 
     def put_back(self) -> None:
         """Make everything as it was remembered."""
@@ -69,6 +73,11 @@ class Kept:
                 # One without data is the step's: to keep it would be to hold its memory.
                 gradient = None if isinstance(tensor.grad, FakeTensor) else tensor.grad
                 self._gradients.setdefault(id(tensor), (tensor, gradient))
+
+
+def find_named(step: Callable[..., object]) -> Iterator[Any]:
+    """Whatever a step's functions name: closures, globals, the object of a method."""
+    return (value for _, value in _walk(step))
 
 
 def find_changeable(step: Callable[[], object]) -> Iterator[Any]:

@@ -25,6 +25,8 @@ _VERBS = {
     "coverage": "Find which ops of a model shard, and what blocks sharding first.",
     "parallelize": "Cut a model for a mesh as a plan says, and prove that it is still the same.",
     "parity": "Compare a parallel model with the single device: outputs, gradients, buffers.",
+    "explain": "Tell how many graphs torch.compile makes of a model, and what breaks them.",
+    "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
     "show": "Print a recording.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
     "export": "Turn a recording into a Perfetto trace, CSV or JSON.",

@@ -22,7 +22,7 @@ from shardscope.errors import ShardscopeError, TargetError
 from shardscope.report.layout import plural
 from shardscope.world import World, simulate
 
-__all__ = ["Built", "Report", "build_model", "explain_failure", "theirs"]
+__all__ = ["Built", "Report", "build_alone", "build_model", "explain_failure", "theirs"]
 
 __frames__ = "outermost"  # whoever called us did not write the program
 
@@ -73,6 +73,23 @@ def build_model(
             if is_materialized and not has_data:
                 _materialize(built, world)
             yield built
+
+
+def build_alone(
+    program: Program, report: Report = lambda _: None, *, seed: int
+) -> tuple[nn.Module, Any]:
+    """The program's model and its input, as a single device has them."""
+    report("building the model")
+    torch.manual_seed(seed)
+    with theirs(program, "model()"):
+        model = program.model()
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
+            "Return the model itself."
+        )
+    with theirs(program, "batch()"):
+        return model, program.batch(model)
 
 
 def _build_simulated(

@@ -7,6 +7,7 @@ import click
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
 from shardscope.cli.options import force_option, strict_option
 from shardscope.comm.review import review
+from shardscope.compile.explain.compare import review_explanations
 from shardscope.record import Recording, check_output, count_ranks, merge_files, save
 from shardscope.report.layout import plural
 from shardscope.report.problems import render_problems
@@ -33,7 +34,7 @@ def command(
     with show_progress("merging") as report:
         merged = merge_files(files, report=report)
         report("comparing ranks")
-        recording = review(merged)
+        recording = review_explanations(review(merged))
     try:
         print_out(_describe(recording), *render_problems(recording))
     finally:  # what cannot be printed can still be saved, and the other way round

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import click
 import torch
-from torch import nn
 
-from shardscope.cli.building import theirs
+from shardscope.cli.building import build_alone
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
 from shardscope.cli.failure import describe_failure, suggest_remedy
 from shardscope.cli.mesh import parse_mesh
@@ -99,7 +98,7 @@ def _check(
                 f"{program.name} defines neither parallelize(model, mesh) nor a plan, so there is "
                 "no parallel model to compare. Define one of them."
             )
-        model, batch = _build(program, report, seed=seed)
+        model, batch = build_alone(program, report, seed=seed)
         with _explained(program):
             recording = parity(
                 model,
@@ -128,17 +127,3 @@ def _explained(program: Program) -> Iterator[None]:
         who = f"on rank {error.rank}" if isinstance(error, RankError) else "on a single device"
         fact = f"{program.name}'s model failed {who}: {describe_failure(cause)}."
         raise TargetError(f"{fact} {suggest_remedy(cause, has_data=True)}".rstrip()) from error
-
-
-def _build(program: Program, report: Callable[[str], None], *, seed: int) -> tuple[nn.Module, Any]:
-    report("building the model")
-    torch.manual_seed(seed)
-    with theirs(program, "model()"):
-        model = program.model()
-    if not isinstance(model, nn.Module):
-        raise TargetError(
-            f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
-            "Return the model itself."
-        )
-    with theirs(program, "batch()"):
-        return model, program.batch(model)

@@ -9,6 +9,7 @@ import click
 from shardscope.cli.console import exit_code, print_out, show_progress
 from shardscope.cli.options import by_option, no_fold_option, strict_option
 from shardscope.comm.review import review
+from shardscope.compile.explain.compare import review_explanations
 from shardscope.record import Recording, load, merge_files
 from shardscope.report.text import View, render_summary
 
@@ -44,4 +45,4 @@ def _load_all(files: tuple[str, ...], report: Callable[[str], None]) -> Recordin
         report(f"reading {files[0]}")
         recording = load(files[0])
     report("comparing ranks")
-    return review(recording)
+    return review_explanations(review(recording))

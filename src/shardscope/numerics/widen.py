@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, final
 
 import torch
@@ -25,10 +26,12 @@ __all__ = [
     "main_dtype",
     "map_arguments",
     "name_arguments",
+    "widen_argument",
     "widen_inputs",
     "widen_model",
     "widen_tensor",
     "widened",
+    "written_arguments",
 ]
 
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
@@ -134,13 +137,13 @@ class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if is_random(func, args, kwargs):
             return self._draw(func, args, kwargs)
-        written = _written(func)
+        written = written_arguments(func)
         args = tuple(
-            one if index in written else map_arguments(one, _widen_argument)
+            one if index in written else map_arguments(one, widen_argument)
             for index, one in enumerate(args)
         )
         kwargs = {
-            name: one if name in written else map_arguments(one, _widen_argument)
+            name: one if name in written else map_arguments(one, widen_argument)
             for name, one in kwargs.items()
         }
         return func(*args, **kwargs)
@@ -148,14 +151,14 @@ class _Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What is drawn, as the narrow run drew it."""
         names = {one.name for one in op_schema(func).arguments}
-        if _written(func) and isinstance(args[0], torch.Tensor):
+        if written_arguments(func) and isinstance(args[0], torch.Tensor):
             drawn = torch.empty_like(args[0], dtype=self._shrink(args[0].dtype))
             args[0].copy_(func(drawn, *args[1:], **kwargs))
             return args[0]
         if "dtype" in names and kwargs.get("dtype") is None:
             like = args[0].dtype if args and isinstance(args[0], torch.Tensor) else None
             kwargs = {**kwargs, "dtype": self._default if like is None else self._shrink(like)}
-        return map_arguments(func(*args, **kwargs), _widen_argument)
+        return map_arguments(func(*args, **kwargs), widen_argument)
 
     def _shrink(self, dtype: torch.dtype) -> torch.dtype:
         return self._narrow if dtype is torch.float64 else dtype
@@ -177,16 +180,18 @@ def name_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, An
     return given | kwargs
 
 
-def _written(func: Any) -> set[int | str]:
+@cache
+def written_arguments(func: Any) -> frozenset[int | str]:
     """Where and under which names an op takes tensors that it writes into."""
     found: set[int | str] = set()
     for index, one in enumerate(op_schema(func).arguments):
         if one.alias_info is not None and one.alias_info.is_write:
             found |= {index, one.name}
-    return found
+    return frozenset(found)
 
 
-def _widen_argument(value: Any) -> Any:
+def widen_argument(value: Any) -> Any:
+    """An argument of an op for double precision: tensors, and dtypes asked for."""
     if isinstance(value, torch.Tensor):
         return widen_tensor(value)
     return widen(value) if isinstance(value, torch.dtype) else value

@@ -101,6 +101,7 @@ def _merge(unsorted: Sequence[_Part]) -> Recording:
         parity=tuple(dict.fromkeys(one for part in parts for one in part.parity)),
         parallel=tuple(dict.fromkeys(one for part in parts for one in part.parallel)),
         diagnoses=tuple(dict.fromkeys(one for part in parts for one in part.diagnoses)),
+        explanations=tuple(one for part in parts for one in part.explanations),
     )
 
 

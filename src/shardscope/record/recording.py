@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
+from shardscope.record.explain import Explanation
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
@@ -249,5 +250,6 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     parity: tuple[Parity, ...] = ()
     parallel: tuple[Parallelization, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA

@@ -14,6 +14,8 @@ from shardscope.report.audit import render_audit
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
 from shardscope.report.coverage import render_coverage
+from shardscope.report.diagnosis import render_diagnoses
+from shardscope.report.explain import render_explanations
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
 from shardscope.report.heading import render_heading
 from shardscope.report.layout import make_title
@@ -101,6 +103,8 @@ def _render_others(recording: Recording, is_folded: bool) -> Iterator[Renderable
     yield from render_memory(recording, is_folded=is_folded)
     yield from render_parallel(recording, is_folded=is_folded)
     yield from render_parity(recording, is_folded=is_folded)
+    yield from render_diagnoses(recording)
+    yield from render_explanations(recording)
 
 
 def _render_modules(

@@ -1,1 +1,54 @@
 """Debugging backends, by the names that torch.compile knows them under, and injectors of faults."""
+
+from __future__ import annotations
+
+from shardscope.compile.backends.aot import (
+    aot_eager,
+    aot_eager_decomp_partition,
+    aot_eager_decomp_partition_crossref,
+    aot_eager_decomp_partition_with_mode,
+    aot_eager_default_partitioner,
+    invoke_subgraph,
+)
+from shardscope.compile.backends.as_captured import (
+    eager,
+    eager_debug,
+    eager_noexcept,
+    eager_with_modes,
+    pre_dispatch_eager,
+)
+from shardscope.compile.backends.faults.backends import (
+    fault_accuracy_error,
+    fault_compile_error,
+    fault_crash,
+    fault_hang,
+    fault_nan,
+    fault_non_leaf,
+    fault_runtime_error,
+)
+from shardscope.compile.backends.faults.plan import InjectedFault
+from shardscope.compile.backends.script import aot_ts, torchscript
+
+__all__ = [
+    "InjectedFault",
+    "aot_eager",
+    "aot_eager_decomp_partition",
+    "aot_eager_decomp_partition_crossref",
+    "aot_eager_decomp_partition_with_mode",
+    "aot_eager_default_partitioner",
+    "aot_ts",
+    "eager",
+    "eager_debug",
+    "eager_noexcept",
+    "eager_with_modes",
+    "fault_accuracy_error",
+    "fault_compile_error",
+    "fault_crash",
+    "fault_hang",
+    "fault_nan",
+    "fault_non_leaf",
+    "fault_runtime_error",
+    "invoke_subgraph",
+    "pre_dispatch_eager",
+    "torchscript",
+]

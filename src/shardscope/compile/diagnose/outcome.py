@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import final
 
+from shardscope.compile.diagnose.repro.harness import plain_words
 from shardscope.record import Condition, Deviation, Phase
 
-__all__ = ["Outcome", "make_signature"]
+__all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature"]
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"\d+")
+NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
+_WRAPPERS = (
+    "BackendCompilerFailed",
+    "InductorError",
+    "LoweringException",
+    "SubgraphLoweringException",
+)
 
 
 @final
@@ -25,6 +30,7 @@ class Outcome:
     error: str = ""  # type and message of what was raised, or the signal
     signature: str = ""  # of an error: see make_signature
     deviation: Deviation | None = None
+    hints: tuple[str, ...] = ()  # names of nodes that may be to blame
 
     @property
     def is_bad(self) -> bool:
@@ -40,9 +46,30 @@ class Outcome:
         )
 
 
+def is_alike(one: Outcome, other: Outcome) -> bool:
+    """Whether both fail in the same way; wrong numbers may turn into NaN on their way, or back.
+
+    Nor do they have to show in the same phase: a result may hide what its gradient shows.
+    """
+    if one.condition in NUMBERS and other.condition in NUMBERS:
+        return True
+    return one.is_same(other)
+
+
 def make_signature(error: BaseException) -> str:
-    """What an error keeps when the program shrinks: its type and first line, without numbers."""
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else ""
-    plain = _NUMBER.sub("#", _ADDRESS.sub("0x", first))
-    return f"{type(error).__module__}.{type(error).__qualname__}: {plain[:200]}"
+    """What an error keeps when the program shrinks: its cause's type and what it says.
+
+    Without numbers, shapes, and names that somebody gave.
+    """
+    error = find_cause(error)
+    return f"{type(error).__module__}.{type(error).__qualname__}: {plain_words(str(error))}"
+
+
+def find_cause(error: BaseException) -> BaseException:
+    """The error that compilers wrapped theirs around."""
+    while type(error).__name__ in _WRAPPERS:
+        inner = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error

@@ -12,11 +12,11 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParityError, ShardscopeError
+from shardscope.numerics.draws import Watching
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
 from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.steady import Watching
 from shardscope.parallel.parity.task import Task, kept_generators, seed_all
 from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
 

@@ -12,30 +12,14 @@ import torch
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
 from shardscope.numerics.widen import is_random, map_arguments, name_arguments
 
-__all__ = ["Steady", "Watching"]
-
-
-@final
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees whether anything is drawn at random."""
-
-    supports_higher_order_operators = True  # torch would refuse to run them
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.has_drawn = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self.has_drawn |= is_overload(func) and is_random(func, args, kwargs)
-        return func(*args, **kwargs)
+__all__ = ["Steady"]
 
 
 @final
 class Steady(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers ops that draw."""
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # torch would refuse to run them
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

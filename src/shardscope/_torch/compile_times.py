@@ -1,0 +1,27 @@
+"""How long the stages of torch.compile took."""
+
+from __future__ import annotations
+
+from torch._dynamo.utils import compilation_time_metrics
+
+__all__ = ["Durations", "read_durations"]
+
+Durations = dict[str, tuple[int, float]]
+
+_STAGES = {
+    "frames": "_compile.compile_inner",
+    "tracing": "bytecode_tracing",
+    "guards": "build_guards",
+    "backend": "OutputGraph.call_user_compiler",
+    "aot": "create_aot_dispatcher_function",
+    "inductor": "compile_fx_inner",
+}
+
+
+def read_durations() -> Durations:
+    """How often each stage ran in this process, and for how many seconds with what it calls."""
+    return {
+        stage: (len(times), sum(times))
+        for stage, name in _STAGES.items()
+        for times in (compilation_time_metrics.get(name, ()),)
+    }

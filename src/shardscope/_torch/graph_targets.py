@@ -1,0 +1,103 @@
+"""What the nodes of a graph call, by names that people know."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.overrides import resolve_name
+
+from shardscope._torch.dispatch import is_higher_order, is_overload
+
+__all__ = ["find_group", "inner_graphs", "is_bookkeeping", "is_collective_name", "name_target"]
+
+_COLLECTIVES = ("_c10d_functional.", "c10d_functional.", "_dtensor.", "c10d.", "symm_mem.")
+# They begin or end something, or wait for it, and say nothing to other ranks.
+_SILENT = (".wait_tensor", "._wrap_tensor_autograd")
+_MODES = (
+    "torch._C._set_grad_enabled",
+    "torch.amp.autocast_mode._enter_autocast",
+    "torch.amp.autocast_mode._exit_autocast",
+    "torch.autograd.grad_mode._enter_inference_mode",
+    "torch.autograd.grad_mode._exit_inference_mode",
+    "torch._functorch.",
+)
+
+
+def is_bookkeeping(node: fx.Node) -> bool:
+    """Whether a node computes nothing: it sets a mode of torch's, or takes a tuple apart."""
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        return isinstance(node.args[0].meta.get("example_value"), tuple | list)
+    return node.op == "call_function" and name_target(node).startswith(_MODES)
+
+
+def name_target(node: fx.Node) -> str:
+    """`torch.relu`, `Tensor.relu`, `operator.add`, `aten.mm.default`, `nn.Linear`."""
+    if node.op == "call_method":
+        return f"Tensor.{node.target}"
+    if node.op == "call_module":
+        module = node.graph.owning_module
+        return type(module.get_submodule(str(node.target))).__name__ if module else "module"
+    assert callable(node.target)
+    return _name_function(node.target)
+
+
+@lru_cache(maxsize=4096)
+def _name_function(function: Callable[..., Any]) -> str:
+    if is_overload(function):
+        return str(function)
+    if is_higher_order(function):
+        return str(function.name())
+    name = getattr(function, "__name__", type(function).__name__)
+    if getattr(operator, name, None) is function:
+        return f"operator.{name}"
+    if getattr(torch, name, None) is function:
+        return f"torch.{name}"
+    if getattr(torch.nn.functional, name, None) is function:
+        return f"torch.nn.functional.{name}"
+    known = resolve_name(function)
+    if known:
+        return str(known)
+    module = _module(function)
+    return f"{module}.{name}" if module else name
+
+
+def _module(function: Any) -> str:
+    return getattr(function, "__module__", None) or ""
+
+
+def inner_graphs(node: fx.Node) -> list[tuple[str, fx.GraphModule]]:
+    """The graphs that a higher-order op is given, with the names they have."""
+    owner = node.graph.owning_module
+    found: list[tuple[str, fx.GraphModule]] = []
+    if owner is None or not is_higher_order(node.target):
+        return found
+    for one in node.all_input_nodes:
+        if one.op == "get_attr":
+            value = operator.attrgetter(str(one.target))(owner)
+            if isinstance(value, fx.GraphModule):
+                found.append((str(one.target), value))
+    return found
+
+
+def is_collective_name(op: str) -> bool:
+    """Whether ops of that name talk to other ranks."""
+    return op.startswith(_COLLECTIVES) and not any(silent in op for silent in _SILENT)
+
+
+def find_group(node: fx.Node) -> tuple[int, ...]:
+    """The ranks of the group that a collective names; none if there is no such group here."""
+    names = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, str)]
+    for name in reversed(names):
+        try:
+            group = _resolve_process_group(name)  # type: ignore[arg-type]
+        except (RuntimeError, ValueError):
+            continue
+        return tuple(dist.get_process_group_ranks(group))
+    return ()

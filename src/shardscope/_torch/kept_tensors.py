@@ -1,0 +1,62 @@
+"""The values of tensors, as they were before something ran and are again after it."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+__all__ = ["KeptTensors"]
+
+
+@final
+class KeptTensors:
+    """Remembers values, and puts back those that changed; tensors on devices wait on the host."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor, int | None]] = {}
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Remember a tensor's values; one without data has none."""
+        if id(tensor) in self._kept or tensor.is_meta or isinstance(tensor, FakeTensor):
+            return
+        with torch.no_grad():
+            copy = tensor.detach().clone() if tensor.is_cpu else tensor.detach().cpu()
+        self._kept[id(tensor)] = (tensor, copy, _version(tensor))
+
+    def put_back(self) -> None:
+        """Give each tensor that changed its values again."""
+        with torch.no_grad():
+            for tensor, values, version in self._kept.values():
+                if _version(tensor) != version or not _is_same(tensor, values):
+                    _restore(tensor, values)
+                    _set_version(tensor, version)
+        self._kept.clear()
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Inference tensors have none."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _is_same(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    # Changes through .data leave the version as it was.
+    now = tensor.detach().to(values.device)
+    return now.shape == values.shape and now.dtype == values.dtype and torch.equal(now, values)
+
+
+def _restore(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    if tensor.shape != values.shape or tensor.dtype != values.dtype:
+        tensor.data = values.to(tensor.device)
+    elif tensor.is_inference():
+        with torch.inference_mode():
+            tensor.copy_(values)
+    else:
+        tensor.data.copy_(values)
+
+
+def _set_version(tensor: torch.Tensor, version: int | None) -> None:
+    # A graph that was recorded before must not believe that what it saved has changed.
+    if version is not None:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))

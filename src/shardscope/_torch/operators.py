@@ -1,0 +1,46 @@
+"""Operators of `torch.ops` by name: which things are some, and where others were registered."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = ["find_operator", "is_operator", "name_operator", "registered_at"]
+
+_REGISTERED = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
+
+
+def is_operator(value: object) -> bool:
+    """Whether it is an op of `torch.ops`, with or without its overload, or a higher-order one."""
+    return isinstance(value, OpOverload | OpOverloadPacket | HigherOrderOperator)
+
+
+def name_operator(operator: Any) -> tuple[str, ...]:
+    """The names that lead from `torch.ops` to it: aten, add, Tensor."""
+    if isinstance(operator, HigherOrderOperator):
+        return ("higher_order", operator.name())
+    if isinstance(operator, OpOverloadPacket):
+        return tuple(str(operator).split("."))
+    namespace, _, rest = operator.name().partition("::")
+    name, _, overload = rest.partition(".")
+    return (namespace, name, overload or "default")
+
+
+def find_operator(names: tuple[str, ...], *, module: str = "") -> Any:
+    """What the names lead to, after an import of the module that defines it; None if nothing."""
+    if module:
+        importlib.import_module(module)
+    found: Any = torch.ops
+    for name in names:
+        found = getattr(found, name, None)
+    return found
+
+
+def registered_at(namespace: str, name: str) -> str:
+    """The file that registered an op, of Python's or C++; empty if torch does not know."""
+    found = _REGISTERED.search(torch._C._dispatch_dump(f"{namespace}::{name}"))
+    return found[1] if found else ""

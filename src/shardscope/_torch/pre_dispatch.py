@@ -1,0 +1,39 @@
+"""Graphs traced before autograd and autocast see their ops, without touching real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from shardscope._torch.dispatch import has_fakes
+
+__all__ = ["trace_pre_dispatch"]
+
+
+def trace_pre_dispatch(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> torch.fx.GraphModule:
+    """`gm` in the ops that reach the dispatcher first."""
+    inputs = _as_fakes(gm, example_inputs)
+
+    def run(*args: Any) -> Any:
+        return torch.fx.Interpreter(gm).run(*args)
+
+    # Tracing runs the graph: on real inputs, what it writes into would be written into once more.
+    mode: Literal["real", "fake"] = "real" if has_fakes(inputs) else "fake"
+    trace = make_fx(run, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)
+    with enable_python_dispatcher():
+        traced: torch.fx.GraphModule = trace(*inputs)
+    return traced
+
+
+def _as_fakes(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """What dynamo itself traced with, symbols and all; the inputs given if it was not dynamo."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    if all("example_value" in node.meta for node in placeholders):
+        return [node.meta["example_value"] for node in placeholders]
+    return list(example_inputs)

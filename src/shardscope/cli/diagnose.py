@@ -1,0 +1,143 @@
+"""`shardscope diagnose`: is what a compiler makes of the user's model right, and if not, why?"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardscope.cli.building import build_alone
+from shardscope.cli.console import exit_code, print_line, print_out
+from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import Program, load_program, split_batch
+from shardscope.compile.diagnose.diagnose import diagnose
+from shardscope.errors import TargetError
+from shardscope.record import Recording, check_output, save
+from shardscope.report.text import render_summary
+
+__all__ = ["command"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+
+@click.command("diagnose")
+@click.argument("target", metavar="TARGET")
+@click.option("--backend", default="inductor", show_default=True, help="Of torch.compile.")
+@click.option("--mode", help="Of torch.compile.")
+@click.option(
+    "--option",
+    "options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Option of the backend; may be repeated.",
+)
+@click.option("--dynamic/--static", default=None, help="Whether sizes are left open.")
+@click.option("--folder", metavar="DIR", help="Where the repro goes. [default: one of its own]")
+@click.option(
+    "--max-queries", type=click.IntRange(1), default=200, show_default=True, help="Compilations."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds that one compilation may take.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@force_option
+@strict_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    backend: str,
+    mode: str | None,
+    options: tuple[str, ...],
+    dynamic: bool | None,
+    folder: str | None,
+    max_queries: int,
+    timeout_s: float,
+    seed: int,
+    output: str | None,
+    force: bool,
+    strict: bool,
+) -> None:
+    """Compile TARGET's model and compare it with the model itself; blame a line if it differs.
+
+    TARGET is a file (train.py) or a module (package.train) that defines model() and batch(model),
+    and optionally loss(output). Gradients are compared too. Exit code 1 says that something is
+    wrong; then the smallest program that shows it is in DIR/repro.py.
+    """
+    if output is not None:
+        check_output(output, force=force)
+    recording = _diagnose(
+        target,
+        backend=backend,
+        mode=mode,
+        options=_parse_options(options),
+        dynamic=dynamic,
+        folder=folder,
+        max_queries=max_queries,
+        timeout_s=timeout_s,
+        seed=seed,
+    )
+    print_out(render_summary(recording))
+    if output is not None:
+        print_line()
+        print_line(f"recording saved to {save(recording, output, force=force)}")
+    ctx.exit(exit_code(recording, is_strict=strict))
+
+
+def _diagnose(target: str, *, seed: int, folder: str | None, **settings: Any) -> Recording:
+    with as_if_started(target):
+        program = load_program(target)
+        model, batch = build_alone(program, seed=seed)
+        args, kwargs = split_batch(batch)
+        found = diagnose(
+            _with_loss(program, model),
+            *args,
+            kwargs=kwargs,
+            name=program.name,
+            folder=None if folder is None else Path(folder),
+            seed=seed,
+            **settings,
+        )
+    return name_command(found.recording)
+
+
+def _with_loss(program: Program, model: Any) -> Any:
+    loss = program.loss
+    if loss is None:
+        return model
+
+    def model_with_loss(*args: Any, **kwargs: Any) -> Any:
+        return loss(model(*args, **kwargs))
+
+    return model_with_loss
+
+
+def _parse_options(given: Sequence[str]) -> dict[str, Any] | None:
+    options = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise TargetError(
+                f"--option {one!r:.80} is not of the form NAME=VALUE. Write, for example, "
+                "--option op=relu."
+            )
+        options[name] = _parse_value(value)
+    return options or None
+
+
+def _parse_value(text: str) -> Any:
+    """A number, a truth value, a list, or else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

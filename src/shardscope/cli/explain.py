@@ -1,0 +1,183 @@
+"""`shardscope explain`: how many graphs torch.compile makes of a model, and why not one."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import click
+import torch
+from torch import nn
+
+from shardscope._torch.modules import is_compiled
+from shardscope.cli.building import Report, build_model, explain_failure, theirs
+from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.destination import Destination
+from shardscope.cli.launch import is_first, is_launched
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import force_option, mesh_option, output_option, strict_option
+from shardscope.cli.surroundings import as_if_started, name_command
+from shardscope.cli.target import Program, load_program, name_target
+from shardscope.compile.explain.explain import quiet_compiler, run_as_it_is
+from shardscope.compile.explain.explaining import explaining
+from shardscope.errors import TargetError
+from shardscope.record import Recording
+from shardscope.report.explain import render_guards, render_stage_times
+from shardscope.report.names import make_inert, shorten
+from shardscope.report.text import render_summary
+
+__all__ = ["command"]
+
+__frames__ = "outermost"  # whoever called us did not write the program
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a step told; `failure` says why it did not end, if it did not."""
+
+    recording: Recording
+    failure: str = ""
+    error: BaseException | None = None
+
+
+@click.command("explain")
+@click.argument("target", metavar="TARGET")
+@mesh_option
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Backend to compile with, if TARGET does not compile. [default: graphs run as they are]",
+)
+@click.option("--steps", type=click.IntRange(1), default=1, show_default=True, help="To run.")
+@click.option("--guards", is_flag=True, help="Print what has to hold for a graph to be reused.")
+@click.option("--times", is_flag=True, help="Print compile times, which differ from run to run.")
+@output_option
+@force_option
+@strict_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    target: str,
+    mesh: str | None,
+    backend: str | None,
+    steps: int,
+    guards: bool,
+    times: bool,
+    output: str | None,
+    force: bool,
+    strict: bool,
+) -> None:
+    """Tell how many graphs torch.compile makes of TARGET's model, and what breaks them.
+
+    TARGET is a file (train.py) or a module (package.train) that defines model() and batch(model),
+    and optionally step(model, batch). Unless the program compiles the model itself, it is compiled
+    here. With --mesh, parallelize(model, mesh) shards it first, in a simulated world; started by
+    torchrun it runs for real, and `shardscope show` of all ranks' recordings compares their graphs.
+    """
+    axes = None if mesh is None else parse_mesh(mesh)
+    _check_backend(backend)
+    destination = None if output is None else Destination(target, output, rank=0, force=force)
+    run = _explain(target, axes, backend, num_steps=steps, has_guards=guards)
+    recording = name_command(run.recording)
+    if is_first():
+        print_out(render_summary(recording))
+        print_out(*(render_guards(recording) if guards else ()))
+        print_out(*(render_stage_times(recording) if times else ()))
+    if destination is not None:
+        saved = destination.save(recording)
+        if is_first():
+            print_line()
+            print_line(f"recording saved to {saved}")
+    ctx.exit(_outcome(ctx, run, strict=strict))
+
+
+def _outcome(ctx: click.Context, run: _Run, *, strict: bool) -> int:
+    if not run.failure:
+        return exit_code(run.recording, is_strict=strict)
+    if ctx.find_root().params.get("debug") and run.error is not None:
+        traceback.print_exception(run.error)
+    click.echo(f"shardscope: {make_inert(run.failure)}", err=True)
+    return 2
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend is None:
+        return
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        near = get_close_matches(backend, known, n=3, cutoff=0.4) or ["eager", "inductor"]
+        raise TargetError(
+            f"--backend {shorten(backend, 60)!r} is none that torch knows. Name one that it does, "
+            f"such as {', '.join(near)}."
+        )
+
+
+def _explain(
+    target: str,
+    axes: Mapping[str, int] | None,
+    backend: str | None,
+    *,
+    num_steps: int,
+    has_guards: bool,
+) -> _Run:
+    with (
+        as_if_started(target),
+        show_progress(f"explaining {name_target(target)}", is_shown=is_first()) as report,
+    ):
+        program = load_program(target)
+        with _built(program, axes, report) as (model, batch):
+            compiled = _compile(model, backend)
+            report("compiling and running a step")
+            return _run(program, compiled, batch, num_steps=num_steps, has_guards=has_guards)
+
+
+@contextmanager
+def _built(
+    program: Program, axes: Mapping[str, int] | None, report: Report
+) -> Iterator[tuple[nn.Module, Any]]:
+    torch.manual_seed(0)  # two runs on random data tell the same
+    if axes is not None or is_launched():
+        with build_model(program, axes, rank=0, has_data=True, report=report) as built:
+            yield built.model, built.make_batch()
+        return
+    report("building the model")
+    with theirs(program, "model()"):
+        model = program.model()
+    if not isinstance(model, nn.Module):
+        raise TargetError(
+            f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
+            "Return the model itself."
+        )
+    with theirs(program, "batch()"):
+        batch = program.batch(model)
+    yield model, batch
+
+
+def _compile(model: nn.Module, backend: str | None) -> Any:
+    """The model as the program compiled it, or else compiled."""
+    if any(is_compiled(module) for module in model.modules()):
+        return model
+    return torch.compile(model, backend=run_as_it_is if backend is None else backend)
+
+
+def _run(program: Program, model: Any, batch: Any, *, num_steps: int, has_guards: bool) -> _Run:
+    failure, error = "", None
+    explained = None
+    try:
+        with (
+            quiet_compiler(),
+            explaining(guards=has_guards, target=program.name) as explained,
+        ):
+            for _ in range(num_steps):
+                program.step(model, batch)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as raised:  # noqa: BLE001 - a program may raise anything, and sys.exit()
+        error = raised
+        failure = explain_failure(program, "step()", raised, has_data=True)
+    assert explained is not None
+    return _Run(explained.recording, failure, error)

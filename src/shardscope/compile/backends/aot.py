@@ -1,0 +1,183 @@
+"""Backends with AOT autograd in front: each adds one thing that Inductor does before compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from shardscope._torch.aot_backends import (
+    Compiled,
+    Compiler,
+    Partition,
+    as_boxed,
+    compile_ahead,
+    config_of_decomp_partition,
+    crossref_setting,
+    partition_by_default,
+    partition_by_min_cut,
+    partition_for_inductor,
+)
+from shardscope._torch.decompositions import table_in_force
+from shardscope._torch.subgraph_calls import call_as_subgraph
+from shardscope.compile.backends.as_captured import enter_all, is_mode
+from shardscope.compile.backends.boxed import checking_compiler, run_boxed, run_boxed_within
+from shardscope.compile.backends.options import Option, one_of, read_options
+
+__all__ = [
+    "aot_eager",
+    "aot_eager_decomp_partition",
+    "aot_eager_decomp_partition_crossref",
+    "aot_eager_decomp_partition_with_mode",
+    "aot_eager_default_partitioner",
+    "compile_as_inductor_would",
+    "invoke_subgraph",
+]
+
+Options = Mapping[str, Any] | None
+
+_COMPILER = "a function that takes a graph and its example inputs and returns a function"
+_COMPILERS = {
+    "fw_compiler": Option(_COMPILER, callable),
+    "bw_compiler": Option(f"{_COMPILER}, for backward", callable),
+}
+
+
+def aot_eager(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Trace forward and backward, cut them apart at the least to save, and run both as they are."""
+    chosen = read_options("aot_eager", options, mode, _COMPILERS)
+    return _compile_eagerly(gm, example_inputs, chosen, partition_by_min_cut)
+
+
+def aot_eager_default_partitioner(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """The same, and what forward computes is saved, never recomputed."""
+    chosen = read_options("aot_eager_default_partitioner", options, mode, _COMPILERS)
+    return _compile_eagerly(gm, example_inputs, chosen, partition_by_default)
+
+
+def aot_eager_decomp_partition(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Decompose and partition as Inductor does, and run the graphs as they are."""
+    chosen = read_options("aot_eager_decomp_partition", options, mode, _COMPILERS)
+    forward, backward = _compilers(chosen, checking_compiler(crossref_setting()))
+    return compile_as_inductor_would(gm, example_inputs, forward=forward, backward=backward)
+
+
+_MODE = Option(
+    "a TorchDispatchMode, or a function that makes one for each call", is_mode, is_required=True
+)
+
+
+def aot_eager_decomp_partition_with_mode(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """The same, with forward and backward each run within a TorchDispatchMode."""
+    chosen = read_options("aot_eager_decomp_partition_with_mode", options, mode, {"mode": _MODE})
+    within = partial(run_boxed_within, surroundings=lambda: enter_all([chosen["mode"]]))
+    return compile_as_inductor_would(gm, example_inputs, forward=within)
+
+
+def aot_eager_decomp_partition_crossref(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """The same, with what each op returns held against what its fake says that it returns."""
+    # Fakes of aten ops are off in harmless ways here and there, so custom ops alone by default.
+    setting = crossref_setting()
+    check = one_of(
+        "off", "custom_ops", "all", default="custom_ops" if setting == "off" else setting
+    )
+    chosen = read_options("aot_eager_decomp_partition_crossref", options, mode, {"check": check})
+    return compile_as_inductor_would(gm, example_inputs, forward=checking_compiler(chosen["check"]))
+
+
+def invoke_subgraph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Let forward and backward stay one call each where what was compiled is traced in its turn."""
+    read_options("invoke_subgraph", options, mode, {})
+    return compile_ahead(
+        gm,
+        example_inputs,
+        forward=call_as_subgraph,
+        partition=partition_by_min_cut,
+        keeps_mutations=True,
+    )
+
+
+def compile_as_inductor_would(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Compiler = run_boxed,
+    backward: Compiler | None = None,
+    partition: Partition = partition_for_inductor,
+    table: Mapping[Any, Any] | None = None,
+) -> Compiled:
+    """All that Inductor does before it lowers a graph; then graphs go to the compilers given."""
+    with config_of_decomp_partition():
+        return compile_ahead(
+            gm,
+            example_inputs,
+            forward=forward,
+            backward=backward,
+            partition=partition,
+            table=table_in_force() if table is None else table,
+        )
+
+
+def _compile_eagerly(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    chosen: Mapping[str, Any],
+    partition: Partition,
+) -> Compiled:
+    forward, backward = _compilers(chosen, run_boxed)
+    return compile_ahead(
+        gm,
+        example_inputs,
+        forward=forward,
+        backward=backward,
+        partition=partition,
+        keeps_mutations=True,
+    )
+
+
+def _compilers(chosen: Mapping[str, Any], default: Compiler) -> tuple[Compiler, Compiler]:
+    forward, backward = chosen["fw_compiler"], chosen["bw_compiler"]
+    return _boxing(forward or default), _boxing(backward or default)
+
+
+def _boxing(compiler: Compiler) -> Compiler:
+    """AOT autograd calls what is compiled with one list; most functions take one by one."""
+    return lambda gm, example_inputs: as_boxed(compiler(gm, example_inputs))

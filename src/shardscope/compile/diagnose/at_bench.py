@@ -1,0 +1,195 @@
+"""What the worker does: functions that run in its process, at a bench that keeps fragments."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from shardscope.compile.diagnose.blaming.announcements import announced
+from shardscope.compile.diagnose.blaming.switching import Report, Trial
+from shardscope.compile.diagnose.blaming.try_out import try_out
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.cutting.cut import Recorded
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.isolation.bench import Bench
+from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
+from shardscope.compile.diagnose.judging.judge import judge
+from shardscope.compile.diagnose.judging.program import judge_program
+from shardscope.compile.diagnose.outcome import Outcome, is_alike
+from shardscope.compile.diagnose.repro.variant import Variant, find_passing
+from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.searching.hints import in_order, name_output
+from shardscope.compile.diagnose.suspects import describe_ops
+from shardscope.record import Condition, Phase, Stage, SuspectOp
+
+__all__ = [
+    "Loaded",
+    "Piece",
+    "Request",
+    "Written",
+    "attempt",
+    "check",
+    "check_exposed",
+    "check_program",
+    "describe",
+    "load",
+    "write",
+]
+
+_DEADLY = (Condition.CRASH, Condition.HANG)
+
+
+@final
+@dataclass(frozen=True)
+class Loaded:
+    """What is known of a fragment that the worker keeps."""
+
+    ops: tuple[str, ...]
+    reads: Mapping[str, tuple[str, ...]]
+    eager_s: float
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """Some ops of a fragment that the worker keeps, or, if none are named, all."""
+
+    key: int
+    keep: frozenset[str] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What a script is to show."""
+
+    piece: Piece
+    passing: Piece | None
+    compiler: Compiler
+    outcome: Outcome
+    folder: Path
+    title: str
+    stage: Stage | None
+    limit_s: float
+
+
+@final
+@dataclass(frozen=True)
+class Written:
+    """A script, how its passing variant differs, and how often the backend was called for it."""
+
+    path: Path
+    passing: str
+    num_calls: int
+
+
+def load(bench: Bench, key: int, form: FragmentForm) -> Loaded:
+    """Keep a fragment."""
+    began = time.monotonic()
+    recorded = Recorded(build_fragment(form))
+    bench.held[f"fragment {key}"] = recorded
+    return Loaded(recorded.ops, recorded.reads, time.monotonic() - began)
+
+
+def check(bench: Bench, piece: Piece, compiler: Compiler) -> Outcome:
+    """Judge a piece of a fragment."""
+    return judge(_cut(bench, piece), compiler, announce=bench.announce)
+
+
+def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
+    """Judge a fragment by all values in it, in order: the first that is off may be to blame."""
+    exposed = in_order(_recorded(bench, key).expose())
+    outcome = judge(exposed, compiler, announce=bench.announce)
+    name = name_output(exposed, outcome)
+    return replace(outcome, hints=(name,)) if name else outcome
+
+
+def check_program(bench: Bench, pickled: bytes, compiler: Compiler) -> Outcome:
+    """Judge a whole function, as torch.compile takes it."""
+    return judge_program(lambda: pickle.loads(pickled), compiler, announce=bench.announce)
+
+
+def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:
+    """The ops of a piece, with their modules and lines."""
+    return describe_ops(_cut(bench, piece))
+
+
+def attempt(bench: Bench, piece: Piece, compiler: Compiler, trial: Trial, phase: Phase) -> Report:
+    """Judge a piece with parts of the compiler switched off."""
+    with announced(bench.announce):
+        return try_out(_cut(bench, piece), compiler, trial, judge=judge, phase=phase)
+
+
+def write(bench: Bench, request: Request) -> Written:
+    """Write a script; raises NotPrintable if that cannot be done."""
+    counted = _Counted()
+    fragment = _cut(bench, request.piece)
+
+    def still_fails(inputs: tuple[Any, ...]) -> bool:
+        outcome = counted(replace(fragment, inputs=inputs), request.compiler)
+        return is_alike(outcome, request.outcome)
+
+    passing = _find_variant(bench, request, fragment, counted)
+    is_deadly = request.outcome.condition in _DEADLY
+    path = write_repro(
+        fragment,
+        request.compiler,
+        request.outcome,
+        folder=request.folder,
+        passing=passing,
+        title=request.title,
+        stage=request.stage,
+        still_fails=None if is_deadly else still_fails,
+        limit_s=request.limit_s,
+    )
+    return Written(path, passing.difference, counted.num_calls)
+
+
+def _find_variant(
+    bench: Bench, request: Request, fragment: Fragment, judge: Callable[..., Outcome]
+) -> Variant:
+    smaller = None if request.passing is None else _cut(bench, request.passing)
+    # What kills the process would kill it here as well.
+    most_calls = 0 if request.outcome.condition in _DEADLY else 1
+    return find_passing(
+        fragment,
+        compiler=request.compiler,
+        judge=judge,
+        smaller=smaller,
+        missing=_name_missing(bench, request),
+        most_calls=most_calls,
+    )
+
+
+def _name_missing(bench: Bench, request: Request) -> str:
+    piece, passing = request.piece, request.passing
+    if passing is None or piece.keep is None or passing.keep is None:
+        return ""
+    missing = Piece(piece.key, piece.keep - passing.keep)
+    return ", ".join(dict.fromkeys(one.op for one in describe(bench, missing)))
+
+
+@final
+class _Counted:
+    """Judges, and counts how often."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, fragment: Fragment, compiler: Compiler) -> Outcome:
+        self.num_calls += 1
+        return judge(fragment, compiler)
+
+
+def _cut(bench: Bench, piece: Piece) -> Fragment:
+    recorded = _recorded(bench, piece.key)
+    return recorded.cut(recorded.ops if piece.keep is None else piece.keep)
+
+
+def _recorded(bench: Bench, key: int) -> Recorded:
+    recorded: Recorded = bench.held[f"fragment {key}"]
+    return recorded

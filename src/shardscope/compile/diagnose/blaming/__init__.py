@@ -1,0 +1,1 @@
+"""Which stage and which part of the compiler a failure is due to."""

@@ -1,0 +1,81 @@
+"""The graphs that dynamo makes of a function, with the values they are called with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from shardscope.compile.diagnose.fragment import Fragment
+
+__all__ = ["Captured", "capture"]
+
+
+@final
+@dataclass(frozen=True)
+class Captured:
+    """Graphs in the order in which they were first called; `error` is what ended the run."""
+
+    fragments: tuple[Fragment, ...]
+    error: Exception | None = None
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic: bool | None = None,
+) -> Captured:
+    """Call a function once, compiled by a backend that runs graphs as they are and keeps them.
+
+    Whoever calls this keeps the state of everything that the function may change.
+    """
+    tape = _Tape()
+    compiled = torch.compile(fn, backend=tape.take, dynamic=dynamic)
+    try:
+        compiled(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - dynamo's, the graph's or the user's: told apart later
+        return Captured(tuple(tape.fragments), error)
+    return Captured(tuple(tape.fragments))
+
+
+@final
+class _Tape:
+    def __init__(self) -> None:
+        self.fragments: list[Fragment] = []
+
+    def take(self, graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        """A backend: the graph itself, which is remembered when it is called first."""
+        is_taken = False
+
+        def run(*values: Any) -> Any:
+            nonlocal is_taken
+            if is_taken:
+                return graph(*values)
+            is_taken = True
+            given = copy_values(values)
+            results = graph(*values)
+            self.fragments.append(Fragment(graph, given, _has_gradients(results)))
+            return results
+
+        return run
+
+
+def copy_values(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values as they are now: leaves, which share memory where the originals do."""
+    return tuple(copy.deepcopy([_detach(one) for one in values], {}))
+
+
+def _detach(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(value.requires_grad)
+
+
+def _has_gradients(results: Any) -> bool:
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in results)

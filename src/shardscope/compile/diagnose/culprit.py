@@ -1,0 +1,178 @@
+"""From a graph that fails to the ops and the stage that are to blame."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import final
+
+from msgspec.structs import replace
+
+from shardscope.compile.diagnose.at_bench import (
+    Loaded,
+    Piece,
+    attempt,
+    check_exposed,
+    describe,
+)
+from shardscope.compile.diagnose.blaming.announcements import blame_last
+from shardscope.compile.diagnose.blaming.blame import Blame
+from shardscope.compile.diagnose.blaming.stages import locate_stage_by
+from shardscope.compile.diagnose.blaming.switching import Report, Trial
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
+from shardscope.compile.diagnose.progress import Teller
+from shardscope.compile.diagnose.queries import Queries
+from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
+from shardscope.errors import RemoteError
+from shardscope.record import Diagnosis
+
+__all__ = ["Culprit", "Found", "add_note"]
+
+_RESERVE = 6  # calls that finding the stage and a variant that passes may take
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """The smallest piece that fails: what it shows, and the nearest piece that does not fail."""
+
+    diagnosis: Diagnosis
+    piece: Piece
+    outcome: Outcome
+    passing: Piece | None
+    is_interrupted: bool = False
+
+
+@final
+class Culprit:
+    """Finds out what is to blame for a graph that fails."""
+
+    def __init__(
+        self, queries: Queries, compiler: Compiler, teller: Teller, *, budget: int
+    ) -> None:
+        self._queries = queries
+        self._compiler = compiler
+        self._teller = teller
+        self._budget = budget
+
+    def find(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Found:
+        """What fails in a graph that is known to fail as a whole."""
+        shrunk = self._shrink(key, loaded, whole)
+        piece = Piece(key, frozenset(shrunk.keep))
+        # A part that fails is the whole where nothing could be left out.
+        outcome = whole if len(shrunk.keep) == len(loaded.ops) else self._queries.ask(piece)
+        found = Found(
+            self._describe(begun, piece, outcome, shrunk),
+            piece,
+            outcome,
+            _passing_piece(key, shrunk),
+            shrunk.is_interrupted,
+        )
+        return found if shrunk.is_interrupted else self._with_stage(found)
+
+    def _describe(
+        self, begun: Diagnosis, piece: Piece, outcome: Outcome, shrunk: Shrunk
+    ) -> Diagnosis:
+        return replace(
+            begun,
+            graph=piece.key,
+            condition=outcome.condition,
+            fact=outcome.fact,
+            phase=outcome.phase,
+            deviation=outcome.deviation,
+            error=outcome.error,
+            suspects=self._queries.look(describe, piece),
+            is_minimal=shrunk.is_minimal,
+        )
+
+    def _shrink(self, key: int, loaded: Loaded, whole: Outcome) -> Shrunk:
+        self._teller.doing("searching for the ops to blame")
+
+        def ask(keep: frozenset[str]) -> Answer:
+            outcome = self._queries.ask(Piece(key, keep))
+            if is_alike(outcome, whole):
+                return Answer.FAILS
+            return Answer.UNRESOLVED if outcome.is_bad else Answer.PASSES
+
+        def tell(progress: Progress) -> None:
+            self._teller.expect(progress.num_left + _RESERVE)
+
+        hints = self._find_hints(key, whole)
+        left = max(0, self._budget - self._queries.num_calls - _RESERVE)
+        return shrink(
+            loaded.ops,
+            ask,
+            budget=left,
+            suspects=[name for name in hints if name in loaded.ops],
+            reads=loaded.reads,
+            on_progress=tell,
+        )
+
+    def _find_hints(self, key: int, whole: Outcome) -> tuple[str, ...]:
+        """Ops that are probably to blame; of wrong numbers the first op whose result is one."""
+        if whole.hints or whole.condition not in NUMBERS:
+            return whole.hints
+        outcome = self._queries.run(check_exposed, key, self._compiler)
+        assert isinstance(outcome, Outcome)
+        return outcome.hints if is_alike(outcome, whole) else ()
+
+    def _with_stage(self, found: Found) -> Found:
+        self._teller.doing("finding the stage")
+        try:
+            told = self._find_stage(found)
+        except RemoteError as error:
+            note = f"Finding the stage failed ({error})."
+            return _with(found, add_note(found.diagnosis, note))
+        except KeyboardInterrupt:
+            note = "The stage was not looked for: it was interrupted."
+            return _with(found, add_note(found.diagnosis, note))
+        return _with(found, _blamed(found.diagnosis, told))
+
+    def _find_stage(self, found: Found) -> Blame:
+        last = ""
+
+        def ask(trial: Trial) -> Report:
+            nonlocal last
+            told = self._queries.run(
+                attempt, found.piece, self._compiler, trial, found.outcome.phase
+            )
+            if isinstance(told, Report):
+                return told
+            last = self._queries.last_phase
+            return Report(told, has_died=True)
+
+        blame = locate_stage_by(ask, outcome=found.outcome)
+        return (
+            blame if blame.part or not last else dataclasses.replace(blame, part=_last_part(last))
+        )
+
+
+def _last_part(announcement: str) -> str:
+    """The part of the compiler that was begun last before a process died."""
+    return blame_last(announcement).part
+
+
+def _with(found: Found, diagnosis: Diagnosis) -> Found:
+    return Found(diagnosis, found.piece, found.outcome, found.passing, found.is_interrupted)
+
+
+def _passing_piece(key: int, shrunk: Shrunk) -> Piece | None:
+    """What is left of the culprits without one of them: other parts are not near."""
+    is_part = len(shrunk.passing) > 0 and set(shrunk.passing) < set(shrunk.keep)
+    return Piece(key, frozenset(shrunk.passing)) if is_part else None
+
+
+def _blamed(found: Diagnosis, told: Blame) -> Diagnosis:
+    return replace(
+        found,
+        stage=told.stage,
+        part=told.part,
+        phase=told.phase or found.phase,
+        notes=(*found.notes, *told.notes),
+    )
+
+
+def add_note(found: Diagnosis, note: str) -> Diagnosis:
+    """The same with one more thing that could not be found out."""
+    return replace(found, notes=(*found.notes, note))

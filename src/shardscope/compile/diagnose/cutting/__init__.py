@@ -1,0 +1,1 @@
+"""Any part of a fragment, as a fragment of its own."""

@@ -1,0 +1,146 @@
+"""The examination: each graph in turn, then the whole function, then whoever is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+from msgspec.structs import replace
+
+from shardscope.comm.run import read_identity
+from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
+from shardscope.compile.diagnose.capture import Captured
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.culprit import Culprit
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.localizing.plain import make_plain
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.progress import Teller
+from shardscope.compile.diagnose.queries import Queries
+from shardscope.compile.diagnose.scribe import Scribe
+from shardscope.compile.diagnose.subject import Subject
+from shardscope.record import Condition, Diagnosis, Stage
+
+__all__ = ["Examination"]
+
+_EAGER = Compiler("eager")
+# What is not bad is told in this order: the first that was met says most.
+_TOLD = (Condition.RNG, Condition.MORE_ACCURATE)
+
+
+@final
+class Examination:
+    """Finds out what a compiler makes of a program."""
+
+    def __init__(
+        self,
+        program: Subject,
+        compiler: Compiler,
+        queries: Queries,
+        culprit: Culprit,
+        scribe: Scribe,
+        teller: Teller,
+    ) -> None:
+        self._program = program
+        self._compiler = compiler
+        self._queries = queries
+        self._culprit = culprit
+        self._scribe = scribe
+        self._teller = teller
+        self._notes: list[str] = []
+
+    def run(self) -> Diagnosis:
+        """The diagnosis."""
+        self._teller.doing("capturing graphs")
+        captured = self._program.capture(dynamic=self._compiler.dynamic)
+        if captured.error is not None:
+            return self._blame_dynamo(captured)
+        self._scribe.prepare(1)
+        found = self._examine(captured.fragments)
+        return replace(
+            found,
+            num_graphs=len(captured.fragments),
+            num_queries=self._queries.num_calls,
+            notes=(*self._notes, *found.notes),
+        )
+
+    def _examine(self, fragments: Sequence[Fragment]) -> Diagnosis:
+        outcomes = []
+        for key, loaded in self._load(fragments):
+            self._teller.doing(f"compiling graph {key} of {len(fragments)}")
+            outcome = self._queries.ask(Piece(key))
+            if outcome.is_bad:
+                return self._pin_down(self._begin(outcome), key, loaded, outcome)
+            outcomes.append((key, loaded, outcome))
+        return self._examine_whole() or self._look_closer(outcomes)
+
+    def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
+        self._scribe.prepare(2)
+        return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
+
+    def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
+        for key, fragment in enumerate(fragments):
+            plain = make_plain(fragment)
+            self._notes += plain.notes
+            loaded = self._queries.load(key, plain.fragment)
+            if loaded.ops:
+                yield key, loaded
+
+    def _examine_whole(self) -> Diagnosis | None:
+        """What only the function as a whole shows: what dynamo does, and all that lies between."""
+        pickled = self._program.pickled
+        if pickled is None:
+            self._notes.append(
+                "The function could not be sent to another process, so its graphs were compared, "
+                "and not what lies between them."
+            )
+            return None
+        self._teller.doing("compiling the whole function")
+        outcome = self._queries.run(check_program, pickled, self._compiler)
+        if not outcome.is_bad:
+            return None
+        without = self._queries.run(check_program, pickled, _EAGER)
+        stage = Stage.DYNAMO if without.is_same(outcome) else None
+        note = "Each of its graphs alone is right: no op was found to blame."
+        return replace(self._begin(outcome), stage=stage, notes=(note,))
+
+    def _look_closer(self, outcomes: Sequence[tuple[int, Loaded, Outcome]]) -> Diagnosis:
+        """Faults that do not reach the results, because what follows makes them small."""
+        for key, loaded, outcome in outcomes:
+            if outcome.condition is Condition.FINE and len(loaded.ops) > 1:
+                self._teller.doing(f"looking into graph {key}")
+                inner = self._queries.run(check_exposed, key, self._compiler)
+                if inner.is_bad:
+                    note = "It does not show in the results, which are right."
+                    begun = replace(self._begin(inner), notes=(note,))
+                    return self._pin_down(begun, key, loaded, inner)
+        mild = [one for _, _, one in outcomes if one.condition in _TOLD]
+        mild.sort(key=lambda one: _TOLD.index(one.condition))
+        return self._begin(mild[0] if mild else Outcome(Condition.FINE, _say_fine(outcomes)))
+
+    def _blame_dynamo(self, captured: Captured) -> Diagnosis:
+        error = captured.error
+        assert error is not None
+        text = f"{type(error).__name__}: {error}".strip()
+        outcome = Outcome(Condition.COMPILE_ERROR, "dynamo does not get through it", error=text)
+        begun = replace(self._begin(outcome), stage=Stage.DYNAMO)
+        return replace(begun, num_graphs=len(captured.fragments))
+
+    def _begin(self, outcome: Outcome) -> Diagnosis:
+        rank, _ = read_identity()
+        return Diagnosis(
+            rank=rank,
+            target=self._program.name,
+            backend=self._compiler.name,
+            condition=outcome.condition,
+            fact=outcome.fact,
+            phase=outcome.phase if outcome.is_bad else None,
+            deviation=outcome.deviation,
+            error=outcome.error,
+        )
+
+
+def _say_fine(outcomes: Sequence[Any]) -> str:
+    if not outcomes:
+        return "there is nothing that the compiler does: the function makes no graph"
+    return "compiled and eager results agree, as far as eager execution itself is right"

@@ -1,0 +1,1 @@
+"""Other processes: where a compiler may crash, hang and write without harm to the user's own."""

@@ -1,0 +1,1 @@
+"""How a compiled fragment or program compares with eager execution."""

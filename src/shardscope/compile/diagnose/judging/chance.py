@@ -1,0 +1,130 @@
+"""A fragment without what it draws at random: draws become inputs, with the values eager drew."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.judging.copies import copy_inputs
+from shardscope.numerics.draws import Watching
+
+__all__ = ["take_out_draws"]
+
+
+def take_out_draws(fragment: Fragment, *, seed: int) -> Fragment | None:
+    """The fragment with each op that draws replaced by what it gave; None if none could be.
+
+    What such an op takes becomes an output, so that whatever led to it is still compared.
+    """
+    recording = _Recording(fragment.graph)
+    torch.manual_seed(seed)
+    with torch.set_grad_enabled(fragment.with_gradients):
+        recording.run(*copy_inputs(fragment.inputs))
+    if not recording.drawn:
+        return None
+    graph = fx.Graph()
+    cut = _Cut(graph, recording.drawn, fragment.with_gradients)
+    inputs = cut.fill(fragment.graph.graph, fragment.inputs)
+    return Fragment(fx.GraphModule(fragment.graph, graph), inputs, fragment.with_gradients)
+
+
+@final
+class _Recording(fx.Interpreter):
+    """Runs a graph and keeps what ops gave that drew, by the name of their node."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.drawn: dict[str, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        watching = Watching()
+        with watching:
+            result = super().run_node(n)
+        if watching.has_drawn and n.op.startswith("call_"):
+            self.drawn[n.name] = _detach(result)
+        return result
+
+
+def _detach(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return type(value)(map(_detach, value)) if isinstance(value, list | tuple) else value
+
+
+@final
+class _Cut:
+    """Copies a graph, with placeholders in place of nodes that drew."""
+
+    def __init__(self, graph: fx.Graph, drawn: dict[str, Any], with_gradients: bool) -> None:
+        self._graph = graph
+        self._drawn = drawn
+        self._with_gradients = with_gradients
+        self._copies: dict[fx.Node, Any] = {}
+        self._taken: list[fx.Node] = []  # what nodes that drew were given
+        self._added: list[Tensor] = []
+
+    def fill(self, graph: fx.Graph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Copy `graph`; the inputs that the copy takes."""
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._copies[node] = self._graph.node_copy(node)
+        for name in self._drawn_in(graph):  # placeholders come first
+            self._drawn[name] = self._place(name, self._drawn[name])
+        for node in graph.nodes:
+            if node.op == "output":
+                self._end(node)
+            elif node.name in self._drawn:
+                self._skip(node)
+            elif node.op != "placeholder":
+                self._copy(node)
+        self._graph.lint()
+        return (*inputs, *self._added)
+
+    def _drawn_in(self, graph: fx.Graph) -> Iterator[str]:
+        return (node.name for node in graph.nodes if node.name in self._drawn)
+
+    def _place(self, name: str, value: Any) -> Any:
+        """A placeholder, or as many as there are tensors in what an op gave."""
+        if isinstance(value, list | tuple):
+            return [self._place(f"{name}_{index}", one) for index, one in enumerate(value)]
+        if not isinstance(value, Tensor):
+            return value
+        needs_gradient = self._with_gradients and value.is_floating_point()
+        self._added.append(value.requires_grad_(needs_gradient))
+        return self._graph.placeholder(f"drawn_{name}")
+
+    def _skip(self, node: fx.Node) -> None:
+        placed = self._drawn[node.name]
+        for one in node.all_input_nodes:
+            copied = self._copies[one]
+            if isinstance(copied, fx.Node) and copied.op != "placeholder":
+                self._taken.append(copied)
+        self._copies[node] = placed
+        if _writes(node):  # who comes later sees what was drawn
+            self._copies[node.all_input_nodes[0]] = placed
+
+    def _copy(self, node: fx.Node) -> None:
+        source, index = node.args if node.target is operator.getitem else (None, None)
+        copied = self._copies.get(source) if isinstance(source, fx.Node) else None
+        if isinstance(copied, list) and isinstance(index, int):
+            self._copies[node] = copied[index]
+        else:
+            self._copies[node] = self._graph.node_copy(node, lambda one: self._copies[one])
+
+    def _end(self, node: fx.Node) -> None:
+        given = node.args[0]
+        outputs = list(given) if isinstance(given, list | tuple) else [given]
+        kept = [self._copies[one] if isinstance(one, fx.Node) else one for one in outputs]
+        self._graph.output((*kept, *dict.fromkeys(self._taken)))
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an op that draws does so into what it is given."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return bool(node.all_input_nodes) and (is_in_place or bool(node.kwargs.get("inplace")))

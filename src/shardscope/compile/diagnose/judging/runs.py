@@ -1,0 +1,102 @@
+"""Runs a graph, or what a backend made of it, forward and backward, on copies of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+__all__ = ["Announce", "Result", "name_inputs", "pull_back", "run", "say_nothing", "settle_device"]
+
+Announce = Callable[[str], None]
+
+
+def say_nothing(phase: str) -> None:
+    """For whom nobody waits."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run gave, by name: forward, and the gradients."""
+
+    values: Mapping[str, Any]
+    gradients: Mapping[str, Any]
+
+
+def run(
+    call: Callable[[Sequence[Any]], Any],
+    inputs: Sequence[Any],
+    *,
+    seed: int,
+    with_gradients: bool,
+    announce: Announce = say_nothing,
+) -> Result:
+    """Call with `inputs`, which are changed; outputs that can be are pulled back to them."""
+    torch.manual_seed(seed)
+    with torch.set_grad_enabled(with_gradients):
+        outputs = call(inputs)
+    settle_device()
+    named = _name_outputs(outputs)
+    values = {name: _keep(one) for name, one in named.items()}
+    if not with_gradients:
+        return Result(values, {})
+    announce("backward")
+    gradients = pull_back(named, name_inputs(inputs))
+    settle_device()
+    return Result(values, gradients)
+
+
+def settle_device() -> None:
+    """Wait for what was launched, so that its failure is seen where it belongs."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def pull_back(outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of inputs, for fixed cotangents of all outputs that have any."""
+    pulled = {
+        name: one
+        for name, one in outputs.items()
+        if isinstance(one, Tensor) and one.requires_grad and one.numel()
+    }
+    wanted = {name: one for name, one in inputs.items() if one.requires_grad}
+    if not pulled or not wanted:
+        return {}
+    cotangents = [_cotangent(name, one) for name, one in pulled.items()]
+    found = torch.autograd.grad(
+        list(pulled.values()), list(wanted.values()), cotangents, allow_unused=True
+    )
+    return {
+        f"gradient of {name}": torch.zeros_like(one) if gradient is None else gradient.detach()
+        for (name, one), gradient in zip(wanted.items(), found, strict=True)
+    }
+
+
+def _cotangent(name: str, output: Tensor) -> Tensor:
+    """The same numbers for an output of that name and shape, whatever its precision."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    dtype = torch.complex64 if output.is_complex() else torch.float32
+    drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
+    if not output.is_complex():  # halves can hold them too, so that all precisions get the same
+        drawn = drawn.bfloat16().float()
+    return drawn.to(output.device, output.dtype)
+
+
+def _name_outputs(outputs: Any) -> dict[str, Any]:
+    if not isinstance(outputs, list | tuple):
+        return {"what it returns": type(outputs).__name__}
+    return {f"output {index}": one for index, one in enumerate(outputs)}
+
+
+def name_inputs(inputs: Sequence[Any]) -> dict[str, Tensor]:
+    """Tensors among the inputs, by what a report calls them."""
+    return {f"input {i}": one for i, one in enumerate(inputs) if isinstance(one, Tensor)}
+
+
+def _keep(value: Any) -> Any:
+    # Some backends use the memory of what they return again.
+    return value.detach().clone() if isinstance(value, Tensor) else value

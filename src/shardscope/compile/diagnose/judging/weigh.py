@@ -1,0 +1,133 @@
+"""Weighs what a compiled function gave against eager execution: one outcome of many verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shardscope.compile.diagnose.judging.runs import Result
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.numerics.case import Values, Verdict, plain
+from shardscope.numerics.noise import as_exact, find_rms
+from shardscope.numerics.verdict import compare
+from shardscope.record import Condition, Phase
+
+__all__ = ["Reference", "weigh", "weigh_again"]
+
+Part = Callable[[Result], Values]
+_NO_DOUBLE = "it does not run in double precision, and is held to eager execution alone"
+_NUM_AGAIN = 5
+_SPREAD = 2.0  # times what eager execution itself changes by
+_OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
+
+
+class Reference(Protocol):
+    """Runs of eager execution."""
+
+    @property
+    def eager(self) -> Result:
+        """As it is."""
+
+    @property
+    def exact(self) -> Result | None:
+        """In double precision, if there is such a thing."""
+
+    def run_others(self, count: int) -> Sequence[Result]:
+        """So many with other roundings."""
+
+    def run_again(self, count: int) -> Sequence[Result]:
+        """So many as it is."""
+
+
+def weigh(compiled: Result, reference: Reference) -> Outcome:
+    """The outcome of one run."""
+    best = Outcome(Condition.FINE)
+    for phase, verdict in _compare(compiled, reference):
+        if verdict.condition.is_bad:
+            doubt = "" if verdict.deviation is None or reference.exact else f" ({_NO_DOUBLE})"
+            fact = verdict.fact + doubt
+            return Outcome(verdict.condition, fact, phase, deviation=verdict.deviation)
+        if verdict.condition is Condition.MORE_ACCURATE and best.condition is Condition.FINE:
+            best = Outcome(verdict.condition, verdict.fact, phase, deviation=verdict.deviation)
+    return best
+
+
+def weigh_again(
+    outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
+) -> Outcome:
+    """What a bad outcome comes to when both are run again, the same way."""
+    if any(_differs(reference.eager, one) for one in reference.run_again(1)) and _is_within(
+        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
+    ):
+        return Outcome(Condition.FINE, "eager execution gives other numbers each time too")
+    again = run_again()
+    second = weigh(again, reference)
+    if second.is_bad and not _is_other_error(compiled, again, reference.eager):
+        return outcome
+    fact = f"it gives something else when it is run again; at first {outcome.fact}"
+    return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
+
+
+def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
+    """Verdicts, one after the other: the first that is bad tells enough."""
+    for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
+
+        def exact(part: Part = part) -> Values | None:
+            return None if reference.exact is None else part(reference.exact)
+
+        def others(count: int, part: Part = part) -> list[Values]:
+            return [part(one) for one in reference.run_others(count)]
+
+        for verdict in compare(part(compiled), part(reference.eager), exact, others):
+            yield phase, verdict
+
+
+def _values(result: Result) -> Values:
+    return result.values
+
+
+def _gradients(result: Result) -> Values:
+    return result.gradients
+
+
+def _differs(one: Result, other: Result) -> bool:
+    return any(
+        verdict.condition is not Condition.FINE
+        for part in (_values, _gradients)
+        for verdict in compare(part(other), part(one), partial(part, one))
+    )
+
+
+def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool:
+    """Whether a run is off from eager by no more than eager is from itself."""
+    for part in (_values, _gradients):
+        for name, wanted in part(eager).items():
+            spread = [_distance(part(one).get(name), wanted) for one in again]
+            if _distance(part(compiled).get(name), wanted) > _SPREAD * max(spread):
+                return False
+    return True
+
+
+def _is_other_error(first: Result, second: Result, eager: Result) -> bool:
+    """Whether two wrong runs are wrong in different ways."""
+    return any(
+        _distance(part(second).get(name), part(first).get(name))
+        > _OF_ITS_ERROR * _distance(part(first).get(name), wanted)
+        for part in (_values, _gradients)
+        for name, wanted in part(eager).items()
+    )
+
+
+def _distance(one: Any, other: Any) -> float:
+    """Between two values: zero if they are the same, infinite if they are nothing alike."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return 0.0 if type(one) is type(other) else math.inf
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return math.inf
+    if one.is_meta:
+        return 0.0
+    return find_rms(as_exact(plain(one)).nan_to_num() - as_exact(plain(other)).nan_to_num())

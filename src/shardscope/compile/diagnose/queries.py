@@ -1,0 +1,139 @@
+"""Asks the worker what the compiler makes of fragments; counts, remembers, survives the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from shardscope.compile.diagnose.at_bench import Loaded, Piece, check, load
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
+from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.errors import WorkerCrashed, WorkerHung
+from shardscope.record import Condition, Phase
+
+__all__ = ["Patience", "Queries"]
+
+ResultT = TypeVar("ResultT")
+
+_SURELY_S = 2.0  # that a run may take however short eager execution is
+_AT_FIRST_S = 10.0
+_TIMES_EAGER = 20.0
+_RUNNING = ("running", "backward", "running forward", "running backward")
+
+
+@final
+@dataclass(frozen=True)
+class Patience:
+    """How long a compiler may take."""
+
+    compile_s: float
+
+    def run_s(self, eager_s: float, *, is_hang_known: bool) -> float:
+        """Seconds that what it made may take; fewer once a hang has been seen."""
+        return (_SURELY_S if is_hang_known else _AT_FIRST_S) + _TIMES_EAGER * eager_s
+
+    def limits(self, run_s: float) -> dict[str, float]:
+        """Seconds for each phase of a trial."""
+        return {"": max(self.compile_s, run_s), **dict.fromkeys(_RUNNING, run_s)}
+
+
+@final
+class Queries:
+    """Trials of one compiler on the fragments of one function."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        compiler: Compiler,
+        patience: Patience,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.num_calls = 0  # of the backend
+        self.last_phase = ""  # of a process that died
+        self._workers = workers
+        self._compiler = compiler
+        self._patience = patience
+        self._tell = tell
+        self._loaded: dict[int, Loaded] = {}
+        self._known: dict[Piece, Outcome] = {}
+        self._has_hung = False
+
+    def load(self, key: int, fragment: Fragment) -> Loaded:
+        """Give the worker a fragment, and every worker after it."""
+        form = describe_fragment(fragment)
+        self._workers.prepare(load, key, form, name=f"fragment {key}")
+        self._loaded[key] = self._workers.call(load, key, form)
+        return self._loaded[key]
+
+    def ask(self, piece: Piece) -> Outcome:
+        """What the compiler makes of a piece."""
+        if piece.keep is not None and len(piece.keep) == len(self._loaded[piece.key].ops):
+            piece = Piece(piece.key)
+        if piece not in self._known:
+            self._known[piece] = self.run(check, piece, self._compiler)
+        return self._known[piece]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call what calls the backend, at the bench; the end of its process is an outcome."""
+        self.count(1)
+        try:
+            return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+        except WorkerCrashed as end:
+            self._expect_more(end.phase)
+            return _describe_crash(end)
+        except WorkerHung as end:
+            self._expect_more(end.phase)
+            self._has_hung = True
+            return _describe_hang(end)
+
+    def _expect_more(self, phase: str) -> None:
+        self.last_phase = phase
+        self._workers.keep_standby()
+
+    def look(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Call a function at the bench that leaves the backend alone."""
+        return self._workers.call(function, *args)
+
+    def count(self, num_calls: int) -> None:
+        """The backend is called so many times more."""
+        self.num_calls += num_calls
+        self._tell(self.num_calls)
+
+    @property
+    def run_s(self) -> float:
+        """Seconds that what the compiler made may take."""
+        eager_s = max((one.eager_s for one in self._loaded.values()), default=1.0)
+        return self._patience.run_s(eager_s, is_hang_known=self._has_hung)
+
+
+def _describe_crash(end: WorkerCrashed) -> Outcome:
+    return Outcome(
+        Condition.CRASH,
+        f"the process died ({end.end}) while {_name_phase(end.phase)}",
+        phase=_phase_of(end.phase),
+        error=str(end),
+        signature=f"{end.end}, {end.phase}",
+    )
+
+
+def _describe_hang(end: WorkerHung) -> Outcome:
+    return Outcome(
+        Condition.HANG,
+        f"{_name_phase(end.phase)} did not end within {end.seconds:.0f} s",
+        phase=_phase_of(end.phase),
+        error=str(end),
+        signature=end.phase,
+    )
+
+
+def _name_phase(phase: str) -> str:
+    names = {"running": "running forward", "backward": "running backward", "": "starting"}
+    return names.get(phase, phase)
+
+
+def _phase_of(phase: str) -> Phase:
+    return Phase.BACKWARD if "backward" in phase else Phase.FORWARD

@@ -1,0 +1,60 @@
+"""A diagnosis as a recording, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardscope.comm.run import describe_run
+from shardscope.record import Condition, Diagnosis, Finding, Recording, Severity, Stage
+
+__all__ = ["make_recording"]
+
+_REMEDIES = {
+    Stage.DYNAMO: "Report it with the repro, and keep the function out of the compiler with "
+    "@torch.compiler.disable until it is mended.",
+    Stage.AOT: "Report it with the repro; writing the op in another way may avoid it.",
+    Stage.DECOMPOSITION: "Report it with the repro; writing the op in another way, so that it is "
+    "decomposed differently, may avoid it.",
+    Stage.PARTITION: "Report it with the repro; under torch.no_grad() nothing is partitioned.",
+}
+_REMEDY = "Report it with the repro, and keep the op out of the compiler with "
+_UNLOCATED = "Report it; backend='aot_eager' or 'eager' may serve until it is mended."
+
+
+def make_recording(diagnosis: Diagnosis, *, world_size: int = 1) -> Recording:
+    """A recording of this diagnosis alone."""
+    return Recording(
+        run=describe_run(diagnosis.rank, world_size, (), instrument="diagnose"),
+        diagnoses=(diagnosis,),
+        findings=tuple(_find_problems(diagnosis)),
+    )
+
+
+def _find_problems(diagnosis: Diagnosis) -> Iterator[Finding]:
+    if not diagnosis.condition.is_bad:
+        return
+    is_doubtful = diagnosis.condition is Condition.NONDETERMINISTIC
+    yield Finding(
+        rule=f"compiled-{diagnosis.condition.replace('_', '-')}",
+        severity=Severity.WARNING if is_doubtful else Severity.ERROR,
+        subject=_name_subject(diagnosis),
+        fact=diagnosis.fact,
+        remedy=_suggest(diagnosis),
+        rank=diagnosis.rank,
+        source=diagnosis.suspects[0].source if diagnosis.suspects else None,
+    )
+
+
+def _name_subject(diagnosis: Diagnosis) -> str:
+    ops = ", ".join(dict.fromkeys(one.op for one in diagnosis.suspects[:3]))
+    return (
+        f"{ops} under {diagnosis.backend}" if ops else f"{diagnosis.target} ({diagnosis.backend})"
+    )
+
+
+def _suggest(diagnosis: Diagnosis) -> str:
+    if diagnosis.stage is None:
+        return _UNLOCATED
+    return _REMEDIES.get(
+        diagnosis.stage, f"{_REMEDY}@torch.compiler.disable until {diagnosis.backend} is mended."
+    )

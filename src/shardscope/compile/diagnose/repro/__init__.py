@@ -1,0 +1,1 @@
+"""What fails, written down as a script that needs nothing but torch."""

@@ -1,0 +1,190 @@
+"""The whole text of a repro, from its parts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.repro import harness
+from shardscope.compile.diagnose.repro.comparison import check, comparison_source
+from shardscope.compile.diagnose.repro.inlining import Definitions
+from shardscope.record import Condition
+
+__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "SAVED_NAME", "Case", "assemble", "failure_line"]
+
+EXIT_PASSES, EXIT_FAILS = 0, 1
+PASSING = "--passing"
+"""The argument that has a script run the variant that does not fail."""
+
+SAVED_NAME = "repro_inputs.pt"
+"""The file beside the script with what is too big to be written into it."""
+
+_STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
+
+_TOP = """\
+# Nothing that an earlier run left behind may answer for this one.
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+"""
+
+_LOAD = f"""\
+def load_saved():
+    return torch.load(pathlib.Path(__file__).with_name("{SAVED_NAME}"), weights_only=True)
+"""
+
+_END = """\
+if __name__ == "__main__":
+    try:
+        code = main()
+    except Exception:  # not the bug: the script is broken
+        traceback.print_exc()
+        code = 2
+    sys.exit(code)
+"""
+
+_RUN = [harness.run, harness.draw_cotangent]
+_NUMBERS = [
+    *_RUN,
+    harness.in_double,
+    harness.Widened,
+    harness.run_exactly,
+    check,
+    harness.find_wrong_numbers,
+]
+_ERRORS = [*_RUN, harness.plain_words, harness.same_error, harness.find_error]
+_HARNESS: dict[Condition, list[Any]] = {
+    Condition.NONDETERMINISTIC: [*_RUN, harness.find_unrest],
+    Condition.COMPILE_ERROR: _ERRORS,
+    Condition.RUNTIME_ERROR: _ERRORS,
+    Condition.CRASH: [*_RUN, harness.run_child, harness.find_crash],
+    Condition.HANG: [*_RUN, harness.run_child, harness.find_hang],
+}
+
+
+@final
+@dataclass
+class Case:
+    """What is run: a function, how it is compiled, what makes its inputs."""
+
+    function: str
+    compile: str
+    make_inputs: str
+    with_gradients: bool
+    lines: list[str] = field(default_factory=list)  # that define them
+    pasted: list[Any] = field(default_factory=list)  # of the harness, besides what all need
+
+    def spell(self) -> str:
+        """As arguments for the functions of the harness."""
+        return f"{self.function}, {self.compile}, {self.make_inputs}, {self.with_gradients}"
+
+
+def assemble(
+    header: Sequence[str],
+    *,
+    definitions: Definitions,
+    failing: Case,
+    passing: Case | None,
+    outcome: Outcome,
+    has_saved: bool,
+    limit_s: float,
+) -> str:
+    """The script."""
+    pasted = _list_pasted(outcome.condition, failing, passing)
+    sources = [_read(one) for one in pasted]
+    body = [
+        *definitions.lines,
+        *([_LOAD, ""] if has_saved else []),
+        *failing.lines,
+        *(passing.lines if passing is not None else []),
+        *(part for one in sources for part in (one, "")),
+        *_print_main(outcome, failing, passing, limit_s),
+        "",
+        "",
+        _END,
+    ]
+    imports = _list_imports(definitions, body)
+    whole = [*header, "", "from __future__ import annotations", "", *imports, *body]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(whole))
+
+
+def _read(pasted: Any) -> str:
+    """The source, without what only we say of it."""
+    source = comparison_source() if pasted is check else inspect.getsource(pasted)
+    plain = re.sub(r"  # type: ignore\S*| noqa: \S+(?: -)?|  # noqa: \S+$", "", source, flags=re.M)
+    return plain.removeprefix("@final\n")
+
+
+def failure_line(outcome: Outcome) -> str:
+    """How the line starts that a script prints when the bug shows."""
+    return f"FAILS: {outcome.condition}"
+
+
+def _list_pasted(condition: Condition, failing: Case, passing: Case | None) -> list[Any]:
+    cases = [failing] if passing is None else [failing, passing]
+    extra = [one for case in cases for one in case.pasted]
+    return list(dict.fromkeys([*_HARNESS.get(condition, _NUMBERS), *extra]))
+
+
+def _list_imports(definitions: Definitions, body: Sequence[str]) -> list[str]:
+    """Imports before the environment is set, and torch after."""
+    text = "\n".join(body)
+    named = {
+        one for one in ("pathlib", "pickle", "re", "signal", "subprocess") if f"{one}." in text
+    }
+    early = {f"import {one}" for one in (*_STDLIB, *named)}
+    late = definitions.imports - early - {"import torch"}
+    return [
+        *sorted(early),
+        "from typing import Any",
+        "",
+        _TOP,
+        "import torch",
+        *sorted(late),
+        "",
+        "",
+    ]
+
+
+def _print_main(
+    outcome: Outcome, failing: Case, passing: Case | None, limit_s: float
+) -> Iterator[str]:
+    """The function that runs one of the cases and says what it saw."""
+    yield "def main() -> int:"
+    yield f"    function, compile_it, make, with_gradients = {failing.spell()}"
+    if passing is not None:
+        yield f'    if "{PASSING}" in sys.argv:'
+        yield f"        function, compile_it, make, with_gradients = {passing.spell()}"
+    yield "    compiled = compile_it(function)"
+    yield from (f"    {line}" for line in _print_search(outcome, limit_s))
+    yield f'    print(f"{failure_line(outcome)}: {{fact}}" if fact else "passes", flush=True)'
+    yield "    return 1 if fact else 0"
+
+
+def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
+    everything = "function, compiled, make, with_gradients"
+    match outcome.condition:
+        case Condition.CRASH | Condition.HANG:
+            yield 'if "--child" in sys.argv:'
+            yield '    print("The child begins.", flush=True)'
+            yield "    run(compiled, make(), with_gradients)"
+            yield "    return 0"
+            yield f"fact = find_{outcome.condition}({limit_s:g})"
+        case Condition.COMPILE_ERROR | Condition.RUNTIME_ERROR:
+            yield f"expected = {_split_signature(outcome.signature)!r}"
+            yield f"fact = find_error({everything}, expected)"
+        case Condition.NONDETERMINISTIC:
+            yield f"fact = find_unrest({everything})"
+        case _:
+            yield f"fact = find_wrong_numbers({everything})"
+
+
+def _split_signature(signature: str) -> tuple[str, str]:
+    """The type without its module, which is another one in a script, and the first line."""
+    kind, _, line = signature.partition(": ")
+    return kind.rpartition(".")[2], line

@@ -1,0 +1,133 @@
+"""Writes what was found as a script, and believes it when a fresh process shows the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from msgspec.structs import replace
+
+from shardscope.compile.diagnose.at_bench import Piece, Request, Written, write
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.culprit import Found, add_note
+from shardscope.compile.diagnose.folder import Folder
+from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.progress import Teller
+from shardscope.compile.diagnose.queries import Queries
+from shardscope.compile.diagnose.repro.verify import Verified, verify
+from shardscope.errors import RemoteError
+from shardscope.record import Diagnosis
+
+__all__ = ["Scribe"]
+
+_START_S = 120.0  # that a process may take to import torch
+
+
+@final
+class Scribe:
+    """Writes and verifies scripts for one compiler."""
+
+    def __init__(
+        self,
+        queries: Queries,
+        compiler: Compiler,
+        folder: Folder,
+        teller: Teller,
+        *,
+        compile_s: float,
+    ) -> None:
+        self._queries = queries
+        self._compiler = compiler
+        self._folder = folder
+        self._teller = teller
+        self._compile_s = compile_s
+        self._waiting: list[FreshProcess] = []
+        self._running: list[FreshProcess] = []
+
+    def prepare(self, num_scripts: int) -> None:
+        """Begin to start the processes that scripts are to run in: their imports take longest."""
+        missing = num_scripts - len(self._waiting)
+        self._waiting += [prewarm(self._folder.enclosure) for _ in range(missing)]
+
+    def close(self) -> None:
+        """End processes that nobody needs any more."""
+        for process in (*self._waiting, *self._running):
+            process.kill()
+        self._waiting.clear()
+
+    def record(self, found: Found) -> Diagnosis:
+        """A diagnosis with a script that shows it, if one can be written."""
+        told = self._attempt(found, found.piece)
+        if told.is_verified or found.is_interrupted or found.piece.keep is None:
+            return told
+        # What was cut off may be what a process without our bench needs to fail.
+        whole = self._attempt(found, Piece(found.piece.key))
+        note = "The smallest program fails here and not in a fresh process; the whole graph does."
+        return add_note(whole, note) if whole.is_verified else self._attempt(found, found.piece)
+
+    def _attempt(self, found: Found, piece: Piece) -> Diagnosis:
+        self._teller.doing("writing the script")
+        try:
+            written = self._write(found, piece)
+        except RemoteError as error:
+            return add_note(found.diagnosis, f"No script could be written ({error}).")
+        if isinstance(written, Outcome):
+            return add_note(found.diagnosis, f"No script could be written: {written.fact}.")
+        told = replace(
+            found.diagnosis, repro=_shown(written.path), passing=f"the same {written.passing}"
+        )
+        if found.is_interrupted:
+            return add_note(told, "The search was interrupted: this is the best found so far.")
+        return self._verified(told, written, found.outcome)
+
+    def _write(self, found: Found, piece: Piece) -> Written | Outcome:
+        one = found.diagnosis
+        request = Request(
+            piece=piece,
+            passing=found.passing,
+            compiler=self._compiler,
+            outcome=found.outcome,
+            folder=self._folder.path.resolve(),
+            title=f"{one.target} under {one.backend}",
+            stage=one.stage,
+            limit_s=self._queries.run_s + self._compile_s,
+        )
+        written: Written | Outcome = self._queries.run(write, request)
+        if isinstance(written, Written):
+            self._queries.count(written.num_calls - 1)
+        return written
+
+    def _verified(self, told: Diagnosis, written: Written, outcome: Outcome) -> Diagnosis:
+        self._teller.doing("running the script in a fresh process")
+        self.prepare(2)
+        try:
+            seen = verify(written.path, outcome=outcome, runner=self._run)
+        except KeyboardInterrupt:
+            self.close()
+            return add_note(told, "The script was not verified: it was interrupted.")
+        self._queries.count(2)
+        if seen.is_same:
+            return replace(told, is_verified=True)
+        return add_note(told, _describe_failure(seen))
+
+    def _run(self, path: Path, arguments: Sequence[str]) -> tuple[int | None, str]:
+        process = self._waiting.pop()
+        self._running.append(process)
+        limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
+        result = process.run(path, timeout_s=limit_s, arguments=arguments)
+        return result.exit_code, result.output
+
+
+def _describe_failure(seen: Verified) -> str:
+    lines = seen.output.strip().splitlines()
+    end = "did not end" if seen.exit_code is None else f"ended with exit code {seen.exit_code}"
+    said = f" and said: {lines[-1][:200]}" if lines else ""
+    return f"A fresh process that ran the script {end}{said}."
+
+
+def _shown(path: Path) -> str:
+    """As the user would name it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,1 @@
+"""The fewest ops that still fail."""

@@ -1,0 +1,76 @@
+"""The function under examination, with what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, final
+
+import cloudpickle
+import torch
+
+from shardscope._torch.compile_caches import fresh_caches
+from shardscope._torch.uncompiled_functions import uncompiled
+from shardscope.compile.diagnose.capture import Captured, capture
+from shardscope.compile.explain.keep import everything_kept
+from shardscope.errors import CompileError
+
+__all__ = ["Subject"]
+
+
+@final
+class Subject:
+    """A function and one call of it; running it changes nothing of the user's."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        name: str,
+        seed: int,
+    ) -> None:
+        self._fn = uncompiled(fn)
+        self._args = args
+        self._kwargs = kwargs
+        self._seed = seed
+        self.name = name or _name(self._fn)
+
+    def capture(self, *, dynamic: bool | None) -> Captured:
+        """The graphs that dynamo makes of it. Raises if the function fails without dynamo, too."""
+        with self._kept():
+            captured = capture(self._fn, self._args, self._kwargs, dynamic=dynamic)
+        if captured.error is not None:
+            self._check_runs()
+        return captured
+
+    @cached_property
+    def pickled(self) -> bytes | None:
+        """The function and its arguments for another process; None if they cannot go there."""
+        try:
+            sent: bytes = cloudpickle.dumps((self._fn, self._args, dict(self._kwargs)))
+        except Exception:  # noqa: BLE001 - locks, groups, generators, whatever a closure holds
+            return None
+        return sent
+
+    def _check_runs(self) -> None:
+        with self._kept():
+            try:
+                self._fn(*self._args, **self._kwargs)
+            except Exception as error:
+                raise CompileError(
+                    f"{self.name} fails without a compiler, too ({type(error).__name__}: "
+                    f"{str(error)[:300]}). Mend that first."
+                ) from error
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        with fresh_caches(), everything_kept(self._fn, self._args, self._kwargs):
+            torch.manual_seed(self._seed)
+            yield
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__name__", "") or type(fn).__name__

@@ -1,0 +1,33 @@
+"""The ops of a fragment as a user knows them: by name, module and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import fx
+
+from shardscope.comm.lines import user_source
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.repro.spelling import name_op
+from shardscope.compile.explain.graphs import module_of
+from shardscope.record import SuspectOp
+
+__all__ = ["describe_ops"]
+
+
+def describe_ops(fragment: Fragment) -> tuple[SuspectOp, ...]:
+    """Its ops in order; what only takes a tuple apart is none."""
+    return tuple(
+        SuspectOp(
+            op=name_op(node),
+            module=module_of(node) or None,
+            source=user_source(node.meta.get("stack_trace") or ""),
+        )
+        for node in _list_ops(fragment.graph)
+    )
+
+
+def _list_ops(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+    written = [node for node in nodes if name_op(node) != "operator.getitem"]
+    return iter(written or nodes)

@@ -1,0 +1,68 @@
+"""`explain(fn, …)`: how many graphs torch.compile makes of a function, and why not one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope.compile.explain.explaining import explaining
+from shardscope.compile.explain.keep import everything_kept
+from shardscope.errors import CompileError
+from shardscope.record import Recording, replace_surrogates
+
+__all__ = ["explain", "name_of", "quiet_compiler", "run_as_it_is"]
+
+# The caches of dynamo's that are set aside are one for all threads.
+_lock = threading.RLock()
+
+
+def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
+    """Compile `fn`, call it once with the arguments, and tell what the compiler made of it.
+
+    >>> recording = explain(model, tokens)
+    >>> show(recording)
+    >>> recording.explanations[0].num_graphs
+
+    All arguments but the first are the function's. It is compiled from scratch, with a backend that
+    runs its graphs as they are, and everything is left as it was: what was compiled before,
+    weights, buffers, gradients, the arguments, train and eval mode, random numbers. If it raises,
+    what was compiled until then is explained, and a finding says so. To explain many calls, or a
+    backend of your own, or to see guards, use `explaining`.
+    """
+    if not callable(fn):
+        raise CompileError(
+            f"explain() got {type(fn).__name__}, which cannot be called. Give it the function or "
+            "module first, and then what it is called with."
+        )
+    if is_compiler_off():
+        raise CompileError(
+            "torch.compile is switched off (TORCHDYNAMO_DISABLE, or torch._dynamo.config.disable), "
+            "so there is nothing to explain. Switch it on."
+        )
+    with (
+        _lock,
+        everything_kept(fn, args, kwargs),
+        fresh_caches(),
+        suppress(Exception),  # what the function raises is in the explanation
+        explaining(target=name_of(fn)) as explained,
+    ):
+        torch.compile(fn, backend=run_as_it_is)(*args, **kwargs)
+    return explained.recording
+
+
+def run_as_it_is(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+    """A backend that changes nothing."""
+    return graph.forward
+
+
+def name_of(fn: Any) -> str:
+    """What to call a function in a report."""
+    inner = getattr(fn, "func", fn)  # a partial's
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return replace_surrogates(str(name).rpartition("<locals>.")[2])

@@ -1,0 +1,108 @@
+"""What to write instead of the lines that most often break graphs."""
+
+from __future__ import annotations
+
+__all__ = ["suggest_fix"]
+
+# By words in torch's name for the break, and in its message: the first that fits.
+_FIXES: tuple[tuple[str, str, str], ...] = (
+    (
+        "Tensor.item()",
+        "",
+        "keep the value a tensor (x * t instead of x * t.item()), or let graphs hold it: "
+        "torch._dynamo.config.capture_scalar_outputs = True",
+    ),
+    (
+        "Data-dependent branching",
+        "",
+        "compute both and choose: torch.where(cond, a, b); or torch.cond(cond, f, g, (x,))",
+    ),
+    (
+        "Data-dependent assertion",
+        "",
+        "torch._assert_async(cond), or check before the compiled function is called",
+    ),
+    (
+        "Dynamic shape operator",
+        "",
+        "use a form of fixed shape (torch.where(cond, x, 0) instead of x[cond]), or "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+    ),
+    (
+        "",
+        "builtin operator `print`",
+        "print outside the compiled function, or "
+        "torch._dynamo.config.reorderable_logging_functions.add(print)",
+    ),
+    (
+        "Call to `torch._dynamo.graph_break()`",
+        "",
+        "remove the call to torch._dynamo.graph_break()",
+    ),
+    (
+        "Skip calling `torch.compiler.disable()`d function",
+        "",
+        "remove @torch.compiler.disable, or call the function before or after the compiled one",
+    ),
+    (
+        "Attempt to trace generator",
+        "",
+        "collect the values in a list: return [f(x) for x in xs] instead of yield",
+    ),
+    (
+        "logging.Logger method",
+        "",
+        "log outside the compiled function, or if not torch.compiler.is_compiling(): log(...)",
+    ),
+    (
+        "Attempted to call function marked as skipped",
+        "",
+        "move the call out of the compiled function, or wrap it in @torch.library.custom_op",
+    ),
+    (
+        "Unsupported context manager",
+        "",
+        "enter the context outside the compiled function: with ctx: compiled(x)",
+    ),
+    (
+        "Failed to trace builtin operator",
+        "",
+        "do this outside the compiled function, or with an op of torch's",
+    ),
+    (
+        "Unsupported function call",
+        "",
+        "call it outside the compiled function, or wrap it in @torch.library.custom_op",
+    ),
+    (
+        "Observed exception",
+        "",
+        "check before the compiled function is called, and raise there",
+    ),
+    (
+        "import",
+        "",
+        "import at the top of the file",
+    ),
+    (
+        "backward()",
+        "",
+        "call .backward() outside the compiled function",
+    ),
+)
+
+
+_FSDP = (
+    "FSDP's hooks are no part of a graph: compile the layers before they are sharded, one by one "
+    "(layer.compile(); fully_shard(layer))"
+)
+
+
+def suggest_fix(kind: str, message: str, *, file: str = "") -> str:
+    """An example of what to do about a break of that kind, or nothing."""
+    if "torch/distributed/fsdp/" in file:
+        return _FSDP
+    for in_kind, in_message, fix in _FIXES:
+        if in_kind.lower() in kind.lower() and in_message in message:
+            return fix
+    return ""

@@ -1,0 +1,90 @@
+"""The comparison as a few lines of plain torch, for scripts that import nothing else.
+
+The rules are those of verdict.py, without runs with other roundings: numbers are held to what eager
+execution is off from double precision, element by element.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+__all__ = ["check", "comparison_source"]
+
+
+def comparison_source() -> str:
+    """The source of `check`, which needs `import torch` and nothing else."""
+    return inspect.getsource(check)
+
+
+def check(compiled, eager, exact, others=()):  # type: ignore[no-untyped-def]
+    """What is wrong with the outputs of a compiled function; empty if nothing is.
+
+    `eager` and `exact` are those of the function itself, in its own and in double precision;
+    `others`, if any, are lists of outputs that eager execution gives with other roundings.
+    """
+    if len(compiled) != len(eager):
+        return f"{len(compiled)} outputs instead of {len(eager)}"
+    for i, (c, e) in enumerate(zip(compiled, eager)):  # noqa: B905
+        x = exact[i] if exact else None
+        if not isinstance(e, torch.Tensor) or not isinstance(c, torch.Tensor):
+            if type(c) is not type(e) or (c != e and (c == c or e == e)):
+                return f"output {i} is {c!r:.80} instead of {e!r:.80}"
+            continue
+        for what in ("shape", "dtype", "device"):
+            if getattr(c, what) != getattr(e, what):
+                return f"output {i}: {what} {getattr(c, what)} instead of {getattr(e, what)}"
+        if not e.numel():
+            continue
+        dtype, more = e.dtype, [one[i].detach().cpu() for one in others]
+        c, e = c.detach().cpu(), e.detach().cpu()
+        x = e if x is None else x.detach().cpu()
+        if not dtype.is_floating_point and not dtype.is_complex:
+            wrong = (c != e) & (c != x)
+            for one in more:
+                wrong &= c != one
+            if wrong.any():
+                return f"output {i} differs in {int(wrong.sum())} of {wrong.numel()} elements"
+            continue
+        # NaN and infinities: where eager execution has them, or double precision.
+        rounded = x.to(dtype)
+        real = torch.view_as_real if dtype.is_complex else lambda tensor: tensor
+        c, e, x, rounded, *more = (
+            real(one.resolve_conj()).double() for one in (c, e, x, rounded, *more)
+        )
+        kinds = [
+            one.isnan().int() + 2 * (one == torch.inf) + 3 * (one == -torch.inf)
+            for one in (c, e, x, rounded, *more)
+        ]
+        stray = torch.stack([kinds[0] != kind for kind in kinds[1:]]).all(0)
+        if stray.any():
+            return f"output {i} has NaN or infinity elsewhere, in {int(stray.sum())} elements"
+        target = torch.where(x.isfinite(), x, e)
+        known = c.isfinite() & target.isfinite()
+        is_new = known & ~e.isfinite()
+        target = torch.where(known, target, 0.0)
+        off = torch.where(known, c - target, 0.0).abs()
+        error = torch.where(known & e.isfinite(), e - target, 0.0).abs()
+        # Each element: a few last places, and the errors of eager execution for numbers so large.
+        info = torch.finfo(dtype)
+        unit = (target.abs() * info.eps).clamp(min=info.smallest_normal * info.eps)
+        bound = 2 * unit + 2 * error
+        size = torch.where(target == 0, -1100, torch.frexp(target).exponent)
+        for noise in [error, *((one - e).abs().nan_to_num(0, 0, 0) for one in more)]:
+            for power in set(size.flatten().tolist()):
+                like = (size - power).abs() <= 1
+                typical = noise[like].sqrt().mean().square()
+                here = size == power
+                bound[here] += 12 * typical + (4 * noise[here] if noise is not error else 0)
+        bound = torch.where(is_new, 64 * info.eps * target.abs(), bound)
+        # All together: twice the error of eager execution, and more where elements are few.
+        few = 24 / off.numel() ** 0.5
+        noises = [error, *((one - target).nan_to_num(0, 0, 0) for one in more)]
+        rms = max(float(noise.square().mean().sqrt()) for noise in noises)
+        limit = (2 + few) * rms + 0.3 * (1 + few) * float(unit.square().mean().sqrt())
+        worst = int((off - bound).argmax())
+        if (off > bound).any() or float(off.square().mean().sqrt()) > limit:
+            got, wanted = float(c.flatten()[worst]), float(target.flatten()[worst])
+            return f"output {i} is wrong: {got:.6g} instead of {wanted:.6g} at {worst} (flattened)"
+    return ""

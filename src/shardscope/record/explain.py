@@ -1,0 +1,186 @@
+"""What torch.compile made of a function: its graphs, and why there is not just one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.record.ranks import Natural, Rank, RankSpan
+from shardscope.record.source import Source
+
+__all__ = [
+    "BreakSite",
+    "CompiledGraph",
+    "Explanation",
+    "FrameGuards",
+    "GraphCollective",
+    "GraphEnd",
+    "GraphOp",
+    "OpKind",
+    "Recompile",
+    "SkippedFrame",
+    "StageTime",
+]
+
+
+class OpKind(StrEnum):
+    """How a graph calls an op."""
+
+    FUNCTION = "function"  # torch.relu, operator.add, aten.mm.default
+    METHOD = "method"  # Tensor.relu
+    MODULE = "module"  # a module that is called as a whole
+    HIGHER_ORDER = "higher_order"  # an op that is given graphs: cond, checkpoint, autograd.Function
+    BOOKKEEPING = "bookkeeping"  # sets a mode of torch's (no_grad), or takes a tuple apart
+
+
+class GraphEnd(StrEnum):
+    """Why a graph ends where it does."""
+
+    RETURN = "return"  # the function does
+    BREAK = "break"  # the compiler could not go on
+    OTHER = "other"
+
+
+class GraphOp(Struct, frozen=True, kw_only=True, gc=False):
+    """One op of a graph.
+
+    `within` names the higher-order ops whose graph it lies in: `cond_0.true`; most lie in none.
+    """
+
+    kind: OpKind
+    op: str
+    result: str = ""  # `float32[8, 64]`; ? is a size that may change
+    module: str = ""  # name of the module that called it
+    within: str = ""
+    source: Source | None = None
+
+
+class CompiledGraph(Struct, frozen=True, kw_only=True, gc=False):
+    """A graph that was given to the backend."""
+
+    index: Natural
+    compile_id: str  # torch's, `frame/compilation`
+    function: str
+    num_inputs: Natural
+    num_outputs: Natural
+    end: GraphEnd
+    fingerprint: str  # of ops, shapes and dtypes: the same on ranks that compiled the same
+    ops: tuple[GraphOp, ...] = ()
+    source: Source | None = None  # the first line of the function, or the one it resumes at
+    break_site: Natural | None = None  # that ended it, index into Explanation.break_sites
+    is_recompile: bool = False
+
+    @property
+    def num_ops(self) -> int:
+        """Ops that compute something, those inside higher-order ops included."""
+        return sum(one.kind is not OpKind.BOOKKEEPING for one in self.ops)
+
+
+class BreakSite(Struct, frozen=True, kw_only=True, gc=False):
+    """A line of the user's that a graph cannot hold.
+
+    `num_events` is how many traces stopped there; one that the compiler tried again in each of the
+    functions that called each other on the way is one.
+    """
+
+    source: Source
+    num_events: Natural
+    reason: str
+    explanation: str = ""
+    break_id: str = ""  # torch's, as documented: GB0123
+    hints: tuple[str, ...] = ()
+    fix: str = ""  # an example of what to write instead
+
+
+class Recompile(Struct, frozen=True, kw_only=True, gc=False):
+    """A function that was compiled again because a guard failed."""
+
+    function: str
+    number: Natural  # 1 for its second compilation
+    compile_id: str
+    guard: str  # as torch writes it
+    description: str  # for people
+    source: Source | None = None
+
+
+class SkippedFrame(Struct, frozen=True, kw_only=True, gc=False):
+    """A function that the compiler gave up: Python runs it, or the rest of it after a break."""
+
+    function: str
+    reason: str
+    source: Source | None = None
+    break_site: Natural | None = None  # index into Explanation.break_sites
+    is_rest: bool = False  # what came before a break was compiled
+
+
+class StageTime(Struct, frozen=True, kw_only=True, gc=False):
+    """Time that a stage of the compiler took, other stages not included."""
+
+    stage: str  # tracing, guards, backend, aot, inductor, other
+    num_calls: Natural
+    total_ns: Natural
+
+
+class FrameGuards(Struct, frozen=True, kw_only=True, gc=False):
+    """What has to hold for a compilation to be used again, but for torch's own modules."""
+
+    compile_id: str
+    function: str
+    guards: tuple[str, ...]
+
+
+class GraphCollective(Struct, frozen=True, kw_only=True, gc=False):
+    """A collective in a graph."""
+
+    graph: Natural  # index into Explanation.graphs
+    op: str
+    result: str
+    group: tuple[RankSpan, ...] = ()
+    source: Source | None = None
+
+
+class Explanation(Struct, frozen=True, kw_only=True, gc=False):
+    """What the compiler did with a function on one rank."""
+
+    rank: Rank
+    target: str
+    fingerprint: str  # of all graphs
+    graphs: tuple[CompiledGraph, ...] = ()
+    break_sites: tuple[BreakSite, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    skipped_frames: tuple[SkippedFrame, ...] = ()
+    collectives: tuple[GraphCollective, ...] = ()  # in the order of the graphs
+    stages: tuple[StageTime, ...] = ()
+    guards: tuple[FrameGuards, ...] = ()
+    failure: str = ""  # what the function raised before it was done
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs given to the backend, those of recompilations included."""
+        return len(self.graphs)
+
+    @property
+    def num_break_sites(self) -> int:
+        """Lines that break a graph, or keep one from being made."""
+        return len(self.break_sites)
+
+    @property
+    def num_break_events(self) -> int:
+        """Traces that stopped at one of them."""
+        return sum(one.num_events for one in self.break_sites)
+
+    @property
+    def num_recompiles(self) -> int:
+        """Compilations of something that had been compiled before."""
+        return len(self.recompiles)
+
+    @property
+    def num_skipped_frames(self) -> int:
+        """Functions left to Python."""
+        return len(self.skipped_frames)
+
+    @property
+    def num_ops(self) -> int:
+        """Ops of all graphs that compute something."""
+        return sum(one.num_ops for one in self.graphs)

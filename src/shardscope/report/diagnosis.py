@@ -1,0 +1,105 @@
+"""What was found out about a compiled function: the verdict first, then where, then what to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardscope.record import Condition, Deviation, Diagnosis, Recording, SuspectOp
+from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.lines import format_source
+
+__all__ = ["render_diagnoses"]
+
+_GOOD = "bold green"
+_BAD = "bold red"
+_MAX_SUSPECTS = 8
+_WORDS = {
+    Condition.RNG: "other random numbers",
+    Condition.NAN: "NaN or infinity",
+}
+
+
+def render_diagnoses(recording: Recording) -> Iterator[RenderableType]:
+    """A block of lines for each diagnosis; nothing if there is none."""
+    for one in recording.diagnoses:
+        yield make_title("Diagnosis", f"of {one.target} compiled by {one.backend}")
+        yield _render(one)
+
+
+def _render(one: Diagnosis) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(one):
+        table.add_row(name, text)
+    return table
+
+
+def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
+    style = _BAD if one.condition.is_bad else _GOOD
+    words = _WORDS.get(one.condition, one.condition.replace("_", " "))
+    yield "verdict", Text(words, style).append_text(make_text(f"  {one.fact}", width=1000))
+    if one.stage is not None:
+        yield "stage", _name_stage(one)
+    yield from _where(one)
+    yield from _render_suspects(one)
+    if one.deviation is not None and one.condition is not Condition.NAN:
+        yield "off by", _describe_deviation(one.deviation)
+    if one.error:
+        yield "error", make_text(one.error.strip().split("\n")[0], width=600)
+    if one.repro:
+        yield "repro", _describe_repro(one)
+    if one.passing:
+        yield "passes", make_text(one.passing)
+    yield "tried", make_text(plural(one.num_queries, "compilation"))
+    for note in one.notes:
+        yield "note", make_text(note, width=600)
+
+
+def _name_stage(one: Diagnosis) -> Text:
+    stage = make_text(str(one.stage), "bold")
+    return stage.append_text(make_text(f": {one.part}", width=600)) if one.part else stage
+
+
+def _where(one: Diagnosis) -> Iterator[tuple[str, Text]]:
+    if one.graph is None:
+        return
+    phase = f", {one.phase}" if one.phase is not None else ""
+    yield "where", make_text(f"graph {one.graph} of {one.num_graphs}{phase}")
+
+
+def _render_suspects(one: Diagnosis) -> Iterator[tuple[str, Text]]:
+    for index, suspect in enumerate(one.suspects[:_MAX_SUSPECTS]):
+        name = "" if index else "op" if len(one.suspects) == 1 else "ops"
+        yield name, _describe_suspect(suspect)
+    if len(one.suspects) > _MAX_SUSPECTS:
+        yield "", Text(f"… and {len(one.suspects) - _MAX_SUSPECTS:,} more", "dim")
+    if one.suspects and not one.is_minimal:
+        yield "", Text("a smaller program may fail as well: the search was not finished", "yellow")
+
+
+def _describe_suspect(suspect: SuspectOp) -> Text:
+    text = make_text(suspect.op, "bold")
+    if suspect.module:
+        text.append_text(make_text(f"  in {suspect.module}"))
+    if suspect.source is not None:
+        text.append("  ").append_text(format_source(suspect.source))
+    return text
+
+
+def _describe_deviation(one: Deviation) -> Text:
+    parts = [f"{one.tensor}: {one.relative_rmse:.1e} of its size (eager {one.eager_rmse:.1e})"]
+    parts.append(f"up to {one.max_ulp:,.3g} units in the last place")
+    if one.expected is not None and one.got is not None:
+        place = ", ".join(map(str, one.worst_index))
+        parts.append(f"[{place}] is {one.got:.6g} instead of {one.expected:.6g}")
+    return make_text("; ".join(parts), width=600)
+
+
+def _describe_repro(one: Diagnosis) -> Text:
+    proof = "a fresh process fails in the same way" if one.is_verified else "not verified"
+    return make_text(one.repro).append(f"  ({proof})", "dim")

@@ -1,0 +1,43 @@
+"""A crash is a real one: the process ends by a signal, when the op runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[2]
+
+# One process imports torch, and runs what does not crash; each crash ends a fork of it. Without
+# gradients: autograd's threads do not outlive a fork.
+PROGRAM = """
+import os, resource, sys, torch
+from backend_cases import run
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+for op in ("sin", "relu"):
+    for stage in ("decomposed", "graph", "partitioned"):
+        child = os.fork() if op == "relu" else 0
+        if child == 0:
+            run("shardscope_fault_crash", {"op": op, "stage": stage}, has_grad=False)
+        if op == "relu" and child == 0:
+            os._exit(0)
+        status = os.waitpid(child, 0)[1] if child else 0
+        print(op, stage, os.WTERMSIG(status) if os.WIFSIGNALED(status) else "fine", flush=True)
+"""
+
+
+def test_a_crash_ends_the_process_and_only_where_the_op_is() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+    )
+    assert done.stdout.splitlines() == [
+        f"{op} {stage} {11 if op == 'relu' else 'fine'}"
+        for op in ("sin", "relu")
+        for stage in ("decomposed", "graph", "partitioned")
+    ]

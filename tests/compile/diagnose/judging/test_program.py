@@ -1,0 +1,149 @@
+"""Whole functions through torch.compile: outputs, gradients and state, each run on its own copy."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from compile_backends import after, eager, raises, wrong_backward
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.judging.program import judge_program
+from shardscope.errors import CompileError
+from shardscope.record import Condition, Phase
+
+
+def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        with torch.no_grad():
+            for seed, parameter in enumerate(self.parameters()):
+                parameter.copy_(numbers(*parameter.shape, seed=seed))
+
+    def forward(self, x, scale=1.0):
+        y = torch.relu(self.norm(self.linear(x)))
+        return {"y": y * scale, "loss": y.square().mean()}
+
+
+def making(function, *args, **kwargs):
+    program = cloudpickle.dumps((function, args, kwargs))
+    return lambda: pickle.loads(program)
+
+
+def test_a_model_that_is_compiled_rightly_is_fine():
+    make = making(Model(), numbers(8, 6), scale=2.0)
+    outcome = judge_program(make, Compiler(eager))
+    assert (outcome.condition, outcome.fact) == (Condition.FINE, "")
+
+
+def test_a_wrong_output_is_told_by_its_path():
+    make = making(Model(), numbers(8, 6))
+    outcome = judge_program(make, Compiler(after(lambda given: [one * 1.1 for one in given])))
+    assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.FORWARD)
+    assert outcome.deviation.tensor == "output ['y']"
+
+
+def test_wrong_gradients_of_parameters_are_told():
+    outcome = judge_program(making(Model(), numbers(8, 6)), Compiler(wrong_backward))
+    assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
+    assert outcome.deviation.tensor == "gradient of linear.weight"
+
+
+def test_buffers_that_are_not_updated_are_told():
+    def forgetful(graph, inputs):
+        def run(*given):
+            return graph(*(one.clone() if one.dtype is torch.float32 else one for one in given))
+
+        return run
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(6))
+
+        def forward(self, x):
+            self.total.add_(x.sum(0))
+            return x * 2
+
+    outcome = judge_program(making(Counting(), numbers(8, 6)), Compiler(forgetful))
+    assert outcome.condition is Condition.WRONG_RESULT
+    assert outcome.deviation.tensor == "total, after the call"
+
+
+def step(model, x):
+    model(x)["loss"].backward()
+
+
+def test_a_function_that_calls_backward_itself_is_judged_by_the_gradients_it_leaves():
+    make = making(step, Model(), numbers(8, 6))
+    assert judge_program(make, Compiler(eager)).condition is Condition.FINE
+    outcome = judge_program(make, Compiler(wrong_backward))
+    assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
+
+
+def test_methods_partials_and_closures_are_functions_too():
+    model = Model()
+
+    def closure(x):
+        return model(x)["y"]
+
+    for function in (model.forward, functools.partial(model.forward, scale=3.0), closure):
+        make = making(function, numbers(8, 6))
+        assert judge_program(make, Compiler(eager)).condition is Condition.FINE
+        outcome = judge_program(make, Compiler(wrong_backward))
+        assert outcome.condition is Condition.WRONG_RESULT
+
+
+@pytest.mark.parametrize("when", ["compiling", "running"])
+def test_errors_are_told_by_when_they_are_raised(when):
+    backend = raises(ValueError("no such thing as 7"), when=when)
+    outcome = judge_program(making(Model(), numbers(8, 6)), Compiler(backend))
+    expected = Condition.COMPILE_ERROR if when == "compiling" else Condition.RUNTIME_ERROR
+    assert outcome.condition is expected
+    assert outcome.signature == "builtins.ValueError: no such thing as #"
+
+
+def test_a_function_that_fails_by_itself_is_nobodys_outcome():
+    with pytest.raises(CompileError, match="the function itself fails, not compiled"):
+        judge_program(making(Model(), numbers(8, 7)), Compiler(eager))
+
+
+def test_phases_are_announced():
+    phases = []
+    judge_program(making(Model(), numbers(8, 6)), Compiler(eager), announce=phases.append)
+    assert phases == ["compiling", "compiling", "running", "backward"]
+
+
+def test_a_program_with_several_graphs_is_judged_as_a_whole():
+    def broken(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1, y.sum().item()
+
+    make = making(broken, numbers(8, 6))
+    assert judge_program(make, Compiler(eager)).condition is Condition.FINE
+
+
+def test_other_random_numbers_are_told_as_wrong_where_nobody_can_tell():
+    def redrawn(graph, inputs):
+        def run(*given):
+            torch.rand(1)
+            return graph(*given)
+
+        return run
+
+    def drop(x):
+        return torch.nn.functional.dropout(x, 0.5)
+
+    outcome = judge_program(making(drop, numbers(8, 6)), Compiler(redrawn))
+    assert outcome.condition is Condition.WRONG_RESULT

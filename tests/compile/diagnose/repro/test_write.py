@@ -1,0 +1,360 @@
+"""Scripts show the failure that they were written for, in a fresh process, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import repro_backends as backends
+from repro_scripts import WRONG, assert_tidy, capture, load
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.repro import backend as backend_module
+from shardscope.compile.diagnose.repro.variant import Change, Variant, find_passing
+from shardscope.compile.diagnose.repro.verify import Verified, verify
+from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.record import Condition, Stage
+
+X = torch.tensor([[0.5, -1.0], [2.0, 3.25]])
+
+
+def relu_of_sine(x):
+    return torch.relu(torch.sin(x)) * 2
+
+
+def sine(x):
+    return torch.sin(x) * 2
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def fragment() -> Fragment:
+    return capture(relu_of_sine, X.clone().requires_grad_())
+
+
+def fail(error: Exception, condition: Condition) -> Outcome:
+    return Outcome(condition, error=str(error), signature=make_signature(error))
+
+
+FAILURES: dict[str, tuple[Callable[..., Any], Outcome]] = {
+    "wrong result": (backends.shifted, WRONG),
+    "nan": (backends.gives_nan, Outcome(Condition.NAN)),
+    "compile error": (
+        backends.fails_to_compile,
+        fail(backends.BackendError("no relu for graph 12"), Condition.COMPILE_ERROR),
+    ),
+    "runtime error": (
+        backends.fails_to_run,
+        fail(ValueError("cannot run with 7 inputs"), Condition.RUNTIME_ERROR),
+    ),
+    "crash": (backends.crashes, Outcome(Condition.CRASH)),
+    "hang": (backends.hangs, Outcome(Condition.HANG)),
+}
+
+
+def run_here(path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a script, without a process of its own."""
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    torch.compiler.reset()
+    with pytest.raises(SystemExit) as end:
+        load(path, "__main__")
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.mark.parametrize("name", ["wrong result", "compile error"])
+def test_a_script_shows_its_failure_in_a_fresh_process(
+    name: str, fragment: Fragment, tmp_path: Path
+) -> None:
+    backend, outcome = FAILURES[name]
+    folder = tmp_path / 'it\'s "here"'
+    path = write_repro(fragment, Compiler(backend), outcome, folder=folder)
+    verified = verify(path, outcome=outcome)
+    assert verified.is_same, verified.output
+    assert [one.name for one in folder.iterdir()] == ["repro.py"]
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_script_shows_its_failure_and_says_which_it_is(
+    name: str,
+    fragment: Fragment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    backend, outcome = FAILURES[name]
+    limit_s = 3 if outcome.condition is Condition.HANG else 60
+    path = write_repro(fragment, Compiler(backend), outcome, folder=tmp_path, limit_s=limit_s)
+    assert run_here(path, monkeypatch) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"FAILS: {outcome.condition}: ")
+    assert [one.name for one in tmp_path.iterdir()] == ["repro.py"]
+    assert_tidy(path.read_text())
+
+
+BACKENDS: dict[str, Any] = {
+    "function with helpers": backends.shifted,
+    "closure": backends.make_shifting(0.5),
+    "partial": partial(backends.with_amount, amount=0.5),
+    "lambda": lambda graph, inputs: lambda *args: tuple(one + 1 for one in graph(*args)),
+}
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_backends_of_the_users_are_copied_into_the_script(
+    name: str, fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_repro(fragment, Compiler(BACKENDS[name]), WRONG, folder=tmp_path)
+    assert not (tmp_path / "repro_inputs.pt").exists()
+    assert_tidy(path.read_text())
+    assert run_here(path, monkeypatch) == 1
+
+
+@pytest.mark.parametrize("backend", [backends.Shifting(0.5), backends.uses_another_package])
+def test_backends_that_cannot_be_copied_are_pickled_and_the_script_says_so(
+    backend: Any, fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_repro(fragment, Compiler(backend), WRONG, folder=tmp_path)
+    assert "# Note: The backend is pickled in the file of inputs, because" in path.read_text()
+    monkeypatch.setitem(sys.modules, "repro_backends", None)  # as where nobody can import it
+    assert run_here(path, monkeypatch) == 1
+
+
+def test_a_backend_of_torchs_is_imported_by_its_path(fragment: Fragment, tmp_path: Path) -> None:
+    from torch._dynamo.backends.debugging import aot_eager
+
+    text = write_repro(fragment, Compiler(aot_eager), WRONG, folder=tmp_path).read_text()
+    assert "import torch._dynamo.backends.debugging\n" in text
+    assert "backend=torch._dynamo.backends.debugging.aot_eager" in text
+
+
+def test_a_backend_that_a_package_registered_goes_by_its_name(
+    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("shifted", "repro_backends:shifted", "torch_dynamo_backends")
+    monkeypatch.setattr(backend_module, "entry_points", lambda group: [entry])
+    text = write_repro(fragment, Compiler(backends.shifted), WRONG, folder=tmp_path).read_text()
+    assert 'backend="shifted"' in text
+    assert "def shifted" not in text
+
+
+@pytest.mark.parametrize(
+    ("compiler", "call"),
+    [
+        (
+            Compiler("inductor", options={"max_autotune": True}, config={"cpp.threads": 1}),
+            'backend="inductor", options={"max_autotune": True, "cpp.threads": 1}, fullgraph=True',
+        ),
+        (
+            Compiler("inductor", mode="default", dynamic=True, config={"cpp.threads": 1}),
+            'torch._inductor.config.patch({"cpp.threads": 1})(compiled)',
+        ),
+        (
+            Compiler("shardscope_fault_nan", options={"op": "torch.relu"}),
+            'backend="shardscope_fault_nan", options={"op": "torch.relu"}',
+        ),
+    ],
+)
+def test_options_modes_and_configuration_are_handed_to_torch(
+    compiler: Compiler, call: str, fragment: Fragment, tmp_path: Path
+) -> None:
+    text = write_repro(fragment, compiler, WRONG, folder=tmp_path).read_text()
+    assert call in " ".join(text.split()).replace("( ", "(").replace(", )", ")")
+
+
+def test_options_that_have_no_literal_form_are_pickled(fragment: Fragment, tmp_path: Path) -> None:
+    compiler = Compiler("eager", options={"hook": backends.Shifting(1.0)})
+    text = write_repro(fragment, compiler, WRONG, folder=tmp_path).read_text()
+    assert 'options=pickle.loads(bytes(load_saved()["options"].tolist()))' in text
+    assert "# Note: The options are pickled" in text
+
+
+def test_a_script_exits_with_0_where_nothing_is_wrong_and_with_2_on_another_error(
+    fragment: Fragment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_repro(fragment, Compiler("eager"), WRONG, folder=tmp_path)
+    assert run_here(path, monkeypatch) == 0
+    other = fail(ValueError("something else"), Condition.COMPILE_ERROR)
+    path = write_repro(fragment, Compiler(backends.fails_to_compile), other, folder=tmp_path)
+    assert run_here(path, monkeypatch) == 2
+    assert "no relu for graph" in capsys.readouterr().err
+
+
+def test_a_restless_backend_is_seen_to_be_one(
+    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = Outcome(Condition.NONDETERMINISTIC)
+    path = write_repro(fragment, Compiler(backends.is_restless), outcome, folder=tmp_path)
+    assert run_here(path, monkeypatch) == 1
+    path = write_repro(fragment, Compiler(backends.shifted), outcome, folder=tmp_path)
+    assert run_here(path, monkeypatch) == 0
+
+
+def judge_with(bad: Callable[[Fragment], bool]) -> tuple[list[Fragment], Any]:
+    seen: list[Fragment] = []
+
+    def judge(fragment: Fragment, compiler: Compiler) -> Outcome:
+        seen.append(fragment)
+        return WRONG if bad(fragment) else Outcome(Condition.FINE)
+
+    return seen, judge
+
+
+PASSING: dict[Change, tuple[Callable[..., Any], Callable[[Fragment], bool]]] = {
+    Change.DOUBLE: (
+        backends.wrong_in_single_precision,
+        lambda one: one.inputs[0].dtype is torch.float32,
+    ),
+    Change.NO_GRADIENTS: (backends.wrong_with_gradients, lambda one: one.with_gradients),
+    Change.CONTIGUOUS: (
+        backends.wrong_if_transposed,
+        lambda one: not one.inputs[0].is_contiguous(),
+    ),
+    Change.EAGER: (backends.make_shifting(0.5), lambda one: True),
+}
+
+
+@pytest.mark.parametrize("change", PASSING)
+def test_the_nearest_variant_that_passes_is_found_and_passes_in_the_script(
+    change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, is_bad = PASSING[change]
+    fragment = capture(relu_of_sine, X.T.requires_grad_())
+    transposed = X.T.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    fragment = Fragment(fragment.graph, (transposed,), True)
+    seen, judge = judge_with(is_bad)
+    variant = find_passing(fragment, compiler=Compiler(backend), judge=judge)
+    assert variant.change is change
+    assert len(seen) <= 3
+    path = write_repro(fragment, Compiler(backend), WRONG, folder=tmp_path, passing=variant)
+    assert str(change) in path.read_text()
+    assert run_here(path, monkeypatch) == 1
+    assert run_here(path, monkeypatch, "--passing") == 0
+
+
+def test_a_smaller_program_that_passes_is_printed_beside_the_one_that_fails(
+    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller = capture(sine, X.clone().requires_grad_())
+    _, judge = judge_with(lambda one: True)
+    compiler = Compiler(backends.shifted)
+    variant = find_passing(
+        fragment, compiler=compiler, judge=judge, smaller=smaller, missing="torch.relu"
+    )
+    path = write_repro(fragment, compiler, WRONG, folder=tmp_path, passing=variant)
+    assert "python repro.py --passing  without torch.relu: exit code 0." in path.read_text()
+    assert run_here(path, monkeypatch) == 1
+    assert run_here(path, monkeypatch, "--passing") == 0
+
+
+def test_a_judge_that_fails_counts_as_not_passing(fragment: Fragment) -> None:
+    def judge(fragment: Fragment, compiler: Compiler) -> Outcome:
+        raise RuntimeError("no double precision here")
+
+    variant = find_passing(fragment, compiler=Compiler("inductor"), judge=judge)
+    assert (variant.change, variant.compiler.backend) == (Change.EAGER, "eager")
+
+
+def runner_that_gives(*results: tuple[int | None, str]) -> Any:
+    left = list(results)
+    return lambda path, arguments: left.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("results", "is_same"),
+    [
+        ([(1, "FAILS: wrong_result: output 0\n"), (0, "passes\n")], True),
+        ([(1, "FAILS: wrong_result: output 0\n"), (1, "FAILS: …\n")], False),
+        ([(1, "Traceback: no line of ours\n")], False),
+        ([(1, "FAILS: nan: another failure\n")], False),
+        ([(0, "passes\n")], False),
+        ([(2, "FAILS: wrong_result: yet broken\n")], False),
+        ([(None, "")], False),
+    ],
+)
+def test_only_the_same_failure_with_a_variant_that_passes_verifies_a_script(
+    results: Any, is_same: bool, fragment: Fragment, tmp_path: Path
+) -> None:
+    variant = Variant(fragment, Compiler("eager"), Change.EAGER, "eager")
+    path = write_repro(
+        fragment, Compiler(backends.shifted), WRONG, folder=tmp_path, passing=variant
+    )
+    verified = verify(path, outcome=WRONG, runner=runner_that_gives(*results))
+    assert verified == Verified(is_same, results[-1 if not is_same else 0][0], verified.output)
+
+
+HOSTILE = 'x"""\n\r\x0c\x85\u2028\u202eimport os; os._exit(3)\n# -*- coding: latin-1 -*-\n\'\ud800'
+
+
+def test_nothing_in_names_paths_or_messages_becomes_code(
+    fragment: Fragment, tmp_path: Path
+) -> None:
+    for node in fragment.graph.graph.nodes:
+        node.meta["stack_trace"] = f'  File "{HOSTILE}.py", line 3, in f\n    {HOSTILE}\n'
+    outcome = Outcome(Condition.RUNTIME_ERROR, HOSTILE, error=HOSTILE, signature=f"E: {HOSTILE}")
+    path = write_repro(
+        fragment,
+        Compiler(backends.shifted),
+        outcome,
+        folder=tmp_path,
+        passing=Variant(fragment, Compiler("eager"), Change.EAGER, HOSTILE),
+        title=HOSTILE,
+        notes=[HOSTILE],
+        stage=Stage.AOT,
+    )
+    text = path.read_text(encoding="utf-8")
+    code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    assert not any("os._exit" in line.split("  # ")[0].split("expected =")[0] for line in code)
+    assert "coding" not in "".join(text.splitlines()[:2])
+    load(path)
+
+
+def test_the_header_says_what_fails_where_and_how_to_run_it(
+    fragment: Fragment, tmp_path: Path
+) -> None:
+    path = write_repro(
+        fragment,
+        Compiler("inductor"),
+        WRONG,
+        folder=tmp_path,
+        title="torch.relu is wrong",
+        notes=["One of two."],
+        stage=Stage.BACKEND,
+    )
+    head = path.read_text().split("\n\n")[0]
+    for part in (
+        "# torch.relu is wrong",
+        "# Verdict: wrong_result in forward. output 0 is off",
+        "# Stage: backend",
+        "# Ops: torch.sin, torch.relu, operator.mul (test_write.py:",
+        f"torch {torch.__version__}",
+        "exit code 1: the bug shows, 0: it does not",
+        "# Note: One of two.",
+    ):
+        assert part in head
+
+
+def test_a_script_that_needs_no_file_removes_the_one_of_an_earlier_script(tmp_path: Path) -> None:
+    big = capture(sine, torch.randn(9, 9))
+    write_repro(big, Compiler("inductor"), WRONG, folder=tmp_path)
+    assert (tmp_path / "repro_inputs.pt").exists()
+    write_repro(capture(sine, X), Compiler("inductor"), WRONG, folder=tmp_path)
+    assert not (tmp_path / "repro_inputs.pt").exists()

@@ -1,0 +1,117 @@
+"""Fragments, and backends written by hand that are right or wrong in one way each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from shardscope.compile.diagnose.fragment import Fragment
+
+__all__ = [
+    "after",
+    "eager",
+    "fails_late",
+    "fragment",
+    "raises",
+    "returns",
+    "returns_number",
+    "sometimes_wrong",
+    "wrong_backward",
+]
+
+Graph = fx.GraphModule
+
+
+def fragment(function: Callable[..., Any], *inputs: Any, with_gradients: bool = True) -> Fragment:
+    """A function as dynamo would hand it on: with a flat tuple for its output."""
+    graph = fx.symbolic_trace(function)
+    (end,) = graph.graph.find_nodes(op="output")
+    if not isinstance(end.args[0], list | tuple):
+        end.args = ((end.args[0],),)
+    graph.recompile()
+    return Fragment(graph, inputs, with_gradients)
+
+
+def eager(graph: Graph, inputs: Any) -> Callable[..., Any]:
+    return graph.forward
+
+
+def after(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A backend whose results are changed: all of them, as a list."""
+
+    def backend(graph: Graph, inputs: Any) -> Callable[..., Any]:
+        return lambda *given: change(list(graph(*given)))
+
+    return backend
+
+
+def returns(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend that makes the same of every graph."""
+    return lambda graph, inputs: function
+
+
+def raises(error: Exception, *, when: str) -> Callable[..., Any]:
+    def backend(graph: Graph, inputs: Any) -> Callable[..., Any]:
+        if when == "compiling":
+            raise error
+
+        def run(*given: Any) -> Any:
+            if when == "running":
+                raise error
+            return [_FailsBackward.apply(one, error) for one in graph(*given)]
+
+        return run
+
+    return backend
+
+
+class _FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, error: Exception) -> Tensor:
+        ctx.error = error
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise ctx.error
+
+
+class _Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+def wrong_backward(graph: Graph, inputs: Any) -> Callable[..., Any]:
+    return lambda *given: [_Doubles.apply(one) for one in graph(*given)]
+
+
+def fails_late(graph: Graph, inputs: Any) -> Any:
+    """Compiles forward and backward with aot_autograd; backward cannot be compiled."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def refuse(graph: Graph, inputs: Any) -> Any:
+        raise NotImplementedError("no backward here")
+
+    return aot_autograd(
+        fw_compiler=lambda graph, inputs: make_boxed_func(graph.forward), bw_compiler=refuse
+    )(graph, inputs)
+
+
+def sometimes_wrong(graph: Graph, inputs: Any) -> Callable[..., Any]:
+    """Another wrong result each time."""
+    count = itertools.count(2)
+    return lambda *given: [one * next(count) for one in graph(*given)]
+
+
+def returns_number(graph: Graph, inputs: Any) -> int:
+    return 3

@@ -1,0 +1,79 @@
+"""Runs with other roundings move what is rounded, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardscope.numerics.rounding import RandomRounding
+from verdict_cases import numbers
+
+
+def differs(function, *inputs, seed=1) -> bool:
+    plain = function(*inputs)
+    with RandomRounding(seed):
+        return not torch.equal(function(*inputs), plain)
+
+
+X = numbers(30, 30)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.max(0).values,
+        lambda x: x.relu().t().contiguous()[3:],
+        lambda x: x == x.max(),
+        lambda x: (x > 0).float().sum(),
+        lambda x: torch.arange(9.0).sum() + x.numel(),
+        lambda x: x.clone().zero_(),
+        lambda x: x * 2,
+        lambda x: x.round().floor(),
+        lambda x: x.argsort(),
+    ],
+    ids=["max", "moves", "equal", "count", "whole", "zero", "twice", "round", "sort"],
+)
+def test_what_is_exact_stays(function):
+    assert not differs(function, X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x / 3,
+        lambda x: x @ x,
+        lambda x: x.sum(),
+        lambda x: x.clone().mul_(0.3),
+        lambda x: torch.softmax(x, -1),
+        lambda x: x.bfloat16(),
+        lambda x: torch.var_mean(x)[1],
+        lambda x: x.double() / 3,
+    ],
+    ids=["division", "matmul", "sum", "in place", "softmax", "cast", "several", "double"],
+)
+def test_what_is_rounded_moves_by_little(function):
+    assert differs(function, X)
+    plain = function(X)
+    with RandomRounding(1):
+        other = function(X)
+    assert other.dtype == plain.dtype
+    scale = torch.finfo(plain.dtype).eps * float((X.abs() @ X.abs()).max())
+    assert float((other - plain).abs().max()) < 8 * scale
+
+
+def test_the_same_seed_rounds_the_same_and_another_otherwise():
+    runs = []
+    for seed in (1, 1, 2):
+        with RandomRounding(seed):
+            runs.append(X / 3)
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_what_the_program_draws_is_left_alone():
+    torch.manual_seed(3)
+    plain = torch.rand(5)
+    torch.manual_seed(3)
+    with RandomRounding(1):
+        _ = X / 3
+        assert torch.equal(torch.rand(5), plain)

@@ -1,0 +1,156 @@
+"""What is wrong is called wrong, and what is rounded otherwise is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardscope.numerics.case import Verdict
+from shardscope.numerics.verdict import compare, compare_value
+from shardscope.record import Condition
+from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG, Rewrite, Triple, numbers
+
+
+def judge(case: Triple) -> Verdict:
+    return compare_value("y", case.compiled, case.eager, lambda: {"y": case.exact})
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_never_passed(name):
+    verdict = judge(WRONG[name])
+    assert verdict.condition.is_bad
+    assert verdict.fact.startswith("y ")
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if "doubl" in name or "NaN" in name])
+def test_what_is_wrong_is_wrong_without_double_precision_too(name):
+    case = WRONG[name]
+    assert compare_value("y", case.compiled, case.eager, lambda: None).condition.is_bad
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_right_is_fine(name):
+    assert not judge(RIGHT[name]).condition.is_bad
+
+
+@pytest.mark.parametrize("name", NEARER)
+def test_what_is_nearer_to_double_precision_is_more_accurate(name):
+    assert judge(NEARER[name]).condition is Condition.MORE_ACCURATE
+
+
+def judge_rewrite(case: Rewrite, function) -> list[Verdict]:
+    others: list[dict[str, torch.Tensor]] = []
+
+    def run_others(count: int):
+        while len(others) < count:
+            others.append(case.run_rounded(len(others) + 1))
+        return others[:count]
+
+    return list(compare(case.run(function), case.run(case.original), case.run_exact, run_others))
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
+def test_a_program_that_is_written_otherwise_is_fine(name):
+    case = REWRITTEN[name]
+    assert [one.fact for one in judge_rewrite(case, case.other) if one.condition.is_bad] == []
+
+
+@pytest.mark.parametrize("name", [name for name in REWRITTEN if "float16" not in name])
+def test_a_rewritten_program_with_one_element_off_is_wrong(name):
+    case = REWRITTEN[name]
+
+    def spoil(*inputs):
+        output = case.other(*inputs)
+        change = torch.zeros_like(output).flatten()
+        change[-1] = output.detach().abs().max() * 0.25
+        return output + change.view_as(output)
+
+    verdict = judge_rewrite(case, spoil)[0]
+    assert verdict.condition is Condition.WRONG_RESULT
+
+
+def test_skipped_roundings_make_it_more_accurate():
+    case = REWRITTEN["matmuls that cancel in bfloat16"]
+    verdict = judge_rewrite(case, case.other)[0]
+    assert verdict.condition is Condition.MORE_ACCURATE
+    assert verdict.deviation.relative_rmse < verdict.deviation.eager_rmse * 0.75
+
+
+def test_a_verdict_says_how_far_off_and_where():
+    case = WRONG["one element of many"]
+    verdict = judge(case)
+    deviation = verdict.deviation
+    assert deviation.worst_index == (123_456,)
+    assert deviation.got == 1.0
+    assert deviation.expected == pytest.approx(float(case.exact[123_456]))
+    assert deviation.eager_rmse < 1e-7 < deviation.relative_rmse
+    assert deviation.max_ulp > 1e5
+    assert verdict.fact.startswith("y is off by ")
+    assert "in 1 of 200,000 elements, worst at [123456]: 1 instead of" in verdict.fact
+
+
+def test_a_nan_is_told_with_what_should_be_there():
+    verdict = judge(WRONG["a NaN where none is"])
+    assert verdict.condition is Condition.NAN
+    assert verdict.fact.startswith("y has NaN instead of ")
+    assert verdict.deviation.worst_index == (3, 4)
+    assert verdict.deviation.got is None
+
+
+def test_whole_numbers_are_told_as_they_are():
+    verdict = judge(WRONG["large whole numbers"])
+    big = 2**60
+    assert verdict.fact == (
+        f"y differs in 2 of 2 elements, first at [0]: {big + 1} instead of {big}"
+    )
+
+
+def test_values_that_only_one_run_has_are_wrong():
+    found = list(compare({"a": 1, "b": 2}, {"a": 1, "c": 3}, lambda: None))
+    assert [(one.name, one.condition.is_bad) for one in found] == [
+        ("a", False),
+        ("c", True),
+        ("b", True),
+    ]
+
+
+def test_a_choice_between_all_but_equal_numbers_may_go_either_way():
+    def choose(y):
+        return (y[0] * 3 - y[1]).argmax(-1)
+
+    row = torch.tensor([[1.0, 1.0, 0.5]])
+    inputs = torch.stack([row, torch.zeros_like(row)])
+    near = inputs.clone()
+    near[0, 0, 1] += 1e-7
+    others = [{"y": choose(near)}, {"y": choose(inputs)}]
+    verdict = compare_value("y", choose(near), choose(inputs), lambda: None, lambda _: others)
+    assert verdict.condition is Condition.FINE
+    wrong = torch.tensor([2])
+    verdict = compare_value("y", wrong, choose(inputs), lambda: None, lambda _: others)
+    assert verdict.condition is Condition.WRONG_RESULT
+
+
+def test_without_further_runs_few_elements_are_still_judged():
+    exact = numbers(3).double() * 1.7
+    eager = exact.float()
+    verdict = compare_value("y", eager * 1.01, eager, lambda: {"y": exact})
+    assert verdict.condition is Condition.WRONG_RESULT
+
+
+def test_infinite_errors_survive_a_recording():
+    verdict = judge(WRONG["tiny and doubled"])
+    assert all(
+        abs(one) < float("inf")
+        for one in (verdict.deviation.relative_rmse, verdict.deviation.max_ulp)
+    )
+
+
+def test_objects_of_other_classes_are_not_compared():
+    assert compare_value("y", object(), object(), lambda: None).condition is Condition.FINE
+
+
+def test_numbers_that_are_all_noise_are_not_more_accurate():
+    """Such is the gradient of a bias that a norm takes away again."""
+    noise = numbers(40, 40)
+    verdict = compare_value("y", noise * 1e-8, noise * 1e-7, lambda: {"y": noise.double() * 1e-20})
+    assert verdict.condition is Condition.FINE

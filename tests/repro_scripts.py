@@ -1,0 +1,95 @@
+"""Fragments captured from functions, and what has to hold of the scripts that they become."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.record import Condition
+
+__all__ = ["WRONG", "assert_same", "assert_tidy", "capture", "copy_inputs", "load"]
+
+WRONG = Outcome(Condition.WRONG_RESULT, fact="output 0 is off")
+
+
+def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Fragment:
+    """The first graph that dynamo makes of a call, with its inputs."""
+    found: list[Fragment] = []
+
+    def keep(graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
+            if not found:
+                found.append(Fragment(graph, copy_inputs(inputs), torch.is_grad_enabled()))
+            return graph.forward(*inputs)
+
+        return call
+
+    torch.compiler.reset()
+    torch.compile(function, backend=keep, dynamic=dynamic)(*args)
+    return found[0]
+
+
+def copy_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        one.detach().clone().requires_grad_(one.requires_grad)
+        if isinstance(one, torch.Tensor)
+        else one
+        for one in inputs
+    )
+
+
+def load(path: Path, name: str = "repro") -> dict[str, Any]:
+    """What a script defines; under the name `__main__` it runs, too."""
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(path.read_text(encoding="utf-8"), "repro.py", "exec"), vars(module))
+    finally:
+        if name == "__main__" and before is not None:
+            sys.modules[name] = before
+    return vars(module)
+
+
+def assert_same(fragment: Fragment, path: Path) -> str:
+    """The script computes, bit for bit, what the fragment computes; its text."""
+    scope = load(path)
+    # FX's own code for a graph gets `(-1) ** x` wrong.
+    graph = fx.Interpreter(fragment.graph).run
+    constants = scope["make_inputs"]()[len(fragment.inputs) :]
+    expected = scope["run"](graph, copy_inputs(fragment.inputs), fragment.with_gradients)
+    inputs = scope["make_inputs"]()
+    found = scope["run"](scope["f"], inputs, fragment.with_gradients)
+    assert len(inputs) == len(fragment.inputs) + len(constants)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True)
+        assert found[name].stride() == value.stride()
+    return path.read_text()
+
+
+def assert_tidy(text: str) -> None:
+    """Valid, readable, without addresses, and with no import but of torch and Python."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            root = module.split(".")[0]
+            assert root == "torch" or root in sys.stdlib_module_names
+    assert not re.search(r"0x[0-9a-f]{6}", text)
+    assert "/work/" not in text
+    assert max(map(len, text.splitlines())) <= 100
