@@ -21,9 +21,15 @@ def count() -> None:
 
 def counted(gm: Any, example_inputs: Any) -> Any:
     """What the environment says, called with the options that it says."""
+    from torch import nn
     from torch._dynamo.backends.registry import lookup_backend
 
     count()
     task = json.loads(os.environ["TORCH_USER_TASK"])
     options = {"options": task["options"]} if task["options"] else {}
-    return lookup_backend(task["backend"])(gm, example_inputs, **options)
+    compiled = lookup_backend(task["backend"])(gm, example_inputs, **options)
+    # The accuracy minifier asks for parameters, and takes it for a pass if there are none to ask:
+    # it is given a module, lest it fail at once on every backend that returns a function.
+    module = nn.Module()
+    module.forward = compiled
+    return module
