@@ -15,14 +15,15 @@ from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.errors import RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
-__all__ = ["Patience", "Queries"]
+__all__ = ["RUNNING", "Patience", "Queries"]
 
 ResultT = TypeVar("ResultT")
 
 _SURELY_S = 2.0  # that a run may take however short eager execution is
 _AT_FIRST_S = 10.0
 _TIMES_EAGER = 20.0
-_RUNNING = ("running", "backward", "running forward", "running backward")
+RUNNING = ("running", "backward", "running forward", "running backward")
+"""Phases in which what was compiled is run."""
 
 
 @final
@@ -38,7 +39,7 @@ class Patience:
 
     def limits(self, run_s: float) -> dict[str, float]:
         """Seconds for each phase of a trial."""
-        return {"": max(self.compile_s, run_s), **dict.fromkeys(_RUNNING, run_s)}
+        return {"": max(self.compile_s, run_s), **dict.fromkeys(RUNNING, run_s)}
 
 
 @final
