@@ -44,6 +44,7 @@ _EXIT_CODES = {
     "phases": 0,
     "holdings": 0,
     "parallel programs": 0,
+    "explanations": 0,
 }
 
 

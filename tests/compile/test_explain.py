@@ -72,6 +72,47 @@ def test_a_break_in_the_standard_library_is_charged_to_the_line_that_called_it()
     assert sources == {'logging.getLogger("quiet").debug("x")'}
 
 
+def test_breaks_within_torch_are_charged_once_to_the_lines_that_call_it() -> None:
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        loss = layer(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    weight = layer.weight.detach().clone()
+    told = explain_one(train, torch.ones(2, 4))
+    sites = [(site.source.text, site.num_events) for site in told.break_sites]
+    assert sites == [("loss.backward()", 1), ("optimizer.step()", 1)]
+    assert "torch breaks the graph here itself" in told.break_sites[1].fix
+    assert torch.equal(layer.weight, weight)
+    assert layer.weight.grad is None
+
+
+def test_a_function_at_its_recompile_limit_is_explained_as_any_other() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(choose, backend="eager")
+    for number in range(10):
+        compiled(X, str(number))
+    told = explain_one(choose, X, "a")
+    assert (told.num_graphs, told.num_skipped_frames) == (1, 0)
+
+
+def test_what_functorch_and_autocast_note_down_is_no_op() -> None:
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x.T
+
+    assert [op.op for op in explain_one(cast, X).graphs[0].ops][1:3] == [
+        "Tensor.T",
+        "operator.matmul",
+    ]
+    assert explain_one(cast, X).num_ops == 2
+    assert explain_one(torch.vmap(torch.sin), X).num_ops == 1
+
+
 class Attributed(nn.Module):
     """Computes with what it holds."""
 

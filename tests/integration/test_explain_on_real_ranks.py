@@ -8,6 +8,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+import shardscope
 from rank_processes import TIMEOUT_S, free_port, rank_environment
 from shardscope import load
 from shardscope.cli import main
@@ -53,7 +54,11 @@ def test_graphs_of_real_ranks_are_compared(tmp_path: Path) -> None:
             command,
             cwd=tmp_path,
             env=rank_environment(
-                RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+                RANK=str(rank),
+                WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=port,
+                PYTHONPATH=str(Path(shardscope.__file__).parents[1]),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -27,6 +27,8 @@ _MODES = (
     "torch.autograd.grad_mode._enter_inference_mode",
     "torch.autograd.grad_mode._exit_inference_mode",
     "torch._functorch.",
+    "torch._C._functorch.",
+    "torch._C._autograd._saved_tensors_hooks",
 )
 
 
@@ -44,6 +46,8 @@ def name_target(node: fx.Node) -> str:
     if node.op == "call_module":
         module = node.graph.owning_module
         return type(module.get_submodule(str(node.target))).__name__ if module else "module"
+    if node.target is getattr:  # x.T and the like
+        return f"Tensor.{node.args[1]}"
     assert callable(node.target)
     return _name_function(node.target)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
+import torch
+from torch import nn
 
-from shardscope.cli.building import build_alone
+from shardscope.cli.building import build_alone, build_model
 from shardscope.cli.console import exit_code, print_line, print_out
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.options import force_option, mesh_option, rank_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, split_batch
 from shardscope.compile.diagnose.diagnose import diagnose
@@ -26,6 +29,8 @@ __frames__ = "outermost"  # whoever called us did not write the program
 
 @click.command("diagnose")
 @click.argument("target", metavar="TARGET")
+@mesh_option
+@rank_option
 @click.option("--backend", default="inductor", show_default=True, help="Of torch.compile.")
 @click.option("--mode", help="Of torch.compile.")
 @click.option(
@@ -56,6 +61,8 @@ __frames__ = "outermost"  # whoever called us did not write the program
 def command(
     ctx: click.Context,
     target: str,
+    mesh: str | None,
+    rank: int,
     backend: str,
     mode: str | None,
     options: tuple[str, ...],
@@ -71,13 +78,17 @@ def command(
     """Compile TARGET's model and compare it with the model itself; blame a line if it differs.
 
     TARGET is a file (train.py) or a module (package.train) that defines model() and batch(model),
-    and optionally loss(output). Gradients are compared too. Exit code 1 says that something is
+    and optionally loss(output). Gradients are compared too. With --mesh, parallelize(model, mesh)
+    shards the model first, as one rank of a simulated world. Exit code 1 says that something is
     wrong; then the smallest program that shows it is in DIR/repro.py.
     """
+    axes = None if mesh is None else parse_mesh(mesh)
     if output is not None:
         check_output(output, force=force)
     recording = _diagnose(
         target,
+        axes,
+        rank=rank,
         backend=backend,
         mode=mode,
         options=_parse_options(options),
@@ -94,21 +105,35 @@ def command(
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def _diagnose(target: str, *, seed: int, folder: str | None, **settings: Any) -> Recording:
+def _diagnose(
+    target: str, axes: Mapping[str, int] | None, *, rank: int, seed: int, **settings: Any
+) -> Recording:
     with as_if_started(target):
         program = load_program(target)
-        model, batch = build_alone(program, seed=seed)
-        args, kwargs = split_batch(batch)
-        found = diagnose(
-            _with_loss(program, model),
-            *args,
-            kwargs=kwargs,
-            name=program.name,
-            folder=None if folder is None else Path(folder),
-            seed=seed,
-            **settings,
-        )
+        with _built(program, axes, rank=rank, seed=seed) as (model, batch):
+            args, kwargs = split_batch(batch)
+            found = diagnose(
+                _with_loss(program, model),
+                *args,
+                kwargs=kwargs,
+                name=program.name,
+                seed=seed,
+                **settings,
+            )
     return name_command(found.recording)
+
+
+@contextmanager
+def _built(
+    program: Program, axes: Mapping[str, int] | None, *, rank: int, seed: int
+) -> Iterator[tuple[nn.Module, Any]]:
+    """The model and its input, as a single device has them or as a rank of a simulated world."""
+    if axes is None:
+        yield build_alone(program, seed=seed)
+        return
+    torch.manual_seed(seed)
+    with build_model(program, axes, rank=rank, is_real=False, has_data=True) as built:
+        yield built.model, built.make_batch()
 
 
 def _with_loss(program: Program, model: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -17,7 +17,7 @@ from shardscope.compile.diagnose.cutting.cut import Recorded
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
-from shardscope.compile.diagnose.isolation.payload import decode
+from shardscope.compile.diagnose.isolation.payload import unpack
 from shardscope.compile.diagnose.judging.judge import judge
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
@@ -116,9 +116,9 @@ def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
     return replace(outcome, hints=(name,)) if name else outcome
 
 
-def check_program(bench: Bench, pickled: bytes, compiler: Compiler) -> Outcome:
+def check_program(bench: Bench, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
     """Judge a whole function, as torch.compile takes it."""
-    return judge_program(lambda: decode(pickled), compiler, announce=bench.announce)
+    return judge_program(lambda: unpack(packed), compiler, announce=bench.announce)
 
 
 def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:

@@ -25,7 +25,7 @@ from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, is_alike
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
-from shardscope.errors import RemoteError
+from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, SuspectOp
 
 __all__ = ["Culprit", "Found", "add_note"]
@@ -93,7 +93,7 @@ class Culprit:
         def ask(keep: frozenset[str]) -> Answer:
             try:
                 outcome = self._queries.ask(Piece(key, keep))
-            except RemoteError:  # without a compiler it fails as well
+            except CompileError:  # without a compiler it fails as well
                 return Answer.UNRESOLVED
             if is_alike(outcome, whole):
                 return Answer.FAILS
@@ -124,7 +124,7 @@ class Culprit:
             return whole.hints
         try:
             outcome: Outcome = self._queries.run(check_exposed, key, self._compiler)
-        except RemoteError:  # it is only slower without
+        except CompileError:  # it is only slower without
             return ()
         return outcome.hints if is_alike(outcome, whole) else ()
 
@@ -132,7 +132,7 @@ class Culprit:
         self._teller.doing("finding the stage")
         try:
             told = self._find_stage(found)
-        except RemoteError as error:
+        except CompileError as error:
             note = f"Finding the stage failed ({error})."
             return _with(found, add_note(found.diagnosis, note))
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 from msgspec.structs import replace
 
+from shardscope.comm.lines import user_source
 from shardscope.comm.run import read_identity
 from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
 from shardscope.compile.diagnose.capture import Captured
@@ -19,8 +20,8 @@ from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe
 from shardscope.compile.diagnose.subject import Subject
-from shardscope.errors import RemoteError
-from shardscope.record import Condition, Diagnosis, Stage
+from shardscope.errors import CompileError
+from shardscope.record import Condition, Diagnosis, Stage, SuspectOp
 
 __all__ = ["Examination"]
 
@@ -94,8 +95,8 @@ class Examination:
 
         Numbers are not compared if they are known to differ by what is drawn at random.
         """
-        pickled = self._program.pickled
-        if pickled is None:
+        packed = self._program.packed
+        if packed is None:
             self._notes.append(
                 "The function could not be sent to another process, so its graphs were compared, "
                 "and not what lies between them."
@@ -103,19 +104,19 @@ class Examination:
             return None
         self._teller.doing("compiling the whole function")
         try:
-            return self._judge_whole(pickled, is_by_chance)
-        except RemoteError as error:
+            return self._judge_whole(packed, is_by_chance)
+        except CompileError as error:
             self._notes.append(
-                f"The function could not be run in another process ({error.message}), so its "
+                f"The function could not be run in another process ({error}), so its "
                 "graphs were compared, and not what lies between them."
             )
             return None
 
-    def _judge_whole(self, pickled: bytes, is_by_chance: bool) -> Diagnosis | None:
-        outcome = self._queries.run(check_program, pickled, self._compiler)
+    def _judge_whole(self, packed: Sequence[bytes], is_by_chance: bool) -> Diagnosis | None:
+        outcome = self._queries.run(check_program, packed, self._compiler)
         if not outcome.is_bad or (is_by_chance and outcome.condition in _BY_VALUES):
             return None
-        without = self._queries.run(check_program, pickled, _EAGER)
+        without = self._queries.run(check_program, packed, _EAGER)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
         note = "Each of its graphs alone is right: no op was found to blame."
         return replace(self._begin(outcome), stage=stage, notes=(note,))
@@ -137,10 +138,8 @@ class Examination:
     def _expose(self, key: int) -> Outcome:
         try:
             outcome: Outcome = self._queries.run(check_exposed, key, self._compiler)
-        except RemoteError as error:
-            self._notes.append(
-                f"Not all values of graph {key} could be compared ({error.message})."
-            )
+        except CompileError as error:
+            self._notes.append(f"Not all values of graph {key} could be compared ({error}).")
             return Outcome(Condition.FINE)
         return outcome
 
@@ -149,8 +148,14 @@ class Examination:
         assert error is not None
         text = f"{type(error).__name__}: {error}".strip()
         outcome = Outcome(Condition.COMPILE_ERROR, "dynamo does not get through it", error=text)
-        begun = replace(self._begin(outcome), stage=Stage.DYNAMO)
-        return replace(begun, num_graphs=len(captured.fragments))
+        source = user_source(str(error))
+        suspects = () if source is None else (SuspectOp(op="this line", source=source),)
+        return replace(
+            self._begin(outcome),
+            stage=Stage.DYNAMO,
+            suspects=suspects,
+            num_graphs=len(captured.fragments),
+        )
 
     def _begin(self, outcome: Outcome) -> Diagnosis:
         rank, _ = read_identity()

@@ -12,17 +12,18 @@ from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.errors import BackendError, RemoteError, WorkerCrashed, WorkerHung
+from shardscope.errors import RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
-__all__ = ["Patience", "Queries"]
+__all__ = ["RUNNING", "Patience", "Queries"]
 
 ResultT = TypeVar("ResultT")
 
 _SURELY_S = 2.0  # that a run may take however short eager execution is
 _AT_FIRST_S = 10.0
 _TIMES_EAGER = 20.0
-_RUNNING = ("running", "backward", "running forward", "running backward")
+RUNNING = ("running", "backward", "running forward", "running backward")
+"""Phases in which what was compiled is run."""
 
 
 @final
@@ -38,7 +39,7 @@ class Patience:
 
     def limits(self, run_s: float) -> dict[str, float]:
         """Seconds for each phase of a trial."""
-        return {"": max(self.compile_s, run_s), **dict.fromkeys(_RUNNING, run_s)}
+        return {"": max(self.compile_s, run_s), **dict.fromkeys(RUNNING, run_s)}
 
 
 @final
@@ -80,11 +81,16 @@ class Queries:
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call what calls the backend, at the bench; the end of its process is an outcome.
 
-        Raises RemoteError for what is not the backend's doing, BackendError for bad options.
+        Raises CompileError for what is not the backend's doing, BackendError for bad options.
         """
         self.count(1)
         try:
             return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+        except RemoteError as error:
+            # What was said on purpose there is meant for the user here.
+            raise (
+                error.__cause__ if isinstance(error.__cause__, ShardscopeError) else error
+            ) from None
         except WorkerCrashed as end:
             self._expect_more(end.phase)
             return _describe_crash(end)
@@ -92,10 +98,6 @@ class Queries:
             self._expect_more(end.phase)
             self._has_hung = True
             return _describe_hang(end)
-        except RemoteError as error:
-            if isinstance(error.__cause__, BackendError):
-                raise error.__cause__ from None
-            raise
 
     def _expect_more(self, phase: str) -> None:
         self.last_phase = phase

@@ -16,14 +16,15 @@ from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.progress import Teller
-from shardscope.compile.diagnose.queries import Queries
+from shardscope.compile.diagnose.queries import RUNNING, Queries
 from shardscope.compile.diagnose.repro.verify import Verified, verify
-from shardscope.errors import RemoteError
-from shardscope.record import Diagnosis
+from shardscope.errors import CompileError
+from shardscope.record import Condition, Diagnosis
 
 __all__ = ["Scribe"]
 
 _START_S = 120.0  # that a process may take to import torch
+_SMALL_COMPILE_S = 15.0  # that a few ops may take which were compiled before
 
 
 @final
@@ -76,7 +77,7 @@ class Scribe:
         self._teller.doing("writing the script")
         try:
             written = self._write(found, piece)
-        except RemoteError as error:
+        except CompileError as error:
             return add_note(found.diagnosis, f"No script could be written ({error}).")
         except KeyboardInterrupt:
             if self._is_interrupted:
@@ -89,7 +90,9 @@ class Scribe:
             found.diagnosis, repro=_shown(written.path), passing=f"the same {written.passing}"
         )
         if self._is_interrupted:
-            return add_note(told, "It was interrupted: this is the best found so far, not verified.")
+            return add_note(
+                told, "It was interrupted: this is the best found so far, not verified."
+            )
         return self._verified(told, written, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
@@ -102,13 +105,18 @@ class Scribe:
             folder=self._folder.path.resolve(),
             title=f"{one.target} under {one.backend}",
             stage=one.stage,
-            limit_s=self._queries.run_s + self._compile_s,
+            limit_s=self._find_limit(found.outcome),
             settings=self._settings,
         )
         written: Written | Outcome = self._queries.run(write, request)
         if isinstance(written, Written):
             self._queries.count(written.num_calls - 1)
         return written
+
+    def _find_limit(self, outcome: Outcome) -> float:
+        """Seconds that the script may take before it is said to hang."""
+        is_running = outcome.condition is Condition.HANG and outcome.signature in RUNNING
+        return self._queries.run_s + (_SMALL_COMPILE_S if is_running else self._compile_s)
 
     def _verified(self, told: Diagnosis, written: Written, outcome: Outcome) -> Diagnosis:
         self._teller.doing("running the script in a fresh process")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, final
@@ -12,7 +12,7 @@ import torch
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.uncompiled_functions import uncompiled
 from shardscope.compile.diagnose.capture import Captured, capture
-from shardscope.compile.diagnose.isolation.payload import encode
+from shardscope.compile.diagnose.isolation.payload import pack
 from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 
@@ -47,10 +47,10 @@ class Subject:
         return captured
 
     @cached_property
-    def pickled(self) -> bytes | None:
+    def packed(self) -> Sequence[bytes] | None:
         """The function and its arguments for another process; None if they cannot go there."""
         try:
-            return encode((self._fn, self._args, dict(self._kwargs)))
+            return pack((self._fn, self._args, dict(self._kwargs))).copy().pieces
         except Exception:  # noqa: BLE001 - locks, groups, generators, whatever a closure holds
             return None
 

@@ -55,6 +55,16 @@ _FIXES: tuple[tuple[str, str, str], ...] = (
         "log outside the compiled function, or if not torch.compiler.is_compiling(): log(...)",
     ),
     (
+        "RNN, GRU, or LSTM",
+        "",
+        "torch._dynamo.config.allow_rnn = True lets graphs hold them",
+    ),
+    (
+        "Attempted to inline function marked as skipped",
+        "",
+        "call it outside the compiled function",
+    ),
+    (
         "Attempted to call function marked as skipped",
         "",
         "move the call out of the compiled function, or wrap it in @torch.library.custom_op",
@@ -92,6 +102,7 @@ _FIXES: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_TORCHS_OWN = "torch breaks the graph here itself: call this outside the compiled function"
 _FSDP = (
     "FSDP's hooks are no part of a graph: compile the layers before they are sharded, one by one "
     "(layer.compile(); fully_shard(layer))"
@@ -102,6 +113,8 @@ def suggest_fix(kind: str, message: str, *, file: str = "") -> str:
     """An example of what to do about a break of that kind, or nothing."""
     if "torch/distributed/fsdp/" in file:
         return _FSDP
+    if "/torch/" in file and "graph_break()" in kind:
+        return _TORCHS_OWN
     for in_kind, in_message, fix in _FIXES:
         if in_kind.lower() in kind.lower() and in_message in message:
             return fix

@@ -66,11 +66,11 @@ class Sites:
         """
         kind = _first_kind(stop)
         lines = stop.stack or (Line(frame.file, frame.line, frame.name),)
-        place = _innermost(lines)
+        place = _innermost((*_below_us(frame.callers), *lines))
         key = (place.file, place.line, kind)
         if key not in self._sites:
             self._sites[key] = _Site(kind, make_source(place), stop)
-        where = (kind, *_whole_stack(frame.callers, lines))
+        where = (key, *_whole_stack(frame.callers, lines))
         depth = len(lines)
         if depth >= self._depths.get(where, 0):
             self._sites[key].num_events += 1
@@ -97,6 +97,12 @@ def _whole_stack(callers: Sequence[Line], lines: Sequence[Line]) -> tuple[tuple[
 
 def _is_same_function(one: Line, other: Line) -> bool:
     return one.file == other.file and function_name(one.function) == function_name(other.function)
+
+
+def _below_us(callers: Sequence[Line]) -> Sequence[Line]:
+    """Those that what is explained called; where it was called from is no part of it."""
+    ours = [index for index, line in enumerate(callers) if line.file.startswith(_OURS)]
+    return callers[ours[-1] + 1 :] if ours else callers
 
 
 def _innermost(lines: Sequence[Line]) -> Line:
@@ -143,8 +149,12 @@ def _make_record(site: _Site) -> BreakSite:
         explanation=explanation,
         break_id=find_break_id(site.kind),
         hints=hints,
-        fix=suggest_fix(site.kind, site.stop.message, file=site.source.file),
+        fix=suggest_fix(site.kind, site.stop.message, file=_last_file(site.stop)),
     )
+
+
+def _last_file(stop: Stop) -> str:
+    return stop.stack[-1].file if stop.stack else ""
 
 
 def _read_message(message: str) -> tuple[str, tuple[str, ...]]:

@@ -209,6 +209,24 @@ def test_a_write_whose_result_nobody_reads_is_seen_in_what_it_was_given() -> Non
     assert outputs_of(part) == ["y"]
 
 
+@pytest.mark.parametrize("max_bytes", [1 << 30, 0], ids=["held", "computed again"])
+def test_inputs_that_share_memory_do_so_in_the_run(max_bytes: int) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    (fragment,) = capture(function, torch.zeros(4), torch.zeros(2))
+    whole = torch.zeros(4)
+    shared = Fragment(fragment.graph, (whole, whole[2:]), False)
+    recorded = Recorded(shared, max_bytes=max_bytes)
+    part = recorded.cut([recorded.ops[-1]])
+    assert torch.equal(part.inputs[0], torch.ones(2))
+    assert torch.equal(whole, torch.zeros(4))
+    # The two are apart in a part: what is read after the write is given as it was then.
+    both = recorded.cut(recorded.ops)
+    assert [value.tolist() for value in both.inputs] == [[0] * 4, [1] * 2]
+
+
 def test_writes_to_what_needs_gradients_go_to_a_copy() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin().relu_() * 2

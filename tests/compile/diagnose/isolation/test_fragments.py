@@ -14,7 +14,7 @@ from torch import fx, nn
 import isolated_calls as calls
 from captured_fragments import PROGRAMS, capture, run
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.isolation.payload import decode, encode
+from shardscope.compile.diagnose.isolation.payload import decode_fragment, encode_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.errors import CompileError
 
@@ -38,7 +38,7 @@ def test_a_worker_computes_what_a_captured_graph_computes_here(name: str, worker
 def test_nodes_keep_their_names_targets_and_origins(name: str) -> None:
     program = PROGRAMS[name]
     for fragment in capture(program.function, *program.args()):
-        made = decode(encode(fragment))
+        made = decode_fragment(encode_fragment(fragment))
         nodes = list(zip(fragment.graph.graph.nodes, made.graph.graph.nodes, strict=True))
         for node, other in nodes:
             assert (node.name, node.op, node.target) == (other.name, other.op, other.target)
@@ -77,7 +77,7 @@ def make_fragment(target: Any, *inputs: Any, op: str = "call_function", **kwargs
     ids=str,
 )
 def test_a_target_is_the_same_object_there(target: Any) -> None:
-    made = decode(encode(make_fragment(target, torch.ones(2))))
+    made = decode_fragment(encode_fragment(make_fragment(target, torch.ones(2))))
     (node,) = (node for node in made.graph.graph.nodes if node.op == "call_function")
     assert node.target is target or node.target == target
 
@@ -94,7 +94,7 @@ def test_arguments_of_all_kinds_survive() -> None:
         "infinite": float("inf"),
         "span": range(3),
     }
-    made = decode(encode(make_fragment(torch.relu, torch.ones(2), **kwargs)))
+    made = decode_fragment(encode_fragment(make_fragment(torch.relu, torch.ones(2), **kwargs)))
     (node,) = (node for node in made.graph.graph.nodes if node.op == "call_function")
     assert dict(node.kwargs) == kwargs
 
@@ -134,9 +134,9 @@ def test_tensors_of_all_kinds_look_the_same_there(workers: Workers) -> None:
 
 
 def test_what_arrives_is_plain_whatever_the_receiver_is_doing() -> None:
-    data = encode(make_fragment(torch.relu, torch.ones(2, requires_grad=True)))
+    data = encode_fragment(make_fragment(torch.relu, torch.ones(2, requires_grad=True)))
     with torch._subclasses.FakeTensorMode(), torch.device("meta"), torch.inference_mode():
-        (got,) = decode(data).inputs
+        (got,) = decode_fragment(data).inputs
     assert torch.equal(got, torch.ones(2))
     assert got.requires_grad
 
@@ -145,7 +145,7 @@ def test_symbols_become_the_numbers_of_this_run() -> None:
     (fragment,) = capture(
         lambda x: x.reshape(x.shape[1], x.shape[0]) * x.shape[0], torch.ones(3, 5), dynamic=True
     )
-    made = decode(encode(fragment))
+    made = decode_fragment(encode_fragment(fragment))
     assert all(isinstance(one, int | torch.Tensor) for one in made.inputs)
     assert_same(run(made), run(fragment))
 
@@ -189,7 +189,7 @@ def test_an_op_of_a_file_that_nobody_can_import_is_refused(tmp_path: Path) -> No
     library = runpy.run_path(str(tmp_path / "ops.py"))["library"]
     fragment = make_fragment(torch.ops.shardscope_tests_bare.twice.default, torch.ones(2))
     with pytest.raises(CompileError, match=r"the op shardscope_tests_bare::twice is registered in"):
-        encode(fragment)
+        encode_fragment(fragment)
     del library  # which took the op with it, had it gone earlier
 
 
@@ -207,15 +207,15 @@ def test_an_op_is_registered_by_an_import_of_its_module(
 def test_tensors_without_data_are_refused_in_a_sentence() -> None:
     fragment = make_fragment(torch.relu, torch.ones(2, device="meta"))
     with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(it is on the meta"):
-        encode(fragment)
+        encode_fragment(fragment)
     freed = torch.ones(2)
     freed.untyped_storage().resize_(0)
     with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(its memory has been"):
-        encode(make_fragment(torch.relu, freed))
+        encode_fragment(make_fragment(torch.relu, freed))
     with torch._subclasses.FakeTensorMode():
         fragment = make_fragment(torch.relu, torch.ones(2))
     with pytest.raises(CompileError, match=r"'x_0' of the graph has no data \(it is fake\)"):
-        encode(fragment)
+        encode_fragment(fragment)
 
 
 def test_constants_of_a_graph_and_tensors_that_it_holds_twice_travel() -> None:
@@ -225,7 +225,7 @@ def test_constants_of_a_graph_and_tensors_that_it_holds_twice_travel() -> None:
     total = graph.call_function(torch.add, (left, right))
     graph.output((total, left, None, 3))
     module = fx.GraphModule({"deep.left": weight, "right": weight}, graph)
-    made = decode(encode(Fragment(module, (), with_gradients=True)))
+    made = decode_fragment(encode_fragment(Fragment(module, (), with_gradients=True)))
     assert made.graph.deep.left is made.graph.right
     assert isinstance(made.graph.right, nn.Parameter)
     assert_same([made.graph()[:2]], [module()[:2]])

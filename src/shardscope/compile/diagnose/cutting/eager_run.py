@@ -12,8 +12,9 @@ import torch
 from torch import fx, nn
 
 from shardscope.compile.diagnose.cutting.units import Switches, split_into_steps
-from shardscope.compile.diagnose.cutting.values import copy_tensor, map_tensors, tensors_in
+from shardscope.compile.diagnose.cutting.values import copy_tensor, has_memory, tensors_in
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.judging.copies import copy_inputs
 
 __all__ = ["EagerRun", "copy_state"]
 
@@ -89,7 +90,7 @@ class _Interpreter(fx.Interpreter):
         super().__init__(fragment.graph, garbage_collect_values=False, graph=graph)
         self._state = copy_state(fragment.graph, graph.nodes)
         with torch.set_grad_enabled(fragment.with_gradients):
-            self.args_iter = iter([map_tensors(one, _copy_input) for one in fragment.inputs])
+            self.args_iter = iter([_leave_leaf(one) for one in copy_inputs(fragment.inputs)])
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.env[node] = self.run_node(node)
@@ -99,14 +100,11 @@ class _Interpreter(fx.Interpreter):
         return self._state[target]
 
 
-def _copy_input(tensor: torch.Tensor) -> torch.Tensor:
+def _leave_leaf(value: Any) -> Any:
     """A program may write to what came out of another op, but not to a leaf: so it is none."""
-    copied = copy_tensor(tensor).requires_grad_(tensor.requires_grad)
-    if not (tensor.requires_grad and torch.is_grad_enabled()):
-        return copied
+    needs_gradient = isinstance(value, torch.Tensor) and value.requires_grad
     apply: Any = _Passed.apply
-    passed: torch.Tensor = apply(copied)
-    return passed
+    return apply(value) if needs_gradient and torch.is_grad_enabled() else value
 
 
 @final
@@ -115,8 +113,11 @@ class _Passed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        if not has_memory(leaf):
+            return leaf.clone()
         empty = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        return empty.set_(leaf.untyped_storage(), 0, leaf.size(), leaf.stride())
+        offset = leaf.storage_offset()
+        return empty.set_(leaf.untyped_storage(), offset, leaf.size(), leaf.stride())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from shardscope.compile.diagnose.isolation.operators import (
     name_function,
 )
 
-__all__ = ["Payload", "decode", "encode", "pack", "unpack"]
+__all__ = ["Payload", "decode_fragment", "encode_fragment", "pack", "unpack"]
 
 # Which modules go by value is a setting of cloudpickle's, and so of the whole process.
 _one_at_a_time = threading.Lock()
@@ -65,14 +65,16 @@ def unpack(pieces: Sequence[Any]) -> Any:
         return pickle.loads(pieces[0], buffers=pieces[1:])
 
 
-def encode(value: object) -> bytes:
-    """A value in one piece, for those who keep it."""
-    return pickle.dumps(pack(value).copy().pieces, protocol=5)
+def encode_fragment(fragment: Fragment) -> bytes:
+    """A fragment in one piece, for files and for those who keep it."""
+    return pickle.dumps(pack(fragment).copy().pieces, protocol=5)
 
 
-def decode(data: bytes) -> Any:
-    """The value that was encoded, made anew each time."""
-    return unpack(pickle.loads(data))
+def decode_fragment(data: bytes) -> Fragment:
+    """The fragment that was encoded."""
+    fragment = unpack(pickle.loads(data))
+    assert isinstance(fragment, Fragment)
+    return fragment
 
 
 @final
