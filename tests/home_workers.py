@@ -135,7 +135,6 @@ def _run(path: Path) -> int:
     return 0
 
 
-@pytest.fixture
 def stay_at_home(monkeypatch: pytest.MonkeyPatch) -> HomeWorkers:
     """Have `diagnose` start no process; gives whoever is asked instead."""
     workers = HomeWorkers()

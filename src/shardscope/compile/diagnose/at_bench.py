@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -128,8 +129,10 @@ def describe(bench: Bench, piece: Piece) -> tuple[SuspectOp, ...]:
 
 def attempt(bench: Bench, piece: Piece, compiler: Compiler, trial: Trial, phase: Phase) -> Report:
     """Judge a piece with parts of the compiler switched off."""
+    # What runs has less time than what compiles, so both are told apart.
+    aloud = partial(judge, announce=bench.announce)
     with announced(bench.announce):
-        return try_out(_cut(bench, piece), compiler, trial, judge=judge, phase=phase)
+        return try_out(_cut(bench, piece), compiler, trial, judge=aloud, phase=phase)
 
 
 def write(bench: Bench, request: Request) -> Written:

@@ -1,0 +1,212 @@
+"""`diagnose` with real processes: what they leave behind, how they die, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import diagnosed_models as models
+import shardscope
+from shardscope import Diagnosed, diagnose
+from shardscope.record import Condition, Phase, Stage
+
+_HOMES = {
+    "HOME": "home",
+    "TMPDIR": "tmp",
+    "TORCHINDUCTOR_CACHE_DIR": "caches/inductor",
+    "TRITON_CACHE_DIR": "caches/triton",
+    "XDG_CACHE_HOME": "caches/xdg",
+}
+
+
+@pytest.fixture
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, a home and caches, each with something in it that is to stay."""
+    for name, place in {**_HOMES, "": "work"}.items():
+        folder = tmp_path / place
+        (folder / "kernels").mkdir(parents=True)
+        (folder / "kernels" / "sentinel.so").write_bytes(b"mine")
+        if name:
+            monkeypatch.setenv(name, str(folder))
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def read_all(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All files, with their contents and when they were written, and all folders."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        if path.is_file()
+        else (b"", 0)
+        for path in folder.rglob("*")
+    }
+
+
+class Small(nn.Module):
+    """Buffers that change in train mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(torch.relu(self.norm(x)))
+
+
+def test_two_at_once_change_nothing_of_the_users_and_write_into_their_folder_alone(
+    surroundings: Path,
+) -> None:
+    model = Small()
+    model.drop.eval()
+    given = torch.randn(8, 4, requires_grad=True)
+    model(given).sum().backward()
+    compiled_again = _compile_before(model)
+    files, state = read_all(surroundings), _read(model, given)
+    found: dict[str, Diagnosed] = {}
+
+    def run(name: str, function: Any, *args: Any, **settings: Any) -> None:
+        found[name] = diagnose(function, *args, **settings)
+
+    options = {"op": "relu"}
+    backend = "shardscope_fault_accuracy_error"
+    wrong = threading.Thread(
+        target=run,
+        args=("wrong", models.broken, given),
+        kwargs={"backend": backend, "options": options},
+    )
+    wrong.start()
+    run("fine", model, given, backend="aot_eager")
+    wrong.join()
+
+    assert found["fine"].condition is Condition.FINE, found["fine"].diagnosis
+    one = found["wrong"].diagnosis
+    assert (one.condition, one.graph, one.is_minimal, one.is_verified) == (
+        Condition.WRONG_RESULT,
+        1,
+        True,
+        True,
+    ), one.notes
+    assert one.suspects[0].source.line == models.line_of("x = torch.relu(x)")
+    repro = found["wrong"].repro
+    assert repro is not None
+    _check_surroundings(surroundings, files, repro)
+    assert all(torch.equal(*pair) for pair in zip(_read(model, given), state, strict=True))
+    assert (model.training, model.drop.training) == (True, False)
+    assert not compiled_again()
+
+
+def _check_surroundings(surroundings: Path, files: dict[str, Any], repro: Path) -> None:
+    now = read_all(surroundings)
+    assert {name: now.get(name) for name in files} == files
+    new = {Path(name).parts[:2] for name in now.keys() - files.keys()}
+    assert new == {("work", repro.parent.name)}
+    assert [path.name for path in repro.parent.iterdir()] == ["repro.py"]
+
+
+def _read(model: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
+    grads = [given.grad, *(one.grad for one in model.parameters())]
+    tensors = [*model.state_dict().values(), given, *grads, torch.get_rng_state()]
+    return [one.detach().clone() for one in tensors]
+
+
+def _compile_before(model: nn.Module) -> Any:
+    """Compile something of the user's; whether calling it then compiles it again."""
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        calls.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    state = {name: one.clone() for name, one in model.state_dict().items()}
+    compiled = torch.compile(models.deep, backend=backend)
+    compiled(torch.ones(3))
+    model.load_state_dict(state)
+
+    def is_compiled_again() -> bool:
+        before = len(calls)
+        compiled(torch.ones(3))
+        return len(calls) != before
+
+    return is_compiled_again
+
+
+def twofold(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(torch.relu(x))
+
+
+def test_a_crash_is_found_and_shown_by_a_script(surroundings: Path) -> None:
+    folder = surroundings / "out"
+    backend, options = "shardscope_fault_crash", {"op": "relu"}
+    found = diagnose(twofold, torch.ones(2), backend=backend, options=options, folder=folder)
+    one = found.diagnosis
+    assert (one.condition, one.stage, one.phase) == (
+        Condition.CRASH,
+        Stage.BACKEND,
+        Phase.FORWARD,
+    )
+    assert "SIGSEGV" in one.fact
+    assert [suspect.op for suspect in one.suspects] == ["torch.relu"]
+    assert (one.is_minimal, one.is_verified) == (True, True), one.notes
+    assert [path.name for path in folder.iterdir()] == ["repro.py"]
+    assert not list((surroundings / "work").glob("core*"))
+
+
+SCRIPT = """\
+import os, signal, sys
+import torch
+from shardscope import diagnose
+from shardscope.compile.diagnose.progress import Teller
+
+asked = Teller.asked
+
+def interrupt(self, num_queries):
+    asked(self, num_queries)
+    if num_queries == 6:
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Wrong:
+    def __call__(self, graph, inputs):
+        names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
+        by = "relu" in names and "tanh" in names
+        return lambda *given: [one + by for one in graph(*given)]
+
+def deep(x):
+    for _ in range(8):
+        x = torch.sin(x)
+    x = torch.relu(x)
+    return torch.tanh(x)
+
+Teller.asked = interrupt
+found = diagnose(deep, torch.ones(4), backend=Wrong())
+print(found, found.repro, found.diagnosis.is_minimal, found.diagnosis.notes[-1])
+"""
+
+
+def test_ctrl_c_in_a_script_keeps_the_best_so_far(surroundings: Path) -> None:
+    script = surroundings / "script.py"
+    script.write_text(SCRIPT)
+    ours = str(Path(shardscope.__file__).parents[1])
+    end = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": ours},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (end.returncode, end.stderr) == (0, "")
+    assert "Diagnosed(wrong_result" in end.stdout
+    assert "shardscope-diagnosis/repro.py False It was interrupted" in end.stdout
+    folder = surroundings / "work" / "shardscope-diagnosis"
+    assert {path.suffix for path in folder.iterdir()} == {".py", ".pt"}
+    compile((folder / "repro.py").read_text(), "repro.py", "exec")
