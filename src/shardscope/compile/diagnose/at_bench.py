@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -21,6 +25,7 @@ from shardscope.compile.diagnose.isolation.payload import unpack
 from shardscope.compile.diagnose.judging.judge import judge
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
+from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
 from shardscope.compile.diagnose.searching.hints import in_order, name_output
@@ -38,6 +43,7 @@ __all__ = [
     "check_program",
     "describe",
     "load",
+    "run_passing",
     "set_up",
     "write",
 ]
@@ -156,6 +162,25 @@ def write(bench: Bench, request: Request) -> Written:
         settings=request.settings,
     )
     return Written(path, passing.difference, counted.num_calls)
+
+
+def run_passing(bench: Bench, path: Path) -> tuple[int, str]:
+    """Run the variant of a script that does not fail: its exit code, and what it printed.
+
+    That it passes needs no fresh process, as a failure does.
+    """
+    bench.announce("running the passing variant")
+    printed = io.StringIO()
+    arguments = sys.argv
+    sys.argv = [str(path), PASSING]
+    try:
+        with redirect_stdout(printed):
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0), printed.getvalue()
+    finally:
+        sys.argv = arguments
+    return 0, printed.getvalue()
 
 
 def _find_variant(
