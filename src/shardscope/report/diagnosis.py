@@ -11,6 +11,7 @@ from rich.text import Text
 from shardscope.record import Condition, Deviation, Diagnosis, Recording, SuspectOp
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.lines import format_source
+from shardscope.report.names import make_inert, shorten
 
 __all__ = ["render_diagnoses"]
 
@@ -27,7 +28,8 @@ _WORDS = {
 def render_diagnoses(recording: Recording) -> Iterator[RenderableType]:
     """A block of lines for each diagnosis; nothing if there is none."""
     for one in recording.diagnoses:
-        yield make_title("Diagnosis", f"of {one.target} compiled by {one.backend}")
+        names = (shorten(make_inert(name), 60) for name in (one.target, one.backend))
+        yield make_title("Diagnosis", "of {} compiled by {}".format(*names))
         yield _render(one)
 
 
@@ -40,18 +42,21 @@ def _render(one: Diagnosis) -> Table:
     return table
 
 
+def _tell(fact: str) -> str:
+    return f": {fact}" if fact else ""
+
+
 def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
     style = _BAD if one.condition.is_bad else _GOOD
     words = _WORDS.get(one.condition, one.condition.replace("_", " "))
-    yield "verdict", Text(words, style).append_text(make_text(f"  {one.fact}", width=1000))
+    yield "verdict", Text(words, style).append_text(make_text(_tell(one.fact), width=1000))
     if one.stage is not None:
         yield "stage", _name_stage(one)
     yield from _where(one)
     yield from _render_suspects(one)
-    if one.deviation is not None and one.condition is not Condition.NAN:
+    if one.deviation is not None and one.deviation.max_ulp < _MANY_ULP:
         yield "off by", _describe_deviation(one.deviation)
-    if one.error:
-        yield "error", make_text(one.error.strip().split("\n")[0], width=600)
+    yield from _render_error(one)
     if one.repro:
         yield "repro", _describe_repro(one)
     if one.passing:
@@ -62,15 +67,21 @@ def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
 
 
 def _name_stage(one: Diagnosis) -> Text:
-    stage = make_text(str(one.stage), "bold")
-    return stage.append_text(make_text(f": {one.part}", width=600)) if one.part else stage
+    """`backend: aten.relu.default`; a part that names its stage stands for it."""
+    is_named = one.part.startswith(str(one.stage))
+    stage = make_text(one.part if is_named else str(one.stage), "bold", width=600)
+    rest = "" if is_named or not one.part else f": {one.part}"
+    return stage.append_text(make_text(rest, width=600))
 
 
 def _where(one: Diagnosis) -> Iterator[tuple[str, Text]]:
     if one.graph is None:
         return
     phase = f", {one.phase}" if one.phase is not None else ""
-    yield "where", make_text(f"graph {one.graph} of {one.num_graphs}{phase}")
+    graph = (
+        f"graph {one.graph} of 0 – {one.num_graphs - 1}" if one.num_graphs > 1 else "its only graph"
+    )
+    yield "where", make_text(f"{graph}{phase}")
 
 
 def _render_suspects(one: Diagnosis) -> Iterator[tuple[str, Text]]:
@@ -93,13 +104,15 @@ def _describe_suspect(suspect: SuspectOp) -> Text:
 
 
 def _describe_deviation(one: Deviation) -> Text:
-    parts = [f"{one.tensor}: {one.relative_rmse:.1e} of its size (eager {one.eager_rmse:.1e})"]
-    if one.max_ulp < _MANY_ULP:
-        parts.append(f"up to {one.max_ulp:,.3g} units in the last place")
-    if one.expected is not None and one.got is not None:
-        place = ", ".join(map(str, one.worst_index))
-        parts.append(f"[{place}] is {one.got:.6g} instead of {one.expected:.6g}")
-    return make_text("; ".join(parts), width=600)
+    """What the verdict does not say."""
+    return make_text(f"up to {one.max_ulp:,.0f} units in the last place of {one.tensor}")
+
+
+def _render_error(one: Diagnosis) -> Iterator[tuple[str, Text]]:
+    """What was raised, unless the verdict says it already."""
+    line = one.error.strip().partition("\n")[0]
+    if line and line.rstrip(".") not in one.fact:
+        yield "error", make_text(line, width=600)
 
 
 def _describe_repro(one: Diagnosis) -> Text:

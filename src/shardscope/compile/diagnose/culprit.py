@@ -8,6 +8,7 @@ from typing import final
 
 from msgspec.structs import replace
 
+from shardscope.comm.stack import shown_path
 from shardscope.compile.diagnose.at_bench import (
     Loaded,
     Piece,
@@ -25,7 +26,7 @@ from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
 from shardscope.errors import CompileError
-from shardscope.record import Diagnosis
+from shardscope.record import Diagnosis, SuspectOp
 
 __all__ = ["Culprit", "Found", "add_note"]
 
@@ -82,7 +83,7 @@ class Culprit:
             phase=outcome.phase,
             deviation=outcome.deviation,
             error=outcome.error,
-            suspects=self._queries.look(describe, piece),
+            suspects=tuple(map(_as_seen_from_here, self._queries.look(describe, piece))),
             is_minimal=shrunk.is_minimal,
         )
 
@@ -90,7 +91,10 @@ class Culprit:
         self._teller.doing("searching for the ops to blame")
 
         def ask(keep: frozenset[str]) -> Answer:
-            outcome = self._queries.ask(Piece(key, keep))
+            try:
+                outcome = self._queries.ask(Piece(key, keep))
+            except CompileError:  # without a compiler it fails as well
+                return Answer.UNRESOLVED
             if is_alike(outcome, whole):
                 return Answer.FAILS
             return Answer.UNRESOLVED if outcome.is_bad else Answer.PASSES
@@ -98,7 +102,12 @@ class Culprit:
         def tell(progress: Progress) -> None:
             self._teller.expect(progress.num_left + _RESERVE)
 
-        hints = self._find_hints(key, whole)
+        try:
+            hints = self._find_hints(key, whole)
+        except KeyboardInterrupt:
+            return Shrunk(
+                loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
+            )
         left = max(0, self._budget - self._queries.num_calls - _RESERVE)
         return shrink(
             loaded.ops,
@@ -113,8 +122,10 @@ class Culprit:
         """Ops that are probably to blame; of wrong numbers the first op whose result is one."""
         if whole.hints or whole.condition not in NUMBERS:
             return whole.hints
-        outcome = self._queries.run(check_exposed, key, self._compiler)
-        assert isinstance(outcome, Outcome)
+        try:
+            outcome: Outcome = self._queries.run(check_exposed, key, self._compiler)
+        except CompileError:  # it is only slower without
+            return ()
         return outcome.hints if is_alike(outcome, whole) else ()
 
     def _with_stage(self, found: Found) -> Found:
@@ -146,6 +157,14 @@ class Culprit:
         return (
             blame if blame.part or not last else dataclasses.replace(blame, part=_last_part(last))
         )
+
+
+def _as_seen_from_here(suspect: SuspectOp) -> SuspectOp:
+    """With its line's file as the user would name it: the worker is in another folder."""
+    source = suspect.source
+    if source is None:
+        return suspect
+    return replace(suspect, source=replace(source, file=shown_path(source.file)))
 
 
 def _last_part(announcement: str) -> str:

@@ -80,9 +80,10 @@ def diagnose(
     Called with `args` and `kwargs`, and differentiated where its results can be. `backend`,
     `options`, `mode` and `dynamic` are those of torch.compile. The function, its caches, buffers
     and random numbers are left as they were: what the backend makes runs in another process, and
-    everything it writes goes to `folder`, as the script that shows the failure does. The backend
-    is called `max_queries` times at most, and may take `timeout_s` seconds each time. Ctrl-C ends
-    the search and keeps the smallest program found so far.
+    everything it writes goes to `folder`, as the script that shows the failure does. The search
+    ends when the backend has been called `max_queries` times, of which it keeps some for what
+    follows; each may take `timeout_s` seconds. Ctrl-C ends the search and keeps the smallest
+    program found so far.
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
     _check(fn, compiler, max_queries, timeout_s)

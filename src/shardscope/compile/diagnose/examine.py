@@ -15,11 +15,12 @@ from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.localizing.plain import make_plain
-from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe
 from shardscope.compile.diagnose.subject import Subject
+from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Stage, SuspectOp
 
 __all__ = ["Examination"]
@@ -27,6 +28,7 @@ __all__ = ["Examination"]
 _EAGER = Compiler("eager")
 # What is not bad is told in this order: the first that was met says most.
 _TOLD = (Condition.RNG, Condition.MORE_ACCURATE)
+_BY_VALUES = (*NUMBERS, Condition.NONDETERMINISTIC)
 
 
 @final
@@ -73,7 +75,8 @@ class Examination:
             if outcome.is_bad:
                 return self._pin_down(self._begin(outcome), key, loaded, outcome)
             outcomes.append((key, loaded, outcome))
-        return self._examine_whole() or self._look_closer(outcomes)
+        is_by_chance = any(one.condition is Condition.RNG for _, _, one in outcomes)
+        return self._examine_whole(is_by_chance) or self._look_closer(outcomes)
 
     def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
         return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
@@ -86,8 +89,11 @@ class Examination:
             if loaded.ops:
                 yield key, loaded
 
-    def _examine_whole(self) -> Diagnosis | None:
-        """What only the function as a whole shows: what dynamo does, and all that lies between."""
+    def _examine_whole(self, is_by_chance: bool) -> Diagnosis | None:
+        """What only the function as a whole shows: what dynamo does, and all that lies between.
+
+        Numbers are not compared if they are known to differ by what is drawn at random.
+        """
         packed = self._program.packed
         if packed is None:
             self._notes.append(
@@ -96,8 +102,18 @@ class Examination:
             )
             return None
         self._teller.doing("compiling the whole function")
+        try:
+            return self._judge_whole(packed, is_by_chance)
+        except CompileError as error:
+            self._notes.append(
+                f"The function could not be run in another process ({error}), so its "
+                "graphs were compared, and not what lies between them."
+            )
+            return None
+
+    def _judge_whole(self, packed: Sequence[bytes], is_by_chance: bool) -> Diagnosis | None:
         outcome = self._queries.run(check_program, packed, self._compiler)
-        if not outcome.is_bad:
+        if not outcome.is_bad or (is_by_chance and outcome.condition in _BY_VALUES):
             return None
         without = self._queries.run(check_program, packed, _EAGER)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
@@ -109,7 +125,7 @@ class Examination:
         for key, loaded, outcome in outcomes:
             if outcome.condition is Condition.FINE and len(loaded.ops) > 1:
                 self._teller.doing(f"looking into graph {key}")
-                inner = self._queries.run(check_exposed, key, self._compiler)
+                inner = self._expose(key)
                 if inner.is_bad:
                     note = "It does not show in the results, which are right."
                     begun = replace(self._begin(inner), notes=(note,))
@@ -117,6 +133,14 @@ class Examination:
         mild = [one for _, _, one in outcomes if one.condition in _TOLD]
         mild.sort(key=lambda one: _TOLD.index(one.condition))
         return self._begin(mild[0] if mild else Outcome(Condition.FINE, _say_fine(outcomes)))
+
+    def _expose(self, key: int) -> Outcome:
+        try:
+            outcome: Outcome = self._queries.run(check_exposed, key, self._compiler)
+        except CompileError as error:
+            self._notes.append(f"Not all values of graph {key} could be compared ({error}).")
+            return Outcome(Condition.FINE)
+        return outcome
 
     def _blame_dynamo(self, captured: Captured) -> Diagnosis:
         error = captured.error

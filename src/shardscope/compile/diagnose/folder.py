@@ -22,12 +22,13 @@ class Folder:
     """Made when it is first needed. Only what was put there by us is ever removed."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = _first_free(Path(_DEFAULT)) if path is None else path
-        self._is_ours = not self.path.exists()
+        self.path = path or Path(_DEFAULT)
+        self._is_ours = path is None or not path.exists()
         try:
+            if path is None:
+                self.path = _make_first_free(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            self.scratch = _first_free(self.path / _SCRATCH)
-            self.scratch.mkdir()
+            self.scratch = _make_first_free(self.path / _SCRATCH)
             self.enclosure = Enclosure(self.scratch)
         except OSError as error:
             raise OutputError(
@@ -43,7 +44,11 @@ class Folder:
                 self.path.rmdir()
 
 
-def _first_free(path: Path) -> Path:
-    """This path, or with the first number that makes it one that nobody has."""
+def _make_first_free(path: Path) -> Path:
+    """Make this folder, or with the first number that makes it one that nobody has."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(one for one in itertools.chain([path], numbered) if not one.exists())
+    for one in itertools.chain([path], numbered):
+        with suppress(FileExistsError):  # somebody else's, perhaps since a moment
+            one.mkdir()
+            return one
+    raise AssertionError("numbers do not end")

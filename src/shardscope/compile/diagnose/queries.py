@@ -79,7 +79,10 @@ class Queries:
         return self._known[piece]
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call what calls the backend, at the bench; the end of its process is an outcome."""
+        """Call what calls the backend, at the bench; the end of its process is an outcome.
+
+        Raises CompileError for what is not the backend's doing, BackendError for bad options.
+        """
         self.count(1)
         try:
             return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
@@ -101,8 +104,14 @@ class Queries:
         self._workers.keep_standby()
 
     def look(self, function: Callable[..., ResultT], *args: Any) -> ResultT:
-        """Call a function at the bench that leaves the backend alone."""
-        return self._workers.call(function, *args)
+        """Call a function at the bench that leaves the backend alone.
+
+        Whoever interrupts wants what was found so far, so one interrupt does not end it.
+        """
+        try:
+            return self._workers.call(function, *args)
+        except KeyboardInterrupt:
+            return self._workers.call(function, *args)
 
     def count(self, num_calls: int) -> None:
         """The backend is called so many times more."""
@@ -121,7 +130,7 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
         Condition.CRASH,
         f"the process died ({end.end}) while {_name_phase(end.phase)}",
         phase=_phase_of(end.phase),
-        error=str(end),
+        error=end.end,
         signature=f"{end.end}, {end.phase}",
     )
 
@@ -131,7 +140,6 @@ def _describe_hang(end: WorkerHung) -> Outcome:
         Condition.HANG,
         f"{_name_phase(end.phase)} did not end within {end.seconds:.0f} s",
         phase=_phase_of(end.phase),
-        error=str(end),
         signature=end.phase,
     )
 

@@ -9,16 +9,15 @@ from shardscope.record import Condition, Diagnosis, Finding, Recording, Severity
 
 __all__ = ["make_recording"]
 
-_REMEDIES = {
-    Stage.DYNAMO: "Report it with the repro, and keep the function out of the compiler with "
-    "@torch.compiler.disable until it is mended.",
-    Stage.AOT: "Report it with the repro; writing the op in another way may avoid it.",
-    Stage.DECOMPOSITION: "Report it with the repro; writing the op in another way, so that it is "
-    "decomposed differently, may avoid it.",
-    Stage.PARTITION: "Report it with the repro; under torch.no_grad() nothing is partitioned.",
+_MEANWHILE = {
+    Stage.DYNAMO: ", and keep the function out of the compiler with @torch.compiler.disable until "
+    "it is mended.",
+    Stage.AOT: "; writing the op in another way may avoid it.",
+    Stage.DECOMPOSITION: "; writing the op in another way, so that it is decomposed differently, "
+    "may avoid it.",
+    Stage.PARTITION: "; under torch.no_grad() nothing is partitioned.",
 }
-_REMEDY = "Report it with the repro, and keep the op out of the compiler with "
-_UNLOCATED = "Report it; backend='aot_eager' or 'eager' may serve until it is mended."
+_UNLOCATED = "; backend='aot_eager' or 'eager' may serve until it is mended."
 
 
 def make_recording(diagnosis: Diagnosis, *, world_size: int = 1) -> Recording:
@@ -53,8 +52,13 @@ def _name_subject(diagnosis: Diagnosis) -> str:
 
 
 def _suggest(diagnosis: Diagnosis) -> str:
+    report = "Report it with the repro" if diagnosis.repro else "Report it"
+    return report + _say_meanwhile(diagnosis)
+
+
+def _say_meanwhile(diagnosis: Diagnosis) -> str:
     if diagnosis.stage is None:
         return _UNLOCATED
-    return _REMEDIES.get(
-        diagnosis.stage, f"{_REMEDY}@torch.compiler.disable until {diagnosis.backend} is mended."
-    )
+    what = "op" if len(diagnosis.suspects) == 1 else "ops"
+    disabled = f", and keep the {what} out of the compiler with @torch.compiler.disable until "
+    return _MEANWHILE.get(diagnosis.stage, f"{disabled}{diagnosis.backend} is mended.")

@@ -48,6 +48,7 @@ class Scribe:
         self._teller = teller
         self._compile_s = compile_s
         self._settings = settings
+        self._is_interrupted = False  # by the user, who wants what there is
         self._waiting: list[FreshProcess] = []
         self._running: list[FreshProcess] = []
 
@@ -64,8 +65,9 @@ class Scribe:
 
     def record(self, found: Found) -> Diagnosis:
         """A diagnosis with a script that shows it, if one can be written."""
+        self._is_interrupted = found.is_interrupted
         told = self._attempt(found, found.piece)
-        if told.is_verified or found.is_interrupted or found.piece.keep is None:
+        if told.is_verified or self._is_interrupted or found.piece.keep is None:
             return told
         # What was cut off may be what a process without our bench needs to fail.
         whole = self._attempt(found, Piece(found.piece.key))
@@ -78,13 +80,20 @@ class Scribe:
             written = self._write(found, piece)
         except CompileError as error:
             return add_note(found.diagnosis, f"No script could be written ({error}).")
+        except KeyboardInterrupt:
+            if self._is_interrupted:
+                raise
+            self._is_interrupted = True
+            return self._attempt(found, piece)
         if isinstance(written, Outcome):
             return add_note(found.diagnosis, f"No script could be written: {written.fact}.")
         told = replace(
             found.diagnosis, repro=_shown(written.path), passing=f"the same {written.passing}"
         )
-        if found.is_interrupted:
-            return add_note(told, "The search was interrupted: this is the best found so far.")
+        if self._is_interrupted:
+            return add_note(
+                told, "It was interrupted: this is the best found so far, not verified."
+            )
         return self._verified(told, written, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
@@ -116,6 +125,7 @@ class Scribe:
         try:
             seen = verify(written.path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
+            self._is_interrupted = True
             self.close()
             return add_note(told, "The script was not verified: it was interrupted.")
         if seen.is_same:

@@ -13,6 +13,7 @@ from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.uncompiled_functions import uncompiled
 from shardscope.compile.diagnose.capture import Captured, capture
 from shardscope.compile.diagnose.isolation.payload import pack
+from shardscope.compile.explain.explain import one_at_a_time
 from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 
@@ -66,7 +67,7 @@ class Subject:
 
     @contextmanager
     def _kept(self) -> Iterator[None]:
-        with fresh_caches(), everything_kept(self._fn, self._args, self._kwargs):
+        with one_at_a_time, fresh_caches(), everything_kept(self._fn, self._args, self._kwargs):
             torch.manual_seed(self._seed)
             yield
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
 from torch import fx
 
 from shardscope.comm.lines import user_source
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.repro.spelling import name_op
+from shardscope.compile.explain.frames import function_name
 from shardscope.compile.explain.graphs import module_of
-from shardscope.record import SuspectOp
+from shardscope.record import Source, SuspectOp
 
 __all__ = ["describe_ops"]
 
@@ -21,10 +23,16 @@ def describe_ops(fragment: Fragment) -> tuple[SuspectOp, ...]:
         SuspectOp(
             op=name_op(node),
             module=module_of(node) or None,
-            source=user_source(node.meta.get("stack_trace") or ""),
+            source=_find_source(node),
         )
         for node in _list_ops(fragment.graph)
     )
+
+
+def _find_source(node: fx.Node) -> Source | None:
+    """The user's line, in the function that the user wrote."""
+    source = user_source(node.meta.get("stack_trace") or "")
+    return source and replace(source, function=function_name(source.function))
 
 
 def _list_ops(graph: fx.GraphModule) -> Iterator[fx.Node]:

@@ -16,10 +16,10 @@ from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 from shardscope.record import Recording, replace_surrogates
 
-__all__ = ["explain", "name_of", "quiet_compiler", "run_as_it_is"]
+__all__ = ["explain", "name_of", "one_at_a_time", "quiet_compiler", "run_as_it_is"]
 
-# The caches of dynamo's that are set aside are one for all threads.
-_lock = threading.RLock()
+one_at_a_time = threading.RLock()
+"""For who sets dynamo's caches aside: they are one for all threads."""
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
@@ -46,7 +46,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
             "so there is nothing to explain. Switch it on."
         )
     with (
-        _lock,
+        one_at_a_time,
         everything_kept(fn, args, kwargs),
         fresh_caches(),
         suppress(Exception),  # what the function raises is in the explanation

@@ -157,10 +157,12 @@ def same_error(error: BaseException | None, expected: tuple[str, str]) -> str:
 def plain_words(text: str) -> str:
     """What an error says in its first line, or of a C++ compiler's words the first error.
 
-    Without numbers, shapes, addresses and names that somebody gave: a smaller program has others.
+    Without numbers, shapes, addresses, files and names that somebody gave: a smaller program has
+    others.
     """
     lines = text.strip().splitlines() or [""]
     line = next((one for one in lines if " error: " in one), lines[0])
+    line = re.sub(r"[\w.~-]*(?:/[\w.@+-]+)+(?::\d+)?|<?[\w-]+>?\.py(?::\d+)?", "/", line)
     line = re.sub("0x[0-9a-fA-F]+", "0x", line)
     line = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`", "'…'", line)
     line = re.sub(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b", lambda found: found[1] or "%", line)

@@ -62,10 +62,14 @@ def verify(
 
 def _run_both(path: Path, run: Runner) -> tuple[_Result, _Result | None]:
     """The script and its passing variant, at the same time: most of it is waiting for imports."""
-    with ThreadPoolExecutor(2) as pool:
+    pool = ThreadPoolExecutor(2)
+    try:
         failing = pool.submit(run, path, ())
         passing = pool.submit(run, path, (PASSING,)) if _has_passing(path) else None
         return failing.result(), None if passing is None else passing.result()
+    finally:
+        # Whoever is interrupted does not wait for scripts that may hang.
+        pool.shutdown(wait=False)
 
 
 def _has_passing(path: Path) -> bool:

@@ -1,0 +1,144 @@
+"""`diagnose` without processes: the worker's part is played in this one, scripts included.
+
+What really needs another process is tried with one; all else costs a tenth of the time here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from shardscope.compile.diagnose import diagnose as diagnosing
+from shardscope.compile.diagnose import scribe as writing
+from shardscope.compile.diagnose.isolation.bench import Bench
+from shardscope.compile.diagnose.isolation.payload import pack, unpack
+from shardscope.compile.diagnose.isolation.scripts import ScriptResult
+from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung
+
+__all__ = ["Death", "HomeScript", "HomeWorkers", "Sleep", "stay_at_home"]
+
+_one_at_a_time = threading.Lock()
+
+
+class Death(BaseException):
+    """Raised by a backend where it would crash: nothing in the process catches it."""
+
+
+class Sleep(BaseException):
+    """Raised by a backend where it would hang."""
+
+
+class HomeWorkers:
+    """Stands for a worker process: what goes there and comes back is packed as it would be."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._preparations: dict[str, Any] = {}
+        self._begin()
+        self.num_started = 0
+        self.calls: list[str] = []
+        self.interrupt_at: int | None = None  # the call at which the user presses Ctrl-C
+
+    def _begin(self) -> None:
+        self._bench: Bench | None = None
+        self._phase = ""
+
+    def __enter__(self) -> HomeWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._begin()
+
+    def prepare(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
+        self._preparations[name] = _copy_call(function, args)
+
+    def keep_standby(self) -> None:
+        pass
+
+    def call(self, function: Callable[..., Any], *args: Any, limits: Any = None) -> Any:
+        self.calls.append(function.__name__)
+        if self.interrupt_at == len(self.calls):
+            raise KeyboardInterrupt
+        self._phase = ""
+        bench = self._ready_bench()
+        try:
+            sent, given = unpack(_copy_call(function, args))
+            return unpack(pack(sent(bench, *given)).copy().pieces)
+        except Death:
+            phase = self._phase
+            self._begin()
+            raise WorkerCrashed("SIGSEGV", phase=phase) from None
+        except Sleep:
+            phase = self._phase
+            self._begin()
+            raise WorkerHung(1.0, phase=phase) from None
+        except Exception as error:
+            kind = f"{type(error).__module__}.{type(error).__qualname__}"
+            raise RemoteError(kind.removeprefix("builtins."), str(error)) from error
+
+    def _ready_bench(self) -> Bench:
+        if self._bench is None:
+            self.num_started += 1
+            self._bench = Bench(self._hear)
+            for pieces in self._preparations.values():
+                function, args = unpack(pieces)
+                function(self._bench, *args)
+        return self._bench
+
+    def _hear(self, phase: str) -> None:
+        self._phase = phase
+
+
+def _copy_call(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[Any]:
+    return pack((function, args)).copy().pieces
+
+
+class HomeScript:
+    """Stands for a fresh process: runs a script in this one, and takes its mess away."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptResult:
+        said = io.StringIO()
+        with (
+            _one_at_a_time,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            mock.patch.dict(os.environ),
+            mock.patch.object(sys, "argv", [str(path), *arguments]),
+        ):
+            torch.compiler.reset()
+            code = _run(path)
+            torch.compiler.reset()
+        return ScriptResult(code, said.getvalue())
+
+
+def _run(path: Path) -> int:
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def stay_at_home(monkeypatch: pytest.MonkeyPatch) -> HomeWorkers:
+    """Have `diagnose` start no process; gives whoever is asked instead."""
+    workers = HomeWorkers()
+    monkeypatch.setattr(diagnosing, "Workers", lambda *_, **__: workers)
+    monkeypatch.setattr(writing, "prewarm", HomeScript)
+    return workers
