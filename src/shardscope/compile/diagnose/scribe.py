@@ -16,7 +16,7 @@ from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.progress import Teller
-from shardscope.compile.diagnose.queries import RUNNING, Queries
+from shardscope.compile.diagnose.queries import RUNNING, Queries, is_of_device
 from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.verify import Verified, verify
 from shardscope.errors import CompileError
@@ -25,6 +25,7 @@ from shardscope.record import Condition, Diagnosis
 __all__ = ["Scribe"]
 
 _START_S = 120.0  # that a process may take to import torch
+_DEADLY = (Condition.CRASH, Condition.HANG)
 _SMALL_COMPILE_S = 15.0  # that a few ops may take which were compiled before
 
 
@@ -108,6 +109,7 @@ class Scribe:
             stage=one.stage,
             limit_s=self._find_limit(found.outcome),
             settings=self._settings,
+            is_deadly=found.outcome.condition in _DEADLY or is_of_device(found.outcome.error),
         )
         written: Written | Outcome = self._queries.run(write, request)
         if isinstance(written, Written):
