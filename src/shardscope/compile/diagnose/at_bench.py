@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +26,12 @@ from shardscope.compile.diagnose.isolation.payload import unpack
 from shardscope.compile.diagnose.judging.judge import judge
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
+from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.variant import Variant, find_passing
 from shardscope.compile.diagnose.repro.write import write_repro
 from shardscope.compile.diagnose.searching.hints import in_order, name_output
 from shardscope.compile.diagnose.suspects import describe_ops
-from shardscope.record import Condition, Phase, Stage, SuspectOp
+from shardscope.record import Phase, Stage, SuspectOp
 
 __all__ = [
     "Loaded",
@@ -39,11 +44,11 @@ __all__ = [
     "check_program",
     "describe",
     "load",
+    "recall",
+    "run_passing",
     "set_up",
     "write",
 ]
-
-_DEADLY = (Condition.CRASH, Condition.HANG)
 
 
 @final
@@ -79,6 +84,7 @@ class Request:
     stage: Stage | None
     limit_s: float
     settings: tuple[str, ...]
+    is_deadly: bool  # to the process that runs it
 
 
 @final
@@ -96,12 +102,18 @@ def set_up(_: Bench, settings: tuple[str, ...]) -> None:
     apply_settings(settings)
 
 
-def load(bench: Bench, key: int, form: FragmentForm) -> Loaded:
+def load(bench: Bench, key: int, form: FragmentForm) -> None:
     """Keep a fragment."""
     began = time.monotonic()
     recorded = Recorded(build_fragment(form))
-    bench.held[f"fragment {key}"] = recorded
-    return Loaded(recorded.ops, recorded.reads, time.monotonic() - began)
+    loaded = Loaded(recorded.ops, recorded.reads, time.monotonic() - began)
+    bench.held[f"fragment {key}"], bench.held[f"loaded {key}"] = recorded, loaded
+
+
+def recall(bench: Bench, key: int) -> Loaded:
+    """What is known of a fragment that was loaded."""
+    loaded: Loaded = bench.held[f"loaded {key}"]
+    return loaded
 
 
 def check(bench: Bench, piece: Piece, compiler: Compiler) -> Outcome:
@@ -145,7 +157,6 @@ def write(bench: Bench, request: Request) -> Written:
         return is_alike(outcome, request.outcome)
 
     passing = _find_variant(bench, request, fragment, counted)
-    is_deadly = request.outcome.condition in _DEADLY
     path = write_repro(
         fragment,
         request.compiler,
@@ -154,11 +165,30 @@ def write(bench: Bench, request: Request) -> Written:
         passing=passing,
         title=request.title,
         stage=request.stage,
-        still_fails=None if is_deadly else still_fails,
+        still_fails=None if request.is_deadly else still_fails,
         limit_s=request.limit_s,
         settings=request.settings,
     )
     return Written(path, passing.difference, counted.num_calls)
+
+
+def run_passing(bench: Bench, path: Path) -> tuple[int, str]:
+    """Run the variant of a script that does not fail: its exit code, and what it printed.
+
+    That it passes needs no fresh process, as a failure does.
+    """
+    bench.announce("running the passing variant")
+    printed = io.StringIO()
+    arguments = sys.argv
+    sys.argv = [str(path), PASSING]
+    try:
+        with redirect_stdout(printed):
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0), printed.getvalue()
+    finally:
+        sys.argv = arguments
+    return 0, printed.getvalue()
 
 
 def _find_variant(
@@ -166,7 +196,7 @@ def _find_variant(
 ) -> Variant:
     smaller = None if request.passing is None else _cut(bench, request.passing)
     # What kills the process would kill it here as well.
-    most_calls = 0 if request.outcome.condition in _DEADLY else 1
+    most_calls = 0 if request.is_deadly else 1
     return find_passing(
         fragment,
         compiler=request.compiler,

@@ -58,7 +58,7 @@ class Examination:
         captured = self._program.capture(dynamic=self._compiler.dynamic)
         if captured.error is not None:
             return self._blame_dynamo(captured)
-        self._scribe.prepare(1)
+        self._scribe.prepare()
         found = self._examine(captured.fragments)
         return replace(
             found,
@@ -79,7 +79,6 @@ class Examination:
         return self._examine_whole(is_by_chance) or self._look_closer(outcomes)
 
     def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
-        self._scribe.prepare(2)
         return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
 
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from shardscope.compile.diagnose.at_bench import Loaded, Piece, check, load
+from shardscope.compile.diagnose.at_bench import Loaded, Piece, check, load, recall
+from shardscope.compile.diagnose.blaming.switching import Report
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.repro.harness import plain_words
 from shardscope.errors import RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
 from shardscope.record import Condition, Phase
 
-__all__ = ["RUNNING", "Patience", "Queries"]
+__all__ = ["RUNNING", "Patience", "Queries", "is_of_device"]
 
 ResultT = TypeVar("ResultT")
 
@@ -67,7 +69,7 @@ class Queries:
         """Give the worker a fragment, and every worker after it."""
         form = describe_fragment(fragment)
         self._workers.prepare(load, key, form, name=f"fragment {key}")
-        self._loaded[key] = self._workers.call(load, key, form)
+        self._loaded[key] = self._workers.call(recall, key)
         return self._loaded[key]
 
     def ask(self, piece: Piece) -> Outcome:
@@ -85,12 +87,18 @@ class Queries:
         """
         self.count(1)
         try:
-            return self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+            told = self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+            outcome = told.outcome if isinstance(told, Report) else told
+            if isinstance(outcome, Outcome) and is_of_device(outcome.error):
+                self._workers.discard()
+            return told
         except RemoteError as error:
-            # What was said on purpose there is meant for the user here.
-            raise (
-                error.__cause__ if isinstance(error.__cause__, ShardscopeError) else error
-            ) from None
+            if isinstance(error.__cause__, ShardscopeError):  # said on purpose: it is for the user
+                raise error.__cause__ from None
+            if not is_of_device(str(error)):
+                raise
+            self._workers.discard()
+            return _describe_device_error(error)
         except WorkerCrashed as end:
             self._expect_more(end.phase)
             return _describe_crash(end)
@@ -123,6 +131,22 @@ class Queries:
         """Seconds that what the compiler made may take."""
         eager_s = max((one.eager_s for one in self._loaded.values()), default=1.0)
         return self._patience.run_s(eager_s, is_hang_known=self._has_hung)
+
+
+def is_of_device(error: str) -> bool:
+    """Whether an error leaves the device unusable to the process that made it."""
+    return "CUDA error" in error or "AcceleratorError" in error
+
+
+def _describe_device_error(error: RemoteError) -> Outcome:
+    words = plain_words(error.message)
+    return Outcome(
+        Condition.RUNTIME_ERROR,
+        f"running it fails: {error.kind.rpartition('.')[2]}: {error.message.splitlines()[0]}",
+        phase=_phase_of(error.phase),
+        error=str(error),
+        signature=f"{error.kind}: {words}",
+    )
 
 
 def _describe_crash(end: WorkerCrashed) -> Outcome:

@@ -9,14 +9,15 @@ from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.compile.diagnose.at_bench import Piece, Request, Written, write
+from shardscope.compile.diagnose.at_bench import Piece, Request, Written, run_passing, write
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Found, add_note
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.progress import Teller
-from shardscope.compile.diagnose.queries import RUNNING, Queries
+from shardscope.compile.diagnose.queries import RUNNING, Queries, is_of_device
+from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.verify import Verified, verify
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis
@@ -24,6 +25,7 @@ from shardscope.record import Condition, Diagnosis
 __all__ = ["Scribe"]
 
 _START_S = 120.0  # that a process may take to import torch
+_DEADLY = (Condition.CRASH, Condition.HANG)
 _SMALL_COMPILE_S = 15.0  # that a few ops may take which were compiled before
 
 
@@ -51,10 +53,10 @@ class Scribe:
         self._waiting: list[FreshProcess] = []
         self._running: list[FreshProcess] = []
 
-    def prepare(self, num_scripts: int) -> None:
-        """Begin to start the processes that scripts are to run in: their imports take longest."""
-        missing = num_scripts - len(self._waiting)
-        self._waiting += [prewarm(self._folder.enclosure) for _ in range(missing)]
+    def prepare(self) -> None:
+        """Begin to start the process that a script is to run in: its imports take longest."""
+        if not self._waiting:
+            self._waiting.append(prewarm(self._folder.enclosure))
 
     def close(self) -> None:
         """End processes that nobody needs any more."""
@@ -107,6 +109,7 @@ class Scribe:
             stage=one.stage,
             limit_s=self._find_limit(found.outcome),
             settings=self._settings,
+            is_deadly=found.outcome.condition in _DEADLY or is_of_device(found.outcome.error),
         )
         written: Written | Outcome = self._queries.run(write, request)
         if isinstance(written, Written):
@@ -120,19 +123,22 @@ class Scribe:
 
     def _verified(self, told: Diagnosis, written: Written, outcome: Outcome) -> Diagnosis:
         self._teller.doing("running the script in a fresh process")
-        self.prepare(2)
+        self.prepare()
         try:
             seen = verify(written.path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
             self._is_interrupted = True
             self.close()
             return add_note(told, "The script was not verified: it was interrupted.")
-        self._queries.count(2)
         if seen.is_same:
             return replace(told, is_verified=True)
         return add_note(told, _describe_failure(seen))
 
     def _run(self, path: Path, arguments: Sequence[str]) -> tuple[int | None, str]:
+        if PASSING in arguments:
+            told = self._queries.run(run_passing, path)
+            return (None, told.fact) if isinstance(told, Outcome) else told
+        self._queries.count(1)
         process = self._waiting.pop()
         self._running.append(process)
         limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)

@@ -108,6 +108,12 @@ class Workers:
             self._preparations.pop(name, None)
             self._preparations[name] = _Preparation(next(self._serials), payload, limits)
 
+    def discard(self) -> None:
+        """End the process in use: what it did to its device makes it of no use to the next call."""
+        if self._current is not None:
+            self._current.kill()
+            self._current = None
+
     def keep_standby(self) -> None:
         """From the next call on have a process wait to take the place of one that dies."""
         self._has_standby = True

@@ -32,6 +32,7 @@ __all__ = [
     "run_child",
     "run_exactly",
     "same_error",
+    "wait_for_device",
     "without_gradient",
 ]
 
@@ -48,6 +49,7 @@ def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
     roots = {name: one for name, one in named.items() if one.requires_grad and one.numel()}
     leaves = {name: one for name, one in tensors.items() if one.requires_grad}
     if not with_gradients or not roots or not leaves:
+        wait_for_device()
         return found
     gradients = torch.autograd.grad(
         list(roots.values()),
@@ -57,7 +59,14 @@ def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
     )
     for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
         found[f"gradient of {name}"] = torch.zeros_like(leaf) if gradient is None else gradient
+    wait_for_device()
     return found
+
+
+def wait_for_device() -> None:
+    """A kernel that fails does so here, and not wherever the device is used next."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
 
 
 def draw_cotangent(name: str, output: torch.Tensor) -> torch.Tensor:
@@ -163,7 +172,7 @@ def plain_words(text: str) -> str:
     lines = text.strip().splitlines() or [""]
     line = next((one for one in lines if " error: " in one), lines[0])
     line = re.sub(r"[\w.~-]*(?:/[\w.@+-]+)+(?::\d+)?|<?[\w-]+>?\.py(?::\d+)?", "/", line)
-    line = re.sub("0x[0-9a-fA-F]+", "0x", line)
+    line = re.sub("0x[0-9a-fA-F]+", "0x", re.sub(r"(/[\w.+-]+){2,}", "/…", line))
     line = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`", "'…'", line)
     line = re.sub(r"%\w+|\b([a-zA-Z]\w*?)(?:_\d+)+\b", lambda found: found[1] or "%", line)
     line = re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", line)

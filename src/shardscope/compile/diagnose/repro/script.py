@@ -49,7 +49,7 @@ if __name__ == "__main__":
     sys.exit(code)
 """
 
-_RUN = [harness.run, harness.draw_cotangent]
+_RUN = [harness.run, harness.wait_for_device, harness.draw_cotangent]
 _NUMBERS = [
     *_RUN,
     harness.in_double,
