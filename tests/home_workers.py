@@ -106,7 +106,7 @@ def _copy_call(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[An
 class HomeScript:
     """Stands for a fresh process: runs a script in this one, and takes its mess away."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def kill(self) -> None:
@@ -138,6 +138,7 @@ def _run(path: Path) -> int:
 def stay_at_home(monkeypatch: pytest.MonkeyPatch) -> HomeWorkers:
     """Have `diagnose` start no process; gives whoever is asked instead."""
     workers = HomeWorkers()
+    monkeypatch.setattr(diagnosing, "open_nursery", lambda _: None)
     monkeypatch.setattr(diagnosing, "Workers", lambda *_, **__: workers)
     monkeypatch.setattr(writing, "prewarm", HomeScript)
     return workers

@@ -94,8 +94,8 @@ def begin_a_child_and_sleep_with_the_lock(bench: Bench, file: str) -> None:
     sleep_with_the_lock(bench)
 
 
-def interrupt_parent(bench: Bench) -> None:
-    os.kill(os.getppid(), signal.SIGINT)
+def interrupt(bench: Bench, pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
     time.sleep(100)
 
 

@@ -7,24 +7,14 @@ that still fails is searched for, blamed on a stage of the compiler, and written
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
-from shardscope._torch.compiler_settings import read_settings
-from shardscope.comm.run import read_identity
-from shardscope.compile.diagnose.at_bench import set_up
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Culprit
-from shardscope.compile.diagnose.examine import Examination
 from shardscope.compile.diagnose.folder import Folder
-from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
+from shardscope.compile.diagnose.isolation.nursery import open_nursery
 from shardscope.compile.diagnose.isolation.workers import Workers
-from shardscope.compile.diagnose.judging.judge import resolve
-from shardscope.compile.diagnose.progress import shown_progress
-from shardscope.compile.diagnose.queries import Patience, Queries
-from shardscope.compile.diagnose.records import make_recording
-from shardscope.compile.diagnose.scribe import Scribe
-from shardscope.compile.diagnose.subject import Subject
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
 
@@ -86,41 +76,29 @@ def diagnose(
     program found so far.
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
-    _check(fn, compiler, max_queries, timeout_s)
-    subject = Subject(fn, args, dict(kwargs or {}), name=name, seed=seed)
+    _check(fn, max_queries, timeout_s)
     place = Folder(None if folder is None else Path(folder))
     try:
-        with Workers(place.enclosure, preload=_PRELOADED, has_standby=False) as workers:
-            if "inductor" in compiler.name:
-                borrow_from_inductor(place.enclosure)
-            found = _examine(subject, compiler, workers, place, max_queries, timeout_s)
+        with (
+            open_nursery(place.enclosure) or nullcontext() as nursery,
+            Workers(
+                place.enclosure, preload=_PRELOADED, has_standby=False, nursery=nursery
+            ) as workers,
+        ):
+            # Importing dynamo takes long, so that other processes do it at the same time.
+            from shardscope.compile.diagnose.conduct import Means, conduct
+            from shardscope.compile.diagnose.subject import Subject
+
+            subject = Subject(fn, args, dict(kwargs or {}), name=name, seed=seed)
+            means = Means(place, workers, nursery, budget=max_queries, compile_s=timeout_s)
+            recording = conduct(subject, compiler, means)
     finally:
         place.tidy()
-    _, world_size = read_identity()
-    return Diagnosed(found, make_recording(found, world_size=world_size))
+    (found,) = recording.diagnoses
+    return Diagnosed(found, recording)
 
 
-def _examine(
-    subject: Subject,
-    compiler: Compiler,
-    workers: Workers,
-    place: Folder,
-    budget: int,
-    timeout_s: float,
-) -> Diagnosis:
-    with shown_progress(budget) as teller:
-        queries = Queries(workers, compiler, Patience(timeout_s), teller.asked)
-        culprit = Culprit(queries, compiler, teller, budget=budget)
-        settings = read_settings()
-        workers.prepare(set_up, settings, name="settings")
-        scribe = Scribe(queries, compiler, place, teller, compile_s=timeout_s, settings=settings)
-        try:
-            return Examination(subject, compiler, queries, culprit, scribe, teller).run()
-        finally:
-            scribe.close()
-
-
-def _check(fn: Any, compiler: Compiler, max_queries: int, timeout_s: float) -> None:
+def _check(fn: Any, max_queries: int, timeout_s: float) -> None:
     if not callable(fn):
         raise CompileError(
             f"diagnose() got {type(fn).__name__} where it wants a function or a module. Give the "
@@ -131,4 +109,3 @@ def _check(fn: Any, compiler: Compiler, max_queries: int, timeout_s: float) -> N
             f"diagnose() got max_queries={max_queries} and timeout_s={timeout_s}, which leave no "
             "room for a single compilation. Give positive numbers."
         )
-    resolve(compiler)

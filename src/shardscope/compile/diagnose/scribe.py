@@ -13,6 +13,7 @@ from shardscope.compile.diagnose.at_bench import Piece, Request, Written, run_pa
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Found, add_note
 from shardscope.compile.diagnose.folder import Folder
+from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.progress import Teller
@@ -42,6 +43,7 @@ class Scribe:
         *,
         compile_s: float,
         settings: tuple[str, ...],
+        nursery: Nursery | None = None,
     ) -> None:
         self._queries = queries
         self._compiler = compiler
@@ -49,6 +51,7 @@ class Scribe:
         self._teller = teller
         self._compile_s = compile_s
         self._settings = settings
+        self._nursery = nursery
         self._is_interrupted = False  # by the user, who wants what there is
         self._waiting: list[FreshProcess] = []
         self._running: list[FreshProcess] = []
@@ -56,7 +59,7 @@ class Scribe:
     def prepare(self) -> None:
         """Begin to start the process that a script is to run in: its imports take longest."""
         if not self._waiting:
-            self._waiting.append(prewarm(self._folder.enclosure))
+            self._waiting.append(prewarm(self._folder.enclosure, nursery=self._nursery))
 
     def close(self) -> None:
         """End processes that nobody needs any more."""

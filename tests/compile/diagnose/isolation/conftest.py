@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
+from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.workers import Workers
 
 
@@ -25,7 +26,16 @@ def workers(enclosure: Enclosure) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
-def fragile(enclosure: Enclosure) -> Iterator[Workers]:
+def nursery(enclosure: Enclosure) -> Iterator[Nursery]:
+    with Nursery(enclosure) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="session", params=["spawned", "forked"])
+def fragile(
+    request: pytest.FixtureRequest, enclosure: Enclosure, nursery: Nursery
+) -> Iterator[Workers]:
     """For calls that end their process."""
-    with Workers(enclosure, preload=()) as workers:
+    parent = nursery if request.param == "forked" else None
+    with Workers(enclosure, preload=(), nursery=parent) as workers:
         yield workers

@@ -149,7 +149,7 @@ def test_an_interrupt_ends_the_process_and_the_next_call_works(fragile: Workers)
     before = fragile.pid
     assert before is not None
     with pytest.raises(KeyboardInterrupt):
-        fragile.call(calls.interrupt_parent)
+        fragile.call(calls.interrupt, os.getpid())
     assert wait_until_gone(before)
     assert fragile.call(calls.count) == 1
 

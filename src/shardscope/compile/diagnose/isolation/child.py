@@ -11,62 +11,62 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
-__all__ = ["Child", "name_signal"]
+__all__ = ["LAST_WAIT_S", "Child", "Handle", "end_group", "name_signal", "open_output", "spawn"]
 
 _KEPT_BYTES = 16_384
 _MOMENT_MS = 50
-_LAST_WAIT_S = 5.0  # a killed process that is still there is the kernel's
+LAST_WAIT_S = 5.0  # a killed process that is still there is the kernel's
+
+
+class Handle(Protocol):
+    """A process, however it was begun."""
+
+    @property
+    def death_fd(self) -> int | None:
+        """Can be read once it has ended."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, which is its group's too; None before it has begun."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """As `subprocess` has it: negative for a signal. None until its end was waited for."""
+
+    def has_ended(self) -> bool:
+        """Whether it ended, without making its number free while its children still run."""
+
+    def end(self) -> None:
+        """End its group, and wait until that is done."""
+
+    def close(self) -> None:
+        """Forget it."""
 
 
 @final
 class Child:
-    """Runs `command`; Ctrl-C in the terminal does not reach it, and its output stays here."""
+    """A process that has a session of its own, and what it prints."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        folder: Path,
-        pass_fds: Sequence[int] = (),
-    ) -> None:
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
-                env=dict(environment),
-                cwd=folder,
-                pass_fds=pass_fds,
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        self.output_fd = reading
+    def __init__(self, handle: Handle, output_fd: int) -> None:
+        self._handle = handle
+        self.output_fd = output_fd
+        self.death_fd = handle.death_fd
         self._output = bytearray()
         self._is_talking = True
-        self.death_fd = _watch_death(self._process.pid)
-        fds = (reading, *(() if self.death_fd is None else (self.death_fd,)))
         # Also when whoever began it forgets it, or this process ends.
-        self._end = weakref.finalize(self, _end, self._process, fds, os.getpid())
+        self._end = weakref.finalize(self, _end, handle, output_fd, os.getpid())
 
     @property
-    def pid(self) -> int:
-        """Its process id, which is its group's too."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Its process id, which is its group's too; None before it has begun."""
+        return self._handle.pid
 
     @property
     def is_dead(self) -> bool:
         """Whether it ended, by itself or by `kill`."""
-        return self._process.returncode is not None or _has_ended(self._process.pid)
+        return self._handle.exit_code is not None or self._handle.has_ended()
 
     @property
     def output(self) -> str:
@@ -76,7 +76,7 @@ class Child:
     @property
     def end(self) -> str:
         """How it ended: the name of a signal, or its exit code."""
-        code = self._process.returncode
+        code = self._handle.exit_code
         if code is None:
             return "it does not end"
         return f"exit code {code}" if code >= 0 else name_signal(-code)
@@ -84,7 +84,7 @@ class Child:
     @property
     def exit_code(self) -> int | None:
         """As `subprocess` has it: negative for a signal."""
-        return self._process.returncode
+        return self._handle.exit_code
 
     def keep_output(self) -> bool:
         """Take in what it printed since; whether there may be more to come."""
@@ -110,8 +110,9 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        pid = self.pid
+        if pid is not None and not self.is_dead:
+            os.kill(pid, number)
 
     def _sleep(self) -> None:
         """Until it prints something or ends, or a moment has passed."""
@@ -124,9 +125,85 @@ class Child:
     def kill(self) -> None:
         """End it and all that it began, now; what it printed last is kept."""
         if self._end.alive:
-            _kill_group(self._process)
+            self._handle.end()
             self.keep_output()
             self._end()
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Run `command`; Ctrl-C in the terminal does not reach it, and its output stays here."""
+    reading, writing = open_output()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            env=dict(environment),
+            cwd=folder,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return Child(_Spawned(process), reading)
+
+
+def open_output() -> tuple[int, int]:
+    """A pipe for what a process prints, of which reading waits for nothing."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    return reading, writing
+
+
+def end_group(pid: int) -> None:
+    """Kill a process and those that it began, unless they are gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@final
+class _Spawned:
+    """A child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.death_fd = _watch_death(process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode
+
+    def has_ended(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return ended is not None
+
+    def end(self) -> None:
+        # The group first: once its leader is waited for, the number may be somebody else's.
+        if self.exit_code is None:
+            end_group(self.pid)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAST_WAIT_S)
+
+    def close(self) -> None:
+        if self.death_fd is not None:
+            os.close(self.death_fd)
 
 
 def name_signal(number: int) -> str:
@@ -145,26 +222,9 @@ def _watch_death(pid: int) -> int | None:
         return None
 
 
-def _has_ended(pid: int) -> bool:
-    """Without waiting for it, which would make its number free while its children still run."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # The group first: once its leader is waited for, the number may be somebody else's.
-    if process.returncode is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_LAST_WAIT_S)
-
-
-def _end(process: subprocess.Popen[bytes], fds: Sequence[int], owner: int) -> None:
+def _end(handle: Handle, output_fd: int, owner: int) -> None:
     if os.getpid() != owner:  # a fork of the process that began it
         return
-    _kill_group(process)
-    for fd in fds:
-        os.close(fd)
+    handle.end()
+    handle.close()
+    os.close(output_fd)

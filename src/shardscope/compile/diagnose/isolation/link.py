@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, final
 
-from shardscope.compile.diagnose.isolation.child import Child
+from shardscope.compile.diagnose.isolation.child import Child, spawn
 from shardscope.compile.diagnose.isolation.conversation import Conversation, Limits
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
+from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.payload import Payload, unpack
 from shardscope.compile.diagnose.isolation.wire import Incoming, Kind, Message, frame
 from shardscope.errors import RemoteError
@@ -27,7 +28,7 @@ import json, sys
 told = json.loads(sys.argv[1])
 sys.path[:] = told.pop("path")
 from shardscope.compile.diagnose.isolation.main import serve
-serve(told.pop("requests"), told.pop("replies"), **told)
+serve(int(sys.argv[2]), int(sys.argv[3]), **told)
 """
 
 
@@ -35,19 +36,16 @@ serve(told.pop("requests"), told.pop("replies"), **told)
 class Link:
     """Starts a worker and does not wait for it."""
 
-    def __init__(self, enclosure: Enclosure, *, preload: Sequence[str]) -> None:
+    def __init__(
+        self, enclosure: Enclosure, *, preload: Sequence[str], nursery: Nursery | None = None
+    ) -> None:
         theirs_in, self._requests = os.pipe()
         replies, theirs_out = os.pipe()
         for fd in (self._requests, replies):
             os.set_blocking(fd, False)
         self._close = weakref.finalize(self, _close, self._requests, replies)
         try:
-            self._child = Child(
-                [sys.executable, "-c", _START, _tell(theirs_in, theirs_out, preload)],
-                environment=enclosure.environment(),
-                folder=enclosure.work,
-                pass_fds=(theirs_in, theirs_out),
-            )
+            self._child = _start((theirs_in, theirs_out), enclosure, preload, nursery)
         except BaseException:
             self._close()
             raise
@@ -58,8 +56,8 @@ class Link:
         self.prepared: set[int] = set()  # serial numbers of the preparations that it has had
 
     @property
-    def pid(self) -> int:
-        """Of the process."""
+    def pid(self) -> int | None:
+        """Of the process; None before it has begun."""
         return self._child.pid
 
     @property
@@ -104,16 +102,20 @@ class Link:
             raise
 
 
-def _tell(requests: int, replies: int, preload: Sequence[str]) -> str:
-    return json.dumps(
-        {
-            "path": _absolute_path(),
-            "requests": requests,
-            "replies": replies,
-            "parent": os.getpid(),
-            "is_tied": threading.current_thread() is threading.main_thread(),
-            "preload": list(preload),
-        }
+def _start(
+    fds: tuple[int, int], enclosure: Enclosure, preload: Sequence[str], nursery: Nursery | None
+) -> Child:
+    told: dict[str, Any] = {"path": _absolute_path(), "preload": list(preload)}
+    if nursery is not None:
+        told |= {"parent": nursery.pid, "is_tied": True}
+        return nursery.fork(_START, json.dumps(told), pass_fds=fds)
+    is_tied = threading.current_thread() is threading.main_thread()
+    told |= {"parent": os.getpid(), "is_tied": is_tied}
+    return spawn(
+        [sys.executable, "-c", _START, json.dumps(told), *map(str, fds)],
+        environment=enclosure.environment(),
+        folder=enclosure.work,
+        pass_fds=fds,
     )
 
 

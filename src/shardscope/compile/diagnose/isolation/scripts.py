@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from shardscope.compile.diagnose.isolation.child import Child, name_signal
+from shardscope.compile.diagnose.isolation.child import Child, name_signal, spawn
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
+from shardscope.compile.diagnose.isolation.nursery import FRESH, Nursery
 
 __all__ = ["FreshProcess", "ScriptResult", "prewarm", "run_script"]
 
-_FRESH = Path(__file__).with_name("fresh.py")
 _START_LIMIT_S = 300.0
 _LOOK_MS = 100
 
@@ -40,19 +40,18 @@ class ScriptResult:
 class FreshProcess:
     """A Python that has imported torch and nothing else; it runs one script."""
 
-    def __init__(self, enclosure: Enclosure, *, extra: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        enclosure: Enclosure,
+        *,
+        extra: Mapping[str, str] | None = None,
+        nursery: Nursery | None = None,
+    ) -> None:
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
         self._close = weakref.finalize(self, _close, self._requests, self._replies)
-        is_tied = threading.current_thread() is threading.main_thread()
-        told = (theirs_in, theirs_out, os.getpid(), "tied" if is_tied else "free")
         try:
-            self._child = Child(
-                [sys.executable, "-P", str(_FRESH), *map(str, told)],
-                environment=enclosure.environment(extra),
-                folder=enclosure.work,
-                pass_fds=(theirs_in, theirs_out),
-            )
+            self._child = _start((theirs_in, theirs_out), enclosure, extra, nursery)
         except BaseException:
             self._close()
             raise
@@ -92,9 +91,28 @@ class FreshProcess:
         self._close()
 
 
-def prewarm(enclosure: Enclosure) -> FreshProcess:
+def _start(
+    fds: tuple[int, int],
+    enclosure: Enclosure,
+    extra: Mapping[str, str] | None,
+    nursery: Nursery | None,
+) -> Child:
+    if nursery is not None:
+        assert extra is None, "a process that has begun keeps its environment"
+        return nursery.fork("", pass_fds=fds)
+    is_tied = threading.current_thread() is threading.main_thread()
+    told = (os.getpid(), "tied" if is_tied else "free", *fds)
+    return spawn(
+        [sys.executable, "-P", str(FRESH), *map(str, told)],
+        environment=enclosure.environment(extra),
+        folder=enclosure.work,
+        pass_fds=fds,
+    )
+
+
+def prewarm(enclosure: Enclosure, *, nursery: Nursery | None = None) -> FreshProcess:
     """Begin to start a process for a script that is to run later."""
-    return FreshProcess(enclosure)
+    return FreshProcess(enclosure, nursery=nursery)
 
 
 def run_script(

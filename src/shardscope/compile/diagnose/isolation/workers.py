@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 from shardscope.compile.diagnose.isolation.conversation import Limits
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.compile.diagnose.isolation.link import Link
+from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.payload import Payload, pack
 from shardscope.errors import CompileError
 
@@ -38,7 +39,8 @@ class _Preparation:
 class Workers:
     """Begins to start a process, which imports `preload` while the caller goes on.
 
-    A standby is started when the first call is made. What processes write stays in `enclosure`.
+    A standby is started when the first call is made. With a nursery, they are forks of it. What
+    processes write stays in `enclosure`.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Workers:
         *,
         preload: Sequence[str] = _PRELOADED,
         has_standby: bool = True,
+        nursery: Nursery | None = None,
         start_limit_s: float = _START_LIMIT_S,
     ) -> None:
         self._enclosure = enclosure
         self._preload = preload
         self._has_standby = has_standby
+        self._nursery = nursery
         self._start_limit_s = start_limit_s
         self._preparations: dict[str, _Preparation] = {}
         self._serials = itertools.count()
@@ -128,7 +132,7 @@ class Workers:
 
     def _start(self) -> Link:
         self.num_started += 1
-        return Link(self._enclosure, preload=self._preload)
+        return Link(self._enclosure, preload=self._preload, nursery=self._nursery)
 
     def _ready_link(self) -> Link:
         """A process that has had all preparations."""

@@ -1,0 +1,68 @@
+"""Conducts an examination: who asks the worker, who searches, who writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from shardscope._torch.compiler_settings import read_settings
+from shardscope.comm.run import read_identity
+from shardscope.compile.diagnose.at_bench import set_up
+from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.culprit import Culprit
+from shardscope.compile.diagnose.examine import Examination
+from shardscope.compile.diagnose.folder import Folder
+from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
+from shardscope.compile.diagnose.isolation.nursery import Nursery
+from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.judging.judge import resolve
+from shardscope.compile.diagnose.progress import shown_progress
+from shardscope.compile.diagnose.queries import Patience, Queries
+from shardscope.compile.diagnose.records import make_recording
+from shardscope.compile.diagnose.scribe import Scribe
+from shardscope.compile.diagnose.subject import Subject
+from shardscope.record import Diagnosis, Recording
+
+__all__ = ["Means", "conduct"]
+
+
+@final
+@dataclass(frozen=True)
+class Means:
+    """What there is to examine with: a folder, processes, calls of the backend and seconds each."""
+
+    folder: Folder
+    workers: Workers
+    nursery: Nursery | None
+    budget: int
+    compile_s: float
+
+
+def conduct(subject: Subject, compiler: Compiler, means: Means) -> Recording:
+    """What a compiler makes of a function, as the one diagnosis of a recording."""
+    resolve(compiler)
+    if "inductor" in compiler.name:
+        borrow_from_inductor(means.folder.enclosure)
+    _, world_size = read_identity()
+    return make_recording(_examine(subject, compiler, means), world_size=world_size)
+
+
+def _examine(subject: Subject, compiler: Compiler, means: Means) -> Diagnosis:
+    with shown_progress(means.budget) as teller:
+        queries = Queries(means.workers, compiler, Patience(means.compile_s), teller.asked)
+        culprit = Culprit(queries, compiler, teller, budget=means.budget)
+        settings = read_settings()
+        means.workers.prepare(set_up, settings, name="settings")
+        scribe = Scribe(
+            queries,
+            compiler,
+            means.folder,
+            teller,
+            compile_s=means.compile_s,
+            settings=settings,
+            nursery=means.nursery,
+        )
+        try:
+            return Examination(subject, compiler, queries, culprit, scribe, teller).run()
+        finally:
+            scribe.close()
