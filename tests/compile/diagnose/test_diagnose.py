@@ -194,7 +194,9 @@ def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder
     found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
     assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
     assert "Each of its graphs alone is right" in found.diagnosis.notes[0]
-    assert found.recording.findings[0].remedy.startswith("Report it, and keep the function out")
+    remedy = found.recording.findings[0].remedy
+    assert remedy.startswith("Report it with the repro, and keep the function out")
+    assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
 def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
