@@ -21,7 +21,7 @@ _MAX_SUSPECTS = 8
 _NAME_WIDTH = 60
 _LINE_WIDTH = 120
 _TEXT_WIDTH = 600
-_MANY_ULP = 1e7  # nobody would call it rounding
+_MANY_ULP = 1e5  # nobody would call it rounding
 _WORDS = {
     Condition.RNG: "other random numbers",
     Condition.NAN: "NaN or infinity",
