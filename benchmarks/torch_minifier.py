@@ -25,7 +25,7 @@ from typing import Any
 
 import click
 
-__all__ = ["TOOLS", "Attempt", "Task", "attempt"]
+__all__ = ["TOOLS", "Attempt", "Failed", "Task", "Workplace", "attempt", "last_line"]
 
 HERE = Path(__file__).resolve().parent
 USER = HERE / "torch_user"
@@ -55,15 +55,15 @@ class Attempt:
     seconds: float = 0.0
 
 
-class _Failed(Exception):  # noqa: N818 - it is a result
+class Failed(Exception):  # noqa: N818 - it is a result
     """The tool did not come to an end; says how."""
 
 
-class _Crashed(_Failed):
+class _Crashed(Failed):
     """A signal ended it."""
 
 
-class _Workplace:
+class Workplace:
     """A folder for everything, and processes that have some seconds left in all."""
 
     def __init__(self, folder: Path, task: Task, limit_seconds: float) -> None:
@@ -94,7 +94,7 @@ class _Workplace:
             out, err = process.communicate(timeout=max(self._end - time.monotonic(), 1))
         except subprocess.TimeoutExpired:
             _end_all(process)
-            raise _Failed("timed out") from None
+            raise Failed("timed out") from None
         if process.returncode < 0:
             raise _Crashed(f"crashed: {signal.Signals(-process.returncode).name}")
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -127,7 +127,7 @@ def _environment(folder: Path, task: Task) -> dict[str, str]:
     }
 
 
-def _minify(place: _Workplace, task: Task, after: str) -> tuple[str, ...]:
+def _minify(place: Workplace, task: Task, after: str) -> tuple[str, ...]:
     # Level 3 writes the script before anything fails, so that a crash or a hang leaves one too.
     for level in ("4",) if task.has_wrong_numbers else ("2", "3"):
         variables = {"TORCHDYNAMO_REPRO_AFTER": after, "TORCHDYNAMO_REPRO_LEVEL": level}
@@ -137,11 +137,11 @@ def _minify(place: _Workplace, task: Task, after: str) -> tuple[str, ...]:
         if launchers:
             break
     else:
-        raise _Failed("nothing found: it saw no failure")
+        raise Failed("nothing found: it saw no failure")
     done = place.run(str(launchers[-1]))
     repros = sorted(place.folder.rglob("repro.py"), key=_age)
     if not repros:
-        raise _Failed(f"crashed: {_last_line(done.stderr)}")
+        raise Failed(f"crashed: {last_line(done.stderr)}")
     return tuple(_ops_in(repros[-1]))
 
 
@@ -149,7 +149,7 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "without a word"
 
@@ -168,11 +168,11 @@ def _is_op(value: ast.expr) -> bool:
     return not is_part and not isinstance(value, ast.Constant | ast.Attribute | ast.Name)
 
 
-def _bisect(place: _Workplace, task: Task) -> tuple[str, ...]:
+def _bisect(place: Workplace, task: Task) -> tuple[str, ...]:
     # Its runs are counted instead: it calls other backends as well.
     done = place.run(str(SCRIPT), "bisect", TORCH_USER_COUNTS_INDUCTOR="")
     if done.returncode != 0:
-        raise _Failed(f"crashed: {_last_line(done.stderr)}")
+        raise Failed(f"crashed: {last_line(done.stderr)}")
     # The bisector prints too, before and after.
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"found"'))
     return tuple(json.loads(line)["found"])
@@ -188,13 +188,13 @@ TOOLS = {
 def attempt(tool: str, task: Task, *, limit_seconds: float = 600) -> Attempt:
     """Run one of torch's tools on a task."""
     with tempfile.TemporaryDirectory(prefix="torch-tools-") as folder:
-        place = _Workplace(Path(folder), task, limit_seconds)
+        place = Workplace(Path(folder), task, limit_seconds)
         start = time.perf_counter()
         ops: tuple[str, ...] = ()
         try:
             ops = TOOLS[tool](place, task)
             outcome = "found" if ops else "nothing found"
-        except _Failed as failure:
+        except Failed as failure:
             outcome = str(failure)
         seconds = time.perf_counter() - start
         return Attempt(

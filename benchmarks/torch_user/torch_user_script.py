@@ -25,13 +25,18 @@ def load() -> tuple[Any, Any]:
     return getattr(importlib.import_module(module), name)(**TASK["arguments"])
 
 
-def compile_with(function: Any) -> Any:
+def set_config() -> None:
+    """Tell Inductor what the task says."""
     for name, value in TASK["config"].items():
         *path, last = name.split(".")
         section = torch._inductor.config
         for part in path:
             section = getattr(section, part)
         setattr(section, last, value)
+
+
+def compile_with(function: Any) -> Any:
+    set_config()
     backend = "inductor" if TASK["backend"] == "inductor" else "counted"
     return torch.compile(function, backend=backend)
 
