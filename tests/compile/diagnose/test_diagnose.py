@@ -86,6 +86,18 @@ def test_an_optimizer_that_does_not_outlive_the_call_is_diagnosed(
     assert given.grad is None
 
 
+def test_an_argument_that_becomes_the_result_of_something_is_diagnosed(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    weight = numbers(4, requires_grad=True)
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(weight).relu()
+
+    found = diagnose(write, numbers(4), folder=folder, **fault("nan", "relu"))
+    assert found.condition is Condition.NAN
+
+
 def test_sparse_inputs_are_left_as_they_were(workers: HomeWorkers, folder: Path) -> None:
     given = torch.eye(3).to_sparse()
     found = diagnose(lambda x: x.to_dense().relu(), given, backend="eager", folder=folder)
