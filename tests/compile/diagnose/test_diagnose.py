@@ -74,6 +74,35 @@ def test_right_compilers_are_fine_with_odd_models(
     assert not folder.exists()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, of optimizers
+def test_an_optimizer_that_does_not_outlive_the_call_is_diagnosed(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    given = numbers(4, requires_grad=True)
+    found = diagnose(models.optimized, given, backend="aot_eager", folder=folder)
+    assert (found.condition, found.diagnosis.notes) == (Condition.FINE, ())
+    assert found.diagnosis.num_graphs > 0
+    assert torch.equal(given, numbers(4))
+    assert given.grad is None
+
+
+def test_sparse_inputs_are_left_as_they_were(workers: HomeWorkers, folder: Path) -> None:
+    given = torch.eye(3).to_sparse()
+    found = diagnose(lambda x: x.to_dense().relu(), given, backend="eager", folder=folder)
+    assert found.condition is Condition.FINE
+    assert torch.equal(given.to_dense(), torch.eye(3))
+
+
+def test_tensors_without_data_are_refused(workers: HomeWorkers, folder: Path) -> None:
+    with pytest.raises(CompileError, match="Call the function with tensors that have data"):
+        diagnose(torch.relu, torch.empty(3, device="meta"), backend="eager", folder=folder)
+
+
+def test_what_turns_modes_on_and_off_is_no_suspect(workers: HomeWorkers, folder: Path) -> None:
+    found = diagnose(models.switched, numbers(3, 3), folder=folder, **fault("nan", "relu"))
+    check_found(found, "torch.relu", "return torch.vmap(torch.relu)(x @ x)")
+
+
 CASES = {
     "wrong result": (
         fault("accuracy_error", "relu"),
