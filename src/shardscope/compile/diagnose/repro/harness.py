@@ -25,6 +25,7 @@ __all__ = [
     "find_hang",
     "find_unrest",
     "find_wrong_numbers",
+    "flatten",
     "in_double",
     "make_contiguous",
     "plain_words",
@@ -61,6 +62,15 @@ def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
         found[f"gradient of {name}"] = torch.zeros_like(leaf) if gradient is None else gradient
     wait_for_device()
     return found
+
+
+def flatten(value: Any) -> tuple[Any, ...]:
+    """The tensors and numbers in whatever a function returns."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return tuple(inner for one in value for inner in flatten(one))
+    return (value,)
 
 
 def wait_for_device() -> None:
