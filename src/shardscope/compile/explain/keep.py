@@ -44,7 +44,9 @@ def _all_values(fn: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]
     named = fn if hasattr(fn, "__code__") or hasattr(fn, "func") else _method_of(fn)
     yield getattr(fn, "__self__", None)
     yield from find_changeable(named)
-    yield from (value for value in find_named(named) if isinstance(value, torch.Tensor))
+    for value in find_named(named):
+        if isinstance(value, torch.Tensor | dict | list | set):
+            yield from _flatten(value, 0)
 
 
 def _method_of(fn: Any) -> Callable[..., Any]:

@@ -137,6 +137,21 @@ def test_errors_are_told_by_when_they_are_raised(when, condition, phase):
     assert outcome.signature == "builtins.ValueError: no such thing as #"
 
 
+class Mute(Exception):  # noqa: N818 - it is as bad as any
+    def __str__(self):
+        raise RuntimeError("it cannot say")
+
+
+@pytest.mark.parametrize("error", [Mute(), SystemExit(5)])
+@pytest.mark.parametrize("when", ["compiling", "running"])
+def test_errors_of_any_kind_are_outcomes(error, when):
+    outcome = judge(layered(), Compiler(raises(error, when=when)))
+    assert outcome.condition is {"compiling": Condition.COMPILE_ERROR}.get(
+        when, Condition.RUNTIME_ERROR
+    )
+    assert type(error).__name__ in outcome.fact
+
+
 def test_backward_that_cannot_be_compiled_is_a_compile_error_of_backward():
     outcome = judge(layered(), Compiler(fails_late))
     assert (outcome.condition, outcome.phase) == (Condition.COMPILE_ERROR, Phase.BACKWARD)

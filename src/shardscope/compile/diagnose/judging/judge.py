@@ -24,7 +24,7 @@ from shardscope.compile.diagnose.judging.copies import copy_inputs
 from shardscope.compile.diagnose.judging.reference import FragmentRuns, say_error
 from shardscope.compile.diagnose.judging.runs import Announce, Result, say_nothing
 from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again, weigh_second
-from shardscope.compile.diagnose.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.outcome import Outcome, make_signature, message_of
 from shardscope.compile.diagnose.searching.hints import find_hints
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
@@ -148,7 +148,7 @@ class _Trial:
                 raise AssertionError("compiler_fn did not return callable")
         except BackendError:
             raise  # of who asked for options that it does not have
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _Failure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, announce)
 
@@ -157,7 +157,7 @@ class _Trial:
         self._say("running")
         try:
             return self.runs.run(self._call, announce=self._say)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _Failure(describe_error(error, self.phase)) from error
 
     def _call(self, inputs: Sequence[Any]) -> Any:
@@ -176,7 +176,7 @@ def describe_error(error: BaseException, phase: str) -> Outcome:
         Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
         f"{'compiling' if is_compile_error else 'running'} it fails: {say_error(error)}",
         Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
-        error=f"{type(error).__name__}: {error}"[:_MESSAGE],
+        error=f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE],
         signature=make_signature(error),
         hints=find_hints(error),
     )

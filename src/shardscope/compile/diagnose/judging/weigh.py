@@ -21,6 +21,7 @@ __all__ = ["Reference", "weigh", "weigh_again", "weigh_second"]
 Part = Callable[[Result], Values]
 _NO_DOUBLE = "it does not run in double precision, and is held to eager execution alone"
 _NUM_AGAIN = 5
+_NUM_TWICE = 2  # further runs, which might be wrong in the same way by chance
 _SPREAD = 2.0  # times what eager execution itself changes by
 _OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
 
@@ -62,9 +63,7 @@ def weigh_again(
     """What a bad outcome comes to when both are run again, the same way."""
     if _is_eagers_own(compiled, reference):
         return Outcome(Condition.FINE, "eager execution gives other numbers each time too")
-    again = run_again()
-    second = weigh(again, reference)
-    if second.is_bad and not _is_other_error(compiled, again, reference.eager):
+    if not any(_is_otherwise(run_again(), compiled, reference) for _ in range(_NUM_TWICE)):
         return outcome
     fact = f"it gives something else when it is run again; at first {outcome.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
@@ -79,6 +78,12 @@ def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Refe
         return outcome
     fact = f"it is right at first, and not when it is run again: {second.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
+
+
+def _is_otherwise(again: Result, compiled: Result, reference: Reference) -> bool:
+    """Whether a further run is right, or wrong in another way."""
+    is_bad = weigh(again, reference).is_bad
+    return not is_bad or _is_other_error(compiled, again, reference.eager)
 
 
 def _is_eagers_own(compiled: Result, reference: Reference) -> bool:

@@ -160,7 +160,7 @@ def find_error(
     run(function, make_inputs(), with_gradients)
     try:
         run(compiled, make_inputs(), with_gradients)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         found = same_error(error, expected)
         if not found:
             raise
