@@ -80,18 +80,19 @@ class _FailsBackward(torch.autograd.Function):
         raise ctx.error
 
 
-class _Doubles(torch.autograd.Function):
+class _Multiplies(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
         return tensor.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0] * 2
+        return gradients[0] * ctx.factor, None
 
 
-def wrong_backward(graph: Graph, inputs: Any) -> Callable[..., Any]:
-    return lambda *given: [_Doubles.apply(one) for one in graph(*given)]
+def wrong_backward(graph: Graph, inputs: Any, factor: float = 2.0) -> Callable[..., Any]:
+    return lambda *given: [_Multiplies.apply(one, factor) for one in graph(*given)]
 
 
 def fails_late(graph: Graph, inputs: Any) -> Any:

@@ -30,6 +30,7 @@ _SHAPES = {
     "holdings": samples.make_holdings,
     "parallel programs": samples.make_parallel,
     "explanations": samples.make_explained,
+    "diagnoses": samples.make_diagnosed,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -21,9 +21,11 @@ __all__ = [
     "drawn",
     "draws_again",
     "line_of",
+    "optimized",
     "rests",
     "rounds_late",
     "sleeps",
+    "switched",
 ]
 
 Graph = fx.GraphModule
@@ -58,6 +60,20 @@ def deep(x: Tensor) -> Tensor:
     for _ in range(4):
         x = torch.cos(x)
     return torch.tanh(x)
+
+
+def switched(x: Tensor) -> Tensor:
+    """Autocast is turned on and off, and something is mapped."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.vmap(torch.relu)(x @ x)
+
+
+def optimized(w: Tensor) -> Tensor:
+    """The optimizer, whose parameters dynamo keeps in a graph, is gone when it ends."""
+    optimizer = torch.optim.SGD([w], 0.1)
+    w.square().sum().backward()
+    optimizer.step()
+    return w
 
 
 def drawn(x: Tensor) -> Tensor:
@@ -120,7 +136,8 @@ def draws_again(graph: Graph, _: Any) -> Callable[..., Any]:
 
 def rests(graph: Graph, _: Any) -> Callable[..., Any]:
     """A backend that gives something else each time."""
-    return lambda *given: [one * (2 + random.random()) for one in graph(*given)]
+    count = itertools.count(1)
+    return lambda *given: [one * 2 ** next(count) for one in graph(*given)]
 
 
 def crashes(graph: Graph, _: Any) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung
 
 __all__ = ["Death", "HomeScript", "HomeWorkers", "Sleep", "stay_at_home"]
 
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.Lock()  # what is printed is the whole process's
 
 
 class Death(BaseException):
@@ -51,6 +51,7 @@ class HomeWorkers:
 
     def _begin(self) -> None:
         self._bench: Bench | None = None
+        self._prepared: set[str] = set()
         self._phase = ""
 
     def __enter__(self) -> HomeWorkers:
@@ -73,7 +74,8 @@ class HomeWorkers:
         bench = self._ready_bench()
         try:
             sent, given = unpack(_copy_call(function, args))
-            return unpack(pack(sent(bench, *given)).copy().pieces)
+            with _one_at_a_time:
+                return unpack(pack(sent(bench, *given)).copy().pieces)
         except Death:
             phase = self._phase
             self._begin()
@@ -90,9 +92,10 @@ class HomeWorkers:
         if self._bench is None:
             self.num_started += 1
             self._bench = Bench(self._hear)
-            for pieces in self._preparations.values():
-                function, args = unpack(pieces)
-                function(self._bench, *args)
+        for name in [one for one in self._preparations if one not in self._prepared]:
+            function, args = unpack(self._preparations[name])
+            function(self._bench, *args)
+            self._prepared.add(name)
         return self._bench
 
     def _hear(self, phase: str) -> None:

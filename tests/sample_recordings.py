@@ -16,7 +16,10 @@ from shardscope.record import (
     CollectiveKind,
     Compiled,
     CompiledGraph,
+    Condition,
     Coverage,
+    Deviation,
+    Diagnosis,
     Divergence,
     Explanation,
     Fallback,
@@ -59,8 +62,10 @@ from shardscope.record import (
     Slice,
     Source,
     Span,
+    Stage,
     StageTime,
     Suspect,
+    SuspectOp,
     TensorKind,
     TensorLayout,
     TensorVerdict,
@@ -638,4 +643,47 @@ def _hostile_explanation(rank: int) -> Explanation:
         stages=(StageTime(stage=names[0], num_calls=1, total_ns=10),),
         guards=(FrameGuards(compile_id="0/0", function=names[0], guards=tuple(names)),),
         failure=names[0],
+    )
+
+
+def make_diagnosed() -> Recording:
+    """A diagnosis of every condition, with hostile names in every place that has one."""
+    return make_recording(
+        run=make_run(instruments=("diagnose",)),
+        diagnoses=tuple(
+            make_diagnosis(condition, HOSTILE_NAMES[index % len(HOSTILE_NAMES)])
+            for index, condition in enumerate(Condition)
+        ),
+    )
+
+
+def make_diagnosis(condition: Condition, name: str, *, num_suspects: int = 2) -> Diagnosis:
+    """One that has something in each of its fields."""
+    source = Source(file=name, line=7, function=name, text=name)
+    return Diagnosis(
+        rank=0,
+        target=name,
+        backend=name,
+        condition=condition,
+        fact=name,
+        num_graphs=3,
+        num_queries=21,
+        graph=1,
+        stage=Stage.DECOMPOSITION,
+        part=name,
+        phase=Phase.BACKWARD,
+        suspects=(SuspectOp(op=name, module=name, source=source),) * num_suspects,
+        deviation=Deviation(
+            tensor=name,
+            relative_rmse=1e-3,
+            eager_rmse=1e-8,
+            max_ulp=3204.0,
+            worst_index=(0, 5),
+            expected=1.0,
+            got=2.0,
+        ),
+        error=name,
+        repro=name,
+        passing=name,
+        notes=(name,),
     )

@@ -149,6 +149,23 @@ def test_buffers_gradients_inputs_and_attributes_are_put_back() -> None:
     assert [id(one.grad) for one in model.parameters()] == gradients
 
 
+COUNTS = {"calls": 0, "seen": []}
+
+
+def test_lists_and_dicts_that_the_function_names_are_put_back() -> None:
+    calls, sums = [0], {"total": torch.zeros(2)}
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        COUNTS["calls"] += 1
+        COUNTS["seen"].append(x)
+        sums["total"].add_(x)
+        return x * calls[0]
+
+    explain(counting, torch.ones(2))
+    assert (calls, COUNTS, sums["total"].tolist()) == ([0], {"calls": 0, "seen": []}, [0.0, 0.0])
+
+
 def test_a_model_without_gradients_has_none_afterwards() -> None:
     model = Restless()
     explain(model, torch.rand(3, 4))

@@ -12,6 +12,11 @@ import torch
 __all__ = ["apply_settings", "read_settings"]
 
 _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+# torch sets these by itself when it compiles.
+_ITS_OWN = (
+    "torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access ",
+    "torch._inductor.config.deterministic ",
+)
 _FLAGS = {
     "torch.backends.cudnn.benchmark": False,
     "torch.backends.cudnn.deterministic": False,
@@ -42,7 +47,8 @@ def _read_torch() -> Iterator[str]:
 def _read_configs() -> Iterator[str]:
     for name in _CONFIGS:
         if name in sys.modules:  # nobody has changed what nobody has loaded
-            lines = sys.modules[name].codegen_config().splitlines()
+            told = sys.modules[name].codegen_config().splitlines()
+            lines = [line for line in told if not line.startswith(_ITS_OWN)]
             yield from ([f"import {name}", *lines] if lines else [])
 
 

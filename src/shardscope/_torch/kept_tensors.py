@@ -43,6 +43,8 @@ def _version(tensor: torch.Tensor) -> int | None:
 def _is_same(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     # Changes through .data leave the version as it was.
     now = tensor.detach().to(values.device)
+    if now.layout is not torch.strided or values.layout is not torch.strided:
+        now, values = now.to_dense(), values.to_dense()
     return now.shape == values.shape and now.dtype == values.dtype and torch.equal(now, values)
 
 

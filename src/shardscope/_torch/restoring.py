@@ -38,22 +38,30 @@ class Kept:
         modules = every_module(holder) if isinstance(holder, nn.Module) else ()
         for module in modules:
             self._keep(vars(module), 0)
-            self._keep_gradients(parameter for _, parameter in own_parameters(module))
+            self.keep_gradients(parameter for _, parameter in own_parameters(module))
         if isinstance(holder, Optimizer):
             groups = holder.param_groups
-            self._keep_gradients(one for group in groups for one in group["params"])
+            self.keep_gradients(one for group in groups for one in group["params"])
         self._keep(vars(holder), 0)
 
     def keep_container(self, container: object) -> None:
         """Remember what a list, dict or set holds, and what those in it do."""
         self._keep(container, 0)
 
+    def keep_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remember which gradients tensors have, if they may have one."""
+        for tensor in tensors:
+            if tensor.is_leaf:
+                # One without data is the step's: to keep it would be to hold its memory.
+                gradient = None if isinstance(tensor.grad, FakeTensor) else tensor.grad
+                self._gradients.setdefault(id(tensor), (tensor, gradient))
+
     def put_back(self) -> None:
         """Make everything as it was remembered."""
         for container, held in self._containers.values():
             _fill(container, held)
         for tensor, gradient in self._gradients.values():
-            if tensor.grad is not gradient:
+            if tensor.is_leaf and tensor.grad is not gradient:  # one written to in place is none
                 tensor.grad = gradient
         self._containers.clear()
         self._gradients.clear()
@@ -66,13 +74,6 @@ class Kept:
             held = container.values() if isinstance(container, dict) else container
             for value in held:
                 self._keep(value, depth + 1)
-
-    def _keep_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if tensor.is_leaf:
-                # One without data is the step's: to keep it would be to hold its memory.
-                gradient = None if isinstance(tensor.grad, FakeTensor) else tensor.grad
-                self._gradients.setdefault(id(tensor), (tensor, gradient))
 
 
 def find_named(step: Callable[..., object]) -> Iterator[Any]:

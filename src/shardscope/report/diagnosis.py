@@ -18,7 +18,10 @@ __all__ = ["render_diagnoses"]
 _GOOD = "bold green"
 _BAD = "bold red"
 _MAX_SUSPECTS = 8
-_MANY_ULP = 1e7  # nobody would call it rounding
+_NAME_WIDTH = 60
+_LINE_WIDTH = 120
+_TEXT_WIDTH = 600
+_MANY_ULP = 1e5  # nobody would call it rounding
 _WORDS = {
     Condition.RNG: "other random numbers",
     Condition.NAN: "NaN or infinity",
@@ -28,7 +31,7 @@ _WORDS = {
 def render_diagnoses(recording: Recording) -> Iterator[RenderableType]:
     """A block of lines for each diagnosis; nothing if there is none."""
     for one in recording.diagnoses:
-        names = (shorten(make_inert(name), 60) for name in (one.target, one.backend))
+        names = (shorten(make_inert(name), _NAME_WIDTH) for name in (one.target, one.backend))
         yield make_title("Diagnosis", "of {} compiled by {}".format(*names))
         yield _render(one)
 
@@ -49,7 +52,7 @@ def _tell(fact: str) -> str:
 def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
     style = _BAD if one.condition.is_bad else _GOOD
     words = _WORDS.get(one.condition, one.condition.replace("_", " "))
-    yield "verdict", Text(words, style).append_text(make_text(_tell(one.fact), width=1000))
+    yield "verdict", Text(words, style).append_text(make_text(_tell(one.fact), width=_TEXT_WIDTH))
     if one.stage is not None:
         yield "stage", _name_stage(one)
     yield from _where(one)
@@ -63,15 +66,15 @@ def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
         yield "passes", make_text(one.passing)
     yield "tried", make_text(plural(one.num_queries, "compilation"))
     for note in one.notes:
-        yield "note", make_text(note, width=600)
+        yield "note", make_text(note, width=_TEXT_WIDTH)
 
 
 def _name_stage(one: Diagnosis) -> Text:
     """`backend: aten.relu.default`; a part that names its stage stands for it."""
     is_named = one.part.startswith(str(one.stage))
-    stage = make_text(one.part if is_named else str(one.stage), "bold", width=600)
+    stage = make_text(one.part if is_named else str(one.stage), "bold", width=_TEXT_WIDTH)
     rest = "" if is_named or not one.part else f": {one.part}"
-    return stage.append_text(make_text(rest, width=600))
+    return stage.append_text(make_text(rest, width=_TEXT_WIDTH))
 
 
 def _where(one: Diagnosis) -> Iterator[tuple[str, Text]]:
@@ -95,11 +98,11 @@ def _render_suspects(one: Diagnosis) -> Iterator[tuple[str, Text]]:
 
 
 def _describe_suspect(suspect: SuspectOp) -> Text:
-    text = make_text(suspect.op, "bold")
+    text = make_text(suspect.op, "bold", width=_NAME_WIDTH)
     if suspect.module:
-        text.append_text(make_text(f"  in {suspect.module}"))
+        text.append_text(make_text(f"  in {suspect.module}", width=_NAME_WIDTH))
     if suspect.source is not None:
-        text.append("  ").append_text(format_source(suspect.source))
+        text.append("  ").append_text(format_source(suspect.source, width=_LINE_WIDTH))
     return text
 
 
@@ -112,7 +115,7 @@ def _render_error(one: Diagnosis) -> Iterator[tuple[str, Text]]:
     """What was raised, unless the verdict says it already."""
     line = one.error.strip().partition("\n")[0]
     if line and line.rstrip(".") not in one.fact:
-        yield "error", make_text(line, width=600)
+        yield "error", make_text(line, width=_TEXT_WIDTH)
 
 
 def _describe_repro(one: Diagnosis) -> Text:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from case_ids import without_address
 from shardscope.compile.backends.spelling import name_of_node, names_meant
 from shardscope.errors import BackendError
 
@@ -54,7 +55,7 @@ functional = nn.functional
         torch.Tensor.relu,
         torch.Tensor.relu_,
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_every_spelling_of_relu_means_relu(op: Any) -> None:
     assert names_meant(op) == {"relu"}
@@ -106,7 +107,7 @@ def test_every_spelling_of_relu_means_relu(op: Any) -> None:
         ("threshold_backward", "threshold_backward"),
         ("prims.sin", "prims::sin"),
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_other_ops_have_one_name_too(op: Any, name: str) -> None:
     assert names_meant(op) == {name}
@@ -145,7 +146,7 @@ def own(x: Tensor) -> Tensor:
         3,
         None,
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_what_is_no_op_is_refused(op: Any) -> None:
     with pytest.raises(BackendError, match=r"is no op that torch has\..* Write it as you would"):

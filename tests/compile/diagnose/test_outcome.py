@@ -18,6 +18,8 @@ from shardscope.compile.diagnose.outcome import find_cause, make_signature
         ("tensor a (3) must match b (4)", "tensor a (16) must match b (17)"),
         ("expected 0.25, got 1e-05", "expected 3, got 4"),
         ("node %relu_2 failed", "node %add failed"),
+        ("no relu (/home/me/train.py:12)", "no relu (/tmp/out/repro.py:45)"),
+        ("no relu (train.py:12)", "no relu (../repro.py:45)"),
         (
             "kernel.cpp\n/tmp/a.cpp:3: error: x12 is no y",
             "other.cpp\n/tmp/a.cpp:9: error: x7 is no y",

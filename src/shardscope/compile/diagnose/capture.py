@@ -58,12 +58,19 @@ class _Tape:
             if is_taken:
                 return graph(*values)
             is_taken = True
-            given = copy_values(values)
+            given, kept = copy_values(values), _keep(graph)
             results = graph(*values)
-            self.fragments.append(Fragment(graph, given, _has_gradients(results)))
+            self.fragments.append(Fragment(kept, given, _has_gradients(results)))
             return results
 
         return run
+
+
+def _keep(graph: fx.GraphModule) -> fx.GraphModule:
+    """The graph with all that it holds: dynamo takes parameters away when their optimizer dies."""
+    kept = fx.GraphModule(graph, graph.graph)
+    kept.meta.update(graph.meta)
+    return kept
 
 
 def copy_values(values: Sequence[Any]) -> tuple[Any, ...]:

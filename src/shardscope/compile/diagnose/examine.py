@@ -15,7 +15,7 @@ from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.localizing.plain import make_plain
-from shardscope.compile.diagnose.outcome import NUMBERS, Outcome
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, make_signature
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe
@@ -118,7 +118,8 @@ class Examination:
         without = self._queries.run(check_program, packed, _EAGER)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
         note = "Each of its graphs alone is right: no op was found to blame."
-        return replace(self._begin(outcome), stage=stage, notes=(note,))
+        begun = replace(self._begin(outcome), stage=stage, notes=(note,))
+        return self._scribe.record_whole(begun, self._program.call, outcome)
 
     def _look_closer(self, outcomes: Sequence[tuple[int, Loaded, Outcome]]) -> Diagnosis:
         """Faults that do not reach the results, because what follows makes them small."""
@@ -146,15 +147,21 @@ class Examination:
         error = captured.error
         assert error is not None
         text = f"{type(error).__name__}: {error}".strip()
-        outcome = Outcome(Condition.COMPILE_ERROR, "dynamo does not get through it", error=text)
+        outcome = Outcome(
+            Condition.COMPILE_ERROR,
+            "dynamo does not get through it",
+            error=text,
+            signature=make_signature(error),
+        )
         source = user_source(str(error))
         suspects = () if source is None else (SuspectOp(op="this line", source=source),)
-        return replace(
+        begun = replace(
             self._begin(outcome),
             stage=Stage.DYNAMO,
             suspects=suspects,
             num_graphs=len(captured.fragments),
         )
+        return self._scribe.record_whole(begun, self._program.call, outcome)
 
     def _begin(self, outcome: Outcome) -> Diagnosis:
         rank, _ = read_identity()

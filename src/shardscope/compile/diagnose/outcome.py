@@ -8,7 +8,7 @@ from typing import final
 from shardscope.compile.diagnose.repro.harness import plain_words
 from shardscope.record import Condition, Deviation, Phase
 
-__all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature"]
+__all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature", "message_of"]
 
 NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
 _WRAPPERS = (
@@ -62,7 +62,15 @@ def make_signature(error: BaseException) -> str:
     Without numbers, shapes, and names that somebody gave.
     """
     error = find_cause(error)
-    return f"{type(error).__module__}.{type(error).__qualname__}: {plain_words(str(error))}"
+    return f"{type(error).__module__}.{type(error).__qualname__}: {plain_words(message_of(error))}"
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; nothing if it cannot say it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - errors of others may do anything
+        return ""
 
 
 def find_cause(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import RUNNING, Queries, is_of_device
 from shardscope.compile.diagnose.repro.script import PASSING
 from shardscope.compile.diagnose.repro.verify import Verified, verify
+from shardscope.compile.diagnose.repro.whole import Call, write_whole
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis
 
@@ -78,6 +79,24 @@ class Scribe:
         note = "The smallest program fails here and not in a fresh process; the whole graph does."
         return add_note(whole, note) if whole.is_verified else self._attempt(found, found.piece)
 
+    def record_whole(self, begun: Diagnosis, call: Call, outcome: Outcome) -> Diagnosis:
+        """A diagnosis with a script of the whole function: no op of it is to blame."""
+        self._teller.doing("writing the script")
+        try:
+            path = write_whole(
+                call,
+                self._compiler,
+                outcome,
+                folder=self._folder.path.resolve(),
+                title=f"{begun.target} under {begun.backend}",
+                stage=begun.stage,
+                limit_s=self._find_limit(outcome),
+                settings=self._settings,
+            )
+        except Exception as error:  # noqa: BLE001 - whatever cannot be pickled says so in its own way
+            return add_note(begun, f"No script could be written ({error}).")
+        return self._verified(replace(begun, repro=_shown(path)), path, outcome)
+
     def _attempt(self, found: Found, piece: Piece) -> Diagnosis:
         self._teller.doing("writing the script")
         try:
@@ -98,7 +117,7 @@ class Scribe:
             return add_note(
                 told, "It was interrupted: this is the best found so far, not verified."
             )
-        return self._verified(told, written, found.outcome)
+        return self._verified(told, written.path, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
         one = found.diagnosis
@@ -124,11 +143,11 @@ class Scribe:
         is_running = outcome.condition is Condition.HANG and outcome.signature in RUNNING
         return self._queries.run_s + (_SMALL_COMPILE_S if is_running else self._compile_s)
 
-    def _verified(self, told: Diagnosis, written: Written, outcome: Outcome) -> Diagnosis:
+    def _verified(self, told: Diagnosis, path: Path, outcome: Outcome) -> Diagnosis:
         self._teller.doing("running the script in a fresh process")
         self.prepare()
         try:
-            seen = verify(written.path, outcome=outcome, runner=self._run)
+            seen = verify(path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
             self._is_interrupted = True
             self.close()

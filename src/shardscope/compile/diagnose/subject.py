@@ -13,6 +13,7 @@ from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.uncompiled_functions import uncompiled
 from shardscope.compile.diagnose.capture import Captured, capture
 from shardscope.compile.diagnose.isolation.payload import pack
+from shardscope.compile.diagnose.repro.whole import Call
 from shardscope.compile.explain.explain import one_at_a_time
 from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
@@ -54,6 +55,11 @@ class Subject:
             return pack((self._fn, self._args, dict(self._kwargs))).copy().pieces
         except Exception:  # noqa: BLE001 - locks, groups, generators, whatever a closure holds
             return None
+
+    @property
+    def call(self) -> Call:
+        """What is called, and with what."""
+        return Call(self._fn, self._args, self._kwargs)
 
     def _check_runs(self) -> None:
         with self._kept():

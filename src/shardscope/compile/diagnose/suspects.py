@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 from torch import fx
 
+from shardscope._torch.graph_switches import EXITS, SETTERS, is_level_machinery
 from shardscope.comm.lines import user_source
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.repro.spelling import name_op
@@ -16,9 +17,11 @@ from shardscope.record import Source, SuspectOp
 
 __all__ = ["describe_ops"]
 
+_SWITCHES = {*SETTERS, *EXITS, *EXITS.values()}
+
 
 def describe_ops(fragment: Fragment) -> tuple[SuspectOp, ...]:
-    """Its ops in order; what only takes a tuple apart is none."""
+    """Its ops in order, without what only serves them."""
     return tuple(
         SuspectOp(
             op=name_op(node),
@@ -37,5 +40,14 @@ def _find_source(node: fx.Node) -> Source | None:
 
 def _list_ops(graph: fx.GraphModule) -> Iterator[fx.Node]:
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
-    written = [node for node in nodes if name_op(node) != "operator.getitem"]
+    written = [node for node in nodes if not _is_support(node)]
     return iter(written or nodes)
+
+
+def _is_support(node: fx.Node) -> bool:
+    """Whether it takes a tuple apart, or turns something on or off: no op that computes."""
+    return (
+        name_op(node) == "operator.getitem"
+        or node.target in _SWITCHES
+        or is_level_machinery(node.target)
+    )

@@ -44,7 +44,9 @@ def _all_values(fn: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]
     named = fn if hasattr(fn, "__code__") or hasattr(fn, "func") else _method_of(fn)
     yield getattr(fn, "__self__", None)
     yield from find_changeable(named)
-    yield from (value for value in find_named(named) if isinstance(value, torch.Tensor))
+    for value in find_named(named):
+        if isinstance(value, torch.Tensor | dict | list | set):
+            yield from _flatten(value, 0)
 
 
 def _method_of(fn: Any) -> Callable[..., Any]:
@@ -69,20 +71,20 @@ def _flatten(value: Any, depth: int) -> Iterator[Any]:
 
 def _keep(value: Any, kept: Kept, tensors: KeptTensors) -> None:
     if isinstance(value, torch.Tensor):
-        _keep_tensors([value], tensors)
+        _keep_tensors([value], kept, tensors)
     elif isinstance(value, nn.Module):
         kept.keep(value)
         for module in every_module(value):
-            _keep_tensors(_tensors_of(module), tensors)
+            _keep_tensors(_tensors_of(module), kept, tensors)
     elif isinstance(value, Optimizer):
         kept.keep(value)
-        _keep_tensors(_find_tensors(value.state.values()), tensors)
-        _keep_tensors(_find_tensors(value.param_groups), tensors)
+        _keep_tensors(_find_tensors(value.state.values()), kept, tensors)
+        _keep_tensors(_find_tensors(value.param_groups), kept, tensors)
     elif isinstance(value, dict | list | set):
         kept.keep_container(value)
     elif _has_attributes(value):
         kept.keep(value)
-        _keep_tensors(_find_tensors(vars(value).values()), tensors)
+        _keep_tensors(_find_tensors(vars(value).values()), kept, tensors)
 
 
 def _has_attributes(value: Any) -> bool:
@@ -101,8 +103,9 @@ def _find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         yield from (one for one in _flatten(value, 0) if isinstance(one, torch.Tensor))
 
 
-def _keep_tensors(some: Iterable[torch.Tensor], tensors: KeptTensors) -> None:
+def _keep_tensors(some: Iterable[torch.Tensor], kept: Kept, tensors: KeptTensors) -> None:
     for tensor in some:
+        kept.keep_gradients([tensor])
         tensors.keep(tensor)
         if tensor.is_leaf and tensor.grad is not None:
             tensors.keep(tensor.grad)

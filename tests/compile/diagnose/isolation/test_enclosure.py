@@ -88,6 +88,17 @@ def test_what_makes_torch_write_elsewhere_is_not_passed_on(
     assert (environment["SOMETHING_ELSE"], environment["EXTRA"]) == ("kept", "yes")
 
 
+def test_modules_are_looked_for_where_the_parent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/elsewhere"]))
+    path = Enclosure(tmp_path / "out").environment()["PYTHONPATH"]
+    assert path.split(os.pathsep) == [str(tmp_path / "src"), str(tmp_path), "/elsewhere"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert "PYTHONPATH" not in Enclosure(tmp_path / "out").environment()
+
+
 def test_tidying_removes_only_what_was_made(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 import isolated_calls as calls
 from captured_fragments import PROGRAMS, capture, run
+from case_ids import without_address
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.payload import decode_fragment, encode_fragment
 from shardscope.compile.diagnose.isolation.workers import Workers
@@ -74,7 +75,7 @@ def make_fragment(target: Any, *inputs: Any, op: str = "call_function", **kwargs
         torch.sym_max,
         len,
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_a_target_is_the_same_object_there(target: Any) -> None:
     made = decode_fragment(encode_fragment(make_fragment(target, torch.ones(2))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -60,6 +61,13 @@ def test_wrong_gradients_alone_are_a_fault_of_backward():
     outcome = judge(layered(), Compiler(wrong_backward))
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
     assert outcome.deviation.tensor == "gradient of input 0"
+
+
+def test_gradients_are_known_as_well_as_results():
+    # What is pulled back must be the same in all precisions, or it hides what is wrong.
+    outcome = judge(layered(), Compiler(partial(wrong_backward, factor=1.0001)))
+    assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
+    assert outcome.deviation.eager_rmse < 1e-6
 
 
 def test_gradients_are_not_asked_for_where_none_are_wanted():
@@ -129,6 +137,21 @@ def test_errors_are_told_by_when_they_are_raised(when, condition, phase):
     assert outcome.signature == "builtins.ValueError: no such thing as #"
 
 
+class Mute(Exception):  # noqa: N818 - it is as bad as any
+    def __str__(self):
+        raise RuntimeError("it cannot say")
+
+
+@pytest.mark.parametrize("error", [Mute(), SystemExit(5)])
+@pytest.mark.parametrize("when", ["compiling", "running"])
+def test_errors_of_any_kind_are_outcomes(error, when):
+    outcome = judge(layered(), Compiler(raises(error, when=when)))
+    assert outcome.condition is {"compiling": Condition.COMPILE_ERROR}.get(
+        when, Condition.RUNTIME_ERROR
+    )
+    assert type(error).__name__ in outcome.fact
+
+
 def test_backward_that_cannot_be_compiled_is_a_compile_error_of_backward():
     outcome = judge(layered(), Compiler(fails_late))
     assert (outcome.condition, outcome.phase) == (Condition.COMPILE_ERROR, Phase.BACKWARD)
@@ -138,7 +161,8 @@ def test_backward_that_cannot_be_compiled_is_a_compile_error_of_backward():
 def test_a_backend_that_returns_no_function_is_a_compile_error():
     outcome = judge(layered(), Compiler(returns_number))
     assert outcome.condition is Condition.COMPILE_ERROR
-    assert "returned a int, no function" in outcome.fact
+    # As dynamo puts it, so that a script which runs torch.compile finds the same.
+    assert outcome.signature == "builtins.AssertionError: compiler_fn did not return callable"
 
 
 def test_a_boxed_function_fails_as_it_does_under_torch_compile():
@@ -160,6 +184,26 @@ def test_a_backend_that_is_wrong_once_is_nondeterministic():
         return lambda *given: [one * 2 if not next(count) else one for one in graph(*given)]
 
     assert judge(layered(), Compiler(backend)).condition is Condition.NONDETERMINISTIC
+
+
+def test_a_backend_that_is_right_once_is_nondeterministic():
+    def backend(graph, inputs):
+        count = itertools.count()
+        return lambda *given: [one * 2 if next(count) else one for one in graph(*given)]
+
+    outcome = judge(layered(), Compiler(backend))
+    assert outcome.condition is Condition.NONDETERMINISTIC
+    assert outcome.fact.startswith("it is right at first, and not when it is run again: output 0")
+
+
+def test_a_backend_that_runs_once_is_nondeterministic():
+    def backend(graph, inputs):
+        calls = iter([graph])
+        return lambda *given: next(calls)(*given)
+
+    outcome = judge(layered(), Compiler(backend))
+    assert outcome.condition is Condition.NONDETERMINISTIC
+    assert outcome.fact.startswith("it fails when it is run again: running it fails: StopIter")
 
 
 def test_a_backend_that_fails_only_when_run_again_is_nondeterministic():
@@ -383,7 +427,7 @@ def test_options_and_mode_reach_a_backend():
 def test_phases_are_announced():
     phases = []
     judge(layered(), Compiler(eager), announce=phases.append)
-    assert phases == ["compiling", "running", "backward"]
+    assert phases == ["compiling", *["running", "backward"] * 2]
 
 
 def test_a_backend_that_spoils_its_graph_spoils_only_a_copy():

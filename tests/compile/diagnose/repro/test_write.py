@@ -269,21 +269,23 @@ def test_a_judge_that_fails_counts_as_not_passing(fragment: Fragment) -> None:
     assert (variant.change, variant.compiler.backend) == (Change.EAGER, "eager")
 
 
-def runner_that_gives(*results: tuple[int | None, str]) -> Any:
-    left = list(results)
-    return lambda path, arguments: left.pop(0)
+PASSES = (0, "passes\n")
+
+
+def runner_that_gives(failing: tuple[int | None, str], passing: tuple[int, str]) -> Any:
+    return lambda path, arguments: passing if arguments else failing
 
 
 @pytest.mark.parametrize(
     ("results", "is_same"),
     [
-        ([(1, "FAILS: wrong_result: output 0\n"), (0, "passes\n")], True),
+        ([(1, "FAILS: wrong_result: output 0\n"), PASSES], True),
         ([(1, "FAILS: wrong_result: output 0\n"), (1, "FAILS: …\n")], False),
-        ([(1, "Traceback: no line of ours\n")], False),
-        ([(1, "FAILS: nan: another failure\n")], False),
-        ([(0, "passes\n")], False),
-        ([(2, "FAILS: wrong_result: yet broken\n")], False),
-        ([(None, "")], False),
+        ([(1, "Traceback: no line of ours\n"), PASSES], False),
+        ([(1, "FAILS: nan: another failure\n"), PASSES], False),
+        ([(0, "passes\n"), PASSES], False),
+        ([(2, "FAILS: wrong_result: yet broken\n"), PASSES], False),
+        ([(None, ""), PASSES], False),
     ],
 )
 def test_only_the_same_failure_with_a_variant_that_passes_verifies_a_script(
@@ -294,7 +296,8 @@ def test_only_the_same_failure_with_a_variant_that_passes_verifies_a_script(
         fragment, Compiler(backends.shifted), WRONG, folder=tmp_path, passing=variant
     )
     verified = verify(path, outcome=WRONG, runner=runner_that_gives(*results))
-    assert verified == Verified(is_same, results[-1 if not is_same else 0][0], verified.output)
+    seen = results[0] if is_same or results[1] == PASSES else results[1]
+    assert verified == Verified(is_same, *seen)
 
 
 HOSTILE = 'x"""\n\r\x0c\x85\u2028\u202eimport os; os._exit(3)\n# -*- coding: latin-1 -*-\n\'\ud800'

@@ -111,7 +111,7 @@ class Enclosure:
         """The user's environment as it is now, but for what would let something out."""
         kept = {name: value for name, value in os.environ.items() if not _is_dropped(name)}
         rooms = {name: str(self.folder / room) for name, room in _ROOMS.items()}
-        return {**kept, **_threads(), **rooms, **_FIXED, **(extra or {})}
+        return {**kept, **_threads(), **_module_path(), **rooms, **_FIXED, **(extra or {})}
 
     def tidy(self) -> None:
         """Remove the folder that was made, with all that is in it, and nothing else."""
@@ -120,6 +120,14 @@ class Enclosure:
 
 def _is_dropped(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _DROPPED)
+
+
+def _module_path() -> dict[str, str]:
+    """Where Python looks for modules, as a process in another folder has to say it."""
+    path = os.environ.get("PYTHONPATH")
+    if not path:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
 
 
 def _threads() -> dict[str, str]:

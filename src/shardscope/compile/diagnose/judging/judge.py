@@ -23,8 +23,8 @@ from shardscope.compile.diagnose.judging.chance import take_out_draws
 from shardscope.compile.diagnose.judging.copies import copy_inputs
 from shardscope.compile.diagnose.judging.reference import FragmentRuns, say_error
 from shardscope.compile.diagnose.judging.runs import Announce, Result, say_nothing
-from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again
-from shardscope.compile.diagnose.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again, weigh_second
+from shardscope.compile.diagnose.outcome import Outcome, make_signature, message_of
 from shardscope.compile.diagnose.searching.hints import find_hints
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
@@ -69,7 +69,7 @@ class Judge:
         runs = _with_unchanged(self._runs, first)
         outcome = weigh(first, runs)
         if outcome.condition not in _BY_VALUES:
-            return outcome
+            return outcome if outcome.is_bad else self._weigh_second(trial, first, outcome)
         if self._runs.has_draws:
             rest = self._judge_draws(compiler, outcome)
             if rest is not None:
@@ -79,6 +79,15 @@ class Judge:
         except _Failure as failure:
             fact = f"it fails when it is run again; at first {outcome.fact}"
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
+
+    def _weigh_second(self, trial: _Trial, first: Result, outcome: Outcome) -> Outcome:
+        """What is right at first may be wrong from the second run on, as CUDA graphs may be."""
+        try:
+            again = trial.run()
+        except _Failure as failure:
+            fact = f"it fails when it is run again: {failure.outcome.fact}"
+            return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
+        return weigh_second(outcome, first, again, _with_unchanged(self._runs, again))
 
     def _judge_draws(self, compiler: Compiler, outcome: Outcome) -> Outcome | None:
         """What is left of a difference when both draw the same numbers; None if it says nothing."""
@@ -135,11 +144,11 @@ class _Trial:
         try:
             with torch.set_grad_enabled(fragment.with_gradients):
                 compiled = backend(copy.deepcopy(fragment.graph), copy_inputs(fragment.inputs))
-            if not callable(compiled):
-                raise TypeError(f"the backend returned a {type(compiled).__name__}, no function")
+            if not callable(compiled):  # in dynamo's words, which a script will meet
+                raise AssertionError("compiler_fn did not return callable")
         except BackendError:
             raise  # of who asked for options that it does not have
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _Failure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, announce)
 
@@ -148,7 +157,7 @@ class _Trial:
         self._say("running")
         try:
             return self.runs.run(self._call, announce=self._say)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _Failure(describe_error(error, self.phase)) from error
 
     def _call(self, inputs: Sequence[Any]) -> Any:
@@ -167,7 +176,7 @@ def describe_error(error: BaseException, phase: str) -> Outcome:
         Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
         f"{'compiling' if is_compile_error else 'running'} it fails: {say_error(error)}",
         Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
-        error=f"{type(error).__name__}: {error}"[:_MESSAGE],
+        error=f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE],
         signature=make_signature(error),
         hints=find_hints(error),
     )

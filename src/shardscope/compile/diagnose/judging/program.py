@@ -59,7 +59,7 @@ def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome
             return _weigh(trial, trial.run(), compiler)
     except ShardscopeError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the outcome
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the outcome
         return describe_error(error, trial.phase)
     finally:
         torch.compiler.reset()

@@ -13,6 +13,7 @@ from torch import Tensor
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.judging.copies import copy_inputs
 from shardscope.compile.diagnose.judging.runs import Announce, Result, name_inputs, run, say_nothing
+from shardscope.compile.diagnose.outcome import message_of
 from shardscope.errors import CompileError
 from shardscope.numerics.case import plain
 from shardscope.numerics.draws import Watching
@@ -144,6 +145,6 @@ def _say_changed(name: str) -> str:
 
 def say_error(error: BaseException, *, limit: int = 300) -> str:
     """Its type and the first line of its message."""
-    text = str(error).strip()
+    text = message_of(error).strip()
     first = text.splitlines()[0] if text else ""
     return f"{type(error).__name__}: {first[:limit]}" if first else type(error).__name__

@@ -77,12 +77,17 @@ def pull_back(outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[
 
 
 def _cotangent(name: str, output: Tensor) -> Tensor:
-    """The same numbers for an output of that name and shape, whatever its precision."""
+    """The same numbers for an output of that name and shape, whatever its precision.
+
+    Drawn so that no op has to round, and none is zero: this runs in double precision, and with
+    other roundings, too.
+    """
     generator = torch.Generator().manual_seed(sum(name.encode()))
-    dtype = torch.complex64 if output.is_complex() else torch.float32
-    drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
-    if not output.is_complex():  # halves can hold them too, so that all precisions get the same
-        drawn = drawn.bfloat16().float()
+    if output.is_complex():
+        drawn = torch.randn(output.shape, generator=generator, dtype=torch.complex64)
+    else:
+        whole = torch.randint(-64, 64, output.shape, generator=generator, dtype=torch.int64)
+        drawn = (2 * whole + 1) / 64
     return drawn.to(output.device, output.dtype)
 
 

@@ -16,11 +16,12 @@ from shardscope.numerics.noise import as_exact, find_rms
 from shardscope.numerics.verdict import compare
 from shardscope.record import Condition, Phase
 
-__all__ = ["Reference", "weigh", "weigh_again"]
+__all__ = ["Reference", "weigh", "weigh_again", "weigh_second"]
 
 Part = Callable[[Result], Values]
 _NO_DOUBLE = "it does not run in double precision, and is held to eager execution alone"
 _NUM_AGAIN = 5
+_NUM_TWICE = 2  # further runs, which might be wrong in the same way by chance
 _SPREAD = 2.0  # times what eager execution itself changes by
 _OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
 
@@ -60,16 +61,36 @@ def weigh_again(
     outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
 ) -> Outcome:
     """What a bad outcome comes to when both are run again, the same way."""
-    if any(_differs(reference.eager, one) for one in reference.run_again(1)) and _is_within(
-        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
-    ):
+    if _is_eagers_own(compiled, reference):
         return Outcome(Condition.FINE, "eager execution gives other numbers each time too")
-    again = run_again()
-    second = weigh(again, reference)
-    if second.is_bad and not _is_other_error(compiled, again, reference.eager):
+    if not any(_is_otherwise(run_again(), compiled, reference) for _ in range(_NUM_TWICE)):
         return outcome
     fact = f"it gives something else when it is run again; at first {outcome.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
+
+
+def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Reference) -> Outcome:
+    """What an outcome that is not bad comes to with a second run of the same."""
+    if not _differs(first, again):
+        return outcome
+    second = weigh(again, reference)
+    if not second.is_bad or _is_eagers_own(again, reference):
+        return outcome
+    fact = f"it is right at first, and not when it is run again: {second.fact}"
+    return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
+
+
+def _is_otherwise(again: Result, compiled: Result, reference: Reference) -> bool:
+    """Whether a further run is right, or wrong in another way."""
+    is_bad = weigh(again, reference).is_bad
+    return not is_bad or _is_other_error(compiled, again, reference.eager)
+
+
+def _is_eagers_own(compiled: Result, reference: Reference) -> bool:
+    """Whether eager execution gives other numbers each time too, as far from each other."""
+    return any(_differs(reference.eager, one) for one in reference.run_again(1)) and _is_within(
+        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
+    )
 
 
 def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:

@@ -18,7 +18,7 @@ from shardscope.compile.diagnose.repro.layout import lay_out_call
 from shardscope.compile.diagnose.repro.literals import spell_value
 from shardscope.compile.diagnose.repro.spelling import NotPrintable, is_importable
 
-__all__ = ["Compilation", "print_compilation"]
+__all__ = ["Compilation", "pickle_into", "print_compilation"]
 
 
 @final
@@ -32,7 +32,12 @@ class Compilation:
 
 
 def print_compilation(
-    compiler: Compiler, name: str, definitions: Definitions, *, has_open_sizes: bool
+    compiler: Compiler,
+    name: str,
+    definitions: Definitions,
+    *,
+    has_open_sizes: bool,
+    is_one_graph: bool = True,
 ) -> Compilation:
     """The function `name`, which compiles as `compiler` does.
 
@@ -52,7 +57,8 @@ def print_compilation(
     dynamic = True if has_open_sizes else compiler.dynamic
     if dynamic is not None:
         parts.append(f"dynamic={dynamic}")
-    parts.append("fullgraph=True")
+    if is_one_graph:
+        parts.append("fullgraph=True")
     if compiler.config and not is_merged:
         made.lines = _patch_config(compiler, parts, name, definitions)
         return made
@@ -83,7 +89,7 @@ def _spell_backend(compiler: Compiler, definitions: Definitions, made: Compilati
         return definitions.refer(compiler.backend)
     except NotPrintable as error:
         made.notes.append(f"The backend is pickled in the file of inputs, because {error}")
-        return _pickle(compiler.backend, "backend", made)
+        return pickle_into(compiler.backend, "backend", made)
 
 
 def _find_registered(backend: Any) -> str:
@@ -101,11 +107,14 @@ def _spell_options(options: dict[str, Any], made: Compilation) -> str:
         return spell_value(options)
     except NotPrintable as error:
         made.notes.append(f"The options are pickled in the file of inputs, because {error}")
-        return _pickle(options, "options", made)
+        return pickle_into(options, "options", made)
 
 
-def _pickle(value: Any, name: str, made: Compilation) -> str:
-    """An expression that unpickles it; torch.load trusts tensors alone, so it travels as one."""
+def pickle_into(value: Any, name: str, made: Compilation) -> str:
+    """Put a value into the file of inputs, and give an expression that takes it out.
+
+    torch.load trusts tensors alone, so it travels as one.
+    """
     with _by_value(value):
         data = cloudpickle.dumps(value)
     made.saved[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -25,6 +25,7 @@ __all__ = [
     "find_hang",
     "find_unrest",
     "find_wrong_numbers",
+    "flatten",
     "in_double",
     "make_contiguous",
     "plain_words",
@@ -63,6 +64,15 @@ def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
     return found
 
 
+def flatten(value: Any) -> tuple[Any, ...]:
+    """The tensors and numbers in whatever a function returns."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return tuple(inner for one in value for inner in flatten(one))
+    return (value,)
+
+
 def wait_for_device() -> None:
     """A kernel that fails does so here, and not wherever the device is used next."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -70,12 +80,13 @@ def wait_for_device() -> None:
 
 
 def draw_cotangent(name: str, output: torch.Tensor) -> torch.Tensor:
-    """The same numbers each time, which all precisions can hold."""
+    """The same numbers each time, none zero, which all precisions can hold."""
     generator = torch.Generator().manual_seed(sum(name.encode()))
     if output.is_complex():
         drawn = torch.randn(output.shape, generator=generator, dtype=torch.complex64)
     else:
-        drawn = torch.randn(output.shape, generator=generator).bfloat16().float()
+        whole = torch.randint(-64, 64, output.shape, generator=generator, dtype=torch.int64)
+        drawn = (2 * whole + 1) / 64
     return drawn.to(output.device, output.dtype)
 
 
@@ -105,7 +116,7 @@ def find_wrong_numbers(function: Any, compiled: Any, make_inputs: Any, with_grad
     found = run(compiled, make_inputs(), with_gradients)
     for name, value in eager.items():
         true = [exact[name]] if name in exact else None
-        fact = str(check([found[name]], [value], true))  # type: ignore[no-untyped-call]
+        fact = str(check([found.get(name)], [value], true))  # type: ignore[no-untyped-call]
         if fact:
             return fact.replace("output 0", name)
     return ""
@@ -128,7 +139,10 @@ def find_unrest(function: Any, compiled: Any, make_inputs: Any, with_gradients: 
     """Which result of the compiled function changes from call to call, or nothing."""
     first = run(compiled, make_inputs(), with_gradients)
     for _ in range(10):
-        again = run(compiled, make_inputs(), with_gradients)
+        try:
+            again = run(compiled, make_inputs(), with_gradients)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the first call had none
+            return f"a further call fails: {type(error).__name__}: {error}"
         for name, value in first.items():
             if not torch.equal(value.nan_to_num(), again[name].nan_to_num()):
                 return f"{name} differs between two calls with the same inputs"
@@ -146,7 +160,7 @@ def find_error(
     run(function, make_inputs(), with_gradients)
     try:
         run(compiled, make_inputs(), with_gradients)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         found = same_error(error, expected)
         if not found:
             raise

@@ -28,7 +28,7 @@ from shardscope.compile.diagnose.repro.spelling import name_op
 from shardscope.compile.diagnose.repro.variant import Change, Variant
 from shardscope.record import Stage
 
-__all__ = ["SCRIPT_NAME", "write_repro"]
+__all__ = ["SCRIPT_NAME", "print_header", "save_script", "write_repro"]
 
 SCRIPT_NAME = "repro.py"
 _WIDTH = 98
@@ -69,8 +69,14 @@ def write_repro(
     failing = writer.write_failing(fragment)
     variant = _as_variant(passing, compiler)
     other = writer.write_passing(fragment, variant) if variant is not None else None
-    header = _print_header(
-        fragment, compiler, outcome, stage, title, variant, [*notes, *writer.notes]
+    header = print_header(
+        _name_ops(fragment),
+        compiler,
+        outcome,
+        stage,
+        title,
+        variant,
+        [*notes, *writer.notes],
     )
     text = assemble(
         list(header),
@@ -82,10 +88,15 @@ def write_repro(
         limit_s=limit_s,
         settings=settings,
     )
+    return save_script(text, writer.saved, folder)
+
+
+def save_script(text: str, saved: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Write a script, and beside it the file that it reads, if it does."""
     compile(text, SCRIPT_NAME, "exec")
     folder.mkdir(parents=True, exist_ok=True)
-    if writer.saved:
-        torch.save(writer.saved, folder / SAVED_NAME)
+    if saved:
+        torch.save(saved, folder / SAVED_NAME)
     else:
         (folder / SAVED_NAME).unlink(missing_ok=True)
     path = folder / SCRIPT_NAME
@@ -178,8 +189,8 @@ def _has_open_sizes(fragment: Fragment) -> bool:
     )
 
 
-def _print_header(
-    fragment: Fragment,
+def print_header(
+    ops: str,
     compiler: Compiler,
     outcome: Outcome,
     stage: Stage | None,
@@ -187,6 +198,7 @@ def _print_header(
     variant: Variant | None,
     notes: Sequence[str],
 ) -> Iterator[str]:
+    """What a script shows and how to run it, as comments."""
     # The first two lines are ours alone: Python looks for an encoding there.
     yield "# A bug that torch.compile shows, in a script that needs torch and nothing else."
     yield "#"
@@ -194,7 +206,7 @@ def _print_header(
     yield from _wrap("Verdict: ", f"{outcome.condition} in {outcome.phase}. {outcome.fact}")
     yield from _wrap("Error: ", outcome.error.split("\n")[0])
     yield from _wrap("Stage: ", str(stage or ""))
-    yield from _wrap("Ops: ", _name_ops(fragment))
+    yield from _wrap("Ops: ", ops)
     yield from _wrap("Compiler: ", f"{compiler.name}, torch {torch.__version__}")
     yield "#"
     yield "# python repro.py            exit code 1: the bug shows, 0: it does not,"

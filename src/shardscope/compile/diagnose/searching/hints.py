@@ -9,7 +9,7 @@ import traceback
 from torch import fx
 
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.outcome import Outcome, message_of
 
 __all__ = ["find_hints", "in_order", "name_output"]
 
@@ -21,7 +21,7 @@ _OUTPUT = re.compile(r"output (\d+)")
 
 def find_hints(error: BaseException) -> tuple[str, ...]:
     """Names of nodes that an error mentions, or in whose line it was raised."""
-    named = _NODE.findall(str(error))
+    named = _NODE.findall(message_of(error))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [
         linecache.getline(frame.filename, frame.lineno or 0)
