@@ -121,10 +121,14 @@ def _pool(error: Tensor, sizes: Tensor) -> Tensor:
     counts = torch.zeros_like(sums)
     sums.index_add_(0, sizes, error.flatten().sqrt())
     counts.index_add_(0, sizes, torch.ones_like(error.flatten()))
-    kernel = torch.ones(1, 1, 3, dtype=torch.float64, device=error.device)
-    sums = torch.nn.functional.conv1d(sums[None, None], kernel, padding=1)[0, 0]
-    counts = torch.nn.functional.conv1d(counts[None, None], kernel, padding=1)[0, 0]
-    return (sums / counts.clamp(min=1)).square()[sizes].view(error.shape)
+    typical = _add_neighbours(sums) / _add_neighbours(counts).clamp(min=1)
+    return typical.square()[sizes].view(error.shape)
+
+
+def _add_neighbours(row: Tensor) -> Tensor:
+    # A convolution would do the same, and take a hundred times as long.
+    wide = torch.nn.functional.pad(row, (1, 1))
+    return wide[:-2] + wide[1:-1] + wide[2:]
 
 
 def _find_jumps(moved: Tensor, each: Tensor, sizes: Tensor) -> tuple[int, float]:

@@ -115,3 +115,14 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot make a folder for compilers in .*file"):
         Enclosure(tmp_path / "file")
+
+
+def test_relative_places_of_modules_are_found_from_another_folder(
+    enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/opt/mine")
+    places = enclosure.environment()["PYTHONPATH"].split(os.pathsep)
+    assert places == [str(tmp_path / "src"), "/opt/mine"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert "PYTHONPATH" not in enclosure.environment()

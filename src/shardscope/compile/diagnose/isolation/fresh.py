@@ -22,7 +22,8 @@ from typing import final
 __all__ = ["end_with_parent", "run_nursery", "run_one_script"]
 
 _PR_SET_PDEATHSIG = 1
-_IMPORTED = ("torch", "torch._dynamo")  # what any script that compiles imports, and takes long
+# What any script that compiles imports, and takes long.
+_IMPORTED = ("torch", "torch._dynamo", "torch._functorch.aot_autograd")
 _MAX_REQUEST = 1 << 17  # bytes
 _MAX_FDS = 8
 
