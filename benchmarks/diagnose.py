@@ -18,10 +18,11 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -160,23 +161,35 @@ def _describe_theirs(scores: Sequence[Score]) -> str:
     return "\n".join(lines)
 
 
+def choose(option: str, known: Iterable[str]) -> Callable[[Any], Any]:
+    """An option that takes some of the words that are known, all of them by default."""
+    words = list(known)
+
+    def read(context: click.Context, parameter: click.Parameter, value: str) -> list[str]:
+        chosen = value.split(",")
+        unknown = [one for one in chosen if one not in words]
+        if unknown:
+            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(words)}.")
+        return chosen
+
+    return click.option(option, default=",".join(words), show_default=True, callback=read)
+
+
 @click.command()
-@click.option("--kinds", default=",".join(KINDS), show_default=True)
-@click.option("--stages", default=",".join(STAGES), show_default=True)
-@click.option("--sizes", default=",".join(map(str, SIZES)), show_default=True)
-@click.option("--patterns", default=",".join(PATTERNS), show_default=True)
-@click.option("--inductor/--no-inductor", default=True, help="Faults of Inductor's own too.")
+@choose("--kinds", KINDS)
+@choose("--stages", (*STAGES, "inductor"))
+@choose("--sizes", map(str, SIZES))
+@choose("--patterns", PATTERNS)
 @click.option("--theirs/--no-theirs", default=True, help="Torch's tools too.")
 @click.option("--quick", is_flag=True, help="One row of each kind.")
 @click.option("--patience", default=2.5, show_default=True, help="Torch's time ÷ ours, at most.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Add each row to this file.")
 @click.option("--resume", is_flag=True, help="Leave out rows that the file has.")
 def main(
-    kinds: str,
-    stages: str,
-    sizes: str,
-    patterns: str,
-    inductor: bool,
+    kinds: list[str],
+    stages: list[str],
+    sizes: list[str],
+    patterns: list[str],
     theirs: bool,
     quick: bool,
     patience: float,
@@ -184,14 +197,12 @@ def main(
     resume: bool,
 ) -> None:
     """Run the rows, print each, and say whether our bars are met."""
-    rows = list(
-        list_rows(
-            kinds=kinds.split(","),
-            stages=stages.split(",")[: 1 if quick else None],
-            sizes=[int(one) for one in sizes.split(",")][: 1 if quick else None],
-            patterns=patterns.split(",")[: 1 if quick else None],
-            with_inductor=inductor and not quick,
-        )
+    most = 1 if quick else None
+    rows = list_rows(
+        kinds=kinds,
+        stages=stages[:most],
+        sizes=[int(one) for one in sizes[:most]],
+        patterns=patterns[:most],
     )
     # As pip does; torch's own bytecode is there too.
     compileall.compile_dir(SOURCES, quiet=1)

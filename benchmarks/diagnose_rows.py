@@ -106,11 +106,11 @@ def list_rows(
     stages: Sequence[str],
     sizes: Sequence[int],
     patterns: Sequence[str],
-    with_inductor: bool,
 ) -> Iterator[Row]:
-    """Rows in the order in which they are run: small ones first."""
-    for size, pattern, stage, kind in product(sizes, patterns, stages, kinds):
+    """Rows in the order in which they are run: small ones first, Inductor's last."""
+    planted = [stage for stage in stages if stage != "inductor"]
+    for size, pattern, stage, kind in product(sizes, patterns, planted, kinds):
         yield Row(kind=kind, stage=stage, size=size, pattern=pattern)
-    if with_inductor:
+    if "inductor" in stages:
         for kind in INDUCTOR:
             yield Row(kind=kind, stage="inductor", size=_INDUCTOR_SIZE)
