@@ -350,6 +350,18 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
     assert {"check_exposed", "check", "describe", "attempt", "write"} <= set(asked)
 
 
+def test_whoever_interrupts_does_not_wait_for_further_compilations(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    models.BUILT.clear()
+    workers.interrupt_at = 5
+    found = diagnose(models.deep, numbers(4), backend=models.counts, folder=folder)
+    assert found.repro is not None
+    compiled = [one for one in workers.calls if one.startswith("check")]
+    assert workers.calls[4] == "check"
+    assert len(models.BUILT) == len(compiled) - 1  # all but the one that was interrupted
+
+
 def test_folders_are_numbered_and_others_are_left_alone(
     workers: HomeWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
