@@ -18,6 +18,7 @@ from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.examine import Examination
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
+from shardscope.compile.diagnose.isolation.payload import pack
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.judging.judge import resolve
 from shardscope.compile.diagnose.progress import shown_progress
@@ -132,3 +133,11 @@ def _check(fn: Any, compiler: Compiler, max_queries: int, timeout_s: float) -> N
             "room for a single compilation. Give positive numbers."
         )
     resolve(compiler)
+    try:
+        pack(compiler)
+    except Exception as error:
+        raise CompileError(
+            f"the backend {compiler.name} cannot be sent to the process in which it is to run "
+            f"({type(error).__name__}: {error}). Leave out of it, and of its options, what cannot "
+            "be pickled: locks, files, generators."
+        ) from error
