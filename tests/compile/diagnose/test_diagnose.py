@@ -316,7 +316,7 @@ def test_a_backend_that_cannot_be_sent_is_told_at_once(workers: HomeWorkers) -> 
         with lock:
             return graph.forward
 
-    with pytest.raises(CompileError, match="the backend .*backend cannot be sent to the process"):
+    with pytest.raises(CompileError, match=r"the backend .*backend cannot be sent to the process"):
         diagnose(models.deep, numbers(4), backend=backend)
     assert not workers.calls
 
