@@ -350,6 +350,18 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
     assert {"check_exposed", "check", "describe", "attempt", "write"} <= set(asked)
 
 
+def test_a_backend_that_cannot_be_sent_is_told_at_once(workers: HomeWorkers) -> None:
+    lock = threading.Lock()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        with lock:
+            return graph.forward
+
+    with pytest.raises(CompileError, match=r"the backend .*backend cannot be sent to the process"):
+        diagnose(models.deep, numbers(4), backend=backend)
+    assert not workers.calls
+
+
 def test_whoever_interrupts_does_not_wait_for_further_compilations(
     workers: HomeWorkers, folder: Path
 ) -> None:
