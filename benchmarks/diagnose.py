@@ -13,6 +13,7 @@ kind of fault; on faults of Inductor's own all of torch's tools are tried.
 
 from __future__ import annotations
 
+import compileall
 import json
 import platform
 import tempfile
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from torch_minifier import TOOLS, Attempt, Failed, Workplace, attempt, last_line
 
+SOURCES = Path(__file__).parents[1] / "src" / "shardscope"
 SCRIPT = Path(__file__).with_name("diagnose_user.py")
 MINIFIER, BISECTOR = "minifier after dynamo", "bisector"
 LEAST_S = 30.0
@@ -191,6 +193,8 @@ def main(
             with_inductor=inductor and not quick,
         )
     )
+    # As pip does; torch's own bytecode is there too.
+    compileall.compile_dir(SOURCES, quiet=1)
     scores = list(read_scores(file)) if resume and file is not None else []
     known = {score.row.name for score in scores}
     is_first = True

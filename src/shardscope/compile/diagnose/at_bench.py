@@ -94,6 +94,7 @@ class Written:
 
     path: Path
     passing: str
+    passing_calls_backend: bool
     num_calls: int
 
 
@@ -169,7 +170,8 @@ def write(bench: Bench, request: Request) -> Written:
         limit_s=request.limit_s,
         settings=request.settings,
     )
-    return Written(path, passing.difference, counted.num_calls)
+    is_same = passing.compiler == request.compiler
+    return Written(path, passing.difference, is_same, counted.num_calls)
 
 
 def run_passing(bench: Bench, path: Path) -> tuple[int, str]:

@@ -146,7 +146,12 @@ class Culprit:
         def ask(trial: Trial) -> Report:
             nonlocal last
             told = self._queries.run(
-                attempt, found.piece, self._compiler, trial, found.outcome.phase
+                attempt,
+                found.piece,
+                self._compiler,
+                trial,
+                found.outcome.phase,
+                num_calls=int(trial.backend is None),
             )
             if isinstance(told, Report):
                 return told

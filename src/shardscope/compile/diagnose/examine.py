@@ -115,7 +115,7 @@ class Examination:
         outcome = self._queries.run(check_program, packed, self._compiler)
         if not outcome.is_bad or (is_by_chance and outcome.condition in _BY_VALUES):
             return None
-        without = self._queries.run(check_program, packed, _EAGER)
+        without = self._queries.run(check_program, packed, _EAGER, num_calls=0)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
         note = "Each of its graphs alone is right: no op was found to blame."
         begun = replace(self._begin(outcome), stage=stage, notes=(note,))

@@ -80,12 +80,12 @@ class Queries:
             self._known[piece] = self.run(check, piece, self._compiler)
         return self._known[piece]
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, function: Callable[..., Any], *args: Any, num_calls: int = 1) -> Any:
         """Call what calls the backend, at the bench; the end of its process is an outcome.
 
         Raises CompileError for what is not the backend's doing, BackendError for bad options.
         """
-        self.count(1)
+        self.count(num_calls)
         try:
             told = self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
             outcome = told.outcome if isinstance(told, Report) else told

@@ -5,6 +5,9 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 from torch import fx
 
@@ -22,14 +25,31 @@ _OUTPUT = re.compile(r"output (\d+)")
 def find_hints(error: BaseException) -> tuple[str, ...]:
     """Names of nodes that an error mentions, or in whose line it was raised."""
     named = _NODE.findall(message_of(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [
-        linecache.getline(frame.filename, frame.lineno or 0)
-        for frame in frames
-        if frame.filename.startswith(_GENERATED)
+    raised = [
+        name for frame, line in traceback.walk_tb(error.__traceback__) for name in _at(frame, line)
     ]
-    results = [found[1] for line in lines if (found := _RESULT.match(line))]
-    return tuple(dict.fromkeys([*named, *reversed(results)]))
+    return tuple(dict.fromkeys([*named, *reversed(raised)]))
+
+
+def _at(frame: FrameType, line: int) -> Iterator[str]:
+    """The node whose line is executed, if a graph is, and those that it was made of."""
+    file = frame.f_code.co_filename
+    found = file.startswith(_GENERATED) and _RESULT.match(linecache.getline(file, line))
+    if not found:
+        return
+    yield found[1]
+    graph = frame.f_locals.get("self")
+    if isinstance(graph, fx.GraphModule):
+        for node in graph.graph.nodes:
+            if node.name == found[1]:
+                yield from _list_origins(node.meta.get("from_node") or ())
+
+
+def _list_origins(sources: Sequence[Any]) -> Iterator[str]:
+    """Names in earlier graphs, the earliest last."""
+    for source in sources:
+        yield source.name
+        yield from _list_origins(source.from_node)
 
 
 def in_order(fragment: Fragment) -> Fragment:
