@@ -304,7 +304,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(workers: HomeWorkers, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="Name another one with folder="):
+    with pytest.raises(OutputError, match="Name another one"):
         diagnose(models.broken, numbers(3), backend="eager", folder=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -13,12 +13,7 @@ from typing import Any, final
 
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.folder import Folder
-<<<<<<< HEAD
 from shardscope.compile.diagnose.isolation.nursery import open_nursery
-=======
-from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
-from shardscope.compile.diagnose.isolation.payload import pack
->>>>>>> breaker
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
@@ -114,15 +109,3 @@ def _check(fn: Any, max_queries: int, timeout_s: float) -> None:
             f"diagnose() got max_queries={max_queries} and timeout_s={timeout_s}, which leave no "
             "room for a single compilation. Give positive numbers."
         )
-<<<<<<< HEAD
-=======
-    resolve(compiler)
-    try:
-        pack(compiler)
-    except Exception as error:
-        raise CompileError(
-            f"the backend {compiler.name} cannot be sent to the process in which it is to run "
-            f"({type(error).__name__}: {error}). Leave out of it, and of its options, what cannot "
-            "be pickled: locks, files, generators."
-        ) from error
->>>>>>> breaker
