@@ -548,7 +548,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # ddp.py
     "torch._subclasses.fake_tensor.FakeTensorMode": Canary(
-        "ddp.py, fake_models.py, fakes.py, played_group.py and programs.py",
+        "ddp.py, fake_models.py, fakes.py, played_group.py, pre_dispatch.py and programs.py",
         "read DDP's buckets without allocating them; try ops without data",
     ),
     "._get_zeros_like_grad_buckets": Canary(
@@ -556,7 +556,7 @@ CANARIES: dict[str, Canary] = {
     ),
     # dispatch.py
     "torch._guards.detect_fake_mode": Canary(
-        "dispatch.py, fakes.py, fake_models.py and programs.py",
+        "dispatch.py, fakes.py, fake_models.py, pre_dispatch.py and programs.py",
         "tell ops that are only tried out from ops that are issued, and worlds without data",
     ),
     "torch.utils._python_dispatch.TorchDispatchMode": Canary(

@@ -104,7 +104,7 @@ def test_the_loss_belongs_to_what_is_diagnosed(here: Path) -> None:
         (["--mode", "fastest"], "Unrecognized mode=fastest"),
         (["--max-queries", "0"], "0 is not in the range"),
         (["--timeout", "0"], "0.0 is not in the range"),
-        (["--folder", "train.py"], "Name another one with folder="),
+        (["--folder", "train.py"], "Name another one"),
         (["-o", "missing/out.json"], "missing"),
     ],
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-
-from shardscope._torch.dispatch import has_fakes
 
 __all__ = ["trace_pre_dispatch"]
 
@@ -24,11 +25,26 @@ def trace_pre_dispatch(
         return torch.fx.Interpreter(gm).run(*args)
 
     # Tracing runs the graph: on real inputs, what it writes into would be written into once more.
-    mode: Literal["real", "fake"] = "real" if has_fakes(inputs) else "fake"
+    fakes = detect_fake_mode(inputs)
+    mode: Literal["real", "fake"] = "fake" if fakes is None else "real"
     trace = make_fx(run, tracing_mode=mode, pre_dispatch=True, _allow_non_fake_inputs=True)
-    with enable_python_dispatcher():
+    with enable_python_dispatcher(), _also_for_what_is_made(fakes):
         traced: torch.fx.GraphModule = trace(*inputs)
     return traced
+
+
+@contextmanager
+def _also_for_what_is_made(fakes: FakeTensorMode | None) -> Iterator[None]:
+    """Tensors that the graph makes itself are as fake as its inputs, or the two do not mix."""
+    if fakes is None:
+        yield
+        return
+    before, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True
+    try:
+        with fakes:
+            yield
+    finally:
+        fakes.allow_non_fake_inputs = before
 
 
 def _as_fakes(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

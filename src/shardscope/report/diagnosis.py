@@ -57,7 +57,7 @@ def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
         yield "stage", _name_stage(one)
     yield from _where(one)
     yield from _render_suspects(one)
-    if one.deviation is not None and one.deviation.max_ulp < _MANY_ULP:
+    if one.deviation is not None and 0 < one.deviation.max_ulp < _MANY_ULP:
         yield "off by", _describe_deviation(one.deviation)
     yield from _render_error(one)
     if one.repro:

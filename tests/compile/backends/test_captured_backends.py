@@ -95,6 +95,18 @@ def test_pre_dispatch_eager_does_not_run_the_graph_to_trace_it() -> None:
     assert calls[0].tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pre_dispatch_eager_knows_tensors_that_the_graph_makes(dynamic: bool) -> None:
+    def fill(x: Tensor) -> Tensor:
+        y = x + torch.arange(3)
+        y[0] = 7
+        return y
+
+    torch.compiler.reset()
+    compiled = torch.compile(fill, backend="shardscope_pre_dispatch_eager", dynamic=dynamic)
+    assert compiled(torch.ones(3)).tolist() == [7, 2, 3]
+
+
 def test_pre_dispatch_eager_catches_what_cannot_be_traced_so_early() -> None:
     def repeat(x: Tensor) -> Tensor:
         return checkpoint(torch.sin, x, use_reentrant=False)

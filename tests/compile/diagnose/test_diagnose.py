@@ -304,7 +304,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(workers: HomeWorkers, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="Name another one with folder="):
+    with pytest.raises(OutputError, match="Name another one"):
         diagnose(models.broken, numbers(3), backend="eager", folder=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -348,6 +348,30 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
     else:
         raise AssertionError("it never ends")
     assert {"check_exposed", "check", "describe", "attempt", "write"} <= set(asked)
+
+
+def test_a_backend_that_cannot_be_sent_is_told_at_once(workers: HomeWorkers) -> None:
+    lock = threading.Lock()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        with lock:
+            return graph.forward
+
+    with pytest.raises(CompileError, match=r"the backend .*backend cannot be sent to the process"):
+        diagnose(models.deep, numbers(4), backend=backend)
+    assert not workers.calls
+
+
+def test_whoever_interrupts_does_not_wait_for_further_compilations(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    models.BUILT.clear()
+    workers.interrupt_at = 5
+    found = diagnose(models.deep, numbers(4), backend=models.counts, folder=folder)
+    assert found.repro is not None
+    compiled = [one for one in workers.calls if one.startswith("check")]
+    assert workers.calls[4] == "check"
+    assert len(models.BUILT) == len(compiled) - 1  # all but the one that was interrupted
 
 
 def test_folders_are_numbered_and_others_are_left_alone(

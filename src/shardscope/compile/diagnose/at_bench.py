@@ -84,7 +84,7 @@ class Request:
     stage: Stage | None
     limit_s: float
     settings: tuple[str, ...]
-    is_deadly: bool  # to the process that runs it
+    may_try: bool  # call the backend for a better script
 
 
 @final
@@ -166,7 +166,7 @@ def write(bench: Bench, request: Request) -> Written:
         passing=passing,
         title=request.title,
         stage=request.stage,
-        still_fails=None if request.is_deadly else still_fails,
+        still_fails=still_fails if request.may_try else None,
         limit_s=request.limit_s,
         settings=request.settings,
     )
@@ -197,8 +197,7 @@ def _find_variant(
     bench: Bench, request: Request, fragment: Fragment, judge: Callable[..., Outcome]
 ) -> Variant:
     smaller = None if request.passing is None else _cut(bench, request.passing)
-    # What kills the process would kill it here as well.
-    most_calls = 0 if request.is_deadly else 1
+    most_calls = 1 if request.may_try else 0
     return find_passing(
         fragment,
         compiler=request.compiler,

@@ -14,6 +14,7 @@ from shardscope.compile.diagnose.examine import Examination
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
 from shardscope.compile.diagnose.isolation.nursery import Nursery
+from shardscope.compile.diagnose.isolation.payload import pack
 from shardscope.compile.diagnose.isolation.workers import Workers
 from shardscope.compile.diagnose.judging.judge import resolve
 from shardscope.compile.diagnose.progress import shown_progress
@@ -21,6 +22,7 @@ from shardscope.compile.diagnose.queries import Patience, Queries
 from shardscope.compile.diagnose.records import make_recording
 from shardscope.compile.diagnose.scribe import Scribe
 from shardscope.compile.diagnose.subject import Subject
+from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, Recording
 
 __all__ = ["Means", "conduct"]
@@ -40,11 +42,23 @@ class Means:
 
 def conduct(subject: Subject, compiler: Compiler, means: Means) -> Recording:
     """What a compiler makes of a function, as the one diagnosis of a recording."""
-    resolve(compiler)
+    _check_can_be_sent(compiler)
     if "inductor" in compiler.name:
         borrow_from_inductor(means.folder.enclosure)
     _, world_size = read_identity()
     return make_recording(_examine(subject, compiler, means), world_size=world_size)
+
+
+def _check_can_be_sent(compiler: Compiler) -> None:
+    resolve(compiler)
+    try:
+        pack(compiler)
+    except Exception as error:
+        raise CompileError(
+            f"the backend {compiler.name} cannot be sent to the process in which it is to run "
+            f"({type(error).__name__}: {error}). Leave out of it, and of its options, what cannot "
+            "be pickled: locks, files, generators."
+        ) from error
 
 
 def _examine(subject: Subject, compiler: Compiler, means: Means) -> Diagnosis:

@@ -33,7 +33,7 @@ class Folder:
         except OSError as error:
             raise OutputError(
                 f"The folder {self.path} for the repro cannot be written to "
-                f"({error.strerror or error}). Name another one with folder=."
+                f"({error.strerror or error}). Name another one."
             ) from error
 
     def tidy(self) -> None:

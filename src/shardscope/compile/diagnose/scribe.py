@@ -132,13 +132,18 @@ class Scribe:
             stage=one.stage,
             limit_s=self._find_limit(found.outcome),
             settings=self._settings,
-            is_deadly=found.outcome.condition in _DEADLY or is_of_device(found.outcome.error),
+            may_try=self._may_try(found.outcome),
         )
         written: Written | Outcome = self._queries.run(write, request)
         if isinstance(written, Written):
             self._queries.count(written.num_calls - 1)
             self._num_passing_calls = int(written.passing_calls_backend)
         return written
+
+    def _may_try(self, outcome: Outcome) -> bool:
+        """Whether to call the backend for a better script: not if that kills, or nobody waits."""
+        is_deadly = outcome.condition in _DEADLY or is_of_device(outcome.error)
+        return not is_deadly and not self._is_interrupted
 
     def _find_limit(self, outcome: Outcome) -> float:
         """Seconds that the script may take before it is said to hang."""
