@@ -8,7 +8,9 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/shardscope demo
 
-test: lint types unit
+# Types are checked while tests run: one process beside two, most of them waiting now and then.
+test: lint
+	$(MAKE) --jobs=2 --output-sync=recurse types unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks

@@ -45,6 +45,7 @@ _EXIT_CODES = {
     "holdings": 0,
     "parallel programs": 0,
     "explanations": 0,
+    "diagnoses": 0,
 }
 
 

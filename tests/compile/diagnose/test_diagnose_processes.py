@@ -167,11 +167,12 @@ import torch
 from shardscope import diagnose
 from shardscope.compile.diagnose.progress import Teller
 
-asked = Teller.asked
+asked, interrupted = Teller.asked, []
 
 def interrupt(self, num_queries):
     asked(self, num_queries)
-    if num_queries == 6:
+    if num_queries == 6 and not interrupted:
+        interrupted.append(num_queries)
         os.kill(os.getpid(), signal.SIGINT)
 
 class Wrong:

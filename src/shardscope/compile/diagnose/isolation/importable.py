@@ -49,7 +49,8 @@ def is_importable(name: str) -> bool:
         return False
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
     spec = _find_spec(name, path)
-    if spec is None:
+    # A folder without code is a package wherever it is found: no promise that others find it.
+    if spec is None or (not parent and spec.origin is None and spec.loader is None):
         return False
     here = getattr(sys.modules.get(name), "__file__", None)
     return here is None or spec.origin is None or spec.origin == here
