@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 
 # Types are checked while tests run: one process beside two, most of them waiting now and then.
 test: lint
-	$(MAKE) --jobs=2 --output-sync=recurse types unit
+	$(MAKE) --jobs=2 types unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check src tests benchmarks
