@@ -83,7 +83,9 @@ BARS: dict[str, Callable[[Score], bool | None]] = {
     f"at most {DISTANT_IN_400} calls for a distant pair in 400": lambda score: (
         score.is_cheap if score.num_calls_allowed == DISTANT_IN_400 else None
     ),
-    "less wall time than every answer of torch's": lambda score: score.is_faster,
+    "less wall time than every answer of torch's": lambda score: (
+        score.is_faster if score.theirs else None
+    ),
 }
 """What is asked of a row; None where it is not asked."""
 
