@@ -9,6 +9,8 @@ import pytest
 
 # Tests are imported by file (--import-mode=importlib), so their folder is not on the path.
 sys.path.insert(0, str(Path(__file__).parent))
+# Under pytest's importlib mode test modules are called tests.…, and other processes import them.
+sys.path.append(str(Path(__file__).parents[1]))
 
 import sample_recordings as samples
 from shardscope.record import Recording
