@@ -124,7 +124,8 @@ class Queries:
     def count(self, num_calls: int) -> None:
         """The backend is called so many times more."""
         self.num_calls += num_calls
-        self._tell(self.num_calls)
+        if num_calls:
+            self._tell(self.num_calls)
 
     @property
     def run_s(self) -> float:

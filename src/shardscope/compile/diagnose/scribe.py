@@ -134,9 +134,9 @@ class Scribe:
             settings=self._settings,
             may_try=self._may_try(found.outcome),
         )
-        written: Written | Outcome = self._queries.run(write, request)
+        written: Written | Outcome = self._queries.run(write, request, num_calls=0)
         if isinstance(written, Written):
-            self._queries.count(written.num_calls - 1)
+            self._queries.count(written.num_calls)
             self._num_passing_calls = int(written.passing_calls_backend)
         return written
 
