@@ -16,6 +16,9 @@ __all__ = [
     "eager",
     "fails_late",
     "fragment",
+    "layer",
+    "layered",
+    "numbers",
     "raises",
     "returns",
     "returns_number",
@@ -116,3 +119,16 @@ def sometimes_wrong(graph: Graph, inputs: Any) -> Callable[..., Any]:
 
 def returns_number(graph: Graph, inputs: Any) -> int:
     return 3
+
+
+def numbers(*shape: int, grad: bool = True, seed: int = 1, dtype=torch.float32) -> torch.Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(dtype).requires_grad_(grad)
+
+
+def layer(x, w):
+    return torch.relu(x @ w).sum(-1)
+
+
+def layered():
+    return fragment(layer, numbers(8, 16), numbers(16, 16, seed=2))

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch._dynamo import lookup_backend
 
-__all__ = ["find_backend"]
+__all__ = ["look_up_backend"]
 
 
-def find_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
+def look_up_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a name; a function is its own."""
     found: Callable[..., Any] = lookup_backend(backend)
     return found

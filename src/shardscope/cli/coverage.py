@@ -9,7 +9,7 @@ import click
 from shardscope.cli.building import build_model, theirs
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.options import force_option, recording_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
 from shardscope.record import Level, Recording, check_output, save, write_file
@@ -33,7 +33,7 @@ __frames__ = "outermost"  # whoever called us did not write the program
     help="How far to take ops apart; may be repeated. [default: all levels, the first in full]",
 )
 @click.option("--data", is_flag=True, help="Build the model with data, if it looks at values.")
-@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@recording_option
 @click.option("--csv", "csv_output", metavar="CSV", help="Table of the ops to write.")
 @force_option
 @strict_option

@@ -14,7 +14,14 @@ from torch import nn
 from shardscope.cli.building import build_alone, build_model
 from shardscope.cli.console import exit_code, print_line, print_out
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, mesh_option, rank_option, strict_option
+from shardscope.cli.options import (
+    force_option,
+    mesh_option,
+    rank_option,
+    recording_option,
+    seed_option,
+    strict_option,
+)
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, split_batch
 from shardscope.compile.diagnose.diagnose import diagnose
@@ -53,8 +60,8 @@ __frames__ = "outermost"  # whoever called us did not write the program
     show_default=True,
     help="Seconds that one compilation may take.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
-@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@seed_option
+@recording_option
 @force_option
 @strict_option
 @click.pass_context

@@ -16,6 +16,8 @@ __all__ = [
     "no_fold_option",
     "output_option",
     "rank_option",
+    "recording_option",
+    "seed_option",
     "strict_option",
 ]
 
@@ -42,6 +44,12 @@ output_option = click.option(
     "--output",
     metavar="OUT",
     help="File to write (.json, .json.gz); {rank} in it becomes the rank.",
+)
+recording_option = click.option(
+    "-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz)."
+)
+seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of random numbers."
 )
 no_fold_option = click.option(
     "--no-fold", is_flag=True, help="Show every module, repeated and silent ones too."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardscope.cli.building import theirs
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, no_fold_option
+from shardscope.cli.options import force_option, no_fold_option, recording_option, seed_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, add_outputs, load_program, name_target, split_batch
 from shardscope.errors import OutputError, ParallelError, TargetError
@@ -46,9 +46,9 @@ Report = Callable[[str], None]
 @click.option("--training", is_flag=True, help="Make the backward pass too.")
 @click.option("--no-verify", is_flag=True, help="Do not run the ranks; build without data.")
 @click.option("--strict", is_flag=True, help="Exit with 1 if an op cannot run on its pieces.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
+@seed_option
 @no_fold_option
-@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@recording_option
 @click.option("--save-dir", metavar="DIR", help="Folder to write the ranks' programs to (.pt2).")
 @force_option
 @click.pass_context

@@ -13,7 +13,7 @@ from shardscope.cli.building import build_alone
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
 from shardscope.cli.failure import describe_failure, suggest_remedy
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.options import force_option, recording_option, seed_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target, run_default_step
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
@@ -46,8 +46,8 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     type=click.Choice(list(_PRECISIONS)),
     help="The lowest precision that the parallel model may compute in. [default: the model's own]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random numbers.")
-@click.option("-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz).")
+@seed_option
+@recording_option
 @force_option
 @strict_option
 @click.pass_context

@@ -10,12 +10,12 @@ import inspect
 
 import torch
 
-__all__ = ["check", "comparison_source"]
+__all__ = ["check", "check_numbers", "comparison_source"]
 
 
 def comparison_source() -> str:
-    """The source of `check`, which needs `import torch` and nothing else."""
-    return inspect.getsource(check)
+    """The source of `check` and what it calls, which needs `import torch` and nothing else."""
+    return inspect.getsource(check_numbers) + "\n\n" + inspect.getsource(check)
 
 
 def check(compiled, eager, exact, others=()):  # type: ignore[no-untyped-def]
@@ -46,45 +46,52 @@ def check(compiled, eager, exact, others=()):  # type: ignore[no-untyped-def]
                 wrong &= c != one
             if wrong.any():
                 return f"output {i} differs in {int(wrong.sum())} of {wrong.numel()} elements"
-            continue
-        # NaN and infinities: where eager execution has them, or double precision.
-        rounded = x.to(dtype)
-        real = torch.view_as_real if dtype.is_complex else lambda tensor: tensor
-        c, e, x, rounded, *more = (
-            real(one.resolve_conj()).double() for one in (c, e, x, rounded, *more)
-        )
-        kinds = [
-            one.isnan().int() + 2 * (one == torch.inf) + 3 * (one == -torch.inf)
-            for one in (c, e, x, rounded, *more)
-        ]
-        stray = torch.stack([kinds[0] != kind for kind in kinds[1:]]).all(0)
-        if stray.any():
-            return f"output {i} has NaN or infinity elsewhere, in {int(stray.sum())} elements"
-        target = torch.where(x.isfinite(), x, e)
-        known = c.isfinite() & target.isfinite()
-        is_new = known & ~e.isfinite()
-        target = torch.where(known, target, 0.0)
-        off = torch.where(known, c - target, 0.0).abs()
-        error = torch.where(known & e.isfinite(), e - target, 0.0).abs()
-        # Each element: a few last places, and the errors of eager execution for numbers so large.
-        info = torch.finfo(dtype)
-        unit = (target.abs() * info.eps).clamp(min=info.smallest_normal * info.eps)
-        bound = 2 * unit + 2 * error
-        size = torch.where(target == 0, -1100, torch.frexp(target).exponent)
-        for noise in [error, *((one - e).abs().nan_to_num(0, 0, 0) for one in more)]:
-            for power in set(size.flatten().tolist()):
-                like = (size - power).abs() <= 1
-                typical = noise[like].sqrt().mean().square()
-                here = size == power
-                bound[here] += 12 * typical + (4 * noise[here] if noise is not error else 0)
-        bound = torch.where(is_new, 64 * info.eps * target.abs(), bound)
-        # All together: twice the error of eager execution, and more where elements are few.
-        few = 24 / off.numel() ** 0.5
-        noises = [error, *((one - target).nan_to_num(0, 0, 0) for one in more)]
-        rms = max(float(noise.square().mean().sqrt()) for noise in noises)
-        limit = (2 + few) * rms + 0.3 * (1 + few) * float(unit.square().mean().sqrt())
-        worst = int((off - bound).argmax())
-        if (off > bound).any() or float(off.square().mean().sqrt()) > limit:
-            got, wanted = float(c.flatten()[worst]), float(target.flatten()[worst])
-            return f"output {i} is wrong: {got:.6g} instead of {wanted:.6g} at {worst} (flattened)"
+        elif fact := check_numbers(c, e, x, more):  # type: ignore[no-untyped-call]
+            return f"output {i} {fact}"
+    return ""
+
+
+def check_numbers(c, e, x, more):  # type: ignore[no-untyped-def]
+    """What is wrong with one tensor: compiled, eager, exact, and eager with other roundings."""
+    # NaN and infinities: where eager execution has them, or double precision.
+    dtype = e.dtype
+    rounded = x.to(dtype)
+    real = torch.view_as_real if dtype.is_complex else lambda tensor: tensor
+    c, e, x, rounded, *more = (
+        real(one.resolve_conj()).double() for one in (c, e, x, rounded, *more)
+    )
+    kinds = [
+        one.isnan().int() + 2 * (one == torch.inf) + 3 * (one == -torch.inf)
+        for one in (c, e, x, rounded, *more)
+    ]
+    stray = torch.stack([kinds[0] != kind for kind in kinds[1:]]).all(0)
+    if stray.any():
+        return f"has NaN or infinity elsewhere, in {int(stray.sum())} elements"
+    target = torch.where(x.isfinite(), x, e)
+    known = c.isfinite() & target.isfinite()
+    is_new = known & ~e.isfinite()
+    target = torch.where(known, target, 0.0)
+    off = torch.where(known, c - target, 0.0).abs()
+    error = torch.where(known & e.isfinite(), e - target, 0.0).abs()
+    # Each element: a few last places, and the errors of eager execution for numbers so large.
+    info = torch.finfo(dtype)
+    unit = (target.abs() * info.eps).clamp(min=info.smallest_normal * info.eps)
+    bound = 2 * unit + 2 * error
+    size = torch.where(target == 0, -1100, torch.frexp(target).exponent)
+    for noise in [error, *((one - e).abs().nan_to_num(0, 0, 0) for one in more)]:
+        for power in set(size.flatten().tolist()):
+            like = (size - power).abs() <= 1
+            typical = noise[like].sqrt().mean().square()
+            here = size == power
+            bound[here] += 12 * typical + (4 * noise[here] if noise is not error else 0)
+    bound = torch.where(is_new, 64 * info.eps * target.abs(), bound)
+    # All together: twice the error of eager execution, and more where elements are few.
+    few = 24 / off.numel() ** 0.5
+    noises = [error, *((one - target).nan_to_num(0, 0, 0) for one in more)]
+    rms = max(float(noise.square().mean().sqrt()) for noise in noises)
+    limit = (2 + few) * rms + 0.3 * (1 + few) * float(unit.square().mean().sqrt())
+    worst = int((off - bound).argmax())
+    if (off > bound).any() or float(off.square().mean().sqrt()) > limit:
+        got, wanted = float(c.flatten()[worst]), float(target.flatten()[worst])
+        return f"is wrong: {got:.6g} instead of {wanted:.6g} at {worst} (flattened)"
     return ""

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
+from shardscope._torch.preloading import FOR_WORKERS
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.nursery import open_nursery
@@ -20,7 +21,7 @@ from shardscope.record import Condition, Diagnosis, Recording
 
 __all__ = ["Diagnosed", "diagnose"]
 
-_PRELOADED = ("torch", "torch._dynamo", "shardscope.compile.diagnose.at_bench")
+_PRELOADED = (*FOR_WORKERS, "shardscope.compile.diagnose.at_bench")
 
 
 @final

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch import fx
 
-from shardscope._torch.backend_names import find_backend
+from shardscope._torch.backend_names import look_up_backend
 
 __all__ = ["ExplainOutput", "ExplainWithBackend"]
 
@@ -69,7 +69,7 @@ class ExplainWithBackend:
     """
 
     def __init__(self, backend: str | Callable[..., Any]) -> None:
-        self.backend = find_backend(backend)
+        self.backend = look_up_backend(backend)
         self.graphs: list[fx.GraphModule] = []
         self.op_count = 0
         self.break_reasons: list[Any] = []

@@ -22,8 +22,6 @@ from typing import final
 __all__ = ["end_with_parent", "run_nursery", "run_one_script"]
 
 _PR_SET_PDEATHSIG = 1
-# What any script that compiles imports, and takes long.
-_IMPORTED = ("torch", "torch._dynamo", "torch._functorch.aot_autograd")
 _MAX_REQUEST = 1 << 17  # bytes
 _MAX_FDS = 8
 
@@ -39,11 +37,6 @@ def end_with_parent(parent: int, *, is_tied: bool) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before it was watched
         os._exit(1)
-
-
-def _import_torch() -> None:
-    for name in _IMPORTED:
-        importlib.import_module(name)
 
 
 def run_one_script(requests: int, replies: int) -> None:
@@ -150,8 +143,7 @@ class _Nursery:
 
 
 def run_nursery(control: int) -> None:
-    """Import torch, and be forked. What a fork is to do is the last that it does."""
-    _import_torch()
+    """Be forked. What a fork is to do is the last that it does."""
     with socket.socket(fileno=control) as connection:
         task = _Nursery(connection).tend()
     if task is None:
@@ -165,9 +157,11 @@ def run_nursery(control: int) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]), is_tied=sys.argv[2] == "tied")
-    fds = [int(one) for one in sys.argv[3:]]
+    # What any script that compiles imports, and takes long.
+    for name in sys.argv[3].split(","):
+        importlib.import_module(name)
+    fds = [int(one) for one in sys.argv[4:]]
     if len(fds) == 1:
         run_nursery(*fds)
     else:
-        _import_torch()
         run_one_script(*fds)

@@ -20,6 +20,7 @@ from typing import final
 
 import torch
 
+from shardscope._torch.preloading import FOR_SCRIPTS
 from shardscope.compile.diagnose.isolation.child import (
     LAST_WAIT_S,
     Child,
@@ -32,6 +33,7 @@ from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 __all__ = ["FRESH", "Nursery", "open_nursery"]
 
 FRESH = Path(__file__).with_name("fresh.py")
+_IMPORTED = ",".join(FOR_SCRIPTS)
 _KILLED = -9
 _MAX_REPLY = 1024
 
@@ -53,7 +55,7 @@ class Nursery:
         self._pids: dict[int, int] = {}
         self._lock = threading.Lock()
         is_tied = threading.current_thread() is threading.main_thread()
-        told = (os.getpid(), "tied" if is_tied else "free", theirs.fileno())
+        told = (os.getpid(), "tied" if is_tied else "free", _IMPORTED, theirs.fileno())
         with theirs:
             self._child = spawn(
                 [sys.executable, "-P", str(FRESH), *map(str, told)],

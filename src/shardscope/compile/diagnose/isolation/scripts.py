@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from shardscope._torch.preloading import FOR_SCRIPTS
 from shardscope.compile.diagnose.isolation.child import Child, name_signal, spawn
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.compile.diagnose.isolation.nursery import FRESH, Nursery
@@ -101,7 +102,7 @@ def _start(
         assert extra is None, "a process that has begun keeps its environment"
         return nursery.fork("", pass_fds=fds)
     is_tied = threading.current_thread() is threading.main_thread()
-    told = (os.getpid(), "tied" if is_tied else "free", *fds)
+    told = (os.getpid(), "tied" if is_tied else "free", ",".join(FOR_SCRIPTS), *fds)
     return spawn(
         [sys.executable, "-P", str(FRESH), *map(str, told)],
         environment=enclosure.environment(extra),

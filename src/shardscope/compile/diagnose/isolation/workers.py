@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
+from shardscope._torch.preloading import FOR_WORKERS
 from shardscope.compile.diagnose.isolation.conversation import Limits
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.compile.diagnose.isolation.link import Link
@@ -23,7 +24,6 @@ __all__ = ["Workers"]
 
 ResultT = TypeVar("ResultT")
 
-_PRELOADED = ("torch", "torch._dynamo")
 _START_LIMIT_S = 300.0
 
 
@@ -47,7 +47,7 @@ class Workers:
         self,
         enclosure: Enclosure,
         *,
-        preload: Sequence[str] = _PRELOADED,
+        preload: Sequence[str] = FOR_WORKERS,
         has_standby: bool = True,
         nursery: Nursery | None = None,
         start_limit_s: float = _START_LIMIT_S,

@@ -14,7 +14,17 @@ __all__ = ["Names", "comment"]
 # What the script itself calls so, and the modules that it imports.
 _SCRIPT = {
     *harness.__all__,
-    *("f", "passing_f", "main", "code", "make_inputs", "make_passing_inputs", "load_saved"),
+    *(
+        "check",
+        "check_numbers",
+        "f",
+        "passing_f",
+        "main",
+        "code",
+        "make_inputs",
+        "make_passing_inputs",
+        "load_saved",
+    ),
     *("compile_f", "compile_passing_f", "saved", "Any", "torch", "math", "operator", "functools"),
     *("atexit", "os", "pathlib", "pickle", "re", "shutil", "signal", "subprocess", "sys"),
     *("tempfile", "traceback"),

@@ -55,7 +55,7 @@ def shrink(
             _gather(trials, reads or {})
             is_minimal = _is_minimal(trials)
     except BudgetSpentError:
-        pass
+        is_minimal = False  # nobody has looked whether more can be spared
     except KeyboardInterrupt:
         is_interrupted = True
     return Shrunk(
