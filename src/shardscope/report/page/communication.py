@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Calls", "CauseRow", "Communication", "GroupRow", "Matrix", "RankRow", "Spans", "Sum"]
+__all__ = [
+    "Calls",
+    "CauseRow",
+    "Communication",
+    "GroupRow",
+    "Matrix",
+    "RankRow",
+    "Spans",
+    "Sum",
+    "Timing",
+]
 
 
 class RankRow(Struct, frozen=True, kw_only=True):
@@ -83,6 +93,19 @@ class Spans(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
 
 
+class Timing(Struct, frozen=True, kw_only=True):
+    """What the spans of one name add up to by one clock, on the rank that took longest."""
+
+    name: str
+    device: str
+    slowest: int  # that rank
+    num_ranks: int  # that have such spans
+    count: int
+    total_ns: int
+    self_ns: int  # less what spans within them took
+    max_ns: int  # of one span
+
+
 class Matrix(Struct, frozen=True, kw_only=True):
     """Bytes from rank to rank if groups run rings; `sender` and `receiver` are positions."""
 
@@ -106,6 +129,7 @@ class Communication(Struct, frozen=True, kw_only=True):
     reasons: tuple[CauseRow, ...]
     calls: Calls = Calls()
     spans: Spans = Spans()
+    timings: tuple[Timing, ...] = ()  # the longest come first
     matrix: Matrix | None = None
     matrix_note: str = ""  # why there is none, or what it leaves out
     left_out: str = ""  # which calls are not in `calls`, where there are too many

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Drawing", "Parameters", "Piece", "ShardingTable"]
+__all__ = ["Drawing", "LayoutRow", "Parameters", "Piece", "ShardingTable"]
 
 
 class Piece(Struct, frozen=True, kw_only=True):
@@ -55,6 +55,13 @@ class Parameters(Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()  # rules of findings on it, joined by commas
 
 
+class LayoutRow(Struct, frozen=True, kw_only=True):
+    """A tensor whose layout was asked for by itself."""
+
+    name: str
+    drawing: int
+
+
 class ShardingTable(Struct, frozen=True, kw_only=True):
     """All parameters, and a drawing for each way in which they lie."""
 
@@ -63,3 +70,4 @@ class ShardingTable(Struct, frozen=True, kw_only=True):
     global_bytes: int = 0
     local_bytes: int = 0
     replicated_bytes: int = 0  # of what a rank holds, what others hold as well
+    layouts: tuple[LayoutRow, ...] = ()
