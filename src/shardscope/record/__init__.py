@@ -72,7 +72,7 @@ from shardscope.record.recording import (
     Severity,
 )
 from shardscope.record.replay import read_stream
-from shardscope.record.slices import Slice, TensorLayout
+from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
@@ -142,6 +142,7 @@ __all__ = [
     "Stage",
     "StageTime",
     "StreamWriter",
+    "Stretches",
     "Suspect",
     "SuspectOp",
     "TensorKind",
@@ -151,6 +152,7 @@ __all__ = [
     "check_output",
     "compress_ranks",
     "count_ranks",
+    "cut_stretches",
     "encode",
     "encode_pieces",
     "expand_ranks",

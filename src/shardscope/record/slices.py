@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis
 
-__all__ = ["Slice", "TensorLayout"]
+__all__ = ["Slice", "Stretches", "TensorLayout", "cut_stretches"]
 
 Stretches = tuple[tuple[Natural, Natural], ...]
 """Indices along one dim, each stretch from its first to before its second; most often one."""
@@ -28,3 +30,29 @@ class TensorLayout(Struct, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...]
     placements: tuple[str, ...]
     slices: tuple[Slice, ...]
+
+
+def cut_stretches(held: Stretches, num_parts: int, part: int) -> Stretches:
+    """One part of what is held when that is cut as `torch.chunk` does; `((0, 0),)` is nothing."""
+    size = sum(stop - start for start, stop in held)
+    length = -(-size // num_parts)
+    first, last = min(size, part * length), min(size, (part + 1) * length)
+    taken, position = [], 0
+    for start, stop in held:
+        low = max(first, position) - position + start
+        high = min(last, position + stop - start) - position + start
+        if low < high:
+            taken.append((low, high))
+        position += stop - start
+    return _join(taken)
+
+
+def _join(stretches: Sequence[tuple[int, int]]) -> Stretches:
+    """Neighbours as one; nothing at all as one empty stretch."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in stretches:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined) or ((0, 0),)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import NamedTuple, final
 
-from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -18,6 +17,7 @@ from shardscope.record import (
     FullyShard,
     Recording,
     Redistribute,
+    Source,
 )
 from shardscope.report.grid import Column, Grid, Look, Row
 from shardscope.report.layout import make_text
@@ -25,7 +25,7 @@ from shardscope.report.lines import format_source
 from shardscope.report.traffic import RankClass, Tally, name_axis, tally
 from shardscope.report.units import format_bytes, format_count, format_spread, spread
 
-__all__ = ["describe_cause", "render_causes"]
+__all__ = ["Reason", "describe_cause", "gather_reasons", "render_causes"]
 
 _NO_CAUSE = "unknown cause"
 _MAX_LINES = 4  # of a cause
@@ -45,28 +45,56 @@ _LAYOUTS = [
 ]
 
 
-class _Reason(Struct, frozen=True):
-    """A cause and what it led to."""
-
+class _Key(NamedTuple):
     words: str
     what: str
+
+
+@final
+class Reason:
+    """A cause and what it led to, on each class of ranks."""
+
+    def __init__(self, words: str, what: str, num_classes: int) -> None:
+        self.words = words
+        self.what = what
+        self.tallies = [Tally()] * num_classes
+        self.source: Source | None = None  # the first line that led to it
+        self.is_implicit = False
+        self.owners: dict[str | None, None] = {}  # in the order in which they spoke
+
+    def add(self, call: Collective, index: int) -> None:
+        """One more call, of the ranks of a class."""
+        self.tallies[index] += tally(call)
+        self.source = self.source or call.source
+        self.is_implicit |= isinstance(call.cause, Redistribute) and call.cause.is_implicit
+        self.owners[call.owner] = None
+
+    @property
+    def busiest(self) -> Tally:
+        """Of the class that sent most because of it."""
+        return max(self.tallies, key=lambda one: (one.wire_bytes, one.count), default=Tally())
+
+
+def gather_reasons(recording: Recording, classes: tuple[RankClass, ...]) -> list[Reason]:
+    """One for each cause and collective, the costliest first."""
+    reasons: dict[_Key, Reason] = {}
+    for index, one in enumerate(classes):
+        for call in one.calls:
+            axis = name_axis(call, recording.run.world_size)
+            key = _Key(describe_cause(call.cause), f"{call.kind}[{axis}]")
+            reason = reasons.get(key)
+            if reason is None:
+                reason = reasons[key] = Reason(*key, len(classes))
+            reason.add(call, index)
+    return sorted(reasons.values(), key=lambda one: (-one.busiest.wire_bytes, one.words, one.what))
 
 
 def render_causes(
     recording: Recording, classes: tuple[RankClass, ...], *, limit: int | None = None
 ) -> RenderableType:
     """A row for each cause and collective, the costliest first; `limit` keeps the first few."""
-    sums: dict[_Reason, list[Tally]] = defaultdict(lambda: [Tally()] * len(classes))
-    examples: dict[_Reason, Collective] = {}
-    for index, one in enumerate(classes):
-        for call in one.calls:
-            axis = name_axis(call, recording.run.world_size)
-            reason = _Reason(describe_cause(call.cause), f"{call.kind}[{axis}]")
-            sums[reason][index] += tally(call)
-            if call.source is not None:
-                examples.setdefault(reason, call)
-    ranked = sorted(sums.items(), key=lambda item: (-_sent(item[1]), item[0].words, item[0].what))
-    rows = [_make_row(reason, tallies, examples.get(reason)) for reason, tallies in ranked[:limit]]
+    ranked = gather_reasons(recording, classes)
+    rows = [_make_row(reason) for reason in ranked[:limit]]
     num_hidden = len(ranked) - len(rows)
     note = f"… {num_hidden:,} more: --by cause shows all" if num_hidden else ""
     return Grid(_COLUMNS, rows, _LAYOUTS, note=note)
@@ -89,25 +117,21 @@ def describe_cause(cause: Cause | None) -> str:
     return _NO_CAUSE
 
 
-def _sent(tallies: list[Tally]) -> int:
-    return max((one.wire_bytes for one in tallies), default=0)
-
-
-def _make_row(reason: _Reason, tallies: list[Tally], example: Collective | None) -> Row:
+def _make_row(reason: Reason) -> Row:
     return {
         "what": make_text(reason.what),
-        "count": format_spread(spread(one.count for one in tallies), format_count),
-        "on wire": format_spread(spread(one.wire_bytes for one in tallies), format_bytes),
-        "cause": lambda width: _format_reason(reason, example, width),
+        "count": format_spread(spread(one.count for one in reason.tallies), format_count),
+        "on wire": format_spread(spread(one.wire_bytes for one in reason.tallies), format_bytes),
+        "cause": lambda width: _format_reason(reason, width),
         "what and cause": lambda width: Group(
             make_text(reason.what, width=width),
-            Padding(_format_reason(reason, example, width - _INDENT), (0, 0, 0, _INDENT)),
+            Padding(_format_reason(reason, width - _INDENT), (0, 0, 0, _INDENT)),
         ),
     }
 
 
-def _format_reason(reason: _Reason, example: Collective | None, width: int) -> Text:
+def _format_reason(reason: Reason, width: int) -> Text:
     text = make_text(reason.words, width=_MAX_LINES * width)
-    if example is not None and example.source is not None:
-        text.append("\n").append_text(format_source(example.source, width=width))
+    if reason.source is not None:
+        text.append("\n").append_text(format_source(reason.source, width=width))
     return text

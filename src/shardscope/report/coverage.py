@@ -15,7 +15,7 @@ from shardscope.report.lines import format_source
 from shardscope.report.table import disarm, write_rows
 from shardscope.report.units import format_bytes, format_count, format_flops
 
-__all__ = ["render_coverage", "render_coverage_csv"]
+__all__ = ["render_coverage", "render_coverage_csv", "summarize_level"]
 
 _MAX_BLOCKERS = 5
 _COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
@@ -62,7 +62,7 @@ def render_coverage(recording: Recording) -> Iterator[RenderableType]:
             yield _render_ops(coverage)
             yield from _render_blockers(coverage)
             yield make_title("Levels", "op calls and FLOPs that shard")
-        yield _summarize(coverage)
+        yield make_text(f"{coverage.level:<10}").append_text(summarize_level(coverage))
 
 
 def _title(coverage: Coverage, recording: Recording) -> str:
@@ -77,11 +77,12 @@ def _note(coverage: Coverage) -> str:
     return f"on {mesh}, {how}"
 
 
-def _summarize(coverage: Coverage) -> Text:
+def summarize_level(coverage: Coverage) -> Text:
+    """How many of its calls, FLOPs and ops shard."""
     covered = [one for one in coverage.ops if one.verdict in _COVERED]
     calls, all_calls = _count(covered), _count(coverage.ops)
     flops, all_flops = _add_flops(covered), _add_flops(coverage.ops)
-    line = make_text(f"{coverage.level:<10}").append(format_share(calls, all_calls), "bold")
+    line = Text(format_share(calls, all_calls), "bold")
     line.append(f" of {plural(all_calls, 'call')}, ")
     line.append(format_share(flops, all_flops), "bold")
     line.append(

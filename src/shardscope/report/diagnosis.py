@@ -13,7 +13,7 @@ from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.lines import format_source
 from shardscope.report.names import make_inert, shorten
 
-__all__ = ["render_diagnoses"]
+__all__ = ["describe_deviation", "describe_place", "name_condition", "render_diagnoses"]
 
 _GOOD = "bold green"
 _BAD = "bold red"
@@ -51,14 +51,15 @@ def _tell(fact: str) -> str:
 
 def _lines(one: Diagnosis) -> Iterator[tuple[str, Text]]:
     style = _BAD if one.condition.is_bad else _GOOD
-    words = _WORDS.get(one.condition, one.condition.replace("_", " "))
+    words = name_condition(one.condition)
     yield "verdict", Text(words, style).append_text(make_text(_tell(one.fact), width=_TEXT_WIDTH))
     if one.stage is not None:
         yield "stage", _name_stage(one)
-    yield from _where(one)
+    if one.graph is not None:
+        yield "where", make_text(describe_place(one))
     yield from _render_suspects(one)
     if one.deviation is not None and 0 < one.deviation.max_ulp < _MANY_ULP:
-        yield "off by", _describe_deviation(one.deviation)
+        yield "off by", make_text(describe_deviation(one.deviation))
     yield from _render_error(one)
     if one.repro:
         yield "repro", _describe_repro(one)
@@ -77,14 +78,18 @@ def _name_stage(one: Diagnosis) -> Text:
     return stage.append_text(make_text(rest, width=_TEXT_WIDTH))
 
 
-def _where(one: Diagnosis) -> Iterator[tuple[str, Text]]:
-    if one.graph is None:
-        return
+def name_condition(condition: Condition) -> str:
+    """In words."""
+    return _WORDS.get(condition, condition.replace("_", " "))
+
+
+def describe_place(one: Diagnosis) -> str:
+    """The graph that fails, and the phase."""
     phase = f", {one.phase}" if one.phase is not None else ""
     graph = (
         f"graph {one.graph} of 0 – {one.num_graphs - 1}" if one.num_graphs > 1 else "its only graph"
     )
-    yield "where", make_text(f"{graph}{phase}")
+    return f"{graph}{phase}"
 
 
 def _render_suspects(one: Diagnosis) -> Iterator[tuple[str, Text]]:
@@ -106,9 +111,9 @@ def _describe_suspect(suspect: SuspectOp) -> Text:
     return text
 
 
-def _describe_deviation(one: Deviation) -> Text:
+def describe_deviation(one: Deviation) -> str:
     """What the verdict does not say."""
-    return make_text(f"up to {one.max_ulp:,.0f} units in the last place of {one.tensor}")
+    return f"up to {one.max_ulp:,.0f} units in the last place of {one.tensor}"
 
 
 def _render_error(one: Diagnosis) -> Iterator[tuple[str, Text]]:

@@ -25,7 +25,14 @@ from shardscope.record import (
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
 
-__all__ = ["render_explanations", "render_guards", "render_stage_times"]
+__all__ = [
+    "describe_end",
+    "fold_explanations",
+    "render_explanations",
+    "render_guards",
+    "render_stage_times",
+    "summarize_explanation",
+]
 
 _MAX_ROWS = 20
 _MAX_OPS = 8  # kinds of ops named in a line
@@ -60,19 +67,23 @@ _STAGES = {"stage": Column("stage", Look.NAME, 10), "calls": Column("calls"), "m
 
 def render_explanations(recording: Recording) -> Iterator[RenderableType]:
     """Each explanation, ranks that have the same one together; nothing if there is none."""
-    for explanation, ranks in _fold_ranks(recording.explanations):
+    for explanation, ranks in fold_explanations(recording.explanations):
         has_many = len({one.rank for one in recording.explanations}) > 1
         note = f"rank {format_ranks(compress_ranks(ranks))}" if has_many else ""
         yield make_title(_title(explanation), note)
-        yield _summarize(explanation)
+        yield summarize_explanation(explanation)
         yield from _render_sections(explanation)
 
 
-def _fold_ranks(explanations: Sequence[Explanation]) -> list[tuple[Explanation, list[int]]]:
-    folded: dict[Explanation, list[int]] = {}
+def fold_explanations(
+    explanations: Sequence[Explanation],
+) -> list[tuple[Explanation, list[int]]]:
+    """The first of those that are the same but for times, with the ranks of all of them."""
+    folded: dict[Explanation, tuple[Explanation, list[int]]] = {}
     for one in explanations:
-        folded.setdefault(replace(one, rank=0, stages=()), []).append(one.rank)
-    return [(one, sorted(set(ranks))) for one, ranks in folded.items()]
+        key = replace(one, rank=0, stages=())  # no two ranks take the same time
+        folded.setdefault(key, (one, []))[1].append(one.rank)
+    return [(first, sorted(set(ranks))) for first, ranks in folded.values()]
 
 
 def _title(explanation: Explanation) -> str:
@@ -80,7 +91,8 @@ def _title(explanation: Explanation) -> str:
     return f"What torch.compile makes of {name}" if name else "What torch.compile makes of it"
 
 
-def _summarize(explanation: Explanation) -> Text:
+def summarize_explanation(explanation: Explanation) -> Text:
+    """How many graphs, breaks, recompilations and skipped functions."""
     breaks, skips = explanation.num_break_sites, explanation.num_skipped_frames
     is_whole = explanation.num_graphs == 1 and not breaks and not skips
     line = Text(plural(explanation.num_graphs, "graph"), "bold green" if is_whole else "bold")
@@ -157,17 +169,22 @@ def _graph_row(graph: CompiledGraph, explanation: Explanation) -> Row:
         "ops": f"{graph.num_ops:,}",
         "inputs": f"{graph.num_inputs:,}",
         "outputs": f"{graph.num_outputs:,}",
-        "end": make_text(_end(graph, explanation)),
+        "end": make_text(describe_end(graph, explanation)),
     }
     return row
 
 
-def _end(graph: CompiledGraph, explanation: Explanation) -> str:
+def describe_end(graph: CompiledGraph, explanation: Explanation) -> str:
+    """What a graph ends with, and where."""
     if graph.end is not GraphEnd.BREAK:
         return str(graph.end)
-    if graph.break_site is None:
-        return "a break"
-    return f"the break at {_place(explanation.break_sites[graph.break_site].source)}"
+    site = _find_site(graph.break_site, explanation)
+    return "a break" if site is None else f"the break at {_place(site.source)}"
+
+
+def _find_site(index: int | None, explanation: Explanation) -> BreakSite | None:
+    is_known = index is not None and index < len(explanation.break_sites)
+    return explanation.break_sites[index] if index is not None and is_known else None
 
 
 def _recompile_row(one: Recompile) -> Row:
@@ -181,9 +198,8 @@ def _recompile_row(one: Recompile) -> Row:
 
 
 def _skip_row(one: SkippedFrame, explanation: Explanation) -> Row:
-    at = ""
-    if one.break_site is not None:
-        at = f", at {_place(explanation.break_sites[one.break_site].source)}"
+    site = _find_site(one.break_site, explanation)
+    at = "" if site is None else f", at {_place(site.source)}"
     row: dict[str, Cell] = {
         "function": make_text(f"the rest of {one.function}" if one.is_rest else one.function),
         "line": make_text(_place(one.source)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from itertools import groupby
 from typing import final
 
@@ -13,7 +14,15 @@ from shardscope.record import Module, Parameter, Recording
 from shardscope.report.traffic import Facet, RankClass, Tally, name_axis, tally
 from shardscope.report.units import Spread, spread
 
-__all__ = ["ModuleNode", "Traffic", "build_tree", "facts_of", "fold_repeated_layers"]
+__all__ = [
+    "ModuleNode",
+    "Traffic",
+    "build_tree",
+    "facts_of",
+    "find_runs",
+    "fold_repeated_layers",
+    "number_contents",
+]
 
 _MAX_DEPTH = 64  # names nested deeper stay in one piece, so that recursion is bounded
 _NO_MODULE = "outside any module"
@@ -131,33 +140,52 @@ def _add_children(
 
 def fold_repeated_layers(node: ModuleNode) -> ModuleNode:
     """Fold runs of adjacent numbered children that are alike but for their number."""
+    return _fold(node, number_contents(node))
+
+
+def _fold(node: ModuleNode, numbers: dict[int, int]) -> ModuleNode:
     children: list[ModuleNode] = []
-    for _, run in groupby(node.children, key=_likeness):
-        alike = list(run)
+    for alike in find_runs(node, numbers):
         last = alike[-1].label if len(alike) > 1 else ""
         first = replace(alike[0], repeat=len(alike), last_label=last)
-        children.append(fold_repeated_layers(first))
+        children.append(_fold(first, numbers))
     return replace(node, children=tuple(children))
 
 
-class _Likeness(Struct, eq=True):
-    """What must be equal for two siblings to fold."""
+def find_runs(node: ModuleNode, numbers: dict[int, int]) -> Iterator[list[ModuleNode]]:
+    """The children, those that would fold into one together."""
 
-    name: str
-    content: object
+    def likeness(child: ModuleNode) -> tuple[str, int]:
+        is_numbered = child.label.isascii() and child.label.isdigit()
+        return "" if is_numbered else child.label, numbers[id(child)]
 
-
-def _likeness(node: ModuleNode) -> _Likeness:
-    is_numbered = node.label.isascii() and node.label.isdigit()
-    return _Likeness("" if is_numbered else node.label, _content(node))
-
-
-def _content(node: ModuleNode) -> object:
-    children = tuple((child.label, _content(child)) for child in node.children)
-    return (node.types, tuple(map(facts_of, node.parameters)), node.own, children)
+    for _, run in groupby(node.children, key=likeness):
+        yield list(run)
 
 
-def facts_of(parameter: Parameter) -> object:
+def number_contents(
+    root: ModuleNode, *, also: Callable[[ModuleNode], Hashable] = lambda _: None
+) -> dict[int, int]:
+    """A number for each node, by its id(): the same for those that differ in their label alone.
+
+    `also` is what else has to be equal. Children count by their numbers, so that each node is
+    looked at once, however deep it lies.
+    """
+    numbers: dict[int, int] = {}
+    known: dict[Hashable, int] = {}
+
+    def visit(node: ModuleNode) -> int:
+        children = tuple((child.label, visit(child)) for child in node.children)
+        own = tuple(frozenset(traffic.items()) for traffic in node.own)
+        facts = tuple(map(facts_of, node.parameters))
+        content = (node.types, facts, own, children, also(node))
+        return numbers.setdefault(id(node), known.setdefault(content, len(known)))
+
+    visit(root)
+    return numbers
+
+
+def facts_of(parameter: Parameter) -> Hashable:
     """What is equal for parameters of layers that are alike: all but full names."""
     return (
         parameter.name,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardscope.record import Recording, count_ranks, format_ranks
+from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
 from shardscope.report.layout import make_text, plural
 from shardscope.report.traffic import RankClass, Tally, add_up, tally
 from shardscope.report.units import Spread, format_bytes, format_spread
 
-__all__ = ["render_heading"]
+__all__ = ["describe_reality", "format_per_rank", "name_mesh", "name_ranks", "render_heading"]
 
 
 def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> RenderableType:
@@ -27,17 +27,10 @@ def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> Rend
 
 def _describe_world(recording: Recording) -> Text:
     run = recording.run
-    mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
-    num_ranks = count_ranks(run.ranks)
-    if num_ranks == run.world_size:
-        ranks = f"all {plural(num_ranks, 'rank')}" if num_ranks > 1 else "1 rank"
-    else:
-        word = "rank" if num_ranks == 1 else "ranks"
-        ranks = f"{word} {format_ranks(run.ranks) or 'none'} of {run.world_size:,}"
     facts = [
-        mesh,
-        ranks,
-        _describe_reality(recording),
+        name_mesh(run.axes),
+        name_ranks(run),
+        describe_reality(recording),
         f"torch {run.torch_version}",
     ]
     line = Text("shardscope", "bold cyan")
@@ -46,7 +39,22 @@ def _describe_world(recording: Recording) -> Text:
     return line
 
 
-def _describe_reality(recording: Recording) -> str:
+def name_mesh(axes: Sequence[Axis]) -> str:
+    """`dp=128 × tp=8`."""
+    return " × ".join(f"{axis.name}={axis.size:,}" for axis in axes)
+
+
+def name_ranks(run: RunInfo) -> str:
+    """`all 1,024 ranks`, or which of how many."""
+    num_ranks = count_ranks(run.ranks)
+    if num_ranks == run.world_size:
+        return f"all {plural(num_ranks, 'rank')}" if num_ranks > 1 else "1 rank"
+    word = "rank" if num_ranks == 1 else "ranks"
+    return f"{word} {format_ranks(run.ranks) or 'none'} of {run.world_size:,}"
+
+
+def describe_reality(recording: Recording) -> str:
+    """Whether there were such ranks."""
     if recording.run.is_simulated:
         return "simulated"
     # A world of one may have no process group at all; one that spoke has one.
@@ -58,9 +66,11 @@ def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
     sums = [add_up(tally(call) for call in one.calls) for one in classes]
     line = Text()
     noun = "collective" if max(one.count for one in sums) == 1 else "collectives"
-    line.append(_spread(sums, "count", "{:,}".format), "bold").append(f" {noun} per rank, ")
-    line.append(_spread(sums, "input_bytes", format_bytes), "bold").append(" put in, ")
-    line.append(_spread(sums, "wire_bytes", format_bytes), "bold").append(" on the wire (rings)")
+    line.append(format_per_rank(sums, "count", "{:,}".format), "bold").append(f" {noun} per rank, ")
+    line.append(format_per_rank(sums, "input_bytes", format_bytes), "bold").append(" put in, ")
+    line.append(format_per_rank(sums, "wire_bytes", format_bytes), "bold").append(
+        " on the wire (rings)"
+    )
     if len(classes) > 1:
         line.append("; ranks differ (≤: the busiest)", "dim")
     elif count_ranks(classes[0].ranks) > 1:
@@ -68,7 +78,10 @@ def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
     return line
 
 
-def _spread(sums: list[Tally], field: str, form: Callable[[int], str]) -> str:
-    # Over all ranks, also those that said nothing: `per rank` would not be true of them.
-    values = [getattr(one, field) for one in sums]
+def format_per_rank(sums: Sequence[Tally], field: str, form: Callable[[int], str]) -> str:
+    """A figure over all ranks, also those that said nothing: `per rank` would not be true of them.
+
+    `sums` has one for each class of ranks.
+    """
+    values = [getattr(one, field) for one in sums] or [0]
     return format_spread(Spread(min(values), max(values)), form)

@@ -15,7 +15,7 @@ from shardscope.report.grid import Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_bar, format_share, make_text, make_title, plural
 from shardscope.report.units import format_bytes
 
-__all__ = ["render_memory"]
+__all__ = ["describe_room", "most_bytes", "render_memory"]
 
 _NUM_MODULES = 12
 _NUM_CELLS = 64
@@ -45,7 +45,7 @@ def render_memory(recording: Recording, *, is_folded: bool = True) -> Iterator[R
     """The rank that needs most in full, and how the others compare."""
     if not recording.memory:
         return
-    profile = max(recording.memory, key=_most)
+    profile = max(recording.memory, key=most_bytes)
     yield make_title("Memory", _describe_ranks(recording.memory))
     yield from _render_peak(profile)
     yield Text()
@@ -57,15 +57,16 @@ def render_memory(recording: Recording, *, is_folded: bool = True) -> Iterator[R
         yield _Course(profile)
 
 
-def _most(profile: MemoryProfile) -> int:
+def most_bytes(profile: MemoryProfile) -> int:
+    """Of all steps, the first among them."""
     return max(profile.peak_bytes, profile.first_peak_bytes)
 
 
 def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:
-    worst = max(profiles, key=_most)
+    worst = max(profiles, key=most_bytes)
     if len(profiles) == 1:
         return f"rank {worst.rank}"
-    least = min(map(_most, profiles))
+    least = min(map(most_bytes, profiles))
     return f"rank {worst.rank}, the most of {len(profiles):,} ranks (least: {format_bytes(least)})"
 
 
@@ -83,10 +84,11 @@ def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:
     if facts:
         yield Text(" · ".join(facts), "dim")
     if profile.device_bytes is not None:
-        yield _describe_room(profile.device_bytes, profile.needed_bytes)
+        yield describe_room(profile.device_bytes, profile.needed_bytes)
 
 
-def _describe_room(device: int, needed: int) -> Text:
+def describe_room(device: int, needed: int) -> Text:
+    """Whether it fits, and by how much."""
     rest = abs(device - needed)
     figures = f"needs {format_bytes(needed)} of {format_bytes(device)} with CUDA's own share: "
     if needed > device:

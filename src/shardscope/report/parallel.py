@@ -30,7 +30,7 @@ from shardscope.report.lines import format_source
 from shardscope.report.numbered import fold_numbers, name_all
 from shardscope.report.units import format_bytes, format_count
 
-__all__ = ["render_parallel"]
+__all__ = ["fold_alike", "likeness_of", "render_parallel", "summarize_parallel", "summarize_proof"]
 
 _MAX_ROWS = 60
 _MAX_WRONG = 12
@@ -77,7 +77,7 @@ def render_parallel(recording: Recording, *, is_folded: bool = True) -> Iterator
     """Each program in full; nothing if there is none."""
     for found in recording.parallel:
         yield make_title("Parallel program", _note(found))
-        yield _summarize(found)
+        yield summarize_parallel(found)
         yield from _render_collectives(found, is_folded=is_folded)
         yield from _render_fallbacks(found, is_folded=is_folded)
         yield from _render_tensors(found, is_folded=is_folded)
@@ -93,7 +93,8 @@ def _note(found: Parallelization) -> str:
     return f"{name} {mesh}, {use}, {plural(found.num_ops, 'op')}"
 
 
-def _summarize(found: Parallelization) -> Text:
+def summarize_parallel(found: Parallelization) -> Text:
+    """How many collectives and fallbacks."""
     kinds = Counter(str(one.kind) for one in found.inserted)
     sent = sum(one.size_bytes for one in found.inserted)
     line = Text(plural(len(found.inserted), "collective"), "bold").append(" per rank")
@@ -106,7 +107,7 @@ def _summarize(found: Parallelization) -> Text:
     return line
 
 
-def _fold(
+def fold_alike(
     records: Sequence[_Record], key: Callable[[_Record], object], *, is_folded: bool
 ) -> list[list[_Record]]:
     """Records with the same key together, in the order of the first of each."""
@@ -116,13 +117,20 @@ def _fold(
     return list(groups.values())
 
 
+def likeness_of(one: Inserted | Fallback) -> object:
+    """The same for those that differ by their layer alone."""
+    if isinstance(one, Inserted):
+        return one.phase, one.kind, one.axis, one.size_bytes, fold_numbers(one.cause)
+    return one.axis, one.kind, one.op, one.placements, fold_numbers(one.module)
+
+
 def _render_collectives(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.inserted:
         return
     yield make_title("Collectives", "in the order of one rank; layers that are alike in one row")
-    groups = _fold(
+    groups = fold_alike(
         found.inserted,
-        lambda one: (one.phase, one.kind, one.axis, one.size_bytes, fold_numbers(one.cause)),
+        likeness_of,
         is_folded=is_folded,
     )
     rows = [_collective_row(group) for group in groups]
@@ -159,9 +167,9 @@ def _render_fallbacks(found: Parallelization, *, is_folded: bool) -> Iterator[Re
     if not found.fallbacks:
         return
     yield make_title("Fallbacks", "ops that cannot run on the pieces they are given")
-    groups = _fold(
+    groups = fold_alike(
         found.fallbacks,
-        lambda one: (one.axis, one.kind, one.op, one.placements, fold_numbers(one.module)),
+        likeness_of,
         is_folded=is_folded,
     )
     shown = groups[:_MAX_ROWS] if is_folded else groups
@@ -192,7 +200,7 @@ def _render_tensors(found: Parallelization, *, is_folded: bool) -> Iterator[Rend
         return
     yield make_title("What lies how", "S: cut along a dim, R: whole; here: on the first rank, each")
     axes = [axis.name for axis in found.axes]
-    groups = _fold(found.placed, _facts, is_folded=is_folded)
+    groups = fold_alike(found.placed, _facts, is_folded=is_folded)
     rows = [_tensor_row(group, axes) for group in groups]
     layouts = leave_out(list(_TENSOR_COLUMNS), "dtype", "rule", "kind", "here")
     yield _cut(_TENSOR_COLUMNS, rows, layouts, is_folded=is_folded)
@@ -251,21 +259,25 @@ def _memory_row(one: RankMemory) -> Row:
 
 
 def _render_proof(found: Parallelization) -> Iterator[RenderableType]:
-    if not found.verdicts:
-        why = f": {found.unverified}" if found.unverified else ""
-        yield make_text(f"Not verified{why}.", "yellow", width=400)
-        return
+    yield summarize_proof(found)
     wrong = [one for one in found.verdicts if one.agreement not in FINE]
-    count = plural(len(found.verdicts), "tensor")
-    kinds = Counter(str(one.kind) for one in found.verdicts)
-    named = ", ".join(plural(number, kind) for kind, number in kinds.items())
-    if not wrong:
-        yield Text("All ", "bold green").append(count, "bold green").append(f" agree ({named}).")
-        return
-    yield Text(f"{len(wrong):,} of {count} differ", _WRONG).append(f" ({named}).", "")
     yield from (_render_wrong(one) for one in wrong[:_MAX_WRONG])
     if len(wrong) > _MAX_WRONG:
         yield Text(f"… and {len(wrong) - _MAX_WRONG:,} more", "dim")
+
+
+def summarize_proof(found: Parallelization) -> Text:
+    """Whether it is the same, or why that is not known."""
+    if not found.verdicts:
+        why = f": {found.unverified}" if found.unverified else ""
+        return make_text(f"Not verified{why}.", "yellow", width=400)
+    num_wrong = sum(one.agreement not in FINE for one in found.verdicts)
+    count = plural(len(found.verdicts), "tensor")
+    kinds = Counter(str(one.kind) for one in found.verdicts)
+    named = ", ".join(plural(number, kind) for kind, number in kinds.items())
+    if not num_wrong:
+        return Text("All ", "bold green").append(count, "bold green").append(f" agree ({named}).")
+    return Text(f"{num_wrong:,} of {count} differ", _WRONG).append(f" ({named}).", "")
 
 
 def _render_wrong(one: TensorVerdict) -> Text:

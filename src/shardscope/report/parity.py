@@ -20,15 +20,18 @@ from shardscope.record import (
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
 
-__all__ = ["render_parity"]
+__all__ = ["TOLERABLE", "render_parity", "summarize_parity"]
 
 _NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
-_STYLES = {
+_STYLES: dict[Agreement, str] = {
     Agreement.EQUAL: "green",
     Agreement.CLOSE: "green",
     Agreement.ROUNDED: "yellow",
     Agreement.RANDOM: "yellow",
 }
+TOLERABLE = frozenset(_STYLES)
+"""The agreements of tensors that differ by noise, rounding or chance alone."""
+
 _WRONG = "bold red"
 _COLUMNS = {
     "tensor": Column("tensor", Look.NAME, 18),
@@ -46,7 +49,7 @@ def render_parity(recording: Recording, *, is_folded: bool = True) -> Iterator[R
     """A line that says it all, and a table of the tensors; nothing if nothing was compared."""
     for parity in recording.parity:
         yield make_title("Parity", _note(parity))
-        yield _summarize(parity)
+        yield summarize_parity(parity)
         if parity.tensors:
             yield _render_tensors(parity, is_folded=is_folded)
 
@@ -58,8 +61,9 @@ def _note(parity: Parity) -> str:
     return f"on {mesh}, all ranks {where}; error and noise are relative, noise from {noise}"
 
 
-def _summarize(parity: Parity) -> Text:
-    wrong = [one for one in parity.tensors if one.agreement not in _STYLES]
+def summarize_parity(parity: Parity) -> Text:
+    """A line that says it all."""
+    wrong = [one for one in parity.tensors if one.agreement not in TOLERABLE]
     count = plural(len(parity.tensors), "tensor")
     what = "outputs, gradients and changed buffers" if parity.has_backward else "outputs"
     if not parity.tensors:
@@ -79,7 +83,7 @@ def _render_tensors(parity: Parity, *, is_folded: bool) -> RenderableType:
         key = (one.kind, _NUMBER.sub("*", one.name), one.agreement, one.suspect)
         folded.setdefault(key if is_folded else index, []).append(one)
     # What is wrong comes first, each kind in the order of the model.
-    groups = sorted(folded.values(), key=lambda some: some[0].agreement in _STYLES)
+    groups = sorted(folded.values(), key=lambda some: some[0].agreement in TOLERABLE)
     layouts = leave_out(list(_COLUMNS), "detail", "ranks", "kind", "noise")
     # Where it begins has a cause; what follows from it needs none of its own.
     hidden = Suspect.UNKNOWN if parity.divergences else None

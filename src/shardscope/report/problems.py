@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -21,19 +21,20 @@ from shardscope.record import (
 from shardscope.report.layout import make_text, make_title
 from shardscope.report.lines import format_source
 
-__all__ = ["render_problems"]
+__all__ = ["SEVERITIES", "fold_problem_ranks", "render_problems"]
 
 _MAX_SHOWN = 10
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
-_ORDER = list(_STYLES)
+SEVERITIES = tuple(_STYLES)
+"""The gravest first."""
 
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
     """Findings, the gravest first, then gaps; nothing if there are none."""
-    findings = _fold_ranks(recording.findings)
-    findings.sort(key=lambda item: _ORDER.index(item[0].severity))
+    findings = fold_problem_ranks(recording.findings)
+    findings.sort(key=lambda item: SEVERITIES.index(item[0].severity))
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
-    gaps = [_render_gap(*item) for item in _fold_ranks(recording.gaps)]
+    gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
 
 
@@ -52,7 +53,7 @@ def _render_some(
 T = TypeVar("T", Finding, Gap)
 
 
-def _fold_ranks(problems: tuple[T, ...]) -> list[tuple[T, list[int]]]:
+def fold_problem_ranks(problems: Sequence[T]) -> list[tuple[T, list[int]]]:
     """Problems that differ by rank alone become one, with all the ranks."""
     ranks: dict[T, list[int]] = {}
     for problem in problems:

@@ -15,7 +15,7 @@ from shardscope.report.layout import make_text
 from shardscope.report.names import make_inert
 from shardscope.report.units import format_bytes, format_count, format_spread
 
-__all__ = ["render_tree"]
+__all__ = ["describe_kinds", "render_tree"]
 
 _MAX_ROWS = 60
 _COLUMNS = {
@@ -79,7 +79,7 @@ def _make_row(node: ModuleNode, guide: str) -> Row:
     return figures | {
         "module": Branch(guide, _format_label(node)),
         "type": make_text("|".join(node.types) if node.path else "", "dim"),
-        "what": _describe_kinds(node),
+        "what": make_text(describe_kinds(node), "dim"),
         "count": format_spread(node.count(), format_count),
         "put in": format_spread(node.input_bytes(), format_bytes),
         "on wire": format_spread(node.wire_bytes(), format_bytes),
@@ -96,7 +96,7 @@ def _format_label(node: ModuleNode) -> Text:
     return label
 
 
-def _describe_kinds(node: ModuleNode) -> Text:
+def describe_kinds(node: ModuleNode) -> str:
     """What the module itself said, its children apart: `2× all_gather[dp]`."""
     counts: Counter[str] = Counter()
     for traffic in node.own:
@@ -104,4 +104,4 @@ def _describe_kinds(node: ModuleNode) -> Text:
         for facet, one in sorted(traffic.items(), key=lambda item: (item[0].kind, item[0].axis)):
             mine[f"{facet.kind}[{facet.axis}]"] += one.count
         counts |= mine
-    return make_text(", ".join(f"{count}× {what}" for what, count in counts.items()), "dim")
+    return ", ".join(f"{count}× {what}" for what, count in counts.items())

@@ -14,11 +14,9 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.dispatch import without_modes
 from shardscope._torch.meshes import describe_axes, describe_placements
 from shardscope.errors import AuditError
-from shardscope.record import Slice, TensorLayout, compress_ranks
+from shardscope.record import Slice, Stretches, TensorLayout, compress_ranks, cut_stretches
 
 __all__ = ["cut_sizes", "visualize_sharding"]
-
-Stretches = tuple[tuple[int, int], ...]
 
 
 def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
@@ -71,7 +69,7 @@ def _stretches_at(
     for axis in order:
         dim = _cut_dim(placements[axis])
         if dim is not None:
-            held[dim] = _join(_chunk(held[dim], mesh[axis], at[axis]))
+            held[dim] = cut_stretches(held[dim], mesh[axis], at[axis])
     return tuple(held)
 
 
@@ -79,31 +77,6 @@ def _cut_dim(placement: Any) -> int | None:
     """The dim that a placement cuts, if it does."""
     is_cut = placement.is_shard() or hasattr(placement, "split_factor")
     return int(placement.dim) if is_cut else None
-
-
-def _chunk(held: Stretches, num_parts: int, part: int) -> Stretches:
-    size = sum(stop - start for start, stop in held)
-    length = -(-size // num_parts)
-    first, last = min(size, part * length), min(size, (part + 1) * length)
-    taken, position = [], 0
-    for start, stop in held:
-        low = max(first, position) - position + start
-        high = min(last, position + stop - start) - position + start
-        if low < high:
-            taken.append((low, high))
-        position += stop - start
-    return tuple(taken)
-
-
-def _join(stretches: Sequence[tuple[int, int]]) -> Stretches:
-    """Neighbours as one; nothing at all as one empty stretch."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in stretches:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined) or ((0, 0),)
 
 
 def cut_sizes(tensor: DTensor, dim: int) -> tuple[int, ...]:
