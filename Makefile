@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types unit schema clean
+.PHONY: demo test lint types unit schema web web-check clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardscope demo
 
 # Types are checked while tests run: one process beside two, most of them waiting now and then.
-test: lint
+test: lint web-check
 	$(MAKE) --jobs=2 types unit
 
 lint: $(INSTALLED)
@@ -29,6 +29,14 @@ unit: $(INSTALLED)
 
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
+
+# The page's script and style, which are committed so that nobody else needs Node.
+web:
+	cd web && npm ci --no-audit --no-fund && npm run build
+
+web-check:
+	@if command -v npm > /dev/null; then web/check.sh; \
+	else echo "npm is missing, so the page's bundle was not built again; its sources' hash was compared"; fi
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

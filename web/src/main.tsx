@@ -1,0 +1,29 @@
+/** Reads the page out of the document and draws it. */
+import { render } from "preact";
+import "./styles/theme.css";
+import "./styles/base.css";
+import "./styles/shell.css";
+import "./styles/parts.css";
+import "./styles/table.css";
+import { App } from "./shell/app";
+import { Failure } from "./shell/failure";
+import { page, parsePage } from "./store/page";
+import { followAddress } from "./store/route";
+import { followTheme } from "./store/theme";
+
+function start(): void {
+  const root =
+    document.getElementById("app") ?? document.body.appendChild(document.createElement("div"));
+  followAddress();
+  followTheme();
+  try {
+    page.value = parsePage(document.getElementById("page")?.textContent);
+  } catch (error) {
+    render(<Failure error={error} />, root);
+    return;
+  }
+  document.title = page.value.run.title;
+  render(<App />, root);
+}
+
+start();

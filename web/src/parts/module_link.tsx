@@ -1,0 +1,24 @@
+/** A module's name; it selects that module in every view. */
+import { hrefOfModule, nameOf, selected } from "../store/modules";
+import { Highlight } from "./highlight";
+
+interface Props {
+  readonly module: number; // position in the page's modules; -1 is none
+  readonly view?: string; // to go to; the one that is shown where left out
+  readonly text?: string; // in place of the path
+}
+
+export function ModuleLink({ module, view, text }: Props) {
+  if (module < 0) return <span class="dim">{text ?? "outside any module"}</span>;
+  const isSelected = module === selected.value;
+  return (
+    <a
+      class="module-link"
+      href={hrefOfModule(isSelected && !view ? -1 : module, view)}
+      aria-current={isSelected ? "true" : undefined}
+      title={nameOf(module)}
+    >
+      <Highlight text={text ?? nameOf(module)} />
+    </a>
+  );
+}

@@ -1,0 +1,99 @@
+/** What ran, and what holds in every view: search, selection, theme. */
+import { SearchBox } from "../parts/search_box";
+import { formatNumber } from "../parts/units";
+import { page } from "../store/page";
+import { search, setSearch } from "../store/search";
+import { theme, toggleTheme } from "../store/theme";
+import { openKeyHelp, searchInput } from "./keys";
+import { SelectionChip } from "./selection";
+
+export function Header() {
+  const { run } = page.value;
+  return (
+    <header class="header">
+      <div class="header-run">
+        <Mark />
+        <h1 class="header-title" title={run.title}>
+          {run.title}
+        </h1>
+        <Mesh />
+        <span class="header-facts">
+          {[run.ranks, run.reality, run.torch_version && `torch ${run.torch_version}`]
+            .filter(Boolean)
+            .join(" · ")}
+        </span>
+      </div>
+      <div class="header-tools">
+        <SelectionChip />
+        <SearchBox
+          value={search.value}
+          onInput={setSearch}
+          label="Search modules, causes, lines"
+          hint="/"
+          inputRef={searchInput}
+        />
+        <ThemeButton />
+        <button
+          type="button"
+          class="icon-button"
+          title="Keys (?)"
+          aria-label="Keys"
+          onClick={openKeyHelp}
+        >
+          ?
+        </button>
+      </div>
+    </header>
+  );
+}
+
+function Mark() {
+  return (
+    <svg class="mark" viewBox="0 0 20 20" aria-hidden="true">
+      <path class="mark-a" d="M2 2h7v7H2Z" />
+      <path class="mark-b" d="M11 2h7v7h-7Z" />
+      <path class="mark-b" d="M2 11h7v7H2Z" />
+      <path class="mark-c" d="M11 11h7v7h-7Z" />
+    </svg>
+  );
+}
+
+function Mesh() {
+  const { mesh } = page.value.run;
+  if (!mesh.length) return null;
+  return (
+    <span
+      class="mesh"
+      role="img"
+      aria-label={`mesh: ${mesh.map((axis) => `${axis.name}=${axis.size}`).join(" × ")}`}
+    >
+      {mesh.map((axis) => (
+        <span key={axis.name} class="mesh-axis">
+          <span class="mesh-name">{axis.name}</span>
+          {formatNumber(axis.size)}
+        </span>
+      ))}
+    </span>
+  );
+}
+
+function ThemeButton() {
+  const other = theme.value === "dark" ? "light" : "dark";
+  return (
+    <button
+      type="button"
+      class="icon-button"
+      title={`Use ${other} colours (t)`}
+      aria-label={`Use ${other} colours`}
+      onClick={toggleTheme}
+    >
+      <svg viewBox="0 0 16 16" aria-hidden="true">
+        {theme.value === "dark" ? (
+          <path d="M8 5a3 3 0 1 1 0 6 3 3 0 0 1 0-6ZM8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1.1 1.1M11.9 11.9 13 13M3 13l1.1-1.1M11.9 4.1 13 3" />
+        ) : (
+          <path d="M13.5 9.5A6 6 0 0 1 6.5 2.5a6 6 0 1 0 7 7Z" />
+        )}
+      </svg>
+    </button>
+  );
+}

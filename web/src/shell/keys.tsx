@@ -1,0 +1,90 @@
+/** Keys that work in every view, and the list of them. */
+import { signal } from "@preact/signals";
+import { createRef } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { select, selected } from "../store/modules";
+import { hrefTo, navigate, parseRoute } from "../store/route";
+import { toggleTheme } from "../store/theme";
+import { VIEWS } from "../views";
+
+export const searchInput = createRef<HTMLInputElement>();
+
+const isHelpOpen = signal(false);
+
+export function openKeyHelp(): void {
+  isHelpOpen.value = true;
+}
+
+const KEYS: readonly [string, string][] = [
+  ["/", "search"],
+  [`1 – ${VIEWS.length}`, "go to a view"],
+  ["← →", "walk along the tabs, or close and open a module"],
+  ["↑ ↓", "walk along rows"],
+  ["Enter", "select the row's module in every view"],
+  ["Esc", "select none; in the search box, empty it"],
+  ["t", "light or dark"],
+  ["?", "this list"],
+];
+
+const ACTIONS: Readonly<Record<string, () => void>> = {
+  "/": () => searchInput.current?.select(),
+  "?": openKeyHelp,
+  t: toggleTheme,
+  Escape: () => selected.value >= 0 && select(-1),
+};
+
+export function handleKey(event: KeyboardEvent): void {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || isHelpOpen.value)
+    return;
+  if ((event.target as Element | null)?.closest?.("input, textarea, select")) return;
+  const view = VIEWS[Number(event.key) - 1];
+  const action = view ? () => navigate(parseRoute(hrefTo(view.id))) : ACTIONS[event.key];
+  if (!action) return;
+  event.preventDefault();
+  action();
+}
+
+export function useKeys(): void {
+  useEffect(() => {
+    document.addEventListener("keydown", handleKey);
+    return () => document.removeEventListener("keydown", handleKey);
+  }, []);
+}
+
+export function KeyHelp() {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    if (isHelpOpen.value) dialog.current?.showModal();
+  }, [isHelpOpen.value]);
+  if (!isHelpOpen.value) return null;
+  const close = (): void => {
+    isHelpOpen.value = false;
+  };
+  return (
+    // biome-ignore lint/a11y/useKeyWithClickEvents: a dialog closes by Escape, and has a button
+    <dialog
+      ref={dialog}
+      class="keys"
+      aria-label="keys"
+      onClose={close}
+      onClick={(event) => event.target === dialog.current && close()}
+    >
+      <header>
+        <h2>Keys</h2>
+        <button type="button" class="close" aria-label="close" onClick={close}>
+          ×
+        </button>
+      </header>
+      <dl>
+        {KEYS.map(([key, meaning]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{meaning}</dd>
+          </div>
+        ))}
+      </dl>
+    </dialog>
+  );
+}

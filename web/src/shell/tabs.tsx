@@ -1,0 +1,54 @@
+/** The views as tabs: real links, which arrow keys walk along. */
+import { useEffect, useRef } from "preact/hooks";
+import { page } from "../store/page";
+import { hrefTo, navigate, parseRoute, route } from "../store/route";
+import { VIEWS, viewOf } from "../views";
+
+const STEPS: Readonly<Record<string, (at: number) => number>> = {
+  ArrowRight: (at) => (at + 1) % VIEWS.length,
+  ArrowLeft: (at) => (at + VIEWS.length - 1) % VIEWS.length,
+  Home: () => 0,
+  End: () => VIEWS.length - 1,
+};
+
+export function Tabs() {
+  const list = useRef<HTMLDivElement>(null);
+  const current = viewOf(route.value.view);
+  useEffect(() => {
+    // On a narrow screen the tabs scroll.
+    document
+      .getElementById(`tab-${current.id}`)
+      ?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [current.id]);
+  const walk = (event: KeyboardEvent): void => {
+    const step = STEPS[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = VIEWS[step(VIEWS.indexOf(current))]!;
+    navigate(parseRoute(hrefTo(next.id)));
+    document.getElementById(`tab-${next.id}`)?.focus();
+  };
+  return (
+    <div ref={list} class="tabs" role="tablist" aria-label="views" onKeyDown={walk}>
+      {VIEWS.map((view) => {
+        const isCurrent = view === current;
+        const hasData = view.hasData(page.value);
+        return (
+          <a
+            key={view.id}
+            id={`tab-${view.id}`}
+            class={hasData ? "tab" : "tab tab-empty"}
+            role="tab"
+            href={hrefTo(view.id)}
+            aria-selected={isCurrent}
+            aria-controls="view"
+            tabIndex={isCurrent ? 0 : -1}
+            title={hasData ? undefined : view.empty}
+          >
+            {view.title}
+          </a>
+        );
+      })}
+    </div>
+  );
+}

@@ -1,0 +1,87 @@
+/** Where one is: a view and its parameters, kept in the address so that a link shows the same. */
+import { signal } from "@preact/signals";
+
+export interface Route {
+  readonly view: string;
+  readonly params: Readonly<Record<string, string>>;
+}
+
+/** Parameters that stay when the view changes; all others belong to one view. */
+const LASTING = ["m", "q", "theme"];
+
+export const route = signal<Route>({ view: "overview", params: {} });
+
+export function parseRoute(hash: string): Route {
+  const [path = "", query = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s);
+  return { view: path || "overview", params: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+export function formatRoute({ view, params }: Route): string {
+  const query = new URLSearchParams(Object.entries(params).sort()).toString();
+  return query ? `#/${view}?${query}` : `#/${view}`;
+}
+
+/** Another route from this one; null takes a parameter away, another view drops what was its own. */
+export function changeRoute(
+  from: Route,
+  view: string,
+  changes: Readonly<Record<string, string | null>> = {},
+): Route {
+  const kept = Object.entries(from.params).filter(
+    ([name]) => view === from.view || LASTING.includes(name),
+  );
+  const params = Object.entries({ ...Object.fromEntries(kept), ...changes });
+  return {
+    view,
+    params: Object.fromEntries(params.filter((one): one is [string, string] => one[1] !== null)),
+  };
+}
+
+/** Address of a view, with the selection, the search and the theme that one has now. */
+export function hrefTo(
+  view: string,
+  changes: Readonly<Record<string, string | null>> = {},
+): string {
+  return formatRoute(changeRoute(route.value, view, changes));
+}
+
+export function navigate(to: Route, { isReplacing = false } = {}): void {
+  route.value = to;
+  try {
+    if (isReplacing) history.replaceState(null, "", formatRoute(to));
+    else history.pushState(null, "", formatRoute(to));
+  } catch {
+    // A page inside another document (a notebook) may have no address of its own to change.
+  }
+}
+
+/** A parameter of the view that is shown. */
+export function param(name: string): string | undefined {
+  return route.value.params[name];
+}
+
+export function setParam(name: string, value: string | null, { isReplacing = true } = {}): void {
+  navigate(changeRoute(route.value, route.value.view, { [name]: value }), { isReplacing });
+}
+
+/** Read the address, and follow it and every link to a view from now on. */
+export function followAddress(): void {
+  const read = (): void => {
+    route.value = parseRoute(location.hash);
+  };
+  read();
+  addEventListener("hashchange", read);
+  addEventListener("popstate", read);
+  document.addEventListener("click", followLink);
+}
+
+/** Inside a notebook the browser would take `#/…` for an address of the notebook's. */
+function followLink(event: MouseEvent): void {
+  if (event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey) {
+    return;
+  }
+  const link = (event.target as Element | null)?.closest?.("a[href^='#/']");
+  if (!link) return;
+  event.preventDefault();
+  navigate(parseRoute(link.getAttribute("href") ?? ""));
+}

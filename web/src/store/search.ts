@@ -1,0 +1,20 @@
+/** What people search for, in every view; all words must be there, in any order, upper or lower case. */
+import { computed } from "@preact/signals";
+import { route, setParam } from "./route";
+
+export const search = computed(() => route.value.params.q ?? "");
+
+export const words = computed(() => splitWords(search.value));
+
+export function setSearch(text: string): void {
+  setParam("q", text === "" ? null : text);
+}
+
+export function splitWords(text: string): string[] {
+  return text.toLowerCase().split(/\s+/).filter(Boolean);
+}
+
+export function hasWords(text: string, wanted: readonly string[]): boolean {
+  const lower = text.toLowerCase();
+  return wanted.every((word) => lower.includes(word));
+}

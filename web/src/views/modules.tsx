@@ -1,0 +1,82 @@
+/** The module tree × phases: an icicle above a tree-table. */
+import "./modules.css";
+import { Choices } from "../parts/choice";
+import { Empty } from "../parts/empty";
+import { Panel } from "../parts/panel";
+import { selected } from "../store/modules";
+import { page } from "../store/page";
+import { param, setParam } from "../store/route";
+import { ModuleCard } from "./modules/card";
+import type { Show } from "./modules/columns";
+import { Icicle } from "./modules/icicle";
+import { listMeasures } from "./modules/measures";
+import { closeAll, openAll } from "./modules/state";
+import { Tree } from "./modules/tree";
+import type { View } from "./view";
+
+function Modules() {
+  const show: Show = param("show") === "counts" ? "counts" : "bytes";
+  return (
+    <>
+      <IciclePanel />
+      {selected.value >= 0 && <ModuleCard module={selected.value} />}
+      <Panel
+        title="Modules by phase"
+        note="Figures of one rank, children included; ×n: n alike, figures are of one."
+        controls={
+          <>
+            <button type="button" class="text-button" onClick={openAll}>
+              open all
+            </button>
+            <button type="button" class="text-button" onClick={closeAll}>
+              close all
+            </button>
+            <Choices
+              label="columns"
+              choices={[
+                { id: "bytes", title: "Bytes", hint: "bytes on the wire by phase" },
+                { id: "counts", title: "Counts", hint: "collectives by phase" },
+              ]}
+              value={show}
+              onChange={(id) => setParam("show", id === "bytes" ? null : id)}
+            />
+          </>
+        }
+      >
+        <Tree show={show} />
+      </Panel>
+    </>
+  );
+}
+
+function IciclePanel() {
+  const measures = listMeasures(page.value.modules);
+  const measure = measures.find(({ id }) => id === param("by")) ?? measures[0];
+  if (!measure)
+    return <Empty>No bytes, parameters or memory were recorded of these modules.</Empty>;
+  return (
+    <Panel
+      title="Where it goes"
+      note={`Width: ${measure.hint}. Darker: more of it is the module's own. Click to zoom.`}
+      controls={
+        <Choices
+          label="width"
+          choices={measures}
+          value={measure.id}
+          onChange={(id) => setParam("by", id === measures[0]?.id ? null : id)}
+        />
+      }
+    >
+      <Icicle measure={measure} />
+    </Panel>
+  );
+}
+
+export const view: View = {
+  id: "modules",
+  title: "Modules",
+  hasData: (page) => page.modules.path.length > 0,
+  empty: "No modules were recorded.",
+  command: "shardscope trace TARGET -o recording.json",
+  Component: Modules,
+};

@@ -1,0 +1,78 @@
+/** Columns of the tree: phases by bytes or by counts, parameters, memory. */
+import type { Modules } from "../../page";
+import { Bar } from "../../parts/bar";
+import { formatBytesCell, formatCount } from "../../parts/units";
+import { sumPhases } from "./measures";
+
+export interface TreeColumn {
+  readonly id: string;
+  readonly title: string;
+  readonly hint: string;
+  readonly width: number; // in rem
+  readonly cell: (position: number) => preact.ComponentChildren;
+}
+
+export type Show = "bytes" | "counts";
+
+/** Those that say anything; what was not recorded has no column. */
+export function listColumns(modules: Modules, show: Show): TreeColumn[] {
+  return [...listTraffic(modules, show), ...listHoldings(modules)];
+}
+
+function listTraffic(modules: Modules, show: Show): TreeColumn[] {
+  const columns = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
+  if (!columns.some(hasAny)) return [];
+  const format = show === "bytes" ? formatBytesCell : formatCount;
+  const what = show === "bytes" ? "bytes on the wire" : "collectives";
+  const totals = modules.path.map((_, i) => sumPhases(columns, i));
+  const most = totals.reduce((a, b) => Math.max(a, b), 0);
+  const phases = modules.phases.flatMap((phase, at): TreeColumn[] => {
+    const column = columns[at] ?? [];
+    if (!hasAny(column)) return [];
+    const hint = `${what} of one rank in ${phase}, children included`;
+    return [{ id: phase, title: phase, hint, width: 6.5, cell: (i) => format(column[i] ?? 0) }];
+  });
+  const total: TreeColumn = {
+    id: "total",
+    title: show === "bytes" ? "on wire" : "collectives",
+    hint: `${what} of one rank in all phases, children included`,
+    width: 11,
+    cell: (i) => (
+      <Bar value={totals[i]!} most={most} text={unevenly(modules, i, format(totals[i]!))} />
+    ),
+  };
+  return [total, ...phases];
+}
+
+/** Where ranks differ a figure is the busiest rank's. */
+function unevenly(modules: Modules, position: number, text: string): string {
+  return modules.is_uneven[position] && text !== "·" ? `≤ ${text}` : text;
+}
+
+function listHoldings(modules: Modules): TreeColumn[] {
+  const holdings: readonly [string, string, readonly number[], (value: number) => string][] = [
+    [
+      "parameters",
+      "elements of the whole model; tied ones once",
+      modules.total_parameters,
+      formatCount,
+    ],
+    ["held", "bytes of its parameters on one rank", modules.total_local_bytes, formatBytesCell],
+    [
+      "at peak",
+      "bytes that one rank holds for it at the peak of memory",
+      modules.total_peak_bytes,
+      formatBytesCell,
+    ],
+  ];
+  return holdings
+    .filter(([, , column]) => hasAny(column))
+    .map(([title, hint, column, format]) => {
+      const width = title === "parameters" ? 8.5 : 6.5;
+      return { id: title, title, hint, width, cell: (i) => format(column[i] ?? 0) };
+    });
+}
+
+function hasAny(column: readonly number[]): boolean {
+  return column.some((value) => value > 0);
+}

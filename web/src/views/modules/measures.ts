@@ -1,0 +1,45 @@
+/** What modules are measured by, and how it reads. */
+import type { Modules } from "../../page";
+import { formatBytes, formatNumber } from "../../parts/units";
+
+export interface Measure {
+  readonly id: string;
+  readonly title: string;
+  readonly hint: string;
+  readonly sizeOf: (modules: Modules, position: number) => number;
+  readonly format: (value: number) => string;
+}
+
+export const MEASURES: readonly Measure[] = [
+  {
+    id: "wire",
+    title: "Wire bytes",
+    hint: "what one rank sends, children included",
+    sizeOf: (modules, position) => sumPhases(modules.total_wire_bytes, position),
+    format: formatBytes,
+  },
+  {
+    id: "parameters",
+    title: "Parameters",
+    hint: "elements of the whole model; tied ones once",
+    sizeOf: (modules, position) => modules.total_parameters[position] ?? 0,
+    format: formatNumber,
+  },
+  {
+    id: "memory",
+    title: "Peak memory",
+    hint: "what one rank holds for it at the peak of memory",
+    sizeOf: (modules, position) => modules.total_peak_bytes[position] ?? 0,
+    format: formatBytes,
+  },
+];
+
+/** Columns by phase hold one column for each, with an entry for each module. */
+export function sumPhases(columns: readonly (readonly number[])[], position: number): number {
+  return columns.reduce((sum, column) => sum + (column[position] ?? 0), 0);
+}
+
+/** Those that say anything of this model. */
+export function listMeasures(modules: Modules): Measure[] {
+  return MEASURES.filter(({ sizeOf }) => modules.path.some((_, i) => sizeOf(modules, i) > 0));
+}

@@ -1,0 +1,248 @@
+/** The module tree as a table, repeated layers folded. */
+import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { Empty } from "../../parts/empty";
+import { Highlight } from "../../parts/highlight";
+import { formatNumber } from "../../parts/units";
+import { useWindow } from "../../parts/windowed";
+import { nameOf, representatives, select, selected } from "../../store/modules";
+import { page } from "../../store/page";
+import { words } from "../../store/search";
+import { listColumns, type Show, type TreeColumn } from "./columns";
+import { findRows, hasChildren, listRows } from "./rows";
+import { depths, openness, show as reveal, toggleFold, toggleOpen } from "./state";
+
+const PAGE_ROWS = 12;
+
+export function Tree({ show }: { show: Show }) {
+  const { modules } = page.value;
+  const id = useId();
+  const columns = useMemo(() => listColumns(modules, show), [modules, show]);
+  const rows = useMemo(
+    () =>
+      words.value.length
+        ? findRows(modules, words.value, representatives.value)
+        : listRows(modules, openness.value),
+    [modules, openness.value, words.value],
+  );
+  const [active, setActive] = useState(selected.value);
+  const { ref, rowHeight, bring, first, end } = useWindow(rows.length);
+  useReveal(rows, bring, setActive);
+  const place = rows.indexOf(active);
+  const go = (to: number): void => {
+    const next = Math.min(Math.max(to, 0), rows.length - 1);
+    setActive(rows[next]!);
+    bring(next);
+  };
+  const template = `minmax(17rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  return (
+    <div class="table-frame">
+      <div
+        ref={ref}
+        class="table tree"
+        role="treegrid"
+        tabIndex={0}
+        aria-label="modules"
+        aria-rowcount={rows.length + 1}
+        aria-activedescendant={place >= first && place < end ? `${id}-${active}` : undefined}
+        style={{ "--columns": template }}
+        onKeyDown={(event) => walk(event, active, place, go)}
+      >
+        <TreeHead columns={columns} />
+        <div class="table-body" role="rowgroup" style={{ height: `${rows.length * rowHeight}px` }}>
+          {rows.slice(first, end).map((position, i) => (
+            <TreeRow
+              key={position}
+              id={`${id}-${position}`}
+              position={position}
+              index={first + i}
+              rowHeight={rowHeight}
+              columns={columns}
+              isActive={position === active}
+              onActive={setActive}
+            />
+          ))}
+        </div>
+      </div>
+      {!rows.length && <Empty>No module's path or type has these words.</Empty>}
+    </div>
+  );
+}
+
+/** A module that was selected elsewhere is brought into sight, whatever hides it. */
+function useReveal(
+  rows: number[],
+  bring: (row: number) => void,
+  activate: (row: number) => void,
+): void {
+  const module = selected.value;
+  const isHidden = module >= 0 && !rows.includes(module);
+  useEffect(() => {
+    if (module < 0) return;
+    activate(module);
+    if (isHidden) reveal(module);
+  }, [module]);
+  useEffect(() => {
+    const place = rows.indexOf(module);
+    if (place >= 0) bring(place);
+  }, [module, isHidden]);
+}
+
+function walk(event: KeyboardEvent, active: number, place: number, go: (to: number) => void): void {
+  const { modules } = page.value;
+  const isOpen = hasChildren(modules, active) && !openness.value.closed.has(active);
+  const moves: Readonly<Record<string, () => void>> = {
+    ArrowDown: () => go(place + 1),
+    ArrowUp: () => go(place - 1),
+    PageDown: () => go(place + PAGE_ROWS),
+    PageUp: () => go(place - PAGE_ROWS),
+    Home: () => go(0),
+    End: () => go(Number.POSITIVE_INFINITY),
+    ArrowRight: () => (isOpen ? go(place + 1) : hasChildren(modules, active) && toggleOpen(active)),
+    ArrowLeft: () => {
+      const parent = modules.parent[active] ?? -1;
+      if (isOpen) toggleOpen(active);
+      else if (parent >= 0) go(place - countBetween(parent, active));
+    },
+    Enter: () => active >= 0 && select(active),
+    " ": () => active >= 0 && (modules.repeat[active] ?? 1) > 1 && toggleFold(active),
+  };
+  const move = moves[event.key];
+  if (!move) return;
+  event.preventDefault();
+  move();
+}
+
+/** How many rows above a module its parent's is. */
+function countBetween(parent: number, position: number): number {
+  const rows = words.value.length
+    ? findRows(page.value.modules, words.value, representatives.value)
+    : listRows(page.value.modules, openness.value);
+  return rows.indexOf(position) - rows.indexOf(parent);
+}
+
+function TreeHead({ columns }: { columns: readonly TreeColumn[] }) {
+  return (
+    <div class="table-row table-head" role="row" aria-rowindex={1}>
+      <div class="cell" role="columnheader">
+        module
+      </div>
+      {columns.map((column) => (
+        <div key={column.id} class="cell cell-end" role="columnheader" title={column.hint}>
+          {column.title}
+        </div>
+      ))}
+      <div class="cell" role="columnheader" title="children not included">
+        what it says itself
+      </div>
+    </div>
+  );
+}
+
+interface RowProps {
+  readonly id: string;
+  readonly position: number;
+  readonly index: number;
+  readonly rowHeight: number;
+  readonly columns: readonly TreeColumn[];
+  readonly isActive: boolean;
+  readonly onActive: (position: number) => void;
+}
+
+function TreeRow({ id, position, index, rowHeight, columns, isActive, onActive }: RowProps) {
+  const { modules } = page.value;
+  const isParent = hasChildren(modules, position);
+  return (
+    // biome-ignore lint/a11y/useKeyWithClickEvents: the tree takes the keys of all its rows
+    <div
+      id={id}
+      class={isActive ? "table-row row-active" : "table-row"}
+      role="row"
+      aria-level={depths.value[position]! + 1}
+      aria-expanded={isParent ? !openness.value.closed.has(position) : undefined}
+      aria-selected={position === selected.value}
+      aria-rowindex={index + 2}
+      style={{ top: `${index * rowHeight}px`, height: `${rowHeight}px` }}
+      onClick={() => {
+        onActive(position);
+        select(position);
+      }}
+    >
+      <ModuleCell position={position} isParent={isParent} />
+      {columns.map((column) => (
+        <div key={column.id} class="cell cell-end" role="gridcell">
+          {column.cell(position)}
+        </div>
+      ))}
+      <div class="cell" role="gridcell">
+        <span class="clip dim" title={modules.what[position]}>
+          {modules.what[position]}
+        </span>
+      </div>
+    </div>
+  );
+}
+
+function ModuleCell({ position, isParent }: { position: number; isParent: boolean }) {
+  const { modules } = page.value;
+  const repeat = modules.repeat[position] ?? 1;
+  const numFindings = modules.num_findings[position] ?? 0;
+  const depth = depths.value[position]!;
+  return (
+    <div class="cell tree-cell" role="gridcell" style={{ "--depth": depth }}>
+      {isParent ? <Twisty position={position} /> : <span class="twisty" />}
+      <span class="tree-name" title={nameOf(position)}>
+        <Highlight text={modules.label[position]!} />
+      </span>
+      {repeat > 1 && <FoldChip position={position} repeat={repeat} />}
+      {numFindings > 0 && (
+        <span class="chip chip-warn" title={`${numFindings} findings, children included`}>
+          {formatNumber(numFindings)}
+        </span>
+      )}
+      <span class="tree-type">
+        <Highlight text={modules.type[position]!} />
+      </span>
+      {modules.marks[position] && <span class="tree-marks">{modules.marks[position]}</span>}
+    </div>
+  );
+}
+
+function Twisty({ position }: { position: number }) {
+  const isOpen = !openness.value.closed.has(position) || words.value.length > 0;
+  return (
+    <button
+      type="button"
+      class="twisty"
+      tabIndex={-1}
+      aria-label={isOpen ? "close" : "open"}
+      onClick={(event) => {
+        event.stopPropagation();
+        toggleOpen(position);
+      }}
+    >
+      <svg viewBox="0 0 16 16" aria-hidden="true" class={isOpen ? "is-open" : undefined}>
+        <path d="m6 4 4 4-4 4" />
+      </svg>
+    </button>
+  );
+}
+
+function FoldChip({ position, repeat }: { position: number; repeat: number }) {
+  const isUnfolded = openness.value.unfolded.has(position);
+  const hint = isUnfolded ? "fold them again" : `${repeat} are alike; figures are of one. Show all`;
+  return (
+    <button
+      type="button"
+      class="chip"
+      tabIndex={-1}
+      aria-pressed={isUnfolded}
+      title={hint}
+      onClick={(event) => {
+        event.stopPropagation();
+        toggleFold(position);
+      }}
+    >
+      ×{formatNumber(repeat)}
+    </button>
+  );
+}

@@ -1,0 +1,116 @@
+/** What ran, what was found, how much of everything, and what was not understood. */
+import "./overview.css";
+import type { Fact, GapItem } from "../page";
+import { Panel } from "../parts/panel";
+import { countOf } from "../parts/units";
+import { page } from "../store/page";
+import { hrefTo } from "../store/route";
+import { Findings } from "./overview/findings";
+import type { View } from "./view";
+
+function Overview() {
+  const { facts, gaps } = page.value;
+  return (
+    <>
+      {facts.length > 0 && <Facts facts={facts} />}
+      <div class="overview">
+        <div class="overview-main">
+          <Findings />
+          <Gaps gaps={gaps} />
+        </div>
+        <Run />
+      </div>
+    </>
+  );
+}
+
+function Facts({ facts }: { facts: readonly Fact[] }) {
+  return (
+    <section class="facts" aria-label="figures">
+      {facts.map((fact) => (
+        <FactTile key={fact.label} fact={fact} />
+      ))}
+    </section>
+  );
+}
+
+function FactTile({ fact }: { fact: Fact }) {
+  const content = (
+    <>
+      <span class="fact-label">{fact.label}</span>
+      <span class="fact-value">{fact.value}</span>
+      <span class="fact-note">{fact.note}</span>
+    </>
+  );
+  if (!fact.view) return <div class="fact">{content}</div>;
+  return (
+    <a class="fact" href={hrefTo(fact.view)}>
+      {content}
+    </a>
+  );
+}
+
+function Run() {
+  const { run } = page.value;
+  const rows: readonly [string, string][] = [
+    ["ranks", run.ranks],
+    ["mesh", run.mesh.map((axis) => `${axis.name}=${axis.size}`).join(" × ")],
+    ["world", run.reality],
+    ["torch", run.torch_version],
+    ["shardscope", run.shardscope_version],
+    ["recorded by", run.instruments.join(", ")],
+  ];
+  return (
+    <Panel title="What ran">
+      <dl class="run">
+        {rows
+          .filter(([, value]) => value)
+          .map(([label, value]) => (
+            <div key={label}>
+              <dt>{label}</dt>
+              <dd>{value}</dd>
+            </div>
+          ))}
+      </dl>
+      {run.command && <code class="run-command">{run.command}</code>}
+    </Panel>
+  );
+}
+
+function Gaps({ gaps }: { gaps: readonly GapItem[] }) {
+  if (!gaps.length) {
+    return (
+      <p class="complete">
+        Everything that was seen was understood: there are no gaps in what this page says.
+      </p>
+    );
+  }
+  const numLost = gaps.filter((gap) => gap.is_loss).length;
+  const note = numLost
+    ? `${countOf(numLost, "gap")} lost records: what is missing there may have happened all the same.`
+    : "Figures leave these out. Nothing else is known to be missing.";
+  return (
+    <Panel title={`Not understood (${gaps.length})`} note={note}>
+      <ul class="gaps">
+        {gaps.map((gap, i) => (
+          <li key={i} class="gap">
+            <span class="gap-place mono">{gap.place}</span>
+            <span class="gap-fact">{gap.fact}</span>
+            <span class="gap-rank">
+              {gap.is_loss && <span class="gap-loss">records lost</span>}
+              {gap.rank === null ? "any rank" : `rank ${gap.rank}`}
+            </span>
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+export const view: View = {
+  id: "overview",
+  title: "Overview",
+  hasData: () => true,
+  empty: "",
+  Component: Overview,
+};

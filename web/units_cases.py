@@ -1,0 +1,31 @@
+"""Numbers and what Python writes for them, which TypeScript's tests read (units.cases.json)."""
+
+from __future__ import annotations
+
+import json
+
+from shardscope.report.units import format_bytes, format_count, format_duration, format_flops
+
+_FORMS = {
+    "bytes": format_bytes,
+    "count": format_count,
+    "duration": format_duration,
+    "flops": format_flops,
+}
+
+
+def write_cases() -> str:
+    """Around powers, where digits and units change, and at halves, where languages round apart."""
+    numbers = sorted({number for base in (1000, 1024) for number in _around_powers(base)})
+    cases = {name: {str(n): form(n) for n in numbers} for name, form in _FORMS.items()}
+    return json.dumps(cases, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _around_powers(base: int) -> list[int]:
+    small = (1, 1.25, 1.125, 2.5, 3.375, 9.994, 9.995)
+    shares = (*small, 10.25, 10.75, 99.94, 99.95, 100.5, 101.5, 999.4, 999.5)
+    return [0, 1, 7, *(int(share * base**power) for power in range(1, 5) for share in shares)]
+
+
+if __name__ == "__main__":
+    print(write_cases(), end="")
