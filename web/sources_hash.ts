@@ -1,7 +1,7 @@
 /** A hash of what the bundle is made of, which Python compares without Node (tests/report/test_bundle.py). */
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, statSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import type { Plugin } from "vite";
 
 const ROOT = import.meta.dirname;
@@ -40,7 +40,7 @@ export function writeSourcesHash(): Plugin {
     name: "sources-hash",
     apply: "build",
     configResolved(config) {
-      outDir = join(config.root, config.build.outDir);
+      outDir = resolve(config.root, config.build.outDir);
     },
     closeBundle() {
       writeFileSync(join(outDir, "sources.sha256"), `${hashSources()}\n`);

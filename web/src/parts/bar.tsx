@@ -11,7 +11,7 @@ export function Bar({ value, most, text, color }: Props) {
   const share = most > 0 ? Math.min(Math.max(value / most, 0), 1) : 0;
   return (
     <span class="bar">
-      <span class="bar-track">
+      <span class={share > 0 ? "bar-track" : ""}>
         {share > 0 && (
           <span class="bar-fill" style={{ width: `${100 * share}%`, background: color }} />
         )}

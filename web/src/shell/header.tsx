@@ -28,7 +28,7 @@ export function Header() {
         <SearchBox
           value={search.value}
           onInput={setSearch}
-          label="Search modules, causes, lines"
+          label="Search this page"
           hint="/"
           inputRef={searchInput}
         />

@@ -57,7 +57,7 @@ function IciclePanel() {
   return (
     <Panel
       title="Where it goes"
-      note={`Width: ${measure.hint}. Darker: more of it is the module's own. Click to zoom.`}
+      note={`Width: ${measure.hint}. Stronger colour: more of it is the module's own. Click to zoom.`}
       controls={
         <Choices
           label="width"

@@ -1,4 +1,4 @@
-/** The module tree as an icicle: width is the measure, darkness what is a module's own. */
+/** The module tree as an icicle: width is the measure, colour what is a module's own. */
 import { useMemo, useRef } from "preact/hooks";
 import { heatOf } from "../../parts/colors";
 import { useSize } from "../../parts/size";
@@ -10,11 +10,12 @@ import { hasWords, words } from "../../store/search";
 import { type Box, layOut } from "./layout";
 import type { Measure } from "./measures";
 import { hasChildren, isFoldedAway } from "./rows";
-import { openness, zoomed } from "./state";
+import { depths, labelOf, openness, zoomed } from "./state";
 
 const MAX_DEPTH = 8;
 const MIN_PIXELS = 2;
 const LABEL_PIXELS = 34;
+const HOT_SHARE = 0.45; // from here on the ground is strong, and text light
 
 export function Icicle({ measure }: { measure: Measure }) {
   const frame = useRef<HTMLDivElement>(null);
@@ -28,10 +29,12 @@ export function Icicle({ measure }: { measure: Measure }) {
         zoomed: zoomed.value,
         isFolded: (position) => isFoldedAway(modules, position, openness.value),
         minWidth: MIN_PIXELS / Math.max(width, 1),
-        maxDepth: MAX_DEPTH,
+        maxDepth: MAX_DEPTH + (depths.value[zoomed.value] ?? 0),
       }),
     [modules, measure, zoomed.value, openness.value, width],
   );
+  const whole = sumRoots(measure);
+  const shown = boxes.find((box) => box.module === zoomed.value)?.value ?? whole;
   const numRows = boxes.reduce((most, box) => Math.max(most, box.depth + 1), 0);
   return (
     <div
@@ -47,7 +50,8 @@ export function Icicle({ measure }: { measure: Measure }) {
             key={box.module}
             box={box}
             measure={measure}
-            whole={boxes[0]!}
+            whole={whole}
+            shown={shown}
             pixels={width * box.width}
           />
         ))}
@@ -55,19 +59,27 @@ export function Icicle({ measure }: { measure: Measure }) {
   );
 }
 
+function sumRoots(measure: Measure): number {
+  const { modules } = page.value;
+  return modules.parent.reduce(
+    (sum, parent, i) => (parent < 0 ? sum + measure.sizeOf(modules, i) : sum),
+    0,
+  );
+}
+
 interface BoxProps {
   readonly box: Box;
-  readonly whole: Box;
+  readonly whole: number; // of all modules
+  readonly shown: number; // of those that have the whole width
   readonly measure: Measure;
   readonly pixels: number;
 }
 
-function IcicleBox({ box, whole, measure, pixels }: BoxProps) {
+function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
   const { modules } = page.value;
   const { module } = box;
-  const share = whole.value > 0 ? box.own / whole.value : 0;
-  const isAbove =
-    zoomed.value >= 0 && module < zoomed.value && module !== zoomed.value && box.width === 1;
+  const share = shown > 0 ? box.own / shown : 0;
+  const isAbove = zoomed.value > module && box.width === 1;
   const isFaded = words.value.length > 0 && !hasWords(modules.path[module]!, words.value);
   const zoom = (): void => {
     hideTip();
@@ -81,7 +93,7 @@ function IcicleBox({ box, whole, measure, pixels }: BoxProps) {
   };
   const classes = [
     "box",
-    share > 0.25 && !isAbove && "box-hot",
+    share > HOT_SHARE && !isAbove && "box-hot",
     isAbove && "box-above",
     isFaded && "box-faded",
   ];
@@ -102,7 +114,7 @@ function IcicleBox({ box, whole, measure, pixels }: BoxProps) {
     >
       {pixels > LABEL_PIXELS && (
         <span class="box-label">
-          {modules.label[module]}
+          {labelOf(module)}
           {pixels > 4 * LABEL_PIXELS && <span class="box-value">{measure.format(box.value)}</span>}
         </span>
       )}
@@ -110,7 +122,7 @@ function IcicleBox({ box, whole, measure, pixels }: BoxProps) {
   );
 }
 
-function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels">) {
+function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels" | "shown">) {
   const { modules } = page.value;
   const each = measure.sizeOf(modules, box.module);
   return (
@@ -129,7 +141,7 @@ function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels">) {
         <dt>its own</dt>
         <dd>{measure.format(box.own)}</dd>
         <dt>share of the whole</dt>
-        <dd>{formatShare(box.value, whole.value)}</dd>
+        <dd>{formatShare(box.value, whole)}</dd>
       </dl>
     </>
   );

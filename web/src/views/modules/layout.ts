@@ -30,31 +30,34 @@ interface Task {
 
 export function layOut(wanted: Wanted): Box[] {
   const { modules, zoomed, sizeOf } = wanted;
-  const above = listAbove(modules, zoomed);
-  const boxes = above.map((module, depth): Box => {
-    return { module, depth, left: 0, width: 1, value: sizeOf(module), own: 0 };
-  });
+  const boxes: Box[] = [];
+  let times = 1;
+  for (const module of listAbove(modules, zoomed)) {
+    times *= timesOf(wanted, module);
+    const value = sizeOf(module) * times;
+    boxes.push({ module, depth: boxes.length, left: 0, width: 1, value, own: 0 });
+  }
   const positions = zoomed >= 0 ? [zoomed] : listChildren(modules, -1, wanted.isFolded);
-  const value = positions.reduce((sum, one) => sum + sizeOf(one) * timesOf(wanted, one), 0);
-  const times = 1;
-  const tasks: Task[] = [{ positions, depth: above.length, left: 0, width: 1, value, times }];
+  const value = sumSizes(wanted, positions, times);
+  const tasks: Task[] = [{ positions, depth: boxes.length, left: 0, width: 1, value, times }];
   for (let task = tasks.pop(); task; task = tasks.pop()) layOutSiblings(task, wanted, boxes, tasks);
   return boxes;
+}
+
+function sumSizes(wanted: Wanted, positions: readonly number[], times: number): number {
+  const sizes = positions.map((one) => wanted.sizeOf(one) * timesOf(wanted, one));
+  return times * sizes.reduce((sum, size) => sum + size, 0);
 }
 
 function layOutSiblings(task: Task, wanted: Wanted, boxes: Box[], tasks: Task[]): void {
   let left = task.left;
   for (const module of task.positions) {
-    // One that is zoomed stands for itself alone.
-    const times = module === wanted.zoomed ? task.times : task.times * timesOf(wanted, module);
+    const times = task.times * timesOf(wanted, module);
     const value = wanted.sizeOf(module) * times;
     const width = task.value > 0 ? (task.width * value) / task.value : 0;
     if (width < wanted.minWidth) continue;
     const positions = listChildren(wanted.modules, module, wanted.isFolded);
-    const inside = positions.reduce(
-      (sum, one) => sum + wanted.sizeOf(one) * times * timesOf(wanted, one),
-      0,
-    );
+    const inside = sumSizes(wanted, positions, times);
     boxes.push({ module, depth: task.depth, left, width, value, own: Math.max(value - inside, 0) });
     if (task.depth + 1 < wanted.maxDepth && positions.length) {
       // Tied parameters are in several children but once in their parent.

@@ -8,6 +8,23 @@ const changed = signal<Openness | null>(null);
 export const openness = computed(() => changed.value ?? openAtFirst(page.value.modules));
 export const depths = computed(() => measureDepths(page.value.modules));
 
+/** Labels of the last ones that are like another: `31` for `0`. */
+const lastLabels = computed(() => {
+  const { alike, label } = page.value.modules;
+  const found = new Map<number, string>();
+  alike.forEach((first, i) => {
+    if (first !== i) found.set(first, label[i]!);
+  });
+  return found;
+});
+
+/** `attention`, or `0 … 31` where one stands for all. */
+export function labelOf(position: number): string {
+  const label = page.value.modules.label[position]!;
+  const last = lastLabels.value.get(position);
+  return last === undefined || openness.value.unfolded.has(position) ? label : `${label} … ${last}`;
+}
+
 /** Module that has the whole width of the icicle; -1 is none. */
 export const zoomed = signal(-1);
 

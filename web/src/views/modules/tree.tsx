@@ -9,7 +9,7 @@ import { page } from "../../store/page";
 import { words } from "../../store/search";
 import { listColumns, type Show, type TreeColumn } from "./columns";
 import { findRows, hasChildren, listRows } from "./rows";
-import { depths, openness, show as reveal, toggleFold, toggleOpen } from "./state";
+import { depths, labelOf, openness, show as reveal, toggleFold, toggleOpen } from "./state";
 
 const PAGE_ROWS = 12;
 
@@ -191,7 +191,7 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
     <div class="cell tree-cell" role="gridcell" style={{ "--depth": depth }}>
       {isParent ? <Twisty position={position} /> : <span class="twisty" />}
       <span class="tree-name" title={nameOf(position)}>
-        <Highlight text={modules.label[position]!} />
+        <Highlight text={labelOf(position)} />
       </span>
       {repeat > 1 && <FoldChip position={position} repeat={repeat} />}
       {numFindings > 0 && (

@@ -1,0 +1,68 @@
+"""One Chromium for all tests of a page; each test has a tab that may neither fail nor fetch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from sample_pages import write_page
+
+from shardscope.report.page.records import Page as PageRecord
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_OPTIONS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; without one these tests fail, since nothing else proves the page."""
+    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("these tests need Chromium, and none is here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=list(_OPTIONS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """`open_page(record, route, width=…, scheme=…)`; afterwards nothing may have gone wrong."""
+    wrong: list[str] = []
+    contexts = []
+
+    def open_one(
+        record: PageRecord, route: str = "", *, width: int = 1280, scheme: str = "light"
+    ) -> Page:
+        file = write_page(record, tmp_path / f"page{len(contexts)}.html")
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            reduced_motion="reduce",
+        )
+        contexts.append(context)
+        tab = context.new_page()
+        tab.set_default_timeout(5000)
+        tab.on("console", lambda said: wrong.append(f"{said.type}: {said.text}"))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("request", lambda asked: asked.url.startswith("file:") or wrong.append(asked.url))
+        tab.goto(f"{file.as_uri()}{route}")
+        return tab
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert not wrong

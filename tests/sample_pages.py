@@ -1,0 +1,197 @@
+"""Pages for tests of the browser, made by hand: a Llama on 1,024 ranks, and stranger things."""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from pathlib import Path
+
+import msgspec
+
+from shardscope.record import Axis
+from shardscope.report.page.modules import Modules
+from shardscope.report.page.records import Fact, FindingItem, GapItem, Page, RunFacts, Sources
+
+BUNDLE = Path(__file__).resolve().parents[1] / "src" / "shardscope" / "report" / "bundle"
+MIB = 1 << 20
+
+# A module's label and type, what one rank sends for it alone, its own parameters, its children.
+Node = tuple[str, str, int, int, list["Node"]]
+
+
+def make_page(num_layers: int = 32) -> Page:
+    """A Llama under FSDP2 and tensor parallelism, with findings, gaps and lines."""
+    modules = lay_out(("", "Llama", 750, 0, [*_make_ends(), _make_layers(num_layers)]))
+    where = {path: position for position, path in enumerate(modules.path)}
+    return Page(
+        run=_make_run(),
+        facts=_make_facts(),
+        findings=_make_findings(where, num_layers),
+        gaps=(
+            GapItem(place="aten.frobnicate", fact="an op that no shim knows issued a collective"),
+            GapItem(place="stream", fact="the file ends midway", rank=17, is_loss=True),
+        ),
+        sources=Sources(
+            file=("/home/ada/train/models/llama/attention.py", "train.py"),
+            line=(121, 272),
+            function=("Attention.forward", "compute_gradients"),
+            text=("return self.wo(output.view(batch, length, -1))", "loss.backward()"),
+        ),
+        modules=modules,
+    )
+
+
+def _make_run() -> RunFacts:
+    return RunFacts(
+        title="Llama 8B",
+        mesh=(Axis(name="dp", size=128), Axis(name="tp", size=8)),
+        world_size=1024,
+        ranks="rank 0 of 1,024",
+        reality="simulated",
+        torch_version="2.13.0+cpu",
+        shardscope_version="0.6.0",
+        command="shardscope trace train.py --mesh dp=128,tp=8 -o llama.json",
+        instruments=("comm", "shard", "memory"),
+    )
+
+
+def _make_facts() -> tuple[Fact, ...]:
+    return (
+        Fact(label="Collectives", value="428", note="per rank and step", view="communication"),
+        Fact(label="On the wire", value="21.4 GiB", note="per rank, rings", view="communication"),
+        Fact(label="Parameters", value="8.03 B", note="59.8 MiB on a rank", view="sharding"),
+        Fact(label="Peak memory", value="31.7 GiB", note="in backward", view="memory"),
+        Fact(label="Graph breaks", value="2", note="in 3 graphs", view="compiler"),
+        Fact(label="Ops that shard", value="61 of 64", note="2 have no rule", view="coverage"),
+    )
+
+
+def _make_findings(where: dict[str, int], num_layers: int) -> tuple[FindingItem, ...]:
+    return (
+        FindingItem(
+            rule="implicit-redistribute",
+            severity="error",
+            subject="layers.{0…31}.attention.wo",
+            fact="DTensor gathers its input, 112 MiB a layer, which no plan asks for.",
+            remedy="Give wo RowwiseParallel with input_layouts=Shard(-1).",
+            ranks="all ranks",
+            count=num_layers,
+            module=where["layers.0.attention.wo"],
+            source=0,
+        ),
+        FindingItem(
+            rule="replicated-parameter",
+            severity="warning",
+            subject="tok_embeddings",
+            fact="Each of 8 tp ranks holds all of 1.00 GiB.",
+            remedy="Shard it along tp with RowwiseParallel, or leave it if it is tied.",
+            module=where["tok_embeddings"],
+        ),
+        FindingItem(
+            rule="uneven-shards",
+            severity="info",
+            subject="output",
+            fact="128,257 rows do not divide by 8: the last rank holds 7 fewer.",
+            remedy="Pad the vocabulary to a multiple of 8.",
+            module=where["output"],
+            source=1,
+        ),
+    )
+
+
+def _make_ends() -> list[Node]:
+    return [
+        ("tok_embeddings", "Embedding", 112, 525_336_576, []),
+        ("norm", "RMSNorm", 0, 4096, []),
+        ("output", "Linear", 112, 525_336_576, []),
+    ]
+
+
+def _make_layers(num_layers: int) -> Node:
+    def linear(name: str, said: int, size: int) -> Node:
+        return (name, "Linear", said, size, [])
+
+    square, wide = 4096 * 4096, 4096 * 14336
+    attention = [linear("wq", 0, square), linear("wk", 0, square // 4)]
+    attention += [linear("wv", 0, square // 4), linear("wo", 112, square)]
+    forward = [linear("w1", 0, wide), linear("w2", 112, wide), linear("w3", 0, wide)]
+    layer: list[Node] = [
+        ("attention_norm", "RMSNorm", 0, 4096, []),
+        ("attention", "Attention", 112, 0, attention),
+        ("ffn_norm", "RMSNorm", 0, 4096, []),
+        ("feed_forward", "FeedForward", 112, 0, forward),
+    ]
+    return ("layers", "ModuleList", 0, 0, [(str(i), "Block", 206, 0, layer) for i in range(num_layers)])
+
+
+def lay_out(root: Node) -> Modules:
+    """Columns of a tree; siblings whose names are numbers are alike."""
+    rows: list[tuple[str, str, str, int, int, int, int]] = []
+    ends: dict[int, int] = {}
+    totals: dict[int, tuple[int, int]] = {}
+
+    def walk(node: Node, parent: int, path: str) -> tuple[int, int]:
+        label, kind, said, size, children = node
+        position = len(rows)
+        first = next((i for i in range(position) if rows[i][3] == parent), position)
+        alike = first if label.isdigit() else position
+        rows.append((path, label or kind, kind, parent, alike, said * MIB, size))
+        below = [walk(child, position, f"{path}.{child[0]}".lstrip(".")) for child in children]
+        ends[position] = len(rows)
+        totals[position] = (said * MIB + sum(a for a, _ in below), size + sum(b for _, b in below))
+        return totals[position]
+
+    walk(root, -1, "")
+    positions = range(len(rows))
+    path, label, kind, parent, alike, own, _ = zip(*rows, strict=True)
+    sent = tuple(totals[i][0] for i in positions)
+    sizes = tuple(totals[i][1] for i in positions)
+    counts = tuple(value // (56 * MIB) for value in sent)
+    return Modules(
+        phases=("forward", "backward"),
+        path=path,
+        label=label,
+        type=kind,
+        parent=parent,
+        end=tuple(ends[i] for i in positions),
+        alike=alike,
+        repeat=tuple(alike.count(i) or 1 for i in positions),
+        what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
+        is_uneven=tuple(False for _ in positions),
+        own_count=(tuple(one // (112 * MIB) for one in own),) * 2,
+        total_count=(tuple(one // 3 for one in counts), tuple(one - one // 3 for one in counts)),
+        total_input_bytes=sent,
+        own_wire_bytes=own,
+        total_wire_bytes=(
+            tuple(one // 3 for one in sent),
+            tuple(one - one // 3 for one in sent),
+        ),
+        total_parameters=sizes,
+        total_parameter_bytes=tuple(4 * one for one in sizes),
+        total_local_bytes=tuple(4 * one // 1024 for one in sizes),
+        total_peak_bytes=tuple(4 * one // 128 for one in sizes),
+        marks=tuple("fully_shard" if one == "Block" else "" for one in kind),
+        num_findings=tuple(
+            1 if one in {"tok_embeddings", "output"} or one.endswith(".wo") else 0 for one in path
+        ),
+    )
+
+
+def write_page(page: Page, file: Path) -> Path:
+    """A document as the report writes it: no script but the bundle's may run, nothing is fetched."""
+    script, style = ((BUNDLE / name).read_text() for name in ("app.js", "app.css"))
+    data = msgspec.json.encode(page).decode().replace("<", "\\u003c")
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}"
+    file.write_text(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>shardscope</title><style>{style}</style></head><body>"
+        f'<div id="app"></div><script type="application/json" id="page">{data}</script>'
+        f"<script>{script}</script></body></html>"
+    )
+    return file
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
