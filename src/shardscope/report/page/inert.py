@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from shardscope.record import make_inert
 
@@ -20,11 +20,11 @@ def make_page_inert(record: _Record) -> _Record:
     Texts that have several lines keep them, but for the kinds of breaks that only Unicode has.
     """
     changed = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
         safe = _make_safe(value)
         if safe is not value:
-            changed[field.name] = safe
+            changed[name] = safe
     return replace(record, **changed) if changed else record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import final
 
 from shardscope.record import (
     Collective,
@@ -64,6 +65,7 @@ def make_communication(
     )
 
 
+@final
 class _NameLists:
     """The lists that columns point into."""
 

@@ -29,17 +29,18 @@ def draw_placements(
     """
     sizes = {axis: mesh.size(axis) for axis in axes}
     cuts = read_cuts([(axis, sizes[axis] or 0) for axis in axes], placements, len(shape))
-    cutting = [cut for cut in cuts if cut.dim is not None]
-    num_parts = math.prod(cut.size for cut in cutting)
     if not all(sizes.values()):
         return _draw(shape, cuts, [], note="How many ranks its mesh has is not known.")
-    if num_parts > MAX_PIECES:
-        return _draw(shape, cuts, [], note=_explain_many(num_parts))
+    cutting = _order(cuts)
+    drawn = _choose_drawn(cutting)
+    if cutting and not drawn:
+        return _draw(shape, cuts, [], note=_explain_many(math.prod(cut.size for cut in cutting)))
     parts = []
-    for coordinate in product(*(range(cut.size) for cut in cutting)):
-        at = {cut.axis: place for cut, place in zip(cutting, coordinate, strict=True)}
-        parts.append(Part(mesh.name_holders(at, among=among), _hold(shape, cutting, at)))
-    return _draw(shape, cuts, parts)
+    for coordinate in product(*(range(cut.size) for cut in drawn)):
+        at = {cut.axis: place for cut, place in zip(drawn, coordinate, strict=True)}
+        parts.append(Part(mesh.name_holders(at, among=among), _hold(shape, drawn, at)))
+    finer = " and ".join(f"in {cut.size:,} along {cut.axis}" for cut in cutting if cut not in drawn)
+    return _draw(shape, cuts, parts, note=f"Each piece is cut further {finer}." if finer else "")
 
 
 def draw_layout(layout: TensorLayout) -> Drawing:
@@ -58,14 +59,28 @@ def _explain_many(num_parts: int) -> str:
     return f"{num_parts:,} pieces are too many to draw."
 
 
-def _hold(shape: tuple[int, ...], cuts: Sequence[Cut], at: dict[str, int]) -> tuple[Stretches, ...]:
-    """Each axis cuts what those before it left; strided ones come last, the innermost first.
+def _order(cuts: Sequence[Cut]) -> list[Cut]:
+    """Those that cut, in the order in which they do; strided ones come last, the innermost first.
 
     FSDP cuts after tensor parallelism but stands before it in the mesh.
     """
+    plain = [cut for cut in cuts if cut.dim is not None and not cut.is_strided]
+    return [*plain, *(cut for cut in reversed(cuts) if cut.dim is not None and cut.is_strided)]
+
+
+def _choose_drawn(cutting: Sequence[Cut]) -> list[Cut]:
+    """As many of them as a picture has room for: of each dim, the last to cut goes first."""
+    drawn = list(cutting)
+    while math.prod(cut.size for cut in drawn) > MAX_PIECES:
+        last = {cut.dim: cut for cut in drawn}
+        drawn.remove(max(last.values(), key=lambda cut: cut.size))
+    return drawn
+
+
+def _hold(shape: tuple[int, ...], cuts: Sequence[Cut], at: dict[str, int]) -> tuple[Stretches, ...]:
+    """Each cuts what those before it left."""
     held: list[Stretches] = [((0, size),) for size in shape]
-    strided = [cut for cut in cuts if cut.is_strided]
-    for cut in [*(cut for cut in cuts if not cut.is_strided), *reversed(strided)]:
+    for cut in cuts:
         if cut.dim is not None:
             held[cut.dim] = cut_stretches(held[cut.dim], cut.size, at[cut.axis])
     return tuple(held)
@@ -86,5 +101,5 @@ def _draw(
         horizontal=sides.name(sides.horizontal),
         vertical=sides.name(sides.vertical),
         pieces=pieces,
-        note=note or tell_sizes(shape, parts),
+        note=" ".join(filter(None, (note, tell_sizes(shape, parts)))),
     )

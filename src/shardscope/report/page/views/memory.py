@@ -24,6 +24,8 @@ __all__ = ["make_memory", "thin_samples"]
 _MAX_SAMPLES = 1_500
 _MAX_OTHER_SAMPLES = 3_000  # of all curves but the first, together
 _MIN_SAMPLES = 40
+_MAX_HELD = 5_000  # modules and kinds at the peak
+_MAX_OTHER_HELD = 30  # on ranks that do not need most
 _MAX_CURVES = 64
 
 
@@ -32,12 +34,18 @@ def make_memory(recording: Recording, index: Index) -> tuple[MemoryCurve, ...]:
     ranks: dict[MemoryProfile, list[int]] = {}
     for profile in recording.memory:
         ranks.setdefault(replace(profile, rank=0), []).append(profile.rank)
-    curves = sorted(ranks.items(), key=lambda item: (-most_bytes(item[0]), item[1]))[:_MAX_CURVES]
-    rest = max(_MIN_SAMPLES, _MAX_OTHER_SAMPLES // max(1, len(curves) - 1))
-    limits = [_MAX_SAMPLES, *[min(rest, _MAX_SAMPLES)] * len(curves)]
+    found = sorted(ranks.items(), key=lambda item: (-most_bytes(item[0]), item[1]))[:_MAX_CURVES]
+    num_others = max(1, len(found) - 1)
+    limit = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_OTHER_SAMPLES // num_others))
     return tuple(
-        _make_curve(profile, index, ranks=found, limit=limit)
-        for (profile, found), limit in zip(curves, limits, strict=False)
+        _make_curve(
+            profile,
+            index,
+            ranks=same,
+            max_samples=limit if at else _MAX_SAMPLES,
+            max_held=_MAX_OTHER_HELD if at else _MAX_HELD,
+        )
+        for at, (profile, same) in enumerate(found)
     )
 
 
@@ -46,12 +54,13 @@ def thin_samples(profile: MemoryProfile, *, limit: int) -> list[MemorySample]:
     samples = profile.samples
     if len(samples) <= limit:
         return list(samples)
+    held = [sum(one.num_bytes) for one in samples]
     kept = {0, len(samples) - 1, find_peak(samples, profile)}
     num_stretches = max(1, limit - len(kept))
     for stretch in range(num_stretches):
         first = stretch * len(samples) // num_stretches
         last = (stretch + 1) * len(samples) // num_stretches
-        kept.add(max(range(first, last), key=lambda at: sum(samples[at].num_bytes)))
+        kept.add(max(range(first, last), key=held.__getitem__))
     return [samples[at] for at in sorted(kept)]
 
 
@@ -65,14 +74,14 @@ def find_peak(samples: Sequence[MemorySample], profile: MemoryProfile) -> int:
 
 
 def _make_curve(
-    profile: MemoryProfile, index: Index, *, ranks: list[int], limit: int
+    profile: MemoryProfile, index: Index, *, ranks: list[int], max_samples: int, max_held: int
 ) -> MemoryCurve:
-    samples = thin_samples(profile, limit=limit)
+    samples = thin_samples(profile, limit=max_samples)
     columns = _by_kind(samples)
     held = {use.kind for use in profile.at_peak}
     kinds = [kind for kind in MemoryKind if kind in held or any(columns[kind])]
     positions = {kind: position for position, kind in enumerate(kinds)}
-    at_peak = sorted(profile.at_peak, key=lambda use: -use.num_bytes)
+    at_peak = sorted(profile.at_peak, key=lambda use: -use.num_bytes)[:max_held]
     return MemoryCurve(
         ranks=format_ranks(compress_ranks(sorted(set(ranks)))),
         kinds=tuple(kind.replace("_", " ") for kind in kinds),

@@ -19,7 +19,7 @@ class Cut(Struct, frozen=True):
     """What lies along one axis; `dim` is None where it cuts none."""
 
     axis: str
-    size: int  # of the axis
+    size: int  # of the axis, 0 where it is not known
     placement: str
     dim: int | None
     is_strided: bool = False  # it cuts what later axes have left
@@ -54,9 +54,11 @@ def _describe(cut: Cut, num_dims: int) -> str:
     if cut.dim is not None:
         what = _WORDS[num_dims][cut.dim] if num_dims in _WORDS else f"dim {cut.dim}"
         within = " within what the axes after it leave" if cut.is_strided else ""
-        return f"{what} cut in {cut.size:,} along {cut.axis}{within}"
+        number = f" in {cut.size:,}" if cut.size else ""
+        return f"{what} cut{number} along {cut.axis}{within}"
+    number = f"{cut.size:,} " if cut.size else ""
     if cut.placement.startswith("R"):
-        return f"a copy on each of {cut.size:,} {cut.axis}"
+        return f"a copy on each of {number}{cut.axis}"
     if cut.placement.startswith("P"):
-        return f"a part of the sum on each of {cut.size:,} {cut.axis}"
+        return f"a part of the sum on each of {number}{cut.axis}"
     return f"{cut.placement} along {cut.axis}"
