@@ -1,16 +1,169 @@
-/** Which ops shard, and what blocks the others. */
-import { Empty } from "../parts/empty";
+/** Which ops shard, and what blocks sharding. */
+import "./coverage.css";
+import { useCallback, useMemo } from "preact/hooks";
+import type { LevelCoverage, OpRow } from "../page";
+import { Badge, toneOf } from "../parts/badge";
+import { Choices } from "../parts/choice";
+import { Panel } from "../parts/panel";
+import { type Column, Table } from "../parts/table";
+import { countOf, formatBytesCell, formatCount, formatFlops, formatShare } from "../parts/units";
+import { isLikeSelection } from "../store/modules";
+import { page } from "../store/page";
+import { param, setParam } from "../store/route";
+import { OpDetail } from "./coverage/op";
 import type { View } from "./view";
 
 function Coverage() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const levels = page.value.coverage;
+  const chosen = Math.min(Number(param("level") ?? 0) || 0, levels.length - 1);
+  const level = levels[chosen]!;
+  return (
+    <>
+      <Panel
+        title="Ops by verdict"
+        note={describe(level)}
+        controls={
+          levels.length > 1 && (
+            <Choices
+              label="level"
+              choices={levels.map((one, i) => ({
+                id: String(i),
+                title: one.level.replaceAll("_", " "),
+              }))}
+              value={String(chosen)}
+              onChange={(id) => setParam("level", id === "0" ? null : id)}
+            />
+          )
+        }
+      >
+        <Verdicts level={level} />
+      </Panel>
+      <Ops level={level} key={chosen} />
+    </>
+  );
+}
+
+function describe(level: LevelCoverage): string {
+  const placed = level.has_plan
+    ? "At the model's own placements"
+    : "Every dim of every input was tried in turn";
+  return `${placed}, on a mesh of ${level.mesh}. The verdict on an op is the worst of all its calls.`;
+}
+
+/** A bar of all ops, one piece for each verdict; a piece is a button that keeps its ops alone. */
+function Verdicts({ level }: { level: LevelCoverage }) {
+  const whole = level.counts.reduce((sum, count) => sum + count, 0);
+  const wanted = param("verdict");
+  return (
+    <div class="verdicts" role="group" aria-label="verdicts">
+      {level.verdicts.map((verdict, i) => {
+        const count = level.counts[i]!;
+        if (!count) return null;
+        return (
+          <button
+            type="button"
+            key={verdict}
+            class={`verdict tone-${toneOf(verdict)}`}
+            style={{ flexGrow: count }}
+            aria-pressed={wanted === verdict}
+            title={`${countOf(count, "op")} ${verdict}, ${formatShare(count, whole)}`}
+            onClick={() => setParam("verdict", wanted === verdict ? null : verdict)}
+          >
+            <b>{count}</b> {verdict}
+          </button>
+        );
+      })}
+    </div>
+  );
+}
+
+function Ops({ level }: { level: LevelCoverage }) {
+  const { ops } = level;
+  const columns = useMemo(() => makeColumns(ops), [ops]);
+  const wanted = param("verdict");
+  const isShown = useCallback(
+    (row: number) => !wanted || ops[row]!.verdict === wanted,
+    [ops, wanted],
+  );
+  const modulesOf = useCallback((row: number) => ops[row]!.modules, [ops]);
+  return (
+    <Panel title="Ops" note="The worst first. A row tells what was tried, and what to do.">
+      <Table
+        label="ops"
+        numRows={ops.length}
+        columns={columns}
+        isShown={isShown}
+        modules={modulesOf}
+        isSelected={isLikeSelection}
+        detail={(row) => <OpDetail op={ops[row]!} />}
+        empty="The model has no ops at this level."
+        height="min(70vh, 60rem)"
+      />
+    </Panel>
+  );
+}
+
+function makeColumns(ops: readonly OpRow[]): Column[] {
+  return [
+    { id: "op", title: "Op", width: 14, grow: 3, value: (row) => ops[row]!.op },
+    {
+      id: "verdict",
+      title: "Verdict",
+      width: 9.5,
+      value: (row) => ops[row]!.verdict,
+      cell: (row) => <Badge word={ops[row]!.verdict} />,
+    },
+    {
+      id: "forward",
+      title: "Forward",
+      hint: "calls in forward",
+      width: 6,
+      align: "end",
+      value: (row) => ops[row]!.num_forward,
+      cell: (row) => formatCount(ops[row]!.num_forward),
+    },
+    {
+      id: "backward",
+      title: "Backward",
+      hint: "calls in backward",
+      width: 6.5,
+      align: "end",
+      value: (row) => ops[row]!.num_backward,
+      cell: (row) => formatCount(ops[row]!.num_backward),
+    },
+    {
+      id: "flops",
+      title: "Work",
+      hint: "floating-point operations of all its calls",
+      width: 7.5,
+      align: "end",
+      value: (row) => ops[row]!.flops,
+      cell: (row) => (ops[row]!.flops ? formatFlops(ops[row]!.flops) : "·"),
+    },
+    {
+      id: "moved",
+      title: "Moved",
+      hint: "bytes that a rank sends before the op can run",
+      width: 7,
+      align: "end",
+      value: (row) => ops[row]!.moved_bytes,
+      cell: (row) => formatBytesCell(ops[row]!.moved_bytes),
+    },
+    {
+      id: "detail",
+      title: "Why, and what to do",
+      width: 16,
+      grow: 5,
+      value: (row) => ops[row]!.detail || ops[row]!.remedy,
+    },
+  ];
 }
 
 export const view: View = {
   id: "coverage",
   title: "Coverage",
   hasData: (page) => page.coverage.length > 0,
-  empty: "Nobody asked which ops shard.",
-  command: "shardscope coverage TARGET -o recording.json",
+  empty: "Nobody looked which ops shard.",
+  command: "shardscope coverage TARGET --mesh tp=4 -o recording.json",
   Component: Coverage,
 };

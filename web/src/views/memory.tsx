@@ -1,9 +1,184 @@
-/** What memory holds over a step. */
-import { Empty } from "../parts/empty";
+/** What memory holds over a step: the curve, the peak by category, and by module. */
+import "./memory.css";
+import { useCallback, useMemo } from "preact/hooks";
+import type { MemoryCurve } from "../page";
+import { Bar } from "../parts/bar";
+import { Choices } from "../parts/choice";
+import { colorOf } from "../parts/colors";
+import { ModuleLink } from "../parts/module_link";
+import { Panel } from "../parts/panel";
+import { type Column, Table } from "../parts/table";
+import { formatBytes, formatShare } from "../parts/units";
+import { isInSelection, nameOf, selected } from "../store/modules";
+import { page } from "../store/page";
+import { param, setParam } from "../store/route";
+import { Area } from "./memory/area";
+import { sumKinds } from "./memory/stack";
 import type { View } from "./view";
 
 function Memory() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const curves = page.value.memory;
+  const chosen = Math.min(Number(param("ranks") ?? 0) || 0, curves.length - 1);
+  const curve = curves[chosen]!;
+  return (
+    <>
+      <Panel
+        title="Memory over the step"
+        note={describe(curve)}
+        controls={
+          curves.length > 1 && (
+            <Choices
+              label="ranks"
+              choices={curves
+                .slice(0, 8)
+                .map(({ ranks }, i) => ({ id: String(i), title: `rank ${ranks}` }))}
+              value={String(chosen)}
+              onChange={(id) => setParam("ranks", id === "0" ? null : id)}
+            />
+          )
+        }
+      >
+        <Area curve={curve} />
+        <Figures curve={curve} />
+      </Panel>
+      <div class="memory-below">
+        <Kinds curve={curve} />
+        <Held curve={curve} />
+      </div>
+    </>
+  );
+}
+
+function describe(curve: MemoryCurve): string {
+  const where = curve.peak_module < 0 ? "" : `, while ${nameOf(curve.peak_module)} ran`;
+  return `The most is ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}.`;
+}
+
+function Figures({ curve }: { curve: MemoryCurve }) {
+  const device = curve.device_bytes;
+  const rows: readonly [string, number | null, string][] = [
+    ["peak of a step", curve.peak_bytes, "as torch.cuda.max_memory_allocated counts"],
+    ["of the first step", curve.first_peak_bytes, "which makes the optimizer's state"],
+    ["reserved", curve.reserved_bytes, "the most that the allocator has taken from the device"],
+    ["needed of a device", curve.needed_bytes, "the peak, and what CUDA takes beside it"],
+    ["the device has", device, device === null ? "" : describeFit(curve, device)],
+  ];
+  return (
+    <dl class="memory-figures">
+      {rows.map(
+        ([label, value, hint]) =>
+          value !== null &&
+          value > 0 && (
+            <div key={label}>
+              <dt>{label}</dt>
+              <dd>
+                {formatBytes(value)} <span class="dim">{hint}</span>
+              </dd>
+            </div>
+          ),
+      )}
+    </dl>
+  );
+}
+
+function describeFit(curve: MemoryCurve, device: number): string {
+  const left = device - curve.needed_bytes;
+  return left >= 0 ? `it fits, ${formatBytes(left)} are left` : `${formatBytes(-left)} too little`;
+}
+
+function Kinds({ curve }: { curve: MemoryCurve }) {
+  const sums = sumKinds(curve);
+  return (
+    <Panel title="At the peak, by category">
+      <ul class="memory-kinds">
+        {sums.map(({ kind, numBytes }) => (
+          <li key={kind}>
+            <span class="swatch" style={{ background: colorOf(kind) }} />
+            <span class="memory-kind">{curve.kinds[kind]!.replaceAll("_", " ")}</span>
+            <Bar
+              value={numBytes}
+              most={sums[0]?.numBytes ?? 0}
+              text={formatBytes(numBytes)}
+              color={colorOf(kind)}
+            />
+            <span class="memory-share">{formatShare(numBytes, curve.peak_bytes)}</span>
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+function Held({ curve }: { curve: MemoryCurve }) {
+  const columns = useMemo(() => makeColumns(curve), [curve]);
+  const rows = curve.at_peak;
+  const moduleOf = useCallback((row: number) => rows[row]!.module, [rows]);
+  const sum = rows.reduce((all, row) => (isInSelection(row.module) ? all + row.num_bytes : all), 0);
+  const note =
+    selected.value < 0
+      ? "Modules that are answerable for the bytes."
+      : `${nameOf(selected.value)} is answerable for ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
+  return (
+    <Panel title="At the peak, by module" note={note}>
+      <Table
+        label="what modules held at the peak"
+        numRows={rows.length}
+        columns={columns}
+        sort={{ column: "bytes", isDescending: true }}
+        modules={moduleOf}
+        empty="No module is answerable for anything that was held."
+        height="28rem"
+      />
+    </Panel>
+  );
+}
+
+function makeColumns(curve: MemoryCurve): Column[] {
+  const rows = curve.at_peak;
+  const most = Math.max(0, ...rows.map((row) => row.num_bytes));
+  return [
+    {
+      id: "module",
+      title: "Module",
+      width: 12,
+      grow: 3,
+      value: (row) => (rows[row]!.module < 0 ? "no module" : nameOf(rows[row]!.module)),
+      cell: (row) => <ModuleLink module={rows[row]!.module} text={textOf(rows[row]!.module)} />,
+    },
+    {
+      id: "kind",
+      title: "Category",
+      width: 9,
+      grow: 1,
+      value: (row) => curve.kinds[rows[row]!.kind]!.replaceAll("_", " "),
+      cell: (row) => (
+        <span class="clip">
+          <span class="swatch" style={{ background: colorOf(rows[row]!.kind) }} />
+          {curve.kinds[rows[row]!.kind]!.replaceAll("_", " ")}
+        </span>
+      ),
+    },
+    {
+      id: "bytes",
+      title: "Bytes",
+      width: 11,
+      grow: 1,
+      align: "end",
+      value: (row) => rows[row]!.num_bytes,
+      cell: (row) => (
+        <Bar
+          value={rows[row]!.num_bytes}
+          most={most}
+          text={formatBytes(rows[row]!.num_bytes)}
+          color={colorOf(rows[row]!.kind)}
+        />
+      ),
+    },
+  ];
+}
+
+function textOf(module: number): string | undefined {
+  return module < 0 ? "no module" : undefined;
 }
 
 export const view: View = {
