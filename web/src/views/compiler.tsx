@@ -1,16 +1,30 @@
-/** Graphs, lines that break them, and whether compiled results are right. */
-import { Empty } from "../parts/empty";
+/** What the compiler made of functions, where it broke their graphs, and whether it was right. */
+import "./compiler.css";
+import { page } from "../store/page";
+import { Diagnosis } from "./compiler/diagnosis";
+import { Explanation } from "./compiler/explanation";
 import type { View } from "./view";
 
 function Compiler() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const { diagnoses, explanations } = page.value.compiler!;
+  return (
+    <>
+      {diagnoses.map((item, i) => (
+        <Diagnosis key={`d${i}`} item={item} />
+      ))}
+      {explanations.map((item, i) => (
+        <Explanation key={`e${i}`} item={item} />
+      ))}
+    </>
+  );
 }
 
 export const view: View = {
   id: "compiler",
   title: "Compiler",
-  hasData: (page) => page.compiler !== null,
-  empty: "Nothing was compiled while it was watched.",
+  hasData: ({ compiler }) =>
+    compiler !== null && compiler.diagnoses.length + compiler.explanations.length > 0,
+  empty: "Nobody looked at what the compiler does.",
   command: "shardscope explain TARGET -o recording.json",
   Component: Compiler,
 };

@@ -1,0 +1,114 @@
+/** What torch.compile made of one function: lines that break graphs, graphs, recompilations, times. */
+import type { BreakRow, ExplanationItem, RecompileRow, SkippedRow, StageRow } from "../../page";
+import { Bar } from "../../parts/bar";
+import { Panel } from "../../parts/panel";
+import { SourceLine } from "../../parts/source_line";
+import { countOf, formatDuration } from "../../parts/units";
+import { Graphs } from "./graphs";
+
+export function Explanation({ item }: { item: ExplanationItem }) {
+  return (
+    <>
+      <Panel title={`Graphs of ${item.target}`} note={`${item.words} (rank ${item.ranks})`}>
+        {item.failure && (
+          <p class="failure">
+            It raised before it was done: <code>{item.failure}</code>
+          </p>
+        )}
+        <Graphs graphs={item.graphs} breaks={item.break_sites} />
+      </Panel>
+      {item.break_sites.length > 0 && (
+        <Panel
+          title={`Lines that break graphs (${item.break_sites.length})`}
+          note={`Traces stopped there ${countOf(item.num_break_events, "time")} in all.`}
+        >
+          <ol class="breaks">
+            {item.break_sites.map((site, i) => (
+              <Break key={i} site={site} number={i + 1} />
+            ))}
+          </ol>
+        </Panel>
+      )}
+      {item.recompiles.length > 0 && <Recompiles rows={item.recompiles} />}
+      {item.skipped_frames.length > 0 && <Skipped rows={item.skipped_frames} />}
+      {item.stages.length > 0 && <Stages rows={item.stages} />}
+    </>
+  );
+}
+
+function Break({ site, number }: { site: BreakRow; number: number }) {
+  return (
+    <li class="break" id={`break-${number}`}>
+      <div class="break-head">
+        <span class="break-number">{number}</span>
+        <span class="break-reason">{site.reason}</span>
+        {site.num_events > 1 && <span class="chip">×{site.num_events}</span>}
+        {site.break_id && <span class="chip mono">{site.break_id}</span>}
+      </div>
+      <SourceLine source={site.source} />
+      {site.explanation && <p class="dim wrap">{site.explanation}</p>}
+      {site.hints.map((hint, i) => (
+        <p key={i} class="remedy">
+          {hint}
+        </p>
+      ))}
+      {site.fix && <pre class="fix">{site.fix}</pre>}
+    </li>
+  );
+}
+
+function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
+  return (
+    <Panel title={`Compiled again (${rows.length})`} note="and the guard that failed">
+      <ul class="breaks">
+        {rows.map((row, i) => (
+          <li key={i} class="break">
+            <div class="break-head">
+              <code>{row.function}</code>
+              <span class="chip">compilation {row.number + 1}</span>
+            </div>
+            <p class="wrap">{row.description}</p>
+            {row.guard && <code class="dim wrap">{row.guard}</code>}
+            <SourceLine source={row.source} />
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
+  return (
+    <Panel title={`Left to Python (${rows.length})`} note="functions that the compiler gave up">
+      <ul class="breaks">
+        {rows.map((row, i) => (
+          <li key={i} class="break">
+            <div class="break-head">
+              <code>{row.function}</code>
+              {row.is_rest && <span class="chip">what comes after a break</span>}
+            </div>
+            <p class="wrap">{row.reason}</p>
+            <SourceLine source={row.source} />
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+function Stages({ rows }: { rows: readonly StageRow[] }) {
+  const most = Math.max(...rows.map((row) => row.total_ns));
+  return (
+    <Panel title="Time of the compiler" note="each stage without the others">
+      <ul class="stages">
+        {rows.map((row) => (
+          <li key={row.stage}>
+            <span>{row.stage}</span>
+            <Bar value={row.total_ns} most={most} text={formatDuration(row.total_ns)} />
+            <span class="dim">{countOf(row.num_calls, "call")}</span>
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}

@@ -1,0 +1,137 @@
+/** Graphs side by side, as long as they have ops, and the ops of the one that is chosen. */
+import { useCallback, useMemo, useState } from "preact/hooks";
+import type { BreakRow, GraphItem } from "../../page";
+import { ModuleLink } from "../../parts/module_link";
+import { SourceLine } from "../../parts/source_line";
+import { type Column, Table } from "../../parts/table";
+import { tip } from "../../parts/tooltip";
+import { countOf } from "../../parts/units";
+import { nameOf } from "../../store/modules";
+import { page } from "../../store/page";
+
+interface Props {
+  readonly graphs: readonly GraphItem[];
+  readonly breaks: readonly BreakRow[];
+}
+
+export function Graphs({ graphs, breaks }: Props) {
+  const [chosen, choose] = useState(-1);
+  if (!graphs.length) return <p class="failure">No graph was made.</p>;
+  return (
+    <>
+      <div class="graphs" role="group" aria-label="graphs">
+        {graphs.map((graph, i) => (
+          <button
+            type="button"
+            key={i}
+            class="graph"
+            style={{ flexGrow: Math.max(graph.num_ops, 1) }}
+            aria-pressed={i === chosen}
+            onClick={() => choose(i === chosen ? -1 : i)}
+            {...tip(() => <GraphTip graph={graph} />)}
+          >
+            <span class="graph-name">
+              graph {graph.index}
+              {graph.is_recompile && <span class="chip">again</span>}
+            </span>
+            <span class="graph-ops">{countOf(graph.num_ops, "op")}</span>
+            <span class="graph-end">{describeEnd(graph, breaks)}</span>
+          </button>
+        ))}
+      </div>
+      {graphs[chosen] && <Ops key={chosen} graph={graphs[chosen]} />}
+    </>
+  );
+}
+
+function describeEnd(graph: GraphItem, breaks: readonly BreakRow[]): string {
+  const site = breaks[graph.break_site];
+  if (!site) return graph.end === "return" ? "to the return" : `ends: ${graph.end}`;
+  return `broken at line ${page.value.sources.line[site.source] ?? "?"}`;
+}
+
+function GraphTip({ graph }: { graph: GraphItem }) {
+  return (
+    <>
+      <div class="tooltip-title">{graph.function}</div>
+      <dl>
+        <dt>compilation</dt>
+        <dd>{graph.compile_id}</dd>
+        <dt>inputs, outputs</dt>
+        <dd>
+          {graph.num_inputs}, {graph.num_outputs}
+        </dd>
+        <dt>fingerprint</dt>
+        <dd class="mono">{graph.fingerprint.slice(0, 12)}</dd>
+      </dl>
+    </>
+  );
+}
+
+function Ops({ graph }: { graph: GraphItem }) {
+  const columns = useMemo(() => makeColumns(graph), [graph]);
+  const moduleOf = useCallback((row: number) => graph.module[row] ?? -1, [graph]);
+  return (
+    <div class="graph-table">
+      <p class="graph-title">
+        <code>{graph.function}</code> <SourceLine source={graph.source} isShort />
+        {graph.left_out > 0 && (
+          <span class="dim">; {countOf(graph.left_out, "op")} more are not listed</span>
+        )}
+      </p>
+      <Table
+        label={`ops of graph ${graph.index}`}
+        numRows={graph.op.length}
+        columns={columns}
+        modules={moduleOf}
+        empty="It has no ops."
+        height="26rem"
+      />
+    </div>
+  );
+}
+
+function makeColumns(graph: GraphItem): Column[] {
+  return [
+    {
+      id: "number",
+      title: "#",
+      width: 3.5,
+      align: "end",
+      value: (row) => row,
+    },
+    { id: "op", title: "Op", width: 12, grow: 2, value: (row) => graph.op[row]! },
+    { id: "kind", title: "Kind", width: 7, value: (row) => graph.kind[row]!.replaceAll("_", " ") },
+    { id: "result", title: "Result", width: 11, grow: 1, value: (row) => graph.result[row]! },
+    {
+      id: "module",
+      title: "Module",
+      width: 10,
+      grow: 2,
+      value: (row) => (graph.module[row]! < 0 ? "" : nameOf(graph.module[row]!)),
+      cell: (row) =>
+        graph.module[row]! < 0 ? null : (
+          <span class="clip">
+            <ModuleLink module={graph.module[row]!} />
+          </span>
+        ),
+    },
+    {
+      id: "line",
+      title: "Line",
+      width: 10,
+      grow: 2,
+      value: (row) => placeOf(graph.line[row] ?? -1),
+      cell: (row) => (
+        <span class="clip">
+          <SourceLine source={graph.line[row] ?? -1} isShort />
+        </span>
+      ),
+    },
+  ];
+}
+
+function placeOf(source: number): string {
+  const { file, line } = page.value.sources;
+  return file[source] === undefined ? "" : `${file[source]}:${line[source]}`;
+}
