@@ -1,0 +1,29 @@
+"""The same changes in fewer rows: what is put in changes most often with what is on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardscope.report.compare.changes import Area, Change
+
+__all__ = ["INPUT", "WIRE", "leave_out_input", "split_unit"]
+
+WIRE = ", on the wire"
+INPUT = ", put in"
+
+
+def leave_out_input(rows: Sequence[Change]) -> list[Change]:
+    """The rows without those on what was put in that have one on the wire beside them."""
+    known = {(row.path, row.what, row.status) for row in rows if WIRE in row.what}
+    return [
+        row
+        for row in rows
+        if row.area is not Area.BYTES
+        or (row.path, row.what.replace(INPUT, WIRE), row.status) not in known
+        or WIRE in row.what
+    ]
+
+
+def split_unit(row: Change) -> str:
+    """What a row of bytes is about, where its title says that they are on the wire."""
+    return row.what.replace(WIRE, "") if row.area is Area.BYTES else row.what
