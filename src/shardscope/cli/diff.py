@@ -82,7 +82,7 @@ def command(
     _print(changes, form, is_complete=no_fold)
     reasons = list(find_reasons(changes, triggers))
     if reasons:
-        click.echo(make_inert(f"shardscope: changes of {', '.join(reasons)}"), err=True)
+        click.echo(make_inert(f"shardscope: failed on {', '.join(reasons)}"), err=True)
     ctx.exit(int(bool(reasons)))
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from shardscope.errors import DiffError
 from shardscope.report.compare.changes import Area, Change, Changes, Status
+from shardscope.report.layout import plural
 
 __all__ = ["Trigger", "find_reasons", "parse_areas", "parse_tolerance", "parse_triggers"]
 
@@ -59,7 +60,7 @@ def find_reasons(changes: Changes, triggers: Sequence[Trigger]) -> Iterator[str]
     for trigger in triggers:
         count = sum(row.repeat for row in changes.rows if trigger.fires(row))
         if count:
-            yield f"{trigger.text} ({count:,} of them)"
+            yield f"{trigger.text} ({plural(count, 'change')})"
 
 
 def _split(texts: Sequence[str]) -> list[str]:

@@ -75,14 +75,12 @@ def _write_findings(paper: Paper, findings: tuple[Finding, ...]) -> None:
     paper.add(f"### Findings ({len(known):,})")
     order = list(_MARKS)
     ranked = sorted(known, key=lambda one: order.index(one[0]))
-    paper.add_list(
-        (
-            f"{_MARKS[severity]} **{severity}** {make_code(rule)} {make_code(subject)}: "
-            f"{make_prose(fact)}<br>→ {make_prose(remedy)}"
-            for severity, rule, subject, fact, remedy in ranked
-        ),
-        most=_MAX_FINDINGS,
-    )
+    paper.add_list(ranked, lambda one: _describe_finding(*one), most=_MAX_FINDINGS)
+
+
+def _describe_finding(severity: Severity, rule: str, subject: str, fact: str, remedy: str) -> str:
+    head = f"{_MARKS[severity]} **{severity}** {make_code(rule)} {make_code(subject)}"
+    return f"{head}: {make_prose(fact)}<br>→ {make_prose(remedy)}"
 
 
 def _write_traffic(paper: Paper, recording: Recording, classes: tuple[RankClass, ...]) -> None:
@@ -95,14 +93,12 @@ def _write_traffic(paper: Paper, recording: Recording, classes: tuple[RankClass,
     paper.add("**Costliest modules**, children not included")
     paper.add_table(
         ["module", ">count", ">on the wire", ">share"],
-        [
-            [
-                make_code(cost.name),
-                f"{cost.own.count * cost.repeat:,}",
-                format_bytes(cost.wire_bytes),
-                format_share(cost.wire_bytes, whole),
-            ]
-            for cost in costs
+        costs,
+        lambda cost: [
+            make_code(cost.name),
+            f"{cost.own.count * cost.repeat:,}",
+            format_bytes(cost.wire_bytes),
+            format_share(cost.wire_bytes, whole),
         ],
         most=_MAX_MODULES,
     )
@@ -117,16 +113,14 @@ def _write_sums(paper: Paper, recording: Recording, classes: tuple[RankClass, ..
     ranked = sorted(sums.items(), key=lambda item: (-item[1].wire_bytes, item[0]))
     paper.add_table(
         ["axis", "kind", ">count", ">put in", ">on the wire", ">share"],
-        [
-            [
-                make_code(axis),
-                kind,
-                f"{one.count:,}",
-                format_bytes(one.input_bytes),
-                format_bytes(one.wire_bytes),
-                format_share(one.wire_bytes, whole.wire_bytes),
-            ]
-            for (axis, kind), one in ranked
+        ranked,
+        lambda item: [
+            make_code(item[0][0]),
+            item[0][1],
+            f"{item[1].count:,}",
+            format_bytes(item[1].input_bytes),
+            format_bytes(item[1].wire_bytes),
+            format_share(item[1].wire_bytes, whole.wire_bytes),
         ],
         most=_MAX_SUMS,
     )
@@ -151,11 +145,8 @@ def _write_memory(paper: Paper, profiles: tuple[MemoryProfile, ...]) -> None:
     }
     paper.add_table(
         ["at the peak", ">bytes", ">share"],
-        [
-            [kind.replace("_", " "), format_bytes(size), format_share(size, worst.peak_bytes)]
-            for kind, size in held.items()
-            if size
-        ],
+        [(kind.replace("_", " "), size) for kind, size in held.items() if size],
+        lambda item: [item[0], format_bytes(item[1]), format_share(item[1], worst.peak_bytes)],
     )
 
 
@@ -169,7 +160,7 @@ def _write_breaks(paper: Paper, explanation: Explanation) -> None:
     paper.add(f"### torch.compile{name}")
     counts = [
         plural(explanation.num_graphs, "graph"),
-        plural(explanation.num_break_sites, "line") + " that break graphs",
+        _count_sites(explanation.num_break_sites),
         plural(explanation.num_recompiles, "recompilation"),
         plural(explanation.num_skipped_frames, "skipped function"),
     ]
@@ -177,21 +168,24 @@ def _write_breaks(paper: Paper, explanation: Explanation) -> None:
     if explanation.break_sites:
         paper.add_table(
             ["line", ">×", "why"],
-            [
-                [
-                    make_code(f"{site.source.file}:{site.source.line}"),
-                    f"{site.num_events:,}",
-                    make_prose(site.reason),
-                ]
-                for site in explanation.break_sites
+            explanation.break_sites,
+            lambda site: [
+                make_code(f"{site.source.file}:{site.source.line}"),
+                f"{site.num_events:,}",
+                make_prose(site.reason),
             ],
             most=_MAX_SITES,
         )
+
+
+def _count_sites(count: int) -> str:
+    return "1 line that breaks graphs" if count == 1 else f"{count:,} lines that break graphs"
 
 
 def _write_gaps(paper: Paper, gaps: tuple[Gap, ...]) -> None:
     known = dict.fromkeys((gap.place, gap.fact) for gap in gaps)
     if known:
         paper.add(f"### Not understood ({len(known):,})")
-        items = (f"{make_code(place)}: {make_prose(fact)}" for place, fact in known)
-        paper.add_list(items, most=_MAX_GAPS)
+        paper.add_list(
+            list(known), lambda gap: f"{make_code(gap[0])}: {make_prose(gap[1])}", most=_MAX_GAPS
+        )

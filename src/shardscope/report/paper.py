@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import TypeVar, final
 
 __all__ = ["Paper"]
+
+_Item = TypeVar("_Item")
 
 MAX_BYTES = 60_000  # of GitHub's 65,536 characters
 _RESERVE = 400  # for the lines that say what is missing
@@ -26,17 +28,28 @@ class Paper:
             self._num_left_out += 1
 
     def add_table(
-        self, header: Sequence[str], rows: Iterable[Sequence[str]], *, most: int | None = None
+        self,
+        header: Sequence[str],
+        items: Sequence[_Item],
+        make_row: Callable[[_Item], Sequence[str]],
+        *,
+        most: int | None = None,
     ) -> None:
-        """A table; headings that begin with `>` are above numbers. `most` is how many rows."""
+        """A table with a row for each item; headings that begin with `>` are above numbers."""
         marks = [name.startswith(">") for name in header]
         names = [name.removeprefix(">") for name in header]
         head = [_join(names), _join(["--:" if is_number else "---" for is_number in marks])]
-        self._add_items(head, [_join(row) for row in rows], most)
+        self._add_items(head, items, lambda item: _join(make_row(item)), most)
 
-    def add_list(self, items: Iterable[str], *, most: int | None = None) -> None:
-        """A list with a dot before each."""
-        self._add_items([], [f"- {item}" for item in items], most)
+    def add_list(
+        self,
+        items: Sequence[_Item],
+        make_line: Callable[[_Item], str],
+        *,
+        most: int | None = None,
+    ) -> None:
+        """A list with a dot before each; `most` is how many are shown."""
+        self._add_items([], items, lambda item: f"- {make_line(item)}", most)
 
     def render(self) -> str:
         """All of it, and how much there was no room for."""
@@ -46,14 +59,20 @@ class Paper:
             lines = [*lines, f"*{count} left out: there is no room for more.*", ""]
         return "\n".join(lines).rstrip("\n") + "\n"
 
-    def _add_items(self, head: Sequence[str], items: Sequence[str], most: int | None) -> None:
+    def _add_items(
+        self,
+        head: Sequence[str],
+        items: Sequence[_Item],
+        make_line: Callable[[_Item], str],
+        most: int | None,
+    ) -> None:
         if head and not self._take("\n".join(head)):
             self._num_left_out += len(items)
             return
         shown = items[:most]
         num_shown = 0
         for item in shown:
-            if not self._take(item):
+            if not self._take(make_line(item)):
                 break
             num_shown += 1
         self._num_left_out += len(shown) - num_shown

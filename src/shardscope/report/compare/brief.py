@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from shardscope.report.compare.changes import Area, Change
 
-__all__ = ["INPUT", "WIRE", "leave_out_input", "split_unit"]
+__all__ = ["AT_PEAK", "INPUT", "WIRE", "leave_out_input", "shorten_what"]
 
 WIRE = ", on the wire"
 INPUT = ", put in"
+AT_PEAK = " at the peak"
 
 
 def leave_out_input(rows: Sequence[Change]) -> list[Change]:
@@ -24,6 +25,7 @@ def leave_out_input(rows: Sequence[Change]) -> list[Change]:
     ]
 
 
-def split_unit(row: Change) -> str:
-    """What a row of bytes is about, where its title says that they are on the wire."""
-    return row.what.replace(WIRE, "") if row.area is Area.BYTES else row.what
+def shorten_what(row: Change) -> str:
+    """What a row is about, below a title that says which bytes it has."""
+    ending = {Area.BYTES: WIRE, Area.MEMORY: AT_PEAK}.get(row.area, "")
+    return row.what.replace(ending, "")

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shardscope.report.layout import plural
+from shardscope.report.names import make_inert
 from shardscope.report.units import format_bytes
 
 __all__ = [
@@ -36,6 +38,7 @@ class Area(StrEnum):
     """What a change is about, in the order in which people want to know."""
 
     FINDINGS = "findings"
+    GAPS = "gaps"
     COLLECTIVES = "collectives"
     BYTES = "bytes"
     CAUSES = "causes"
@@ -46,7 +49,6 @@ class Area(StrEnum):
     PARITY = "parity"
     PARALLEL = "parallel"
     DIAGNOSES = "diagnoses"
-    GAPS = "gaps"
     RUN = "run"
 
 
@@ -104,7 +106,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
         """`layers.{0…31}.attn ×32: all_reduce[tp] in forward: 1 → 2`, on one line."""
         times = f" ×{self.repeat}" if self.repeat > 1 else ""
         place = f"{name_path(self.path)}{times}: " if self.path is not None else ""
-        return f"{place}{self.what}: {self.show_before()} → {self.show_after()}"
+        return make_inert(f"{place}{self.what}: {self.show_before()} → {self.show_after()}")
 
     def show_before(self) -> str:
         """The first recording's value, for people."""
@@ -198,14 +200,14 @@ def _is_within(row: Change, tolerance: float) -> bool:
 
 
 def _describe(changes: Changes) -> Iterator[str]:
-    yield f"{changes.before} → {changes.after}: " + (
-        f"{sum(row.repeat for row in changes.rows):,} changes" if changes else "no change"
-    )
+    count = sum(row.repeat for row in changes.rows)
+    said = plural(count, "change") if count else "no change"
+    yield make_inert(f"{changes.before} → {changes.after}: {said}")
     yield from (f"note: {note}" for note in changes.notes)
     for total in changes.totals:
         rows = changes.of(total.area)
         if rows:
-            yield f"{total.area}: {total.before} → {total.after}"
+            yield make_inert(f"{total.area}: {total.before} → {total.after}")
             yield from (f"  {_sign(row)} {row}" for row in rows)
 
 

@@ -41,8 +41,9 @@ def compare(
 
 def _sort(changes: Iterable[Change]) -> tuple[Change, ...]:
     def place(change: Change) -> tuple[float, ...]:
-        size = abs(change.delta) * change.repeat if change.area in _BY_SIZE else 0
-        return _ORDER[change.area], -size
+        is_part = change.path is not None
+        size = abs(change.delta) * change.repeat if is_part and change.area in _BY_SIZE else 0
+        return _ORDER[change.area], is_part, -size
 
     return tuple(sorted(changes, key=place))
 

@@ -9,6 +9,7 @@ from shardscope.report.compare.changes import Area, Change, Changes, Status, nam
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.layout import plural
 from shardscope.report.paper import Paper
+from shardscope.report.units import format_count
 
 __all__ = ["render_changes_markdown", "write_changes"]
 
@@ -30,22 +31,20 @@ def write_changes(paper: Paper, changes: Changes) -> None:
     titles = f"{make_code(changes.before)} → {make_code(changes.after)}"
     paper.add(f"### What changed: {titles}")
     if changes.notes:
-        paper.add_list(make_prose(note) for note in changes.notes)
+        paper.add_list(changes.notes, make_prose)
     if not changes:
         paper.add("No change.")
         return
     areas = [total for total in changes.totals if changes.of(total.area)]
     paper.add_table(
         ["", "area", "before", "after", ">added", ">gone", ">changed"],
-        [
-            [
-                _grade(changes.of(total.area)),
-                total.area.replace("-", " "),
-                make_prose(total.before),
-                make_prose(total.after),
-                *(f"{changes.count(total.area, status) or '·'}" for status in Status),
-            ]
-            for total in areas
+        areas,
+        lambda total: [
+            _grade(changes.of(total.area)),
+            total.area.replace("-", " "),
+            make_prose(total.before),
+            make_prose(total.after),
+            *(format_count(changes.count(total.area, status)) for status in Status),
         ],
     )
     for total in areas:
@@ -59,7 +58,7 @@ def _write_area(paper: Paper, area: Area, rows: Sequence[Change]) -> None:
     header = ["", *(["module"] if has_modules else []), "what", ">before", ">after"]
     if area in _WORDS:
         header[-2:] = ["before", "after"]
-    paper.add_table(header, [_make_row(row, has_modules) for row in kept], most=_MAX_ROWS)
+    paper.add_table(header, kept, lambda row: _make_row(row, has_modules), most=_MAX_ROWS)
     if len(kept) < len(rows):
         paper.add(f"What was put in changed alike ({plural(len(rows) - len(kept), 'row')}).")
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from shardscope.record import MemoryProfile
+from shardscope.report.compare.brief import AT_PEAK
 from shardscope.report.compare.changes import NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import Fact, match_facts
 from shardscope.report.compare.names import CleanNames
@@ -59,7 +60,7 @@ def _list_totals(profile: MemoryProfile) -> Iterator[Fact]:
     }
     kinds: Counter[str] = Counter()
     for use in profile.at_peak:
-        kinds[f"{_say(use.kind)} at the peak"] += use.num_bytes
+        kinds[f"{_say(use.kind)}{AT_PEAK}"] += use.num_bytes
     for what, size in (sizes | kinds).items():
         if size:
             yield Fact(what=what, value=size, unit=Unit.BYTES, badness=size)
@@ -74,7 +75,7 @@ def _list_holdings(profile: MemoryProfile, names: CleanNames) -> Iterator[Fact]:
     held: Counter[tuple[str, str]] = Counter()
     for use in profile.at_peak:
         module = NO_MODULE if use.module is None else names.clean(use.module)
-        held[module, f"{_say(use.kind)} at the peak"] += use.num_bytes
+        held[module, f"{_say(use.kind)}{AT_PEAK}"] += use.num_bytes
     for (module, what), size in held.items():
         if size:
             yield Fact(module=module, what=what, value=size, unit=Unit.BYTES, badness=size)

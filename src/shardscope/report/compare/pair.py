@@ -8,7 +8,7 @@ from typing import TypeVar, final
 
 from shardscope.record import Recording
 from shardscope.report.compare.holdings import Holdings
-from shardscope.report.compare.names import CleanNames
+from shardscope.report.compare.names import clean_names
 from shardscope.report.compare.rank_pairs import list_common_ranks, note_ranks
 from shardscope.report.compare.traffic import CallTable
 
@@ -24,7 +24,7 @@ class Pair:
     def __init__(self, before: Recording, after: Recording) -> None:
         self.both = (before, after)
         self.common = list_common_ranks(before, after)
-        self.names = (CleanNames(before), CleanNames(after))
+        self.names = clean_names(before, after)
 
     def take(self, read: Callable[[Recording], _Part]) -> tuple[_Part, _Part]:
         """The same part of both."""

@@ -8,6 +8,7 @@ from shardscope.record import Finding, Gap, Recording, Severity
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import Fact, match_facts
 from shardscope.report.compare.names import CleanNames
+from shardscope.report.layout import plural
 
 __all__ = ["compare_findings", "compare_gaps", "total_findings", "total_gaps"]
 
@@ -74,7 +75,7 @@ def _list_findings(findings: Sequence[Finding], names: CleanNames) -> Iterator[F
             value=f"{one.severity}: {one.fact}",
             unit=Unit.WORDS,
             badness=_BADNESS[one.severity],
-            because=one.remedy,
+            because=f"→ {one.remedy}",
         )
 
 
@@ -86,5 +87,9 @@ def _list_gaps(gaps: Sequence[Gap]) -> Iterator[Fact]:
 def _count(recording: Recording) -> str:
     found = {(one.rule, one.subject, one.severity, one.fact) for one in recording.findings}
     counts = {one: sum(severity is one for _, _, severity, _ in found) for one in Severity}
-    words = [f"{count:,} {severity}" for severity, count in counts.items() if count]
+    words = [
+        f"{count:,} {severity}" if severity is Severity.INFO else plural(count, severity)
+        for severity, count in counts.items()
+        if count
+    ]
     return ", ".join(words) or "none"

@@ -8,9 +8,9 @@ from io import StringIO
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from shardscope.report.compare.brief import leave_out_input, split_unit
+from shardscope.report.compare.brief import leave_out_input, shorten_what
 from shardscope.report.compare.changes import Area, Change, Changes, Status, Unit, name_path
-from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
+from shardscope.report.grid import Cell, Column, Grid, Look, Row
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.units import format_bytes, format_count
 
@@ -21,6 +21,10 @@ _MAX_LINES = 4  # of a value or a reason
 _SIGNS = {Status.ADDED: "+", Status.GONE: "-", Status.CHANGED: "~"}
 _STYLES = {True: "red", False: "green", None: ""}
 _ARROW = " → "
+_NOTES = {
+    Area.BYTES: "on the wire, if groups run rings",
+    Area.MEMORY: "what is held, at the peak",
+}
 _QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
 _TOTALS = {
     "area": Column("", Look.NAME, 12),
@@ -38,11 +42,18 @@ _COLUMNS = {
     "after": Column("after"),
     "delta": Column("by"),
     "label": Column("what", Look.NAME, 20),
+    "item": Column("what", Look.NAME, 30),
+    "why": Column("because of", Look.PROSE, 40),
     "change": Column("before → after", Look.PROSE, 30),
     "labelled": Column("what", Look.PROSE, 30),
     "all": Column("module, what and change", Look.PROSE, 10),
 }
-_FIGURES = [*leave_out(["sign", "module", "what", "before", "after", "delta"], "delta")]
+_FIGURES = [
+    ["sign", "module", "item", "before", "after", "delta", "why"],
+    ["sign", "module", "what", "before", "after", "delta"],
+    ["sign", "module", "what", "before", "after"],
+]
+_BARE_FIGURES = [[key for key in layout if key != "why"] for layout in _FIGURES]
 _WORDS = [["sign", "module", "label", "change"], ["sign", "module", "labelled"]]
 _LAST = [["sign", "all"]]
 
@@ -97,7 +108,7 @@ def _render_totals(changes: Changes) -> RenderableType:
                 "after": make_text(total.after, style),
             }
         )
-    return Grid(_TOTALS, rows, leave_out(list(_TOTALS), "changed", "gone", "added"))
+    return Grid(_TOTALS, rows, [list(_TOTALS), ["area", "before", "after"]])
 
 
 def _grade(rows: Sequence[Change]) -> str:
@@ -114,15 +125,25 @@ def _render_area(area: Area, rows: Sequence[Change], is_complete: bool) -> Itera
     kept = rows if is_complete else leave_out_input(rows)
     shown = kept if is_complete else kept[:_MAX_ROWS]
     yield make_title(_name(area).capitalize(), _describe(area, rows))
-    is_figures = any(row.unit is not Unit.WORDS for row in rows)
-    layouts = [*(_FIGURES if is_figures else _WORDS), *_LAST]
+    layouts = [*_choose_layouts(shown), *_LAST]
     yield Grid(_COLUMNS, list(_make_rows(shown)), layouts, note=_count_hidden(rows, kept, shown))
+
+
+def _choose_layouts(rows: Sequence[Change]) -> list[list[str]]:
+    if all(row.unit is Unit.WORDS for row in rows):
+        return _WORDS
+    return _FIGURES if any(map(_tell_reason, rows)) else _BARE_FIGURES
+
+
+def _tell_reason(row: Change) -> str:
+    """Why it is there; nobody asks why it was."""
+    return "" if row.status is Status.GONE else row.because
 
 
 def _describe(area: Area, rows: Sequence[Change]) -> str:
     counts = {status: sum(row.repeat for row in rows if row.status is status) for status in Status}
     words = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
-    return f"{words}; on the wire, if groups run rings" if area is Area.BYTES else words
+    return "; ".join(filter(None, [words, _NOTES.get(area)]))
 
 
 def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequence[Change]) -> str:
@@ -138,9 +159,9 @@ def _make_rows(rows: Sequence[Change]) -> Iterator[Row]:
     told = ""
     for row in rows:
         # Rows that follow each other have most often the same reason.
-        because = "" if row.status is Status.GONE or row.because == told else row.because
-        told = row.because
-        yield _make_row(row, because)
+        because = _tell_reason(row)
+        yield _make_row(row, because if because != told else "")
+        told = because or told
 
 
 def _make_row(row: Change, because: str) -> Row:
@@ -148,18 +169,20 @@ def _make_row(row: Change, because: str) -> Row:
     return {
         "sign": Text(_SIGNS[row.status], f"bold {style}".strip()),
         "module": _name_module(row),
-        "what": lambda width: _stack(width, (split_unit(row), ""), (because, "dim")),
+        "what": lambda width: _stack(width, (shorten_what(row), ""), (because, "dim")),
         "before": make_text(row.show_before(), width=24),
         "after": make_text(row.show_after(), style, width=24),
         "delta": _format_delta(row, style),
         "label": make_text(row.what),
+        "item": make_text(shorten_what(row)),
+        "why": make_text(because, "dim"),
         "change": lambda width: Group(*_show_change(row, because, width)),
         "labelled": lambda width: Group(
             make_text(row.what, width=_MAX_LINES * width), *_show_change(row, because, width)
         ),
         "all": lambda width: Group(
             *([_name_module(row)] if row.path is not None else []),
-            make_text(row.what, width=_MAX_LINES * width),
+            make_text(shorten_what(row), width=_MAX_LINES * width),
             *_show_change(row, because, width),
         ),
     }
@@ -172,17 +195,14 @@ def _stack(width: int, *lines: tuple[str, str]) -> RenderableType:
 
 
 def _show_change(row: Change, because: str, width: int) -> Iterator[RenderableType]:
-    """`before → after`, or the only one there is."""
-    style = _STYLES[row.is_worse]
-    line = Text()
-    if row.before is not None:
-        gone = "" if row.after is not None else style
-        line.append_text(make_text(row.show_before(), gone, width=_MAX_LINES * width))
-    if row.status is Status.CHANGED:
-        line.append(_ARROW, "dim")
-    if row.after is not None:
-        line.append_text(make_text(row.show_after(), style, width=_MAX_LINES * width))
-    yield line
+    """`before → after`, or of words the only ones there are."""
+    style, room = _STYLES[row.is_worse], _MAX_LINES * width
+    if row.unit is Unit.WORDS and row.status is not Status.CHANGED:
+        only = row.show_after() if row.before is None else row.show_before()
+        yield make_text(only, style, width=room)
+    else:
+        line = make_text(row.show_before(), width=room).append(_ARROW, "dim")
+        yield line.append_text(make_text(row.show_after(), style, width=room))
     if because:
         yield make_text(because, "dim", width=_MAX_LINES * width)
 

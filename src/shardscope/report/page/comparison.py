@@ -9,7 +9,7 @@ from msgspec import Struct
 from shardscope.record import Recording
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
 from shardscope.report.compare.compare import compare
-from shardscope.report.compare.names import CleanNames
+from shardscope.report.compare.names import clean_names
 from shardscope.report.names import shorten
 
 __all__ = ["AreaSum", "ChangeRow", "Comparison", "build_comparison"]
@@ -65,7 +65,7 @@ def build_comparison(
 ) -> Comparison:
     """The changes from one recording to the page's own, whose modules have these positions."""
     changes = compare(before, after, titles=titles)
-    names = CleanNames(after)
+    _, names = clean_names(before, after)
     places = {names.clean(path): position for path, position in modules.items()}
     areas = changes.totals
     positions = {total.area: index for index, total in enumerate(areas)}
