@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge as merge
     from shardscope.record import save as save
+    from shardscope.report.compare.diff import diff as diff
     from shardscope.report.show import show as show
     from shardscope.shard.audit import audit as audit
     from shardscope.shard.coverage import coverage as coverage
@@ -46,6 +47,7 @@ _HOMES = {
     "audit": "shardscope.shard.audit",
     "coverage": "shardscope.shard.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
+    "diff": "shardscope.report.compare.diff",
     "explain": "shardscope.compile.explain.explain",
     "explaining": "shardscope.compile.explain.explaining",
     "load": "shardscope.record",
@@ -73,6 +75,7 @@ __all__ = [
     "audit",
     "coverage",
     "diagnose",
+    "diff",
     "explain",
     "explaining",
     "load",

@@ -14,6 +14,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 ├── ParallelError               a program that cannot be made parallel, or not rightly
 │   ├── PlanError               a plan that does not fit its program or mesh
 │   └── ParityError             a comparison that cannot be made
+├── DiffError                   recordings that cannot be compared as asked
 ├── CompileError                a function that cannot be explained or diagnosed
 │   ├── BackendError            options that a debugging backend does not take
 │   ├── GraphRunError           what a captured graph raised when it ran
@@ -35,6 +36,7 @@ __all__ = [
     "CollectiveError",
     "CompileError",
     "CoverageError",
+    "DiffError",
     "GraphRunError",
     "MemoryProfileError",
     "MergeError",
@@ -104,6 +106,10 @@ class PhaseError(ShardscopeError):
 
 class MemoryProfileError(ShardscopeError):
     """A step whose memory cannot be told."""
+
+
+class DiffError(ShardscopeError):
+    """Recordings that cannot be compared as asked."""
 
 
 class CompileError(ShardscopeError):

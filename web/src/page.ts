@@ -81,6 +81,7 @@ export interface ChangeRow {
   delta: number;
   is_worse: boolean | null;
   repeat: number;
+  because: string;
 }
 
 /**
@@ -112,6 +113,8 @@ export interface Comparison {
   after: string;
   areas: readonly AreaSum[];
   changes: readonly ChangeRow[];
+  notes: readonly string[];
+  left_out: number;
 }
 
 /**

@@ -29,8 +29,9 @@ _VERBS = {
     "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
     "show": "Print a recording.",
     "report": "Draw a recording as an HTML page that opens offline.",
+    "diff": "Tell what changed from one recording to another; fail on what must not.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
-    "export": "Turn a recording into a Perfetto trace, CSV or JSON.",
+    "export": "Turn a recording into a Perfetto trace, CSV, JSON or Markdown.",
 }
 
 

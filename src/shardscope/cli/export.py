@@ -9,20 +9,30 @@ import click
 
 from shardscope.cli.console import print_line, show_progress, write_out
 from shardscope.cli.options import force_option, strict_option
-from shardscope.errors import OutputError
+from shardscope.comm.review import review
+from shardscope.compile.explain.compare import review_explanations
+from shardscope.errors import DiffError, OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.report.layout import plural
+from shardscope.report.markdown import render_markdown
 from shardscope.report.perfetto import render_perfetto_pieces
 from shardscope.report.table import render_csv_pieces
 
 __all__ = ["command"]
 
+
+def _review(recording: Recording) -> Recording:
+    """With its findings worked out afresh, as they are shown."""
+    return review_explanations(review(recording))
+
+
 _RENDERERS: dict[str, Callable[[Recording], Iterator[bytes]]] = {
     "perfetto": render_perfetto_pieces,
     "csv": render_csv_pieces,
     "json": encode_pieces,
+    "markdown": lambda recording: iter([render_markdown(_review(recording)).encode()]),
 }
-_ENDINGS = {"perfetto": ".perfetto.json", "csv": ".csv", "json": ".json"}
+_ENDINGS = {"perfetto": ".perfetto.json", "csv": ".csv", "json": ".json", "markdown": ".md"}
 _INPUT_ENDINGS = (".gz", ".jsonl", ".json")
 
 
@@ -32,16 +42,25 @@ _INPUT_ENDINGS = (".gz", ".jsonl", ".json")
 @click.option(
     "-o", "--output", metavar="OUT", help="File to write (gzip if .gz); - is standard output."
 )
+@click.option("--against", metavar="BEFORE", help="Recording to compare with, in Markdown.")
 @force_option
 @strict_option
 @click.pass_context
 def command(
-    ctx: click.Context, file: str, form: str, output: str | None, force: bool, strict: bool
+    ctx: click.Context,
+    file: str,
+    form: str,
+    output: str | None,
+    against: str | None,
+    force: bool,
+    strict: bool,
 ) -> None:
     """Turn the recording FILE into another format, next to it unless OUT says otherwise.
 
     A Perfetto trace opens in https://ui.perfetto.dev and chrome://tracing.
     """
+    if against is not None and form != "markdown":
+        raise DiffError(f"--against compares in Markdown, not in {form}. Write --to markdown.")
     target = output or _name_output(file, form)
     if target != "-":
         check_output(target, force=force)
@@ -49,7 +68,7 @@ def command(
         recording = load(file)
     _tell_gaps(recording)
     _tell_nothing(recording, form)
-    pieces = _RENDERERS[form](recording)
+    pieces = _RENDERERS[form](recording) if against is None else _compare(recording, file, against)
     if target == "-":
         write_out(pieces)
     else:
@@ -57,6 +76,13 @@ def command(
             write_file(pieces, target, force=force)
         print_line(f"wrote {target}")
     ctx.exit(int(strict and bool(recording.gaps)))
+
+
+def _compare(recording: Recording, file: str, against: str) -> Iterator[bytes]:
+    with show_progress(f"reading {against}"):
+        other = _review(load(against))
+    titles = (against, file)
+    yield render_markdown(_review(recording), against=other, titles=titles).encode()
 
 
 def _tell_nothing(recording: Recording, form: str) -> None:

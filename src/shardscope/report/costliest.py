@@ -13,7 +13,7 @@ from shardscope.report.layout import format_bar, format_share, make_text
 from shardscope.report.traffic import Tally
 from shardscope.report.units import format_bytes, format_count
 
-__all__ = ["render_costliest"]
+__all__ = ["Cost", "list_costs", "render_costliest"]
 
 _NUM_SHOWN = 10
 _COLUMNS = {
@@ -26,7 +26,7 @@ _COLUMNS = {
 }
 
 
-class _Cost(Struct, frozen=True):
+class Cost(Struct, frozen=True):
     """What a module, or each of several that are alike, said itself."""
 
     name: str
@@ -40,8 +40,7 @@ class _Cost(Struct, frozen=True):
 
 def render_costliest(roots: tuple[ModuleNode, ...]) -> RenderableType:
     """The ten that sent most themselves; modules of folded layers count together."""
-    costs = [cost for root in roots for cost in _walk(root, "", 1) if cost.own.count]
-    costs.sort(key=lambda cost: -cost.wire_bytes)
+    costs = list_costs(roots)
     whole = sum(cost.wire_bytes for cost in costs)
     rows: list[Row] = [
         {
@@ -57,9 +56,15 @@ def render_costliest(roots: tuple[ModuleNode, ...]) -> RenderableType:
     return Grid(_COLUMNS, rows, leave_out(list(_COLUMNS), "bar", "share", "each", "count"))
 
 
-def _walk(node: ModuleNode, prefix: str, repeat: int) -> Iterator[_Cost]:
+def list_costs(roots: tuple[ModuleNode, ...]) -> list[Cost]:
+    """What every module that spoke said itself, the costliest first."""
+    costs = [cost for root in roots for cost in _walk(root, "", 1) if cost.own.count]
+    return sorted(costs, key=lambda cost: -cost.wire_bytes)
+
+
+def _walk(node: ModuleNode, prefix: str, repeat: int) -> Iterator[Cost]:
     repeat *= node.repeat
     name = prefix + (f"{{{node.label}…{node.last_label}}}" if node.repeat > 1 else node.label)
-    yield _Cost(name or "|".join(node.types) or "model", repeat, node.own_tally())
+    yield Cost(name or "|".join(node.types) or "model", repeat, node.own_tally())
     for child in node.children:
         yield from _walk(child, f"{name}." if name else "", repeat)

@@ -12,7 +12,15 @@ from shardscope.report.layout import make_text, plural
 from shardscope.report.traffic import RankClass, Tally, add_up, tally
 from shardscope.report.units import Spread, format_bytes, format_spread
 
-__all__ = ["describe_reality", "format_per_rank", "name_mesh", "name_ranks", "render_heading"]
+__all__ = [
+    "describe_reality",
+    "describe_traffic",
+    "format_per_rank",
+    "list_run_facts",
+    "name_mesh",
+    "name_ranks",
+    "render_heading",
+]
 
 
 def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> RenderableType:
@@ -21,11 +29,12 @@ def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> Rend
     if recording.run.command:
         lines.append(make_text(recording.run.command, "dim", width=160))
     if recording.collectives:
-        lines.append(_describe_traffic(classes))
+        lines.append(describe_traffic(classes))
     return Group(*lines)
 
 
-def _describe_world(recording: Recording) -> Text:
+def list_run_facts(recording: Recording) -> list[str]:
+    """The mesh, which ranks are here, whether they are real, and torch's version."""
     run = recording.run
     facts = [
         name_mesh(run.axes),
@@ -33,8 +42,12 @@ def _describe_world(recording: Recording) -> Text:
         describe_reality(recording),
         f"torch {run.torch_version}",
     ]
+    return list(filter(None, facts))
+
+
+def _describe_world(recording: Recording) -> Text:
     line = Text("shardscope", "bold cyan")
-    for fact in filter(None, facts):
+    for fact in list_run_facts(recording):
         line.append(" · ", "dim").append_text(make_text(fact, width=120))
     return line
 
@@ -62,7 +75,8 @@ def describe_reality(recording: Recording) -> str:
     return "one process" if is_alone else "real process group"
 
 
-def _describe_traffic(classes: tuple[RankClass, ...]) -> Text:
+def describe_traffic(classes: tuple[RankClass, ...]) -> Text:
+    """How much a rank said."""
     sums = [add_up(tally(call) for call in one.calls) for one in classes]
     line = Text()
     noun = "collective" if max(one.count for one in sums) == 1 else "collectives"

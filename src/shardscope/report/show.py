@@ -6,7 +6,10 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 
-from shardscope.record import Recording, TensorLayout
+from shardscope.record import TensorLayout
+from shardscope.report.compare.changes import Changes
+from shardscope.report.compare.text import render_changes
+from shardscope.report.result import read_recording
 from shardscope.report.slices import render_layout
 from shardscope.report.text import View, render_summary
 
@@ -14,7 +17,7 @@ __all__ = ["show"]
 
 
 def show(result: Any, *, by: View = "module", is_folded: bool = True) -> None:
-    """Print a recording, a trace, an audit, a tensor's layout or a parallel program.
+    """Print a recording, a trace, an audit, a tensor's layout, a parallel program or a diff.
 
     As `shardscope show` would.
     """
@@ -25,12 +28,7 @@ def show(result: Any, *, by: View = "module", is_folded: bool = True) -> None:
 def _render(result: Any, *, by: View, is_folded: bool) -> RenderableType:
     if isinstance(result, TensorLayout):
         return Group(*render_layout(result, is_complete=not is_folded))
-    recording = result if isinstance(result, Recording) else getattr(result, "recording", None)
-    if callable(recording):
-        recording = recording()
-    if not isinstance(recording, Recording):
-        raise TypeError(
-            f"show() got {type(result).__name__}. Give it a recording, or what trace(), audit(), "
-            "visualize_sharding() or parallelize() gives."
-        )
+    if isinstance(result, Changes):
+        return render_changes(result, is_complete=not is_folded)
+    recording = read_recording(result, asked_by="show")
     return render_summary(recording, by=by, is_folded=is_folded)

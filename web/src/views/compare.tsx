@@ -1,16 +1,233 @@
-/** Two recordings side by side. */
-import { Empty } from "../parts/empty";
+/** Two recordings side by side: what was added, what is gone, what changed. */
+import "./compare.css";
+import { useCallback, useMemo } from "preact/hooks";
+import type { AreaSum, ChangeRow, Comparison } from "../page";
+import { Badge } from "../parts/badge";
+import { Choices } from "../parts/choice";
+import { ModuleLink } from "../parts/module_link";
+import { Panel } from "../parts/panel";
+import { type Column, Table } from "../parts/table";
+import { countOf, formatNumber } from "../parts/units";
+import { isLikeSelection } from "../store/modules";
+import { page } from "../store/page";
+import { param, setParam } from "../store/route";
 import type { View } from "./view";
 
+const ALL = "all";
+
 function Compare() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const comparison = page.value.comparison!;
+  return (
+    <>
+      <Panel title="What changed" note={describe(comparison)}>
+        <Areas areas={comparison.areas} />
+        {comparison.notes.map((note) => (
+          <p key={note} class="compare-note">
+            {note}
+          </p>
+        ))}
+      </Panel>
+      {comparison.changes.length > 0 && <Changes comparison={comparison} />}
+    </>
+  );
+}
+
+function describe({ before, after, changes }: Comparison): string {
+  const names = `from ${before} to ${after}`;
+  return changes.length ? names : `${names}: nothing.`;
+}
+
+/** Totals of each area on both sides; one of them keeps its changes alone. */
+function Areas({ areas }: { areas: readonly AreaSum[] }) {
+  const wanted = param("area");
+  return (
+    <div class="areas">
+      {areas.map((area) => {
+        const count = area.num_added + area.num_gone + area.num_changed;
+        return (
+          <button
+            type="button"
+            key={area.name}
+            class={count ? "area-sum" : "area-sum area-same"}
+            aria-pressed={wanted === area.name}
+            disabled={!count}
+            onClick={() => setParam("area", wanted === area.name ? null : area.name)}
+          >
+            <span class="area-name">{area.name}</span>
+            <span class="area-figures">
+              {area.before || area.after ? (
+                <>
+                  {area.before || "none"} <span class="dim">→</span> {area.after || "none"}
+                </>
+              ) : (
+                countOf(count, "change")
+              )}
+            </span>
+            <span class="area-counts">
+              {count
+                ? [
+                    area.num_added && `${formatNumber(area.num_added)} added`,
+                    area.num_gone && `${formatNumber(area.num_gone)} gone`,
+                    area.num_changed && `${formatNumber(area.num_changed)} changed`,
+                  ]
+                    .filter(Boolean)
+                    .join(", ")
+                : "the same"}
+            </span>
+          </button>
+        );
+      })}
+    </div>
+  );
+}
+
+const STATUSES = [
+  { id: ALL, title: "All" },
+  { id: "worse", title: "Worse" },
+  { id: "added", title: "Added" },
+  { id: "gone", title: "Gone" },
+  { id: "changed", title: "Changed" },
+];
+
+function isOfStatus(change: ChangeRow, status: string): boolean {
+  if (status === ALL) return true;
+  return status === "worse" ? change.is_worse === true : change.status === status;
+}
+
+function Changes({ comparison }: { comparison: Comparison }) {
+  const { changes, areas } = comparison;
+  const columns = useMemo(() => makeColumns(comparison), [comparison]);
+  const area = areas.findIndex(({ name }) => name === param("area"));
+  const status = param("status") ?? ALL;
+  const isShown = useCallback(
+    (row: number) => {
+      const change = changes[row]!;
+      return (area < 0 || change.area === area) && isOfStatus(change, status);
+    },
+    [changes, area, status],
+  );
+  const moduleOf = useCallback((row: number) => changes[row]!.module, [changes]);
+  const leftOut = comparison.left_out
+    ? ` ${countOf(comparison.left_out, "change")} more are not listed.`
+    : "";
+  return (
+    <Panel
+      title="Changes"
+      note={`Layers that changed alike are one row.${leftOut}`}
+      controls={
+        <Choices
+          label="which changes"
+          choices={STATUSES}
+          value={status}
+          onChange={(id) => setParam("status", id === ALL ? null : id)}
+        />
+      }
+    >
+      <Table
+        label="changes"
+        numRows={changes.length}
+        columns={columns}
+        isShown={isShown}
+        modules={moduleOf}
+        isSelected={isLikeSelection}
+        empty="Nothing changed."
+        height="min(75vh, 70rem)"
+        detail={(row) => <Change change={changes[row]!} area={areas[changes[row]!.area]!.name} />}
+      />
+    </Panel>
+  );
+}
+
+function toneOf(change: ChangeRow): string {
+  if (change.is_worse === null) return "";
+  return change.is_worse ? "worse" : "better";
+}
+
+function makeColumns({ changes, areas }: Comparison): Column[] {
+  const at = (row: number): ChangeRow => changes[row]!;
+  return [
+    {
+      id: "status",
+      title: "",
+      width: 7.5,
+      value: (row) => at(row).status,
+      cell: (row) => <Badge word={at(row).status} />,
+    },
+    {
+      id: "module",
+      title: "Module",
+      width: 11,
+      grow: 3,
+      value: (row) => at(row).path,
+      cell: (row) => (
+        <span class="clip">
+          <ModuleLink module={at(row).module} text={at(row).path || "the whole"} />
+          {at(row).repeat > 1 && <span class="chip">×{at(row).repeat}</span>}
+        </span>
+      ),
+    },
+    { id: "area", title: "Area", width: 7.5, value: (row) => areas[at(row).area]!.name },
+    { id: "what", title: "What", width: 12, grow: 3, value: (row) => at(row).what },
+    {
+      id: "before",
+      title: "Before",
+      width: 8,
+      grow: 1,
+      align: "end",
+      value: (row) => at(row).before,
+    },
+    {
+      id: "after",
+      title: "After",
+      hint: "sorted by how much it changed",
+      width: 8,
+      grow: 1,
+      align: "end",
+      value: (row) => at(row).delta,
+      cell: (row) => <span class={`clip ${toneOf(at(row))}`}>{at(row).after || "none"}</span>,
+    },
+  ];
+}
+
+function Change({ change, area }: { change: ChangeRow; area: string }) {
+  return (
+    <dl class="detail-list">
+      <div>
+        <dt>{area}</dt>
+        <dd class="wrap">
+          {change.what} <Badge word={change.status} />
+        </dd>
+      </div>
+      <div>
+        <dt>module</dt>
+        <dd>
+          <ModuleLink module={change.module} text={change.path || "the whole"} />
+          {change.repeat > 1 && <span class="dim"> and {change.repeat - 1} like it</span>}
+        </dd>
+      </div>
+      <div>
+        <dt>before</dt>
+        <dd class="wrap">{change.before || "none"}</dd>
+      </div>
+      <div>
+        <dt>after</dt>
+        <dd class={`wrap ${toneOf(change)}`}>{change.after || "none"}</dd>
+      </div>
+      {change.because && (
+        <div>
+          <dt>because</dt>
+          <dd class="wrap">{change.because}</dd>
+        </div>
+      )}
+    </dl>
+  );
 }
 
 export const view: View = {
   id: "compare",
   title: "Compare",
   hasData: (page) => page.comparison !== null,
-  empty: "This page is of one recording.",
-  command: "shardscope report before.json after.json -o report.html",
+  empty: "This page is of one recording. Make one of two to see what changed.",
+  command: "shardscope report after.json --against before.json -o report.html",
   Component: Compare,
 };

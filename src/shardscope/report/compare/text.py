@@ -1,0 +1,220 @@
+"""Changes for people at a terminal: totals first, then each area, the worst of it in red."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from shardscope.report.compare.brief import leave_out_input, shorten_what
+from shardscope.report.compare.changes import Area, Change, Changes, Status, Unit, name_path
+from shardscope.report.grid import Cell, Column, Grid, Look, Row
+from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.units import format_bytes, format_count
+
+__all__ = ["render_changes", "render_changes_text"]
+
+_MAX_ROWS = 30
+_MAX_LINES = 4  # of a value or a reason
+_SIGNS = {Status.ADDED: "+", Status.GONE: "-", Status.CHANGED: "~"}
+_STYLES = {True: "red", False: "green", None: ""}
+_ARROW = " → "
+_NOTES = {
+    Area.BYTES: "on the wire, if groups run rings",
+    Area.MEMORY: "what is held, at the peak",
+}
+_QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
+_TOTALS = {
+    "area": Column("", Look.NAME, 12),
+    "before": Column("before", Look.NAME, 8),
+    "after": Column("after", Look.NAME, 8),
+    "added": Column("added"),
+    "gone": Column("gone"),
+    "changed": Column("changed"),
+}
+_COLUMNS = {
+    "sign": Column("", Look.NAME, 1),
+    "module": Column("module", Look.NAME, 28),
+    "what": Column("what", Look.PROSE, 26),
+    "before": Column("before"),
+    "after": Column("after"),
+    "delta": Column("by"),
+    "label": Column("what", Look.NAME, 20),
+    "item": Column("what", Look.NAME, 30),
+    "why": Column("because of", Look.PROSE, 40),
+    "change": Column("before → after", Look.PROSE, 30),
+    "labelled": Column("what", Look.PROSE, 30),
+    "all": Column("module, what and change", Look.PROSE, 10),
+}
+_FIGURES = [
+    ["sign", "module", "item", "before", "after", "delta", "why"],
+    ["sign", "module", "what", "before", "after", "delta"],
+    ["sign", "module", "what", "before", "after"],
+]
+_BARE_FIGURES = [[key for key in layout if key != "why"] for layout in _FIGURES]
+_WORDS = [["sign", "module", "label", "change"], ["sign", "module", "labelled"]]
+_LAST = [["sign", "all"]]
+
+
+def render_changes(changes: Changes, *, is_complete: bool = False) -> RenderableType:
+    """Both names, notes, a line for each area, and the rows; `is_complete` keeps every row."""
+    return Group(*_render(changes, is_complete))
+
+
+def render_changes_text(changes: Changes, *, is_complete: bool = False, width: int = 80) -> str:
+    """The same as plain text, for files, tests and notebooks."""
+    console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(render_changes(changes, is_complete=is_complete))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _render(changes: Changes, is_complete: bool) -> Iterator[RenderableType]:
+    yield _render_heading(changes)
+    yield from (make_text(f"note: {note}", "yellow") for note in changes.notes)
+    if not changes:
+        yield Text("\nNo change.", "bold green")
+        return
+    yield make_title("Totals", "of the busiest rank, where ranks differ")
+    yield _render_totals(changes)
+    for total in changes.totals:
+        rows = changes.of(total.area)
+        if rows:
+            yield from _render_area(total.area, rows, is_complete)
+
+
+def _render_heading(changes: Changes) -> Text:
+    line = Text("shardscope diff", "bold cyan").append(" · ", "dim")
+    line.append_text(make_text(changes.before, width=120)).append(_ARROW, "dim")
+    return line.append_text(make_text(changes.after, width=120))
+
+
+def _render_totals(changes: Changes) -> RenderableType:
+    rows: list[Row] = []
+    for total in changes.totals:
+        if total.area in _QUIET and not changes.of(total.area):
+            continue
+        style = _grade(changes.of(total.area))
+        counts: dict[str, Cell] = {
+            status: format_count(changes.count(total.area, status)) for status in Status
+        }
+        rows.append(
+            counts
+            | {
+                "area": _name(total.area),
+                "before": make_text(total.before),
+                "after": make_text(total.after, style),
+            }
+        )
+    return Grid(_TOTALS, rows, [list(_TOTALS), ["area", "before", "after"]])
+
+
+def _grade(rows: Sequence[Change]) -> str:
+    if any(row.is_worse for row in rows):
+        return _STYLES[True]
+    return _STYLES[False] if any(row.is_worse is False for row in rows) else ""
+
+
+def _name(area: Area) -> str:
+    return area.replace("-", " ")
+
+
+def _render_area(area: Area, rows: Sequence[Change], is_complete: bool) -> Iterator[RenderableType]:
+    kept = rows if is_complete else leave_out_input(rows)
+    shown = kept if is_complete else kept[:_MAX_ROWS]
+    yield make_title(_name(area).capitalize(), _describe(area, rows))
+    layouts = [*_choose_layouts(shown), *_LAST]
+    yield Grid(_COLUMNS, list(_make_rows(shown)), layouts, note=_count_hidden(rows, kept, shown))
+
+
+def _choose_layouts(rows: Sequence[Change]) -> list[list[str]]:
+    if all(row.unit is Unit.WORDS for row in rows):
+        return _WORDS
+    return _FIGURES if any(map(_tell_reason, rows)) else _BARE_FIGURES
+
+
+def _tell_reason(row: Change) -> str:
+    """Why it is there; nobody asks why it was."""
+    return "" if row.status is Status.GONE else row.because
+
+
+def _describe(area: Area, rows: Sequence[Change]) -> str:
+    counts = {status: sum(row.repeat for row in rows if row.status is status) for status in Status}
+    words = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
+    return "; ".join(filter(None, [words, _NOTES.get(area)]))
+
+
+def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequence[Change]) -> str:
+    hidden = []
+    if len(shown) < len(kept):
+        hidden.append(f"… {len(kept) - len(shown):,} more")
+    if len(kept) < len(rows):
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on what was put in alike")
+    return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
+
+
+def _make_rows(rows: Sequence[Change]) -> Iterator[Row]:
+    told = ""
+    for row in rows:
+        # Rows that follow each other have most often the same reason.
+        because = _tell_reason(row)
+        yield _make_row(row, because if because != told else "")
+        told = because or told
+
+
+def _make_row(row: Change, because: str) -> Row:
+    style = _STYLES[row.is_worse]
+    return {
+        "sign": Text(_SIGNS[row.status], f"bold {style}".strip()),
+        "module": _name_module(row),
+        "what": lambda width: _stack(width, (shorten_what(row), ""), (because, "dim")),
+        "before": make_text(row.show_before(), width=24),
+        "after": make_text(row.show_after(), style, width=24),
+        "delta": _format_delta(row, style),
+        "label": make_text(row.what),
+        "item": make_text(shorten_what(row)),
+        "why": make_text(because, "dim"),
+        "change": lambda width: Group(*_show_change(row, because, width)),
+        "labelled": lambda width: Group(
+            make_text(row.what, width=_MAX_LINES * width), *_show_change(row, because, width)
+        ),
+        "all": lambda width: Group(
+            *([_name_module(row)] if row.path is not None else []),
+            make_text(shorten_what(row), width=_MAX_LINES * width),
+            *_show_change(row, because, width),
+        ),
+    }
+
+
+def _stack(width: int, *lines: tuple[str, str]) -> RenderableType:
+    return Group(
+        *(make_text(text, style, width=_MAX_LINES * width) for text, style in lines if text)
+    )
+
+
+def _show_change(row: Change, because: str, width: int) -> Iterator[RenderableType]:
+    """`before → after`, or of words the only ones there are."""
+    style, room = _STYLES[row.is_worse], _MAX_LINES * width
+    if row.unit is Unit.WORDS and row.status is not Status.CHANGED:
+        only = row.show_after() if row.before is None else row.show_before()
+        yield make_text(only, style, width=room)
+    else:
+        line = make_text(row.show_before(), width=room).append(_ARROW, "dim")
+        yield line.append_text(make_text(row.show_after(), style, width=room))
+    if because:
+        yield make_text(because, "dim", width=_MAX_LINES * width)
+
+
+def _name_module(row: Change) -> Text:
+    name = make_text(name_path(row.path))
+    return name.append(f" ×{row.repeat:,}", "bold") if row.repeat > 1 else name
+
+
+def _format_delta(row: Change, style: str) -> Text:
+    if not row.delta:
+        return Text()
+    sign = "+" if row.delta > 0 else "-"
+    size = abs(row.delta)
+    return Text(sign + (format_bytes(int(size)) if row.unit is Unit.BYTES else f"{size:,}"), style)
