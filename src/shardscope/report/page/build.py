@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardscope.record import Recording
+from shardscope.report.page.comparison import build_comparison
 from shardscope.report.page.inert import make_page_inert
 from shardscope.report.page.records import Page
 from shardscope.report.page.views.communication import make_communication
@@ -39,6 +40,7 @@ def build_page(recording: Recording, *, against: Recording | None = None) -> Pag
         compiler=make_compiler(recording, index),
         memory=make_memory(recording, index),
         proof=make_proof(recording, index),
+        comparison=build_comparison(against, recording, index.positions) if against else None,
         sources=index.sources(),  # last: views ask for lines as they are made
     )
     return make_page_inert(page)

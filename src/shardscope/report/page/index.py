@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import final
 
 from shardscope.record import Source
@@ -26,6 +26,11 @@ class Index:
         self._nowhere = nowhere
         self._found: dict[str, int] = {}
         self._sources: dict[Source, int] = {}
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """Of all modules, by name."""
+        return self._modules
 
     def module(self, path: str | None) -> int:
         """Of a module or, of something that is none, of what it lies in."""
