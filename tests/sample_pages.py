@@ -121,7 +121,13 @@ def _make_layers(num_layers: int) -> Node:
         ("ffn_norm", "RMSNorm", 0, 4096, []),
         ("feed_forward", "FeedForward", 112, 0, forward),
     ]
-    return ("layers", "ModuleList", 0, 0, [(str(i), "Block", 206, 0, layer) for i in range(num_layers)])
+    return (
+        "layers",
+        "ModuleList",
+        0,
+        0,
+        [(str(i), "Block", 206, 0, layer) for i in range(num_layers)],
+    )
 
 
 def lay_out(root: Node) -> Modules:
@@ -171,14 +177,20 @@ def lay_out(root: Node) -> Modules:
         total_local_bytes=tuple(4 * one // 1024 for one in sizes),
         total_peak_bytes=tuple(4 * one // 128 for one in sizes),
         marks=tuple("fully_shard" if one == "Block" else "" for one in kind),
-        num_findings=tuple(
-            1 if one in {"tok_embeddings", "output"} or one.endswith(".wo") else 0 for one in path
-        ),
+        num_findings=_count_findings(path),
+    )
+
+
+def _count_findings(paths: tuple[str, ...]) -> tuple[int, ...]:
+    found = [one for one in paths if one in {"tok_embeddings", "output", "layers.0.attention.wo"}]
+    return tuple(
+        sum(one == path or one.startswith(f"{path}.".lstrip(".")) for one in found)
+        for path in paths
     )
 
 
 def write_page(page: Page, file: Path) -> Path:
-    """A document as the report writes it: no script but the bundle's may run, nothing is fetched."""
+    """A document as the report writes it: no script but the bundle's may run."""
     script, style = ((BUNDLE / name).read_text() for name in ("app.js", "app.css"))
     data = msgspec.json.encode(page).decode().replace("<", "\\u003c")
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}"

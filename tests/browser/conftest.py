@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from sample_pages import write_page
 
+from sample_pages import write_page
 from shardscope.report.page.records import Page as PageRecord
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

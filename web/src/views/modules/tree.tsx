@@ -1,5 +1,5 @@
 /** The module tree as a table, repeated layers folded. */
-import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { Empty } from "../../parts/empty";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
@@ -24,9 +24,9 @@ export function Tree({ show }: { show: Show }) {
         : listRows(modules, openness.value),
     [modules, openness.value, words.value],
   );
-  const [active, setActive] = useState(selected.value);
-  const { ref, rowHeight, bring, first, end } = useWindow(rows.length);
-  useReveal(rows, bring, setActive);
+  const [active, setActive] = useState(-1);
+  const { ref, rowHeight, bring, present, first, end } = useWindow(rows.length);
+  useReveal(rows, present, active, setActive);
   const place = rows.indexOf(active);
   const go = (to: number): void => {
     const next = Math.min(Math.max(to, 0), rows.length - 1);
@@ -71,19 +71,25 @@ export function Tree({ show }: { show: Show }) {
 /** A module that was selected elsewhere is brought into sight, whatever hides it. */
 function useReveal(
   rows: number[],
-  bring: (row: number) => void,
+  present: (row: number) => void,
+  active: number,
   activate: (row: number) => void,
 ): void {
+  const wanted = useRef(-1);
   const module = selected.value;
   const isHidden = module >= 0 && !rows.includes(module);
   useEffect(() => {
-    if (module < 0) return;
+    // One that was selected here is in sight, and the rows should not jump.
+    if (module < 0 || module === active) return;
+    wanted.current = module;
     activate(module);
     if (isHidden) reveal(module);
   }, [module]);
   useEffect(() => {
     const place = rows.indexOf(module);
-    if (place >= 0) bring(place);
+    if (place < 0 || wanted.current !== module) return;
+    wanted.current = -1;
+    present(place);
   }, [module, isHidden]);
 }
 
