@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
-from pathlib import Path
-
-import msgspec
-
 from shardscope.record import Axis
 from shardscope.report.page.modules import Modules
 from shardscope.report.page.records import Fact, FindingItem, GapItem, Page, RunFacts, Sources
 
-BUNDLE = Path(__file__).resolve().parents[1] / "src" / "shardscope" / "report" / "bundle"
 MIB = 1 << 20
 
 # A module's label and type, what one rank sends for it alone, its own parameters, its children.
@@ -187,23 +180,3 @@ def _count_findings(paths: tuple[str, ...]) -> tuple[int, ...]:
         sum(one == path or one.startswith(f"{path}.".lstrip(".")) for one in found)
         for path in paths
     )
-
-
-def write_page(page: Page, file: Path) -> Path:
-    """A document as the report writes it: no script but the bundle's may run."""
-    script, style = ((BUNDLE / name).read_text() for name in ("app.js", "app.css"))
-    data = msgspec.json.encode(page).decode().replace("<", "\\u003c")
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}"
-    file.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>shardscope</title><style>{style}</style></head><body>"
-        f'<div id="app"></div><script type="application/json" id="page">{data}</script>'
-        f"<script>{script}</script></body></html>"
-    )
-    return file
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -331,7 +331,8 @@ export interface Matrix {
  * A step's memory on ranks that held the same; columns have one entry for each sample.
  *
  * Where there were more moments than a screen has columns, the highest of each stretch is kept,
- * and the peak always.
+ * and the peak always. The curve of the ranks that need most comes first; of others there are
+ * fewer moments, and of what they held at the peak only the largest.
  */
 export interface MemoryCurve {
   ranks: string;

@@ -81,6 +81,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True, gc=False):
     deviation: Deviation | None = None
     error: str = ""
     repro: str = ""  # path of the script
+    script: str = ""  # its text, unless that is very long
     is_verified: bool = False  # a fresh process showed the same failure
     passing: str = ""  # the nearby variant that does not fail
     notes: tuple[str, ...] = ()  # what could not be found out, and why

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from shardscope.drawing import draw_inline, draw_page
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
 from shardscope.record.explain import Explanation
@@ -253,3 +254,14 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     explanations: tuple[Explanation, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
+
+    def html(self) -> str:
+        """All of it as one HTML document that opens offline; `shardscope report` writes the same.
+
+        >>> Path("report.html").write_text(trace.recording.html(), encoding="utf-8")
+        """
+        return draw_page(self)
+
+    def _repr_html_(self) -> str:
+        """The same, for notebooks."""
+        return draw_inline(self)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Parameter, Recording
 from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.holdings import sum_holdings
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.sharded_tree import FULLY_SHARDED, TreeLine, list_tree
 from shardscope.report.units import format_bytes
@@ -62,16 +63,9 @@ def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[Re
 
 
 def _describe_total(recording: Recording) -> str:
-    """Tied tensors are counted once."""
-    known: set[str] = set()
-    whole = here = num = 0
-    for module in recording.modules:
-        for one in module.parameters:
-            name = one.alias_group or f"{module.name}.{one.name}"
-            if name not in known and not one.is_buffer:
-                known.add(name)
-                num, whole, here = num + 1, whole + one.global_bytes, here + one.local_bytes
-    return f"{plural(num, 'parameter')}, {format_bytes(whole)} in all, {format_bytes(here)} a rank"
+    held = sum_holdings(recording)
+    whole, here = format_bytes(held.global_bytes), format_bytes(held.local_bytes)
+    return f"{plural(held.num_parameters, 'parameter')}, {whole} in all, {here} a rank"
 
 
 def _render_line(line: TreeLine) -> Text:

@@ -9,6 +9,7 @@ __all__ = ["fold_numbers", "name_all"]
 
 # Numbers that are parts of dotted names: not those of `dim 0` or `linear_3`.
 _NUMBER = re.compile(r"(?<![\w.])\d+(?=\.\w)|(?<=\w\.)\d+(?!\w)")
+_MAX_DIGITS = 9  # of the number of a layer
 
 
 def fold_numbers(text: str) -> str:
@@ -18,13 +19,18 @@ def fold_numbers(text: str) -> str:
 
 def name_all(texts: Sequence[str]) -> str:
     """`layers.0-79.attn.wo`, for texts that fold to the same."""
-    columns = list(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
-    numbers = iter([_name_numbers(sorted({int(one) for one in column})) for column in columns])
+    found = [_NUMBER.findall(text) for text in texts]
+    if len({len(numbers) for numbers in found}) > 1:  # a `*` that was there before
+        return texts[0]
+    numbers = iter([_name_numbers(set(column)) for column in zip(*found, strict=True)])
     return _NUMBER.sub(lambda _: next(numbers), texts[0])
 
 
-def _name_numbers(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return str(numbers[0])
+def _name_numbers(texts: set[str]) -> str:
+    if len(texts) == 1:
+        return texts.pop()
+    if any(len(text) > _MAX_DIGITS for text in texts):
+        return "*"
+    numbers = sorted(map(int, texts))
     is_run = numbers[-1] - numbers[0] == len(numbers) - 1
     return f"{numbers[0]}-{numbers[-1]}" if is_run else "*"

@@ -19,7 +19,7 @@ from shardscope.report.units import (
     spread,
 )
 
-__all__ = ["render_phases"]
+__all__ = ["PhaseLine", "gather_phases", "render_phases"]
 
 _MAX_ROWS = 40
 _HOST = "cpu"
@@ -36,7 +36,7 @@ _COLUMNS = {
 }
 
 
-class _Line(Struct, frozen=True):
+class PhaseLine(Struct, frozen=True):
     """One phase by one clock, on every rank that has it."""
 
     name: str
@@ -45,15 +45,17 @@ class _Line(Struct, frozen=True):
 
     @property
     def slowest(self) -> PhaseTotal:
+        """On the rank that took longest."""
         return max(self.totals, key=lambda one: (one.total_ns, -one.rank))
 
     def over_ranks(self, field: str) -> Spread:
+        """The least and the most of one of its figures."""
         return spread(getattr(one, field) for one in self.totals)
 
 
 def render_phases(recording: Recording) -> Iterator[RenderableType]:
     """A row for each phase, the longest first; nothing if none were timed."""
-    lines = _gather(recording)
+    lines = gather_phases(recording)
     if not lines:
         return
     num_ranks = len({one.rank for line in lines for one in line.totals})
@@ -70,19 +72,20 @@ def render_phases(recording: Recording) -> Iterator[RenderableType]:
     yield Grid(_COLUMNS, rows, layouts, note=more if num_hidden > 0 else "")
 
 
-def _gather(recording: Recording) -> list[_Line]:
+def gather_phases(recording: Recording) -> list[PhaseLine]:
+    """The longest first."""
     totals: dict[tuple[str, str], list[PhaseTotal]] = defaultdict(list)
     for one in sum_spans(recording.spans):
         totals[one.name, one.device].append(one)
-    lines = [_Line(name, device, tuple(found)) for (name, device), found in totals.items()]
+    lines = [PhaseLine(name, device, tuple(found)) for (name, device), found in totals.items()]
     return sorted(lines, key=lambda line: (-line.slowest.total_ns, line.name, line.device))
 
 
-def _needs_clock(lines: list[_Line]) -> bool:
+def _needs_clock(lines: list[PhaseLine]) -> bool:
     return any(line.device != _HOST for line in lines)
 
 
-def _make_row(line: _Line, whole_ns: int, num_ranks: int) -> Row:
+def _make_row(line: PhaseLine, whole_ns: int, num_ranks: int) -> Row:
     self_ns = line.over_ranks("self_ns")
     return {
         "phase": make_text(line.name),

@@ -11,6 +11,6 @@ export const view: View = {
   title: "Compare",
   hasData: (page) => page.comparison !== null,
   empty: "This page is of one recording.",
-  command: "shardscope report before.json after.json -o report.html",
+  command: "shardscope report after.json --against before.json",
   Component: Compare,
 };

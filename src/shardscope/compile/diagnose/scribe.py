@@ -29,6 +29,7 @@ __all__ = ["Scribe"]
 _START_S = 120.0  # that a process may take to import torch
 _DEADLY = (Condition.CRASH, Condition.HANG)
 _SMALL_COMPILE_S = 15.0  # that a few ops may take which were compiled before
+_MAX_SCRIPT_BYTES = 200_000  # that a recording has room for
 
 
 @final
@@ -96,7 +97,7 @@ class Scribe:
             )
         except Exception as error:  # noqa: BLE001 - whatever cannot be pickled says so in its own way
             return add_note(begun, f"No script could be written ({error}).")
-        return self._verified(replace(begun, repro=_shown(path)), path, outcome)
+        return self._verified(replace(begun, repro=_shown(path), script=_read(path)), path, outcome)
 
     def _attempt(self, found: Found, piece: Piece) -> Diagnosis:
         self._teller.doing("writing the script")
@@ -112,7 +113,10 @@ class Scribe:
         if isinstance(written, Outcome):
             return add_note(found.diagnosis, f"No script could be written: {written.fact}.")
         told = replace(
-            found.diagnosis, repro=_shown(written.path), passing=f"the same {written.passing}"
+            found.diagnosis,
+            repro=_shown(written.path),
+            script=_read(written.path),
+            passing=f"the same {written.passing}",
         )
         if self._is_interrupted:
             return add_note(
@@ -185,3 +189,9 @@ def _describe_failure(seen: Verified) -> str:
 def _shown(path: Path) -> str:
     """As the user would name it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _read(path: Path) -> str:
+    """The script's text, so that a recording is all that a colleague needs to see it."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return text if len(text.encode()) <= _MAX_SCRIPT_BYTES else ""

@@ -58,7 +58,7 @@ class InsertedRow(Struct, frozen=True, kw_only=True):
     what: str
     phase: str
     count: int
-    size_bytes: int
+    size_bytes: int  # that a rank puts into all of them
     cause: str
     module: int = -1
     source: int = -1
@@ -71,7 +71,7 @@ class FallbackRow(Struct, frozen=True, kw_only=True):
     kind: str
     axis: str
     count: int
-    size_bytes: int
+    size_bytes: int  # moved because of all of them
     placements: str
     remedy: str
     module: int = -1

@@ -1,0 +1,81 @@
+"""What ranks hold of a model's parameters, added up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from shardscope.record import (
+    Module,
+    Parameter,
+    RankSpan,
+    Recording,
+    RunInfo,
+    count_ranks,
+    expand_ranks,
+)
+
+__all__ = ["Holdings", "is_replicated", "list_parameters", "sum_holdings"]
+
+
+class Holdings(NamedTuple):
+    """Of a model's parameters, tied ones counted once; local figures are of the fullest rank."""
+
+    num_parameters: int = 0
+    global_bytes: int = 0
+    local_bytes: int = 0
+    replicated_bytes: int = 0  # of local_bytes, what other ranks hold as well
+
+
+class _Held(NamedTuple):
+    local_bytes: int = 0
+    replicated_bytes: int = 0
+
+
+def list_parameters(recording: Recording) -> Iterator[tuple[Module, Parameter, str]]:
+    """Each parameter and buffer in each of its forms, with its full name."""
+    for module in recording.modules:
+        for one in module.parameters:
+            yield module, one, f"{module.name}.{one.name}" if module.name else one.name
+
+
+def sum_holdings(recording: Recording) -> Holdings:
+    """All parameters; buffers are left out."""
+    whole: dict[str, int] = {}
+    held: defaultdict[tuple[RankSpan, ...], dict[str, _Held]] = defaultdict(dict)
+    for module, one, name in list_parameters(recording):
+        if not one.is_buffer:
+            key = one.alias_group or name
+            whole.setdefault(key, one.global_bytes)
+            copies = one.local_bytes if is_replicated(module, one, recording.run) else 0
+            held[module.ranks].setdefault(key, _Held(one.local_bytes, copies))
+    fullest = _find_fullest(held)
+    return Holdings(len(whole), sum(whole.values()), *fullest)
+
+
+def is_replicated(module: Module, one: Parameter, run: RunInfo) -> bool:
+    """Whether other ranks hold the same; a plain one is everybody's unless all ranks were asked."""
+    if one.placements:
+        sizes = {axis.name: axis.size for axis in run.axes}
+        placed = zip(one.axes, one.placements, strict=False)
+        return any(what.startswith("R") and sizes.get(axis) != 1 for axis, what in placed)
+    if one.fsdp_group is not None:  # flat, and cut in a way that placements do not say
+        return False
+    if count_ranks(run.ranks) == run.world_size:
+        return count_ranks(module.ranks) > 1
+    return run.world_size > 1
+
+
+def _find_fullest(held: dict[tuple[RankSpan, ...], dict[str, _Held]]) -> _Held:
+    """A rank may share each of its modules with other ranks: those that share all are alike."""
+    places: defaultdict[int, list[tuple[RankSpan, ...]]] = defaultdict(list)
+    for ranks in held:
+        for rank in expand_ranks(ranks):
+            places[rank].append(ranks)
+    sums: dict[tuple[tuple[RankSpan, ...], ...], _Held] = {}
+    for place in map(tuple, places.values()):
+        if place not in sums:
+            mine = {key: one for ranks in place for key, one in held[ranks].items()}
+            sums[place] = _Held(*(sum(column) for column in zip(*mine.values(), strict=True)))
+    return max(sums.values(), default=_Held())

@@ -1,0 +1,1 @@
+"""What fills a page from a recording: a file for each view."""

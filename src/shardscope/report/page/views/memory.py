@@ -1,0 +1,124 @@
+"""What memory holds over a step, in as many moments as a screen can show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from shardscope.record import (
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    Recording,
+    compress_ranks,
+    format_ranks,
+)
+from shardscope.report.memory import most_bytes
+from shardscope.report.page.index import Index
+from shardscope.report.page.memory import HeldRow, MemoryCurve, PhaseStretch
+
+__all__ = ["make_memory", "thin_samples"]
+
+_MAX_SAMPLES = 1_500
+_MAX_OTHER_SAMPLES = 3_000  # of all curves but the first, together
+_MIN_SAMPLES = 40
+_MAX_HELD = 5_000  # modules and kinds at the peak
+_MAX_OTHER_HELD = 30  # on ranks that do not need most
+_MAX_CURVES = 64
+
+
+def make_memory(recording: Recording, index: Index) -> tuple[MemoryCurve, ...]:
+    """Ranks that held the same share a curve; the one that needs most comes first, in full."""
+    ranks: dict[MemoryProfile, list[int]] = {}
+    for profile in recording.memory:
+        ranks.setdefault(replace(profile, rank=0), []).append(profile.rank)
+    found = sorted(ranks.items(), key=lambda item: (-most_bytes(item[0]), item[1]))[:_MAX_CURVES]
+    num_others = max(1, len(found) - 1)
+    limit = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_OTHER_SAMPLES // num_others))
+    return tuple(
+        _make_curve(
+            profile,
+            index,
+            ranks=same,
+            max_samples=limit if at else _MAX_SAMPLES,
+            max_held=_MAX_OTHER_HELD if at else _MAX_HELD,
+        )
+        for at, (profile, same) in enumerate(found)
+    )
+
+
+def thin_samples(profile: MemoryProfile, *, limit: int) -> list[MemorySample]:
+    """At most so many: the highest of each stretch, the first, the last, and the peak."""
+    samples = profile.samples
+    if len(samples) <= limit:
+        return list(samples)
+    held = [sum(one.num_bytes) for one in samples]
+    kept = {0, len(samples) - 1, find_peak(samples, profile)}
+    num_stretches = max(1, limit - len(kept))
+    for stretch in range(num_stretches):
+        first = stretch * len(samples) // num_stretches
+        last = (stretch + 1) * len(samples) // num_stretches
+        kept.add(max(range(first, last), key=held.__getitem__))
+    return [samples[at] for at in sorted(kept)]
+
+
+def find_peak(samples: Sequence[MemorySample], profile: MemoryProfile) -> int:
+    """Where the peak was; if no sample is of that moment, where most was held."""
+    found = (at for at, one in enumerate(samples) if one.order == profile.peak_order)
+    at = next(found, None)
+    if at is None:
+        at = max(range(len(samples)), key=lambda at: sum(samples[at].num_bytes), default=-1)
+    return at
+
+
+def _make_curve(
+    profile: MemoryProfile, index: Index, *, ranks: list[int], max_samples: int, max_held: int
+) -> MemoryCurve:
+    samples = thin_samples(profile, limit=max_samples)
+    columns = _by_kind(samples)
+    held = {use.kind for use in profile.at_peak}
+    kinds = [kind for kind in MemoryKind if kind in held or any(columns[kind])]
+    positions = {kind: position for position, kind in enumerate(kinds)}
+    at_peak = sorted(profile.at_peak, key=lambda use: -use.num_bytes)[:max_held]
+    return MemoryCurve(
+        ranks=format_ranks(compress_ranks(sorted(set(ranks)))),
+        kinds=tuple(kind.replace("_", " ") for kind in kinds),
+        order=tuple(one.order for one in samples),
+        num_bytes=tuple(columns[kind] for kind in kinds),
+        module=tuple(index.module(one.module) for one in samples),
+        phases=_find_phases(samples),
+        peak=find_peak(samples, profile),
+        peak_bytes=profile.peak_bytes,
+        peak_phase=profile.peak_phase,
+        peak_module=index.module(profile.peak_module),
+        at_peak=tuple(
+            HeldRow(
+                kind=positions[use.kind],
+                module=index.module(use.module),
+                num_bytes=use.num_bytes,
+            )
+            for use in at_peak
+        ),
+        first_peak_bytes=profile.first_peak_bytes,
+        reserved_bytes=profile.reserved_bytes,
+        needed_bytes=profile.needed_bytes,
+        device_bytes=profile.device_bytes,
+    )
+
+
+def _by_kind(samples: Sequence[MemorySample]) -> dict[MemoryKind, tuple[int, ...]]:
+    return {
+        kind: tuple(one.num_bytes[at] if at < len(one.num_bytes) else 0 for one in samples)
+        for at, kind in enumerate(MemoryKind)
+    }
+
+
+def _find_phases(samples: Sequence[MemorySample]) -> tuple[PhaseStretch, ...]:
+    stretches, first = [], 0
+    for phase, run in groupby(samples, key=lambda one: one.phase):
+        last = first + len(list(run)) - 1
+        stretches.append(PhaseStretch(phase=phase, first=first, last=last))
+        first = last + 1
+    return tuple(stretches)

@@ -1,0 +1,64 @@
+"""What placements say: which dim of a tensor an axis of the mesh cuts, in numbers and in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+__all__ = ["Cut", "describe_cuts", "read_cuts"]
+
+# As recordings write them (Shard(0), StridedShard(0)), as torch prints them (Shard(dim=0)), and as
+# a parallel program does (S(0)).
+_SHARD = re.compile(r"(_?Strided)?S(?:hard)?\((?:dim=)?(-?\d{1,9})\b")
+_WORDS = {1: ("elements",), 2: ("rows", "columns")}
+
+
+class Cut(Struct, frozen=True):
+    """What lies along one axis; `dim` is None where it cuts none."""
+
+    axis: str
+    size: int  # of the axis, 0 where it is not known
+    placement: str
+    dim: int | None
+    is_strided: bool = False  # it cuts what later axes have left
+
+
+def read_cuts(
+    axes: Sequence[tuple[str, int]], placements: Sequence[str], num_dims: int
+) -> tuple[Cut, ...]:
+    """One for each axis that has a placement."""
+    cuts = []
+    for (axis, size), placement in zip(axes, placements, strict=False):
+        found = _SHARD.match(placement)
+        dim = _find_dim(int(found[2]), num_dims) if found is not None else None
+        is_strided = found is not None and found[1] is not None
+        cuts.append(Cut(axis, size, placement, dim, is_strided))
+    return tuple(cuts)
+
+
+def _find_dim(dim: int, num_dims: int) -> int | None:
+    dim = dim + num_dims if dim < 0 else dim
+    return dim if 0 <= dim < num_dims else None
+
+
+def describe_cuts(cuts: Sequence[Cut], num_dims: int) -> str:
+    """`rows cut in 8 along tp, a copy on each of 128 dp`."""
+    cutting = [_describe(cut, num_dims) for cut in cuts if cut.dim is not None]
+    others = [_describe(cut, num_dims) for cut in cuts if cut.dim is None]
+    return ", ".join([*cutting, *others])
+
+
+def _describe(cut: Cut, num_dims: int) -> str:
+    if cut.dim is not None:
+        what = _WORDS[num_dims][cut.dim] if num_dims in _WORDS else f"dim {cut.dim}"
+        within = " within what the axes after it leave" if cut.is_strided else ""
+        number = f" in {cut.size:,}" if cut.size else ""
+        return f"{what} cut{number} along {cut.axis}{within}"
+    number = f"{cut.size:,} " if cut.size else ""
+    if cut.placement.startswith("R"):
+        return f"a copy on each of {number}{cut.axis}"
+    if cut.placement.startswith("P"):
+        return f"a part of the sum on each of {number}{cut.axis}"
+    return f"{cut.placement} along {cut.axis}"

@@ -1,0 +1,53 @@
+"""Which modules a finding is about: findings name modules, parameters, patterns, or neither."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import final
+
+from shardscope.report.page.index import NOWHERE, Index
+
+__all__ = ["Subjects"]
+
+_LAYER = re.compile(r"(?<![^.])(\d+(-\d+)?|\*)(?![^.])")
+_MANY = re.compile(r"(?<![^.])(\d+-\d+|\*)(?![^.])")
+_ROOTS = {"", "(the root)", "the model", "the model itself", "the root", "the root module"}
+
+
+@final
+class Subjects:
+    """Finds modules by what findings call them."""
+
+    def __init__(self, paths: Iterable[str], index: Index) -> None:
+        self._index = index
+        self._layers: defaultdict[str, list[int]] = defaultdict(list)
+        for position, path in enumerate(paths):
+            if path and index.named(path) == position:
+                self._layers[_LAYER.sub("*", path)].append(position)
+        self._found: dict[str, tuple[int, ...]] = {}
+
+    def find(self, subject: str) -> tuple[int, ...]:
+        """Those that are named, or whose parameters are; of a pattern (`layers.*.wq`), all."""
+        if subject not in self._found:
+            self._found[subject] = self._look_for(subject)
+        return self._found[subject]
+
+    def _look_for(self, subject: str) -> tuple[int, ...]:
+        if subject in _ROOTS:
+            root = self._index.module("")
+            return () if root == NOWHERE else (root,)
+        # `layers.*.wq (×32)`, `embed.weight, output.weight`
+        for name in dict.fromkeys((subject, subject.split(" ")[0].rstrip(","))):
+            if _MANY.search(name):
+                return self._find_layers(name)
+            if (position := self._index.named(name)) != NOWHERE:
+                return (position,)
+        return ()
+
+    def _find_layers(self, name: str) -> tuple[int, ...]:
+        pattern = _LAYER.sub("*", name)
+        while pattern and pattern not in self._layers:
+            pattern = pattern.rpartition(".")[0]
+        return tuple(self._layers.get(pattern, ()))
