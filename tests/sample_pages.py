@@ -157,14 +157,11 @@ def lay_out(root: Node) -> Modules:
         repeat=tuple(alike.count(i) or 1 for i in positions),
         what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
         is_uneven=tuple(False for _ in positions),
-        own_count=(tuple(one // (112 * MIB) for one in own),) * 2,
-        total_count=(tuple(one // 3 for one in counts), tuple(one - one // 3 for one in counts)),
+        own_count=tuple((one // (112 * MIB),) * 2 for one in own),
+        total_count=tuple(map(_split, counts)),
         total_input_bytes=sent,
         own_wire_bytes=own,
-        total_wire_bytes=(
-            tuple(one // 3 for one in sent),
-            tuple(one - one // 3 for one in sent),
-        ),
+        total_wire_bytes=tuple(map(_split, sent)),
         total_parameters=sizes,
         total_parameter_bytes=tuple(4 * one for one in sizes),
         total_local_bytes=tuple(4 * one // 1024 for one in sizes),
@@ -172,6 +169,11 @@ def lay_out(root: Node) -> Modules:
         marks=tuple("fully_shard" if one == "Block" else "" for one in kind),
         num_findings=_count_findings(path),
     )
+
+
+def _split(figure: int) -> tuple[int, int]:
+    """Forward and backward."""
+    return figure // 3, figure - figure // 3
 
 
 def _count_findings(paths: tuple[str, ...]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from shardscope.report.html import render_page
 from shardscope.report.page.records import Page as PageRecord
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
