@@ -69,7 +69,7 @@ function listHoldings(modules: Modules): TreeColumn[] {
   return holdings
     .filter(([, , column]) => hasAny(column))
     .map(([title, hint, column, format]) => {
-      const width = title === "parameters" ? 8.5 : 6.5;
+      const width = title === "parameters" ? 9.5 : 6.5;
       return { id: title, title, hint, width, cell: (i) => format(column[i] ?? 0) };
     });
 }

@@ -33,7 +33,7 @@ export function Tree({ show }: { show: Show }) {
     setActive(rows[next]!);
     bring(next);
   };
-  const template = `minmax(17rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  const template = `minmax(19rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
   return (
     <div class="table-frame">
       <div
@@ -205,10 +205,16 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
           {formatNumber(numFindings)}
         </span>
       )}
-      <span class="tree-type">
-        <Highlight text={modules.type[position]!} />
+      <span class="tree-extra">
+        <span class="tree-type">
+          <Highlight text={modules.type[position]!} />
+        </span>
+        {modules.marks[position] && (
+          <span class="tree-marks" title={modules.marks[position]}>
+            {modules.marks[position]}
+          </span>
+        )}
       </span>
-      {modules.marks[position] && <span class="tree-marks">{modules.marks[position]}</span>}
     </div>
   );
 }
