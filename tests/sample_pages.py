@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
-from pathlib import Path
-
-import msgspec
-
 from shardscope.record import Axis
 from shardscope.report.page.modules import Modules
 from shardscope.report.page.records import Fact, FindingItem, GapItem, Page, RunFacts, Sources
 
-BUNDLE = Path(__file__).resolve().parents[1] / "src" / "shardscope" / "report" / "bundle"
 MIB = 1 << 20
 
 # A module's label and type, what one rank sends for it alone, its own parameters, its children.
@@ -121,7 +114,13 @@ def _make_layers(num_layers: int) -> Node:
         ("ffn_norm", "RMSNorm", 0, 4096, []),
         ("feed_forward", "FeedForward", 112, 0, forward),
     ]
-    return ("layers", "ModuleList", 0, 0, [(str(i), "Block", 206, 0, layer) for i in range(num_layers)])
+    return (
+        "layers",
+        "ModuleList",
+        0,
+        0,
+        [(str(i), "Block", 206, 0, layer) for i in range(num_layers)],
+    )
 
 
 def lay_out(root: Node) -> Modules:
@@ -158,40 +157,28 @@ def lay_out(root: Node) -> Modules:
         repeat=tuple(alike.count(i) or 1 for i in positions),
         what=tuple("1× all_gather[tp], 1× reduce_scatter[tp]" if one else "" for one in own),
         is_uneven=tuple(False for _ in positions),
-        own_count=(tuple(one // (112 * MIB) for one in own),) * 2,
-        total_count=(tuple(one // 3 for one in counts), tuple(one - one // 3 for one in counts)),
+        own_count=tuple((one // (112 * MIB),) * 2 for one in own),
+        total_count=tuple(map(_split, counts)),
         total_input_bytes=sent,
         own_wire_bytes=own,
-        total_wire_bytes=(
-            tuple(one // 3 for one in sent),
-            tuple(one - one // 3 for one in sent),
-        ),
+        total_wire_bytes=tuple(map(_split, sent)),
         total_parameters=sizes,
         total_parameter_bytes=tuple(4 * one for one in sizes),
         total_local_bytes=tuple(4 * one // 1024 for one in sizes),
         total_peak_bytes=tuple(4 * one // 128 for one in sizes),
         marks=tuple("fully_shard" if one == "Block" else "" for one in kind),
-        num_findings=tuple(
-            1 if one in {"tok_embeddings", "output"} or one.endswith(".wo") else 0 for one in path
-        ),
+        num_findings=_count_findings(path),
     )
 
 
-def write_page(page: Page, file: Path) -> Path:
-    """A document as the report writes it: no script but the bundle's may run, nothing is fetched."""
-    script, style = ((BUNDLE / name).read_text() for name in ("app.js", "app.css"))
-    data = msgspec.json.encode(page).decode().replace("<", "\\u003c")
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}"
-    file.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>shardscope</title><style>{style}</style></head><body>"
-        f'<div id="app"></div><script type="application/json" id="page">{data}</script>'
-        f"<script>{script}</script></body></html>"
+def _split(figure: int) -> tuple[int, int]:
+    """Forward and backward."""
+    return figure // 3, figure - figure // 3
+
+
+def _count_findings(paths: tuple[str, ...]) -> tuple[int, ...]:
+    found = [one for one in paths if one in {"tok_embeddings", "output", "layers.0.attention.wo"}]
+    return tuple(
+        sum(one == path or one.startswith(f"{path}.".lstrip(".")) for one in found)
+        for path in paths
     )
-    return file
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

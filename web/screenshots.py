@@ -1,4 +1,4 @@
-"""Pictures of a page in every view, width and theme, to look at: web/screenshots.py REPORT OUT [VIEW …]."""
+"""Pictures of a page in every view, width and theme: screenshots.py REPORT OUT [VIEW …]."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 _WIDTHS = {400: 860, 1280: 860, 3840: 2160}
-_VIEWS = (
-    "overview modules communication sharding coverage compiler memory proof compare".split()
-)
+_VIEWS = ["overview", "modules", "communication", "sharding", "coverage"]
+_VIEWS += ["compiler", "memory", "proof", "compare"]
 
 
 def take(report: Path, folder: Path, views: list[str]) -> None:

@@ -20,5 +20,5 @@ export default defineConfig({
     },
   },
   define: { "process.env.NODE_ENV": '"production"' },
-  test: { environment: "happy-dom", include: ["src/**/*.test.{ts,tsx}"] },
+  test: { include: ["src/**/*.test.{ts,tsx}"] },
 });

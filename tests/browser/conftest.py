@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from sample_pages import write_page
 
+from shardscope.report.html import render_page
 from shardscope.report.page.records import Page as PageRecord
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -47,7 +47,8 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     def open_one(
         record: PageRecord, route: str = "", *, width: int = 1280, scheme: str = "light"
     ) -> Page:
-        file = write_page(record, tmp_path / f"page{len(contexts)}.html")
+        file = tmp_path / f"page{len(contexts)}.html"
+        file.write_text(render_page(record), encoding="utf-8")
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,  # type: ignore[arg-type]

@@ -38,7 +38,9 @@ def is_shipped(path: str) -> bool:
 
 def test_the_bundle_was_built_from_the_sources_that_are_here() -> None:
     built_from = (BUNDLE / "sources.sha256").read_text().strip()
-    assert built_from == hash_sources(), "web/ has changed since the bundle was built: run: make web"
+    assert built_from == hash_sources(), (
+        "web/ has changed since the bundle was built: run: make web"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 const ROW_REM = 2.125;
 const OVERSCAN = 8;
+const ROWS_ABOVE = 3; // one that was looked for, so that its neighbours show
 
 export interface Window {
   readonly first: number;
@@ -60,7 +61,15 @@ export function useWindow(numRows: number) {
     const height = scroller.clientHeight - rowHeight;
     scroller.scrollTop = scrollTo(row, scroller.scrollTop, height, rowHeight);
   };
-  return { ref, rowHeight, bring, ...windowOf(view.top, view.height, rowHeight, numRows) };
+  /** For a row that was selected elsewhere: to the top, since the page may cut the scroller off. */
+  const present = (row: number): void => {
+    const scroller = ref.current;
+    if (!scroller) return;
+    const isInSight =
+      row >= view.top / rowHeight && (row + 1) * rowHeight < view.top + view.height / 2;
+    if (!isInSight) scroller.scrollTop = Math.max(row - ROWS_ABOVE, 0) * rowHeight;
+  };
+  return { ref, rowHeight, bring, present, ...windowOf(view.top, view.height, rowHeight, numRows) };
 }
 
 interface View {

@@ -59,8 +59,9 @@ function Mark() {
 }
 
 function Mesh() {
-  const { mesh } = page.value.run;
-  if (!mesh.length) return null;
+  const { mesh, title } = page.value.run;
+  // Python's titles name the mesh; people's own may not.
+  if (mesh.every((axis) => title.includes(`${axis.name}=${axis.size}`))) return null;
   return (
     <span
       class="mesh"

@@ -26,11 +26,11 @@ class Modules(Struct, frozen=True, kw_only=True):
     repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
     what: tuple[str, ...] = ()  # it says itself: `2× all_gather[tp]`
     is_uneven: tuple[bool, ...] = ()
-    own_count: tuple[tuple[int, ...], ...] = ()  # by phase
-    total_count: tuple[tuple[int, ...], ...] = ()  # by phase
+    own_count: tuple[tuple[int, ...], ...] = ()  # of each phase, for each module
+    total_count: tuple[tuple[int, ...], ...] = ()  # likewise
     total_input_bytes: tuple[int, ...] = ()
     own_wire_bytes: tuple[int, ...] = ()
-    total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # by phase
+    total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # likewise
     total_parameters: tuple[int, ...] = ()  # elements, of the whole model; tied ones once
     total_parameter_bytes: tuple[int, ...] = ()
     total_local_bytes: tuple[int, ...] = ()  # of them, on one rank

@@ -20,17 +20,18 @@ export function listColumns(modules: Modules, show: Show): TreeColumn[] {
 }
 
 function listTraffic(modules: Modules, show: Show): TreeColumn[] {
-  const columns = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
-  if (!columns.some(hasAny)) return [];
+  const column = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
+  if (!column.some(hasAny)) return [];
   const format = show === "bytes" ? formatBytesCell : formatCount;
   const what = show === "bytes" ? "bytes on the wire" : "collectives";
-  const totals = modules.path.map((_, i) => sumPhases(columns, i));
+  const totals = modules.path.map((_, i) => sumPhases(column, i));
   const most = totals.reduce((a, b) => Math.max(a, b), 0);
   const phases = modules.phases.flatMap((phase, at): TreeColumn[] => {
-    const column = columns[at] ?? [];
-    if (!hasAny(column)) return [];
+    if (!column.some((figures) => figures[at]! > 0)) return [];
     const hint = `${what} of one rank in ${phase}, children included`;
-    return [{ id: phase, title: phase, hint, width: 6.5, cell: (i) => format(column[i] ?? 0) }];
+    return [
+      { id: phase, title: phase, hint, width: 6.5, cell: (i) => format(column[i]?.[at] ?? 0) },
+    ];
   });
   const total: TreeColumn = {
     id: "total",
@@ -68,7 +69,7 @@ function listHoldings(modules: Modules): TreeColumn[] {
   return holdings
     .filter(([, , column]) => hasAny(column))
     .map(([title, hint, column, format]) => {
-      const width = title === "parameters" ? 8.5 : 6.5;
+      const width = title === "parameters" ? 9.5 : 6.5;
       return { id: title, title, hint, width, cell: (i) => format(column[i] ?? 0) };
     });
 }

@@ -114,7 +114,7 @@ function IcicleBox({ box, whole, shown, measure, pixels }: BoxProps) {
     >
       {pixels > LABEL_PIXELS && (
         <span class="box-label">
-          {labelOf(module)}
+          <span class="clip">{labelOf(module)}</span>
           {pixels > 4 * LABEL_PIXELS && <span class="box-value">{measure.format(box.value)}</span>}
         </span>
       )}

@@ -34,9 +34,9 @@ export const MEASURES: readonly Measure[] = [
   },
 ];
 
-/** Columns by phase hold one column for each, with an entry for each module. */
-export function sumPhases(columns: readonly (readonly number[])[], position: number): number {
-  return columns.reduce((sum, column) => sum + (column[position] ?? 0), 0);
+/** All phases of a module; columns by phase have a figure of each of them for each module. */
+export function sumPhases(column: readonly (readonly number[])[], position: number): number {
+  return (column[position] ?? []).reduce((sum, figure) => sum + figure, 0);
 }
 
 /** Those that say anything of this model. */

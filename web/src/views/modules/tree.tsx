@@ -1,5 +1,5 @@
 /** The module tree as a table, repeated layers folded. */
-import { useEffect, useId, useMemo, useState } from "preact/hooks";
+import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { Empty } from "../../parts/empty";
 import { Highlight } from "../../parts/highlight";
 import { formatNumber } from "../../parts/units";
@@ -24,16 +24,16 @@ export function Tree({ show }: { show: Show }) {
         : listRows(modules, openness.value),
     [modules, openness.value, words.value],
   );
-  const [active, setActive] = useState(selected.value);
-  const { ref, rowHeight, bring, first, end } = useWindow(rows.length);
-  useReveal(rows, bring, setActive);
+  const [active, setActive] = useState(-1);
+  const { ref, rowHeight, bring, present, first, end } = useWindow(rows.length);
+  useReveal(rows, present, active, setActive);
   const place = rows.indexOf(active);
   const go = (to: number): void => {
     const next = Math.min(Math.max(to, 0), rows.length - 1);
     setActive(rows[next]!);
     bring(next);
   };
-  const template = `minmax(17rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
+  const template = `minmax(19rem, 3fr) ${columns.map(({ width }) => `minmax(${width}rem, 1fr)`).join(" ")} minmax(14rem, 2fr)`;
   return (
     <div class="table-frame">
       <div
@@ -71,19 +71,25 @@ export function Tree({ show }: { show: Show }) {
 /** A module that was selected elsewhere is brought into sight, whatever hides it. */
 function useReveal(
   rows: number[],
-  bring: (row: number) => void,
+  present: (row: number) => void,
+  active: number,
   activate: (row: number) => void,
 ): void {
+  const wanted = useRef(-1);
   const module = selected.value;
   const isHidden = module >= 0 && !rows.includes(module);
   useEffect(() => {
-    if (module < 0) return;
+    // One that was selected here is in sight, and the rows should not jump.
+    if (module < 0 || module === active) return;
+    wanted.current = module;
     activate(module);
     if (isHidden) reveal(module);
   }, [module]);
   useEffect(() => {
     const place = rows.indexOf(module);
-    if (place >= 0) bring(place);
+    if (place < 0 || wanted.current !== module) return;
+    wanted.current = -1;
+    present(place);
   }, [module, isHidden]);
 }
 
@@ -199,10 +205,16 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
           {formatNumber(numFindings)}
         </span>
       )}
-      <span class="tree-type">
-        <Highlight text={modules.type[position]!} />
+      <span class="tree-extra">
+        <span class="tree-type">
+          <Highlight text={modules.type[position]!} />
+        </span>
+        {modules.marks[position] && (
+          <span class="tree-marks" title={modules.marks[position]}>
+            {modules.marks[position]}
+          </span>
+        )}
       </span>
-      {modules.marks[position] && <span class="tree-marks">{modules.marks[position]}</span>}
     </div>
   );
 }

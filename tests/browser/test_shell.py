@@ -1,0 +1,198 @@
+"""The page's frame, its overview and its modules, in a real browser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from msgspec.structs import replace
+from playwright.sync_api import Page, expect
+
+from sample_pages import lay_out, make_page
+from shardscope.report.page.records import Fact, FindingItem
+from shardscope.report.page.records import Page as PageRecord
+
+VIEWS = ("Overview", "Modules", "Communication", "Sharding", "Coverage", "Compiler", "Memory")
+HOSTILE = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(2)>\u202e🦙" + "x" * 300
+
+
+def row_of(page: Page, name: str) -> str:
+    """The text of a module's row."""
+    return page.get_by_role("treegrid").get_by_role("row", name=re.compile(name)).first.inner_text()
+
+
+def test_the_overview_says_what_ran_what_was_found_and_what_was_not_understood(open_page) -> None:
+    page = open_page(make_page())
+    expect(page).to_have_title("Llama 8B")
+    expect(page.get_by_role("img", name="mesh: dp=128 × tp=8")).to_be_visible()
+    findings = page.get_by_role("region", name=re.compile("Findings"))
+    rules = findings.locator(".finding-rule").all_inner_texts()
+    assert rules == ["implicit-redistribute", "replicated-parameter", "uneven-shards"]
+    expect(findings).to_contain_text("return self.wo(output.view(batch, length, -1))")
+    findings.get_by_role("button", name="1 warning").click()
+    assert findings.locator(".finding-rule").all_inner_texts() == ["replicated-parameter"]
+    gaps = page.get_by_role("region", name=re.compile("Not understood"))
+    expect(gaps).to_contain_text("records lost")
+    page.get_by_role("link", name=re.compile("Peak memory")).click()
+    expect(page.get_by_role("tab", name="Memory")).to_have_attribute("aria-selected", "true")
+
+
+def test_modules_fold_unfold_close_and_count(open_page) -> None:
+    page = open_page(make_page(), "#/modules")
+    tree = page.get_by_role("treegrid")
+    expect(tree).to_have_attribute("aria-rowcount", "18")
+    assert row_of(page, "0 … 31").split("\n")[:2] == ["0 … 31", "×32"]
+    assert "654 MiB" in row_of(page, "0 … 31")
+    tree.get_by_role("button", name="×32").click()
+    expect(tree).to_have_attribute("aria-rowcount", str(18 + 31 * 12))
+    tree.get_by_role("button", name="×32").click()
+    page.get_by_role("button", name="close all").click()
+    expect(tree).to_have_attribute("aria-rowcount", "6")
+    page.get_by_role("button", name="open all").click()
+    page.get_by_role("button", name="Counts").click()
+    expect(page.get_by_role("columnheader", name="collectives")).to_be_visible()
+    assert "show=counts" in page.url
+
+
+def test_a_module_that_is_selected_is_selected_in_every_view(open_page) -> None:
+    page = open_page(make_page())
+    page.get_by_role("link", name="layers.{0…31}.attention.wo").click()
+    chip = page.get_by_title("layers.0.attention.wo: show it in the tree")
+    for name in VIEWS:
+        page.get_by_role("tab", name=name).click()
+        expect(chip).to_be_visible()
+    page.get_by_role("tab", name="Overview").click()
+    expect(page.locator(".finding-rule")).to_have_text(["implicit-redistribute"])
+    chip.click()
+    selected = page.get_by_role("treegrid").locator("[role=row][aria-selected=true]")
+    expect(selected).to_contain_text("wo")
+    page.keyboard.press("Escape")
+    expect(chip).to_have_count(0)
+    page.go_back()
+    expect(chip).to_be_visible()
+
+
+def test_a_link_to_a_folded_module_unfolds_it(open_page) -> None:
+    page = open_page(make_page(), "#/modules?m=layers.17.feed_forward.w2")
+    selected = page.get_by_role("treegrid").locator("[role=row][aria-selected=true]")
+    expect(selected).to_be_in_viewport()
+    expect(selected).to_contain_text("w2")
+    expect(page.get_by_label("selected module")).to_contain_text("17")
+
+
+def test_the_icicle_zooms_and_follows_its_measure(open_page) -> None:
+    page = open_page(make_page(), "#/modules")
+    icicle = page.locator(".icicle")
+    box = icicle.get_by_role("button", name="layers.0.attention: 7.00 GiB")
+    before = box.bounding_box()
+    box.click()
+    expect(box).to_have_attribute("aria-pressed", "true")
+    page.wait_for_function(
+        "([box, width]) => box.getBoundingClientRect().width > 2 * width",
+        arg=[box.element_handle(), before["width"]],
+    )
+    icicle.get_by_role("button", name=re.compile("^Llama")).click()
+    page.get_by_role("button", name="Parameters").click()
+    expect(icicle.get_by_role("button", name="Llama: 8,030,261,248")).to_be_visible()
+
+
+def test_a_search_shows_marks_and_empties(open_page) -> None:
+    page = open_page(make_page(), "#/modules")
+    page.keyboard.press("/")
+    page.keyboard.type("layers.17 w2")
+    tree = page.get_by_role("treegrid")
+    expect(tree).to_have_attribute("aria-rowcount", str(1 + 5))
+    expect(tree.locator("mark").first).to_have_text("w2")
+    page.keyboard.press("Escape")
+    expect(tree).to_have_attribute("aria-rowcount", "18")
+    page.get_by_role("searchbox").fill("zebra")
+    expect(page.get_by_text("No module's path or type has these words.")).to_be_visible()
+
+
+def test_keys_walk_tabs_and_the_tree(open_page) -> None:
+    page = open_page(make_page())
+    page.get_by_role("tab", name="Overview").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Modules")).to_be_focused()
+    tree = page.get_by_role("treegrid")
+    tree.focus()
+    for key in ("Home", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    layers = tree.get_by_role("row", name=re.compile("layers .*ModuleList"))
+    expect(layers).to_have_attribute("aria-expanded", "false")
+    page.keyboard.press("ArrowRight")
+    expect(layers).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("Enter")
+    expect(layers).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog", name="keys")).to_have_count(0)
+    expect(layers).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("3")
+    expect(page.get_by_role("tab", name="Communication")).to_have_attribute("aria-selected", "true")
+
+
+def test_dark_follows_the_system_and_can_be_overruled(open_page) -> None:
+    def is_dark(page: Page) -> bool:
+        color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", color)[:3])) < 3 * 64
+
+    page = open_page(make_page(), scheme="dark")
+    assert is_dark(page)
+    page.get_by_role("button", name="Use light colours").click()
+    assert not is_dark(page)
+    page.reload()
+    assert not is_dark(page)
+
+
+@pytest.mark.parametrize("width", [400, 1280, 3840])
+@pytest.mark.parametrize("view", ["overview", "modules"])
+def test_nothing_is_wider_than_the_screen(open_page, view: str, width: int) -> None:
+    page = open_page(make_page(), f"#/{view}?m=layers.0.attention", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_names_are_inert_and_fit(open_page) -> None:
+    page = open_page(make_hostile(), "#/modules", width=400)
+    page.on("dialog", lambda dialog: pytest.fail(f"a name ran: {dialog.message}"))
+    box = page.get_by_role("treegrid").get_by_role("row").nth(2)
+    box.click()
+    for view in ("modules", "overview"):
+        page.goto(re.sub(r"#/\w+", f"#/{view}", page.url))
+        expect(page.locator("body")).to_contain_text("<img src=x")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert page.locator("img, #view script").count() == 0
+
+
+def make_hostile() -> PageRecord:
+    page = make_page()
+    finding = FindingItem(
+        rule=HOSTILE,
+        severity="error",
+        subject=HOSTILE,
+        fact=HOSTILE,
+        remedy=HOSTILE,
+        module=1,
+        source=0,
+    )
+    return replace(
+        page,
+        run=replace(page.run, title=HOSTILE, command=HOSTILE, ranks=HOSTILE),
+        facts=(Fact(label=HOSTILE, value=HOSTILE, note=HOSTILE, view="modules"),),
+        findings=(finding,),
+        gaps=(replace(page.gaps[0], place=HOSTILE, fact=HOSTILE),),
+        sources=replace(
+            page.sources, file=(HOSTILE,), line=(1,), function=(HOSTILE,), text=(HOSTILE,)
+        ),
+        modules=lay_out(("", HOSTILE, 1, 1, [(HOSTILE, HOSTILE, 1, 1, [])])),
+    )
+
+
+def test_a_page_of_nothing_says_so(open_page) -> None:
+    full = make_page()
+    page = open_page(PageRecord(run=replace(full.run, mesh=(), command="")))
+    expect(page.get_by_text("Nothing was found that wants attention.")).to_be_visible()
+    expect(page.get_by_text("there are no gaps in what this page says")).to_be_visible()
+    page.get_by_role("tab", name="Modules").click()
+    expect(page.get_by_text("No modules were recorded.")).to_be_visible()
