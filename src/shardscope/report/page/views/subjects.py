@@ -39,12 +39,11 @@ class Subjects:
             root = self._index.module("")
             return () if root == NOWHERE else (root,)
         # `layers.*.wq (×32)`, `embed.weight, output.weight`
-        for name in dict.fromkeys((subject, subject.split(" ")[0].rstrip(","))):
-            if _MANY.search(name):
-                return self._find_layers(name)
-            if (position := self._index.named(name)) != NOWHERE:
-                return (position,)
-        return ()
+        name = subject if self._index.has(subject) else subject.split(" ")[0].rstrip(",")
+        if _MANY.search(name):
+            return self._find_layers(name)
+        position = self._index.named(name) if name else NOWHERE
+        return () if position == NOWHERE else (position,)
 
     def _find_layers(self, name: str) -> tuple[int, ...]:
         pattern = _LAYER.sub("*", name)
