@@ -10,18 +10,22 @@ from sample_recordings import make_collective, make_recording
 from shardscope.record import (
     Collective,
     CollectiveKind,
+    Coverage,
     Finding,
+    Level,
     Mark,
     MarkKind,
     MemoryKind,
     MemoryProfile,
     MemoryUse,
     Module,
+    OpCoverage,
     Parameter,
     Phase,
     RankSpan,
     Recording,
     Severity,
+    Verdict,
 )
 from shardscope.report.page.build import build_page
 from shardscope.report.page.modules import Modules
@@ -180,7 +184,7 @@ def test_findings_are_counted_where_they_are() -> None:
     subjects = (
         "layers.0.up.weight",
         "layers.*.up (×2)",
-        "the model itself",
+        "Net",
         "step",
         "head, layers",
     )
@@ -251,3 +255,14 @@ def test_a_recording_without_modules_has_those_it_names() -> None:
     modules = read(make_recording(memory=(profile,)))
     assert modules.path == ("", "a", "a.b")
     assert modules.total_peak_bytes == (1, 1, 1)
+
+
+def test_modules_that_are_only_named_stand_by_their_numbers() -> None:
+    names = ("layers.10.b", "layers.2.b", "layers.2.a", "head", "layers.10.a")
+    op = OpCoverage(op="mm", schema="", verdict=Verdict.SHARDED, modules=names)
+    coverage = Coverage(rank=0, level=Level.EXPORTED, axes=(), has_plan=True, ops=(op,))
+    page = build_page(make_recording(coverage=(coverage,)))
+    leaves = [path for path in page.modules.path if path in names]
+    assert leaves == ["layers.2.b", "layers.2.a", "layers.10.b", "layers.10.a", "head"]
+    (row,) = page.coverage[0].ops
+    assert [page.modules.path[at] for at in row.modules] == list(names)

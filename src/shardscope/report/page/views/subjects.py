@@ -20,8 +20,10 @@ _ROOTS = {"", "(the root)", "the model", "the model itself", "the root", "the ro
 class Subjects:
     """Finds modules by what findings call them."""
 
-    def __init__(self, paths: Iterable[str], index: Index) -> None:
+    def __init__(self, paths: Iterable[str], index: Index, *, model: str = "") -> None:
+        """`model` is the root's type, by which some findings call it."""
         self._index = index
+        self._roots = _ROOTS | {model}
         self._layers: defaultdict[str, list[int]] = defaultdict(list)
         for position, path in enumerate(paths):
             if path and index.named(path) == position:
@@ -35,7 +37,7 @@ class Subjects:
         return self._found[subject]
 
     def _look_for(self, subject: str) -> tuple[int, ...]:
-        if subject in _ROOTS:
+        if subject in self._roots:
             root = self._index.module("")
             return () if root == NOWHERE else (root,)
         # `layers.*.wq (×32)`, `embed.weight, output.weight`
