@@ -71,7 +71,8 @@ def _find_fullest(held: dict[tuple[RankSpan, ...], dict[str, _Held]]) -> _Held:
     """A rank may share each of its modules with other ranks: those that share all are alike."""
     places: defaultdict[int, list[tuple[RankSpan, ...]]] = defaultdict(list)
     for ranks in held:
-        for rank in expand_ranks(ranks):
+        # Where all share all, one rank stands for a million.
+        for rank in expand_ranks(ranks) if len(held) > 1 else (0,):
             places[rank].append(ranks)
     sums: dict[tuple[tuple[RankSpan, ...], ...], _Held] = {}
     for place in map(tuple, places.values()):

@@ -52,6 +52,7 @@ def check_script(found: Diagnosed) -> None:
     assert found.repro is not None
     assert found.repro.name == "repro.py"
     assert "import shardscope" not in found.repro.read_text()
+    assert found.diagnosis.script == found.repro.read_text()
     assert not list(found.repro.parent.glob("scratch*"))
 
 

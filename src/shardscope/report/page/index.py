@@ -39,6 +39,10 @@ class Index:
         position = self.named(path)
         return position if position != NOWHERE else self._modules.get("", NOWHERE)
 
+    def has(self, path: str) -> bool:
+        """Whether a module has this very name."""
+        return path in self._modules
+
     def named(self, path: str) -> int:
         """The same, but for things that lie in nothing but the root."""
         position = self._found.get(path)

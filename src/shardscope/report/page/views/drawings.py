@@ -10,7 +10,7 @@ from shardscope.record import Stretches, TensorLayout, cut_stretches, format_ran
 from shardscope.report.page.sharding import Drawing
 from shardscope.report.page.views.holders import Mesh
 from shardscope.report.page.views.pieces import MAX_PIECES, Part, Sides, cut_pieces, tell_sizes
-from shardscope.report.page.views.placements import Cut, describe_cuts, read_cuts
+from shardscope.report.page.views.placements import Cut, describe_cuts, order_cuts, read_cuts
 
 __all__ = ["draw_layout", "draw_placements"]
 
@@ -31,7 +31,7 @@ def draw_placements(
     cuts = read_cuts([(axis, sizes[axis] or 0) for axis in axes], placements, len(shape))
     if not all(sizes.values()):
         return _draw(shape, cuts, [], note="How many ranks its mesh has is not known.")
-    cutting = _order(cuts)
+    cutting = order_cuts(cuts)
     drawn = _choose_drawn(cutting)
     if cutting and not drawn:
         return _draw(shape, cuts, [], note=_explain_many(math.prod(cut.size for cut in cutting)))
@@ -57,15 +57,6 @@ def draw_layout(layout: TensorLayout) -> Drawing:
 
 def _explain_many(num_parts: int) -> str:
     return f"{num_parts:,} pieces are too many to draw."
-
-
-def _order(cuts: Sequence[Cut]) -> list[Cut]:
-    """Those that cut, in the order in which they do; strided ones come last, the innermost first.
-
-    FSDP cuts after tensor parallelism but stands before it in the mesh.
-    """
-    plain = [cut for cut in cuts if cut.dim is not None and not cut.is_strided]
-    return [*plain, *(cut for cut in reversed(cuts) if cut.dim is not None and cut.is_strided)]
 
 
 def _choose_drawn(cutting: Sequence[Cut]) -> list[Cut]:

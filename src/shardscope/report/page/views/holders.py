@@ -23,7 +23,7 @@ class Mesh:
         num_ranks = math.prod(self._sizes.values())
         has_all = num_ranks == recording.run.world_size and len(self._sizes) == len(axes)
         # A mesh of only some ranks may be of any of them.
-        self._is_numbered = bool(axes) and has_all and num_ranks <= _MAX_RANKS
+        self.is_numbered = bool(axes) and has_all and num_ranks <= _MAX_RANKS
         self._group_sizes = {
             group.axis: group.num_ranks for group in recording.groups if group.axis is not None
         }
@@ -34,7 +34,7 @@ class Mesh:
 
     def name_holders(self, at: Mapping[str, int], *, among: Collection[int] | None = None) -> str:
         """The ranks that have these coordinates; where nobody knows which, the coordinates."""
-        if not self._is_numbered or any(axis not in self._sizes for axis in at):
+        if not self.is_numbered or any(axis not in self._sizes for axis in at):
             return ", ".join(f"{axis} {place}" for axis, place in at.items()) or "all"
         ranks = (rank for rank in self._find(at) if among is None or rank in among)
         return format_ranks(compress_ranks(ranks))
@@ -42,7 +42,7 @@ class Mesh:
     def find_neighbours(self, rank: int, axes: Collection[str]) -> frozenset[int] | None:
         """Ranks that differ from `rank` along these axes alone; None if that is all ranks."""
         others = [axis for axis in self._sizes if axis not in axes]
-        if not self._is_numbered or not others:
+        if not self.is_numbered or not others:
             return None
         at = {}
         for axis in reversed(self._sizes):

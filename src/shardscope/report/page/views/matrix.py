@@ -57,7 +57,9 @@ def _describe(recording: Recording, num_unknown: int) -> str:
     words = "As rings send: each rank to the next in its group."
     num_known, world_size = count_ranks(recording.run.ranks), recording.run.world_size
     if num_known < world_size:
-        words += f" Only {num_known:,} of {world_size:,} ranks were recorded: other rows are empty."
+        verb = "was" if num_known == 1 else "were"
+        words += f" Only {num_known:,} of {world_size:,} ranks {verb} recorded: "
+        words += "other rows are empty."
     if num_unknown:
         words += f" {plural(num_unknown, 'call')} left out: nobody knows to whom they went."
     return words

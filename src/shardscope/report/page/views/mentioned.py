@@ -7,8 +7,10 @@ names their views can be linked as those of a trace are.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -26,6 +28,7 @@ __all__ = ["add_mentioned_modules"]
 
 _MAX_MODULES = 20_000
 _HELD = (PlacedKind.PARAMETER, PlacedKind.BUFFER, PlacedKind.CONSTANT)
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _SPELLINGS = {"R": "Replicate", "S": "Shard", "P": "Partial"}
 
 
@@ -35,7 +38,7 @@ def add_mentioned_modules(recording: Recording) -> Recording:
         return recording
     parameters = _gather_placed(recording)
     types = {one.module: one.type for found in recording.parity for one in found.divergences}
-    names = dict.fromkeys([*parameters, *_list_names(recording)])
+    names = _order(dict.fromkeys([*parameters, *_list_names(recording)]))
     modules = tuple(
         Module(
             name=name,
@@ -43,9 +46,24 @@ def add_mentioned_modules(recording: Recording) -> Recording:
             ranks=recording.run.ranks,
             parameters=tuple(parameters.get(name, ())),
         )
-        for name in list(names)[:_MAX_MODULES]
+        for name in names
     )
     return replace(recording, modules=modules, run=replace(recording.run, axes=_axes(recording)))
+
+
+def _order(names: Iterable[str]) -> list[str]:
+    """In the order in which they are named first, but layers by their numbers."""
+    chosen = list(islice(names, _MAX_MODULES))
+    labels = dict.fromkeys(label for name in chosen for label in name.split("."))
+    places = {label: place for place, label in enumerate(labels)}
+
+    def key(name: str) -> list[tuple[int, int]]:
+        return [
+            (0, int(label)) if _NUMBER.fullmatch(label) else (1, places[label])
+            for label in name.split(".")
+        ]
+
+    return sorted(chosen, key=key)
 
 
 def _axes(recording: Recording) -> tuple[Axis, ...]:

@@ -26,7 +26,8 @@ class ModuleTree:
         for root in self._roots:
             self._walk(root, NOWHERE)
         self.index = Index(self._name_all(recording), nowhere=self._find_nowhere())
-        self.subjects = Subjects((node.path for node in self.nodes), self.index)
+        model = next((module.type for module in recording.modules if not module.name), "")
+        self.subjects = Subjects((node.path for node in self.nodes), self.index, model=model)
 
     def _walk(self, node: ModuleNode, parent: int) -> None:
         position = self._positions[id(node)] = len(self.nodes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-__all__ = ["Cut", "describe_cuts", "read_cuts"]
+__all__ = ["Cut", "describe_cuts", "order_cuts", "read_cuts"]
 
 # As recordings write them (Shard(0), StridedShard(0)), as torch prints them (Shard(dim=0)), and as
 # a parallel program does (S(0)).
@@ -43,22 +43,34 @@ def _find_dim(dim: int, num_dims: int) -> int | None:
     return dim if 0 <= dim < num_dims else None
 
 
+def order_cuts(cuts: Sequence[Cut]) -> list[Cut]:
+    """Those that cut, in the order in which they do; strided ones come last, the innermost first.
+
+    FSDP cuts after tensor parallelism but stands before it in the mesh.
+    """
+    plain = [cut for cut in cuts if cut.dim is not None and not cut.is_strided]
+    return [*plain, *(cut for cut in reversed(cuts) if cut.dim is not None and cut.is_strided)]
+
+
 def describe_cuts(cuts: Sequence[Cut], num_dims: int) -> str:
-    """`rows cut in 8 along tp, a copy on each of 128 dp`."""
-    cutting = [_describe(cut, num_dims) for cut in cuts if cut.dim is not None]
-    others = [_describe(cut, num_dims) for cut in cuts if cut.dim is None]
-    return ", ".join([*cutting, *others])
+    """`rows cut in 8 along tp and again in 16 along cp, a copy on each of 128 dp`."""
+    times: dict[str, list[str]] = {}
+    for cut in order_cuts(cuts):
+        number = f"in {cut.size:,} " if cut.size else ""
+        times.setdefault(_name_dim(cut, num_dims), []).append(f"{number}along {cut.axis}")
+    cutting = [f"{what} cut {' and again '.join(words)}" for what, words in times.items()]
+    return ", ".join([*cutting, *(_describe_whole(cut) for cut in cuts if cut.dim is None)])
 
 
-def _describe(cut: Cut, num_dims: int) -> str:
-    if cut.dim is not None:
-        what = _WORDS[num_dims][cut.dim] if num_dims in _WORDS else f"dim {cut.dim}"
-        within = " within what the axes after it leave" if cut.is_strided else ""
-        number = f" in {cut.size:,}" if cut.size else ""
-        return f"{what} cut{number} along {cut.axis}{within}"
+def _name_dim(cut: Cut, num_dims: int) -> str:
+    words = _WORDS.get(num_dims)
+    return f"dim {cut.dim}" if words is None or cut.dim is None else words[cut.dim]
+
+
+def _describe_whole(cut: Cut) -> str:
     number = f"{cut.size:,} " if cut.size else ""
     if cut.placement.startswith("R"):
         return f"a copy on each of {number}{cut.axis}"
-    if cut.placement.startswith("P"):
+    if "Partial" in cut.placement or cut.placement.startswith("P"):
         return f"a part of the sum on each of {number}{cut.axis}"
     return f"{cut.placement} along {cut.axis}"

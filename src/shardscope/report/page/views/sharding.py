@@ -65,15 +65,10 @@ class _Drawings:
     """Each drawing once, however many parameters lie so."""
 
     def __init__(self, recording: Recording) -> None:
-        self._run = recording.run
         self._mesh = Mesh(recording, recording.run.axes)
+        self._holders = _Holders(recording, self._mesh)
         self._drawn: dict[Drawing, int] = {}
         self._known: dict[object, int] = {}
-        self._has_all = count_ranks(recording.run.ranks) == recording.run.world_size
-        self._holders: defaultdict[str, set[int]] = defaultdict(set)
-        if self._has_all:
-            for module in recording.modules:
-                self._holders[module.name].update(expand_ranks(module.ranks))
 
     def add(self, drawing: Drawing) -> int:
         return self._drawn.setdefault(drawing, len(self._drawn))
@@ -84,19 +79,43 @@ class _Drawings:
     def draw(self, module: Module, one: Parameter) -> int:
         if not one.placements:
             return NOWHERE
-        among = self._find_holders(module, one)
+        among = self._holders.find(module, one)
         key = (one.shape, one.placements, one.axes, among)
         if key not in self._known:
             drawing = draw_placements(one.shape, one.placements, one.axes, self._mesh, among=among)
             self._known[key] = self.add(drawing)
         return self._known[key]
 
-    def _find_holders(self, module: Module, one: Parameter) -> frozenset[int] | None:
-        """Ranks that may hold a part: a stage of a pipeline has modules of its own."""
-        if self._has_all:
-            holders = self._holders[module.name]
-            return None if len(holders) == self._run.world_size else frozenset(holders)
-        return self._mesh.find_neighbours(next(iter(module.ranks), RankSpan(0)).first, one.axes)
+
+@final
+class _Holders:
+    """Ranks that may hold a part of a parameter: a stage of a pipeline has modules of its own."""
+
+    def __init__(self, recording: Recording, mesh: Mesh) -> None:
+        self._world_size = recording.run.world_size
+        self._mesh = mesh
+        self._forms: defaultdict[str, set[tuple[RankSpan, ...]]] = defaultdict(set)
+        self._has_all = count_ranks(recording.run.ranks) == recording.run.world_size
+        for module in recording.modules:
+            self._forms[module.name].add(module.ranks)
+        self._found: dict[object, frozenset[int] | None] = {}
+
+    def find(self, module: Module, one: Parameter) -> frozenset[int] | None:
+        """None where that is all of them. Modules share few sets of ranks: each is made once."""
+        if not self._mesh.is_numbered:
+            return None
+        first = next(iter(module.ranks), RankSpan(0)).first
+        key = frozenset(self._forms[module.name]) if self._has_all else (first, one.axes)
+        if key not in self._found:
+            self._found[key] = self._look(module, one, first)
+        return self._found[key]
+
+    def _look(self, module: Module, one: Parameter, first: int) -> frozenset[int] | None:
+        if not self._has_all:
+            return self._mesh.find_neighbours(first, one.axes)
+        forms = self._forms[module.name]
+        ranks = frozenset(rank for spans in forms for rank in expand_ranks(spans))
+        return None if len(ranks) == self._world_size else ranks
 
 
 def _list_rows(recording: Recording, index: Index, drawings: _Drawings) -> Iterator[_Row]:

@@ -20,8 +20,10 @@ _ROOTS = {"", "(the root)", "the model", "the model itself", "the root", "the ro
 class Subjects:
     """Finds modules by what findings call them."""
 
-    def __init__(self, paths: Iterable[str], index: Index) -> None:
+    def __init__(self, paths: Iterable[str], index: Index, *, model: str = "") -> None:
+        """`model` is the root's type, by which some findings call it."""
         self._index = index
+        self._roots = _ROOTS | {model}
         self._layers: defaultdict[str, list[int]] = defaultdict(list)
         for position, path in enumerate(paths):
             if path and index.named(path) == position:
@@ -35,16 +37,15 @@ class Subjects:
         return self._found[subject]
 
     def _look_for(self, subject: str) -> tuple[int, ...]:
-        if subject in _ROOTS:
+        if subject in self._roots:
             root = self._index.module("")
             return () if root == NOWHERE else (root,)
         # `layers.*.wq (×32)`, `embed.weight, output.weight`
-        for name in dict.fromkeys((subject, subject.split(" ")[0].rstrip(","))):
-            if _MANY.search(name):
-                return self._find_layers(name)
-            if (position := self._index.named(name)) != NOWHERE:
-                return (position,)
-        return ()
+        name = subject if self._index.has(subject) else subject.split(" ")[0].rstrip(",")
+        if _MANY.search(name):
+            return self._find_layers(name)
+        position = self._index.named(name) if name else NOWHERE
+        return () if position == NOWHERE else (position,)
 
     def _find_layers(self, name: str) -> tuple[int, ...]:
         pattern = _LAYER.sub("*", name)

@@ -1,0 +1,233 @@
+"""Collectives on a page: columns, sums, reasons, and who sends to whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from sample_recordings import (
+    make_collective,
+    make_llama,
+    make_ranks,
+    make_recording,
+    make_run,
+    make_span,
+)
+from shardscope.record import (
+    Axis,
+    Call,
+    Collective,
+    CollectiveKind,
+    Group,
+    Module,
+    Phase,
+    RankSpan,
+    Recording,
+    Redistribute,
+    Source,
+)
+from shardscope.report.page.build import build_page
+from shardscope.report.page.communication import Communication
+from shardscope.report.page.views import communication, timings
+
+UNASKED = Redistribute(
+    before=("Shard(0)",), after=("Replicate",), asked_by="aten.mm.default", is_implicit=True
+)
+
+
+def read(recording: Recording) -> Communication:
+    found = build_page(recording).communication
+    assert found is not None
+    return found
+
+
+def test_calls_are_columns_by_rank_and_order() -> None:
+    line = Source(file="train.py", line=7, function="step", text="  loss.backward()  ")
+    calls = (
+        make_collective(rank=1, order=0, start_ns=5, dtype="bfloat16"),
+        make_collective(rank=0, order=1, kind=CollectiveKind.ALL_GATHER, axis="tp", num_ranks=4),
+        make_collective(rank=0, order=0, cause=UNASKED, source=line, owner="a.b", group="gone"),
+    )
+    modules = tuple(Module(name=name, type="M", ranks=(RankSpan(0),)) for name in ("", "a", "a.b"))
+    page = build_page(make_recording(calls, modules=modules))
+    said = page.communication
+    assert said is not None
+    assert (said.calls.rank, said.calls.order) == ((0, 0, 1), (0, 1, 0))
+    assert [said.kinds[at] for at in said.calls.kind] == ["all_reduce", "all_gather", "all_reduce"]
+    assert [said.axes[at] for at in said.calls.axis] == ["world", "tp", "world"]
+    assert [said.dtypes[at] for at in said.calls.dtype] == ["float32", "float32", "bfloat16"]
+    assert [page.modules.path[at] for at in said.calls.owner] == ["a.b", "", ""]
+    assert (
+        said.causes[said.calls.cause[0]]
+        == "DTensor Shard(0) → Replicate unasked, for aten.mm.default"
+    )
+    assert said.calls.source == (0, -1, -1)
+    assert said.calls.group == (-1, 0, 0)
+    sources = page.sources
+    assert (sources.file, sources.line, sources.text) == (("train.py",), (7,), ("loss.backward()",))
+
+
+def test_sums_are_of_the_rank_that_said_most() -> None:
+    calls = tuple(
+        make_collective(rank=rank, order=order, wire_bytes=10, input_bytes=4)
+        for rank in range(3)
+        for order in range(rank)
+    )
+    said = read(make_recording(calls, ranks=(0, 1, 2)))
+    (one,) = said.sums
+    assert (said.axes[one.axis], said.kinds[one.kind], said.phases[one.phase]) == (
+        "world",
+        "all_reduce",
+        "forward",
+    )
+    assert (one.count, one.input_bytes, one.wire_bytes) == (2, 8, 20)
+    assert [(row.ranks, row.example, row.num_ranks, row.count) for row in said.ranks] == [
+        ("2", 2, 1, 2),
+        ("1", 1, 1, 1),
+        ("0", 0, 1, 0),
+    ]
+
+
+def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
+    line = Source(file="a.py", line=1)
+    calls = (
+        make_collective(order=0, cause=Call(api="dist.all_reduce"), wire_bytes=10),
+        make_collective(order=1, cause=UNASKED, wire_bytes=70, owner="a"),
+        make_collective(order=2, cause=UNASKED, wire_bytes=70, owner="b", source=line),
+    )
+    page = build_page(make_recording(calls))
+    assert page.communication is not None
+    first, second = page.communication.reasons
+    assert (first.what, first.count, first.wire_bytes) == ("all_reduce[world]", 2, 140)
+    assert (first.is_implicit, second.is_implicit) == (True, False)
+    assert [page.modules.path[at] for at in first.modules] == ["a", "b"]
+    assert (first.source, second.source) == (0, -1)
+    assert page.communication.causes[second.words] == "call of dist.all_reduce"
+
+
+def test_too_many_calls_leave_an_example_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communication, "_MAX_CALLS", 5)
+    said = read(make_ranks(8, [{}] * 2))
+    assert said.calls.rank == (0, 0)
+    assert said.left_out == (
+        "Of 16 collectives these are rank 0's: each other rank issued the same as one of them."
+    )
+    said = read(make_ranks(8, [{}] * 6))
+    assert said.calls.rank == (0,) * 5
+    assert said.left_out.endswith("Of their 6 calls, the first 5 are listed.")
+    assert said.ranks[0].count == 6  # sums are of all
+
+
+def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = (
+        make_span("step", 0, 100, self_ns=60),
+        make_span("load", 10, 40, depth=1),
+        make_span("step", 0, 300, rank=1),
+    )
+    recording = make_recording(spans=spans, ranks=(0, 1))
+    said = read(recording)
+    assert [said.spans.names[at] for at in said.spans.name] == ["step", "load", "step"]
+    assert said.spans.depth == (0, 1, 0)
+    first, second = said.timings
+    assert (first.name, first.slowest, first.num_ranks, first.total_ns) == ("step", 1, 2, 300)
+    assert (second.name, second.slowest, second.count, second.max_ns) == ("load", 0, 1, 40)
+    assert (said.ranks, said.matrix) == ((), None)
+    monkeypatch.setattr(timings, "_MAX_SPANS", 2)
+    said = read(recording)
+    assert said.spans.duration_ns == (100, 300)
+    assert said.left_out == "Of 3 timed stretches, the 2 longest are drawn."
+
+
+GROUPS = (
+    Group(name="world", torch_name="0", ranks=(RankSpan(0, 4),), num_ranks=4),
+    Group(name="even", torch_name="1", ranks=(RankSpan(0, 2, 2),), num_ranks=2),
+)
+
+
+def issue(rank: int, kind: CollectiveKind, num_bytes: int, **changes: Any) -> Collective:
+    return make_collective(rank=rank, kind=kind, wire_bytes=num_bytes, num_ranks=4, **changes)
+
+
+def draw(*calls: Collective, **changes: Any) -> dict[tuple[int, int], int]:
+    facts = {"groups": GROUPS, "world_size": 4}
+    found = read(make_recording(calls, **(facts | changes))).matrix
+    assert found is not None
+    ends = zip(found.sender, found.receiver, strict=True)
+    pairs = [(found.ranks[sender], found.ranks[receiver]) for sender, receiver in ends]
+    return dict(zip(pairs, found.num_bytes, strict=True))
+
+
+def test_a_ring_sends_to_the_next_rank_of_its_group() -> None:
+    k = CollectiveKind.ALL_REDUCE
+    assert draw(issue(0, k, 5), issue(3, k, 7), issue(2, k, 1, group="even")) == {
+        (0, 1): 5,
+        (3, 0): 7,
+        (2, 0): 1,
+    }
+
+
+def test_an_exchange_goes_to_every_other_rank_and_loses_no_byte() -> None:
+    assert draw(issue(1, CollectiveKind.ALL_TO_ALL, 11)) == {(1, 0): 4, (1, 2): 4, (1, 3): 3}
+    assert draw(issue(0, CollectiveKind.SCATTER, 9, peer=0)) == {(0, 1): 3, (0, 2): 3, (0, 3): 3}
+
+
+def test_what_has_one_receiver_goes_there() -> None:
+    assert draw(
+        issue(0, CollectiveKind.SEND, 6, peer=3),
+        issue(3, CollectiveKind.RECV, 0, peer=0),
+        issue(1, CollectiveKind.GATHER, 2, peer=2),
+        issue(2, CollectiveKind.GATHER, 0, peer=2),
+    ) == {(0, 3): 6, (1, 2): 2}
+
+
+def test_rows_add_up_to_what_each_rank_put_on_the_wire() -> None:
+    kinds = [kind for kind in CollectiveKind if kind not in (CollectiveKind.RECV,)]
+    calls = [
+        issue(rank, kind, 101 * at + rank, peer=(rank + 1) % 4, order=at)
+        for rank in range(4)
+        for at, kind in enumerate(kinds)
+    ]
+    rows: Counter[int] = Counter()
+    for (sender, _), num_bytes in draw(*calls).items():
+        rows[sender] += num_bytes
+    wire: Counter[int] = Counter()
+    for call in calls:
+        wire[call.rank] += call.wire_bytes
+    assert rows == wire
+
+
+def test_the_note_says_what_the_matrix_does_not_know() -> None:
+    said = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
+    assert said.matrix_note == (
+        "As rings send: each rank to the next in its group. Only 1 of 8 ranks was recorded: "
+        "other rows are empty. 1 call left out: nobody knows to whom they went."
+    )
+
+
+def test_more_than_64_ranks_are_not_drawn() -> None:
+    said = read(make_ranks(65, [{}]))
+    assert said.matrix is None
+    assert said.matrix_note == "Not drawn: 65 ranks are too many to tell apart."
+    wide = make_recording(
+        (issue(0, CollectiveKind.ALL_TO_ALL, 10_000),),
+        world_size=2**20,
+        groups=(Group(name="world", torch_name="0", ranks=(RankSpan(0, 2**20),), num_ranks=2**20),),
+    )
+    assert read(wide).matrix is None
+
+
+def test_groups_and_axes_are_those_of_the_recording() -> None:
+    said = read(make_llama(num_layers=1))
+    assert said.axes[:2] == ("dp", "tp")
+    assert [(row.name, row.ranks, row.num_ranks, row.axis) for row in said.groups] == [
+        ("dp", "0-1016/8", 128, "dp"),
+        ("tp", "0-7", 8, "tp"),
+    ]
+    assert set(said.phases) == {str(phase) for phase in Phase}
+
+
+def test_a_mesh_axis_that_nobody_used_is_listed() -> None:
+    run = make_run(axes=(Axis(name="pp", size=8),))
+    assert read(make_recording((make_collective(),), run=run)).axes == ("pp", "world")

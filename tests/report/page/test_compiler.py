@@ -1,0 +1,195 @@
+"""Graphs, breaks, diagnoses, proofs and coverage on a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from sample_recordings import make_diagnosis, make_holdings, make_parallel, make_recording
+from shardscope.record import (
+    Agreement,
+    Axis,
+    BreakSite,
+    CompiledGraph,
+    Condition,
+    Coverage,
+    Explanation,
+    GraphEnd,
+    GraphOp,
+    Inserted,
+    Level,
+    Move,
+    OpCoverage,
+    OpKind,
+    Parity,
+    Phase,
+    Source,
+    StageTime,
+    TensorKind,
+    TensorVerdict,
+    Verdict,
+)
+from shardscope.report.page.build import build_page
+from shardscope.report.page.compiler import Compiler
+from shardscope.report.page.views import compiler
+
+LINE = Source(file="model.py", line=3, function="forward", text="print(x)")
+
+
+def explain(rank: int = 0, **changes: Any) -> Explanation:
+    ops = (
+        GraphOp(kind=OpKind.FUNCTION, op="torch.relu", module="layers.0", source=LINE),
+        GraphOp(kind=OpKind.BOOKKEEPING, op="getitem"),
+    )
+    graphs = tuple(
+        CompiledGraph(
+            index=index,
+            compile_id=f"{index}/0",
+            function="forward",
+            num_inputs=1,
+            num_outputs=1,
+            end=end,
+            fingerprint="f",
+            ops=ops,
+            break_site=site,
+        )
+        for index, (end, site) in enumerate([(GraphEnd.BREAK, 0), (GraphEnd.RETURN, None)])
+    )
+    facts: dict[str, Any] = {
+        "target": "Net",
+        "fingerprint": "f",
+        "graphs": graphs,
+        "break_sites": (BreakSite(source=LINE, num_events=2, reason="print"),),
+        "stages": (StageTime(stage="aot", num_calls=1, total_ns=100 + rank),),
+    }
+    return Explanation(rank=rank, **(facts | changes))
+
+
+def read(**records: Any) -> Compiler:
+    found = build_page(make_recording(**records)).compiler
+    assert found is not None
+    return found
+
+
+def test_ranks_that_compiled_the_same_share_an_explanation() -> None:
+    found = read(explanations=(explain(0), explain(1), explain(2, failure="it raised")))
+    first, second = found.explanations
+    assert (first.ranks, second.ranks, second.failure) == ("0-1", "2", "it raised")
+    assert first.words == (
+        "2 graphs with 2 ops; 1 break site, 2 breaks; 0 recompilations; 0 skipped functions."
+    )
+    assert [stage.total_ns for stage in first.stages] == [100]
+
+
+def test_graphs_have_their_ops_in_columns() -> None:
+    page = build_page(make_recording(explanations=(explain(),)))
+    assert page.compiler is not None
+    (one,) = page.compiler.explanations
+    first, second = one.graphs
+    assert (first.op, first.kind) == (("torch.relu", "getitem"), ("function", "bookkeeping"))
+    assert (first.num_ops, first.left_out) == (1, 0)
+    assert page.modules.path[first.module[0]] == "layers.0"
+    assert (first.module[1], first.line) == (-1, (0, -1))
+    assert (first.end, first.break_site) == ("the break at model.py:3", 0)
+    assert (second.end, second.break_site) == ("return", -1)
+    assert page.sources.text[one.break_sites[0].source] == "print(x)"
+
+
+def test_a_break_site_that_is_not_there_is_none() -> None:
+    graph = replace(explain().graphs[0], break_site=7)
+    (one,) = read(explanations=(explain(graphs=(graph,)),)).explanations
+    assert (one.graphs[0].end, one.graphs[0].break_site) == ("a break", -1)
+
+
+def test_ops_past_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_MAX_OPS", 3)
+    (one,) = read(explanations=(explain(),)).explanations
+    assert [(len(graph.op), graph.left_out) for graph in one.graphs] == [(2, 0), (1, 1)]
+
+
+def test_a_diagnosis_carries_its_script() -> None:
+    script = "import torch\nprint('</script>')\n\tprint(1)\n"
+    bad = replace(make_diagnosis(Condition.NAN, "f"), script=script)
+    (one,) = read(diagnoses=(bad,)).diagnoses
+    assert (one.condition, one.is_bad, one.script) == ("NaN or infinity", True, script)
+    assert (one.where, one.stage) == ("graph 1 of 0 – 2, backward", "decomposition")
+    assert one.deviation == "up to 3,204 units in the last place of f"
+    assert len(one.suspects) == 2
+
+
+def test_ops_that_block_sharding_come_first() -> None:
+    ops = tuple(
+        OpCoverage(op=op, schema=op, verdict=verdict, num_forward=1, flops=flops)
+        for op, verdict, flops in (
+            ("fine", Verdict.SHARDED, 9),
+            ("small", Verdict.MISSING, 1),
+            ("large", Verdict.MISSING, 5),
+            ("bad", Verdict.WRONG, 0),
+        )
+    )
+    move = Move(argument="mat2", before=("Shard(0)",), after=("Replicate",), num_bytes=2048)
+    ops = (replace(ops[0], moves=(move, move)), *ops[1:])
+    axes = (Axis(name="tp", size=4),)
+    levels = tuple(
+        Coverage(rank=rank, level=Level.EXPORTED, axes=axes, has_plan=True, ops=ops)
+        for rank in (0, 1)
+    )
+    (level,) = build_page(make_recording(coverage=levels)).coverage
+    assert (level.level, level.mesh) == ("exported, ranks 0-1", "tp=4")
+    assert [row.op for row in level.ops] == ["bad", "large", "small", "fine"]
+    assert {
+        verdict: count for verdict, count in zip(level.verdicts, level.counts, strict=True) if count
+    } == {"wrong": 1, "missing": 2, "sharded": 1}
+    assert level.ops[-1].moves[0] == "mat2: Shard(0) → Replicate (2.00 KiB)"
+    assert level.ops[-1].moved_bytes == 4096
+    (level,) = build_page(make_recording(coverage=levels[:1])).coverage
+    assert level.level == "exported"
+
+
+def test_tensors_that_differ_come_first() -> None:
+    verdicts = tuple(
+        TensorVerdict(name=name, kind=TensorKind.GRADIENT, agreement=agreement, error=0.5)
+        for name, agreement in (
+            ("a", Agreement.EQUAL),
+            ("b", Agreement.RANKS_DISAGREE),
+            ("c", Agreement.ROUNDED),
+        )
+    )
+    axes = (Axis(name="tp", size=2),)
+    page = build_page(make_recording(parity=(Parity(axes=axes, tensors=verdicts),)))
+    assert page.proof is not None
+    (one,) = page.proof.parity
+    assert (one.tensors.name, one.tensors.is_fine) == (("b", "a", "c"), (False, True, True))
+    assert one.tensors.agreement[0] == "ranks disagree"
+    assert (one.is_fine, one.words.startswith("1 of 3 tensors differ")) == (False, True)
+
+
+def test_collectives_that_were_put_in_fold_over_layers() -> None:
+    program = make_parallel().parallel[0]
+    inserted = tuple(
+        Inserted(
+            kind=program.inserted[0].kind,
+            axis="tp",
+            num_ranks=4,
+            size_bytes=10,
+            phase=Phase.FORWARD,
+            node=f"n{layer}",
+            module=f"layers.{layer}.wo",
+            cause=f"layers.{layer}.wo.weight is cut",
+        )
+        for layer in range(3)
+    )
+    recording = make_recording(parallel=(replace(program, inserted=inserted, fallbacks=()),))
+    page = build_page(recording)
+    assert page.proof is not None
+    (row,) = page.proof.parallel[0].inserted
+    assert (row.count, row.size_bytes, row.cause) == (3, 30, "layers.0-2.wo.weight is cut")
+    assert page.modules.path[row.module] == "layers.0.wo"
+
+
+def test_a_page_without_compilers_has_no_such_view() -> None:
+    page = build_page(make_holdings())
+    assert page.compiler is None
+    assert page.proof is not None

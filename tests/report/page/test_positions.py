@@ -1,0 +1,123 @@
+"""Whatever points into a list of the page points to something in it, whatever was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import msgspec
+from msgspec import Struct
+
+from large_recording import make_hostile
+from sample_recordings import make_recording
+from shardscope.record import Recording
+from shardscope.report.page.build import build_page
+from shardscope.report.page.communication import Calls, CauseRow, Communication, Sum
+from shardscope.report.page.records import Page
+from shardscope.report.page.schema import make_schema
+
+_MODULES = {"module", "modules", "owner", "trigger", "peak_module"}
+_SOURCES = {"source", "sources"}
+
+
+def walk(record: Struct) -> Iterator[tuple[Struct, str, Any]]:
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        yield record, name, value
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Struct):
+                yield from walk(one)
+
+
+def numbers(value: Any) -> list[int]:
+    return list(value) if isinstance(value, tuple) else [value]
+
+
+def check(page: Page) -> None:
+    num_modules, num_sources = len(page.modules.path), len(page.sources.line)
+    for record, name, value in walk(page):
+        if record is page:
+            continue
+        if name in _MODULES:
+            assert all(-1 <= at < num_modules for at in numbers(value)), (record, name)
+        if name in _SOURCES:
+            assert all(-1 <= at < num_sources for at in numbers(value)), (record, name)
+    _check_columns(page.modules, len(page.modules.path), apart={"phases"})
+    _check_columns(page.sources, num_sources)
+    _check_tree(page)
+    if page.communication is not None:
+        _check_communication(page.communication)
+    if page.sharding is not None:
+        parameters = page.sharding.parameters
+        _check_columns(parameters, len(parameters.name))
+        drawings = (*parameters.drawing, *(one.drawing for one in page.sharding.layouts))
+        assert all(-1 <= at < len(page.sharding.drawings) for at in drawings)
+        assert all(len(one.pieces) <= 64 for one in page.sharding.drawings)
+    for curve in page.memory:
+        assert {len(column) for column in (*curve.num_bytes, curve.module)} <= {len(curve.order)}
+        assert all(0 <= held.kind < len(curve.kinds) for held in curve.at_peak)
+        assert -1 <= curve.peak < len(curve.order)
+
+
+def _check_columns(record: Struct, length: int, apart: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    for name in set(record.__struct_fields__) - apart:
+        assert len(getattr(record, name)) == length, name
+
+
+def _check_tree(page: Page) -> None:
+    modules = page.modules
+    for at, parent in enumerate(modules.parent):
+        assert -1 <= parent < at
+        assert at < modules.end[at] <= (modules.end[parent] if parent >= 0 else len(modules.path))
+        assert modules.alike[at] <= at
+        assert modules.alike[modules.alike[at]] == modules.alike[at]
+        assert modules.parent[modules.alike[at]] == parent
+    for columns in (modules.own_count, modules.total_count, modules.total_wire_bytes):
+        assert {len(row) for row in columns} <= {len(modules.phases)}
+
+
+def _check_communication(one: Communication) -> None:
+    lists = {
+        "axis": one.axes,
+        "kind": one.kinds,
+        "phase": one.phases,
+        "cause": one.causes,
+        "dtype": one.dtypes,
+        "words": one.causes,
+        "group": one.groups,
+    }
+    _check_columns(one.calls, len(one.calls.rank))
+    _check_columns(one.spans, len(one.spans.rank), apart={"names"})
+    for record, name, value in walk(one):
+        if isinstance(record, Calls | Sum | CauseRow) and name in lists:
+            least = -1 if name == "group" else 0
+            assert all(least <= at < len(lists[name]) for at in numbers(value)), (record, name)
+
+
+def test_positions_are_of_something_in_every_shape(any_recording: Recording) -> None:
+    check(build_page(any_recording))
+
+
+def test_positions_are_of_something_where_names_attack() -> None:
+    check(build_page(make_hostile()))
+
+
+def test_the_json_is_what_the_schema_says(any_recording: Recording) -> None:
+    schema = make_schema()
+    encoded = msgspec.json.decode(msgspec.json.encode(build_page(any_recording)))
+    jsonschema.Draft202012Validator(schema).validate(encoded)
+
+
+def test_the_schema_demands_every_field() -> None:
+    for name, record in make_schema()["$defs"].items():
+        assert record["required"] == list(record["properties"]), name
+        assert record["description"], name
+
+
+def test_an_empty_recording_has_no_views() -> None:
+    page = build_page(make_recording())
+    assert page.run.title == "A recording on 8 ranks"
+    views = (page.communication, page.sharding, page.compiler, page.proof, page.comparison)
+    assert views == (None,) * 5
+    assert (page.facts, page.findings, page.memory, page.coverage, page.modules.path) == ((),) * 5
