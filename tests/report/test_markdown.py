@@ -150,9 +150,9 @@ def test_changes_are_a_table_of_totals_and_one_for_each_area():
     text = render_markdown(after, against=before, titles=("main.json", "pr.json"))
     assert "### What changed: `main.json` → `pr.json`" in text
     assert "| 🔴 | collectives | 48 | 52 | 4 | · | · |" in text
-    assert "| ⚪ changed | `torch` | 2.13.0 | 2.14.0 |" in text
+    assert "| ⚪&nbsp;changed | `torch` | 2.13.0 | 2.14.0 |" in text
     (row,) = [line for line in text.splitlines() if "`all_reduce[tp] in forward`" in line]
-    assert row.startswith("| 🔴 added | `layers.{0…3}.attention.wo` ×4 | ")
+    assert row.startswith("| 🔴&nbsp;added | `layers.{0…3}.attention.wo` ×4 | ")
     assert row.endswith(" | – | 1 |")
     assert "What was put in changed alike (1 row)." in text
 

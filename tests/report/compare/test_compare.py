@@ -71,6 +71,22 @@ def test_a_recording_has_no_changes_from_itself(any_recording):
     assert changes.notes == ()
 
 
+def test_the_other_way_round_what_was_added_is_gone_and_worse_is_better(any_recording):
+    before = make_traced({"layers.0.up": 2}, gaps=(Gap(place="p", fact="f"),))
+    there, back = (
+        compare(*pair, is_folded=False)
+        for pair in ((before, any_recording), (any_recording, before))
+    )
+    turned = {"added": "gone", "gone": "added", "changed": "changed"}
+    found = [(row.area, row.path, row.before, row.after) for row in back.rows]
+    for row in there.rows:
+        index = found.index((row.area, row.path, row.after, row.before))
+        other = back.rows[index]
+        assert (other.status, other.delta) == (turned[row.status], -row.delta)
+        assert other.is_worse == (None if row.is_worse is None else not row.is_worse)
+    assert len(there.rows) == len(back.rows)
+
+
 def test_collectives_are_counted_by_module_kind_axis_and_phase():
     before = make_traced({"a": 1, "b": 2, "c": 1})
     after = make_traced({"b": 3, "c": 1, "d": 1})

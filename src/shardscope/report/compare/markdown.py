@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardscope.report.compare.brief import leave_out_input
-from shardscope.report.compare.changes import Area, Change, Changes, Status, name_path
+from shardscope.report.compare.changes import Area, Change, Changes, Status, Unit, name_path
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.layout import plural
 from shardscope.report.paper import Paper
@@ -16,7 +16,6 @@ __all__ = ["render_changes_markdown", "write_changes"]
 _MAX_ROWS = 40
 _WIDTH = 120
 _MARKS = {True: "🔴", False: "🟢", None: "⚪"}
-_WORDS = (Area.FINDINGS, Area.GAPS)  # whose values are sentences
 
 
 def render_changes_markdown(changes: Changes) -> str:
@@ -55,9 +54,8 @@ def _write_area(paper: Paper, area: Area, rows: Sequence[Change]) -> None:
     kept = leave_out_input(rows)
     paper.add(f"**{area.replace('-', ' ').capitalize()}**")
     has_modules = any(row.path is not None for row in kept)
-    header = ["", *(["module"] if has_modules else []), "what", ">before", ">after"]
-    if area in _WORDS:
-        header[-2:] = ["before", "after"]
+    side = "" if all(row.unit is Unit.WORDS for row in kept) else ">"
+    header = ["", *(["module"] if has_modules else []), "what", f"{side}before", f"{side}after"]
     paper.add_table(header, kept, lambda row: _make_row(row, has_modules), most=_MAX_ROWS)
     if len(kept) < len(rows):
         paper.add(f"What was put in changed alike ({plural(len(rows) - len(kept), 'row')}).")
@@ -68,22 +66,16 @@ def _make_row(row: Change, has_modules: bool) -> list[str]:
     because = row.because if row.status is not Status.GONE else ""
     what = make_code(row.what, width=_WIDTH)
     return [
-        f"{_MARKS[row.is_worse]} {row.status}",
+        f"{_MARKS[row.is_worse]}&nbsp;{row.status}",
         *([_name(row) + times] if has_modules else []),
         f"{what}<br>{make_prose(because, width=2 * _WIDTH)}" if because else what,
-        _show(row.show_before(), row),
-        _show(row.show_after(), row),
+        make_prose(row.show_before(), width=3 * _WIDTH),
+        make_prose(row.show_after(), width=3 * _WIDTH),
     ]
 
 
 def _name(row: Change) -> str:
     return make_code(row.path) if row.path else name_path(row.path)
-
-
-def _show(value: str, row: Change) -> str:
-    if row.area in _WORDS:
-        return make_prose(value)
-    return make_prose(value, width=2 * _WIDTH)
 
 
 def _grade(rows: Sequence[Change]) -> str:

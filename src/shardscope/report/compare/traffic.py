@@ -180,13 +180,18 @@ def _cause_fact(key: _Key, pile: _Pile) -> Fact:
 
 
 def _describe_causes(pile: _Pile) -> str:
-    words: Counter[str] = Counter()
+    ranked = _rank_causes(pile)
+    if len(ranked) == 1:
+        return ranked[0][0]
+    return ", ".join(f"{count}× {words}" for words, count in ranked)
+
+
+def _rank_causes(pile: _Pile) -> list[tuple[str, int]]:
+    """In words, the commonest first."""
+    counts: Counter[str] = Counter()
     for cause, count in pile.causes.items():
-        words[_say(cause)] += count
-    if len(words) == 1:
-        return next(iter(words))
-    ranked = sorted(words.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count}× {one}" for one, count in ranked)
+        counts[_say(cause)] += count
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _say(cause: Cause | None) -> str:
@@ -196,9 +201,7 @@ def _say(cause: Cause | None) -> str:
 
 def _explain(pile: _Pile) -> str:
     """The commonest causes, and a line."""
-    ranked = sorted({_say(one): count for one, count in pile.causes.items()}.items())
-    ranked.sort(key=lambda item: -item[1])
-    words = "; ".join(one for one, _ in ranked[:_MAX_CAUSES])
+    words = "; ".join(words for words, _ in _rank_causes(pile)[:_MAX_CAUSES])
     return f"{words} ({_locate(pile.source)})" if pile.source else words
 
 
