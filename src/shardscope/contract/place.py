@@ -35,8 +35,9 @@ class Place:
         return next((self._lines[path] for path in known if path in self._lines), 1)
 
     def fail(self, fact: str) -> ContractError:
-        """An error about it; `fact` has the remedy too."""
-        return ContractError(f"{self._file}, line {self.line}: {fact}")
+        """An error about it; `fact` has the remedy too. What is in no file has no line."""
+        where = f"{self._file}, line {self.line}" if self._lines else self._file
+        return ContractError(f"{where}: {fact}")
 
     def check_keys(self, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
         """Refuse a key that means nothing, and say which was meant."""

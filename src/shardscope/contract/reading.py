@@ -26,7 +26,14 @@ from shardscope.contract.place import Place
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Phase, Severity
 
-__all__ = ["ContractFile", "open_contract", "parse_contract", "read_contract", "read_selector"]
+__all__ = [
+    "ContractFile",
+    "open_contract",
+    "parse_contract",
+    "read_comm",
+    "read_contract",
+    "read_selector",
+]
 
 
 class ContractFile(Struct, frozen=True, kw_only=True):
@@ -100,7 +107,7 @@ def _read_limits(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit
         at = place.at(key)
         if key == "comm":
             for index, one in enumerate(at.as_tables(value)):
-                yield from _read_comm(at.at(index), one)
+                yield from read_comm(at.at(index), one)
         elif key == "findings":
             yield from _read_findings(at, value)
         elif key == UNASKED:
@@ -128,8 +135,8 @@ def _read_findings(place: Place, value: Any) -> Iterator[tuple[Limit, int]]:
             yield Limit(figure=Figure.FINDINGS, severity=severity, most=count), at.line
 
 
-def _read_comm(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:
-    """A limit for each figure that the table bounds."""
+def read_comm(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:
+    """A limit for each figure that the table bounds, and its line."""
     place.check_keys(table, COMM_KEYS)
     selector = read_selector(place, table)
     bounds: dict[Figure, dict[Side, int]] = {}

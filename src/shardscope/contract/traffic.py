@@ -12,7 +12,7 @@ from shardscope.contract.names import Names, ancestors
 from shardscope.contract.said import Said, classify_cause, has_trace, list_said, ranks_of
 from shardscope.record import CollectiveKind, Phase, RankSpan, Recording
 
-__all__ = ["Facet", "Reading", "Traffic", "facet_of", "is_within", "matches", "read_traffic"]
+__all__ = ["Facet", "Reading", "Traffic", "facet_of", "matches", "read_traffic"]
 
 Tally = tuple[int, int, int, int]  # count, and bytes put in, sent and got out, as COMM_FIGURES
 _NOTHING: Tally = (0, 0, 0, 0)
@@ -90,7 +90,7 @@ class Traffic:
         return [
             one
             for one in self._by_rank[reading.ranks[0]]
-            if matches(selector, facet_of(one)) and is_within(one.module, reading.module)
+            if matches(selector, facet_of(one)) and _is_within(one.module, reading.module)
         ]
 
     def _sum_up(self, selector: Selector) -> list[_Sums]:
@@ -123,7 +123,7 @@ def matches(selector: Selector, facet: Facet) -> bool:
     )
 
 
-def is_within(owner: str | None, module: str | None) -> bool:
+def _is_within(owner: str | None, module: str | None) -> bool:
     """Whether it is the module or a child of it."""
     if module is None or owner is None:
         return module is None
