@@ -42,10 +42,17 @@ def _is_named(pile: _Pile, said: list[Said], contract: Contract, traffic: Traffi
     """Whether a limit names the very modules that said it; what none names is likely to be new."""
     modules = {one.module for one in said}
     return any(
-        modules.issubset(traffic.names.fit(limit.module))
+        modules.issubset(_name(limit, traffic))
         for limit in contract.limits
-        if limit.module is not None and matches(limit.selector, pile.facet)
+        if limit.is_on_comm and matches(limit.selector, pile.facet)
     )
+
+
+def _name(limit: Limit, traffic: Traffic) -> tuple[str | None, ...]:
+    """The modules that it names, or None for what is in no module, if it says which."""
+    if limit.module is not None:
+        return traffic.names.fit(limit.module)
+    return (None,) if limit.kinds else ()
 
 
 def _describe(limit: Limit, pile: _Pile, said: list[Said]) -> Evidence:
