@@ -146,7 +146,8 @@ def test_what_no_limit_names_is_shown_before_what_costs_more() -> None:
     grown = replace(recording, collectives=(*recording.collectives, new))
     contract = Contract((
         Limit(figure=Figure.COUNT, least=2, most=2),
-        Limit(figure=Figure.COUNT, module="layers.*.attn.wo", least=1, most=1),
+        Limit(figure=Figure.COUNT, module="layers.*.attn.wo", least=1, most=1, axes=("tp",),
+              phases=(Phase.FORWARD,), kinds=(CollectiveKind.ALL_REDUCE,)),
     ))  # fmt: skip
     (breach,) = check(contract, grown)
     assert breach.evidence[0].module == "layers.1.mlp"

@@ -44,15 +44,18 @@ def _is_named(pile: _Pile, said: list[Said], contract: Contract, traffic: Traffi
     return any(
         modules.issubset(_name(limit, traffic))
         for limit in contract.limits
-        if limit.is_on_comm and matches(limit.selector, pile.facet)
+        if _is_precise(limit) and matches(limit.selector, pile.facet)
     )
 
 
+def _is_precise(limit: Limit) -> bool:
+    """Whether it says all there is to say of a collective, as recorded ones do."""
+    return bool(limit.phases and limit.axes and limit.kinds)
+
+
 def _name(limit: Limit, traffic: Traffic) -> tuple[str | None, ...]:
-    """The modules that it names, or None for what is in no module, if it says which."""
-    if limit.module is not None:
-        return traffic.names.fit(limit.module)
-    return (None,) if limit.kinds else ()
+    """The modules that it names; without one, what is in none."""
+    return (None,) if limit.module is None else traffic.names.fit(limit.module)
 
 
 def _describe(limit: Limit, pile: _Pile, said: list[Said]) -> Evidence:

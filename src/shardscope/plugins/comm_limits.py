@@ -61,8 +61,9 @@ def read_comm_limits(
     common = {key: limits[key] for key in SELECTORS if key in limits and key != "module"}
     tables = list(_list_tables(place, limits))
     for pattern, some in (per_module or {}).items():
-        table = place.as_table(some)
-        tables += _list_tables(place, {**common, **table, "module": pattern})
+        at = place.at(pattern)
+        table = at.as_table(some)
+        tables += _list_tables(at, {**common, **table, "module": pattern})
     if not tables:
         raise ContractError(
             f"{caller} was given nothing to hold the step to. Say how much it may say, such as "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["pytest_addoption", "pytest_configure", "shardscope_world"]
 
 _MARKER = "shardscope"
+_ARGUMENTS = ("mesh", "rank", "device")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,13 +42,16 @@ def shardscope_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A simulated world of the axes that the test's marker or the setting shardscope_mesh names."""
     from shardscope.world import simulate
 
-    marker = request.node.get_closest_marker(_MARKER)
-    options: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
-    if marker is not None and marker.args:
-        options["mesh"] = marker.args[0]
-    options.setdefault("mesh", _read_setting(request.config))
-    with simulate(**options) as world:
+    with simulate(**_read_options(request)) as world:
         yield world
+
+
+def _read_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the nearest marker says, and the setting of what it does not."""
+    marker = request.node.get_closest_marker(_MARKER)
+    options = {} if marker is None else dict(zip(_ARGUMENTS, marker.args, strict=False))
+    options |= {} if marker is None else marker.kwargs
+    return options if "mesh" in options else options | {"mesh": _read_setting(request.config)}
 
 
 def _read_setting(config: pytest.Config) -> dict[str, int]:
