@@ -56,7 +56,7 @@ def test_a_breach_is_printed_in_eighty_columns_and_ends_with_one(
         "collectives  shardscope.toml:11",
         "  expected  exactly 356",
         "  actual    357 on rank 0",
-        "  cause     all_reduce[tp], forward, 7 KiB in layers.3.attention: call of",
+        "  cause     all_reduce[tp], forward, 7 KiB sent in layers.3.attention: call of",
         "            torch.distributed.all_reduce",
     ]
     assert "train.py:42dist.all_reduce(x)" in "".join("".join(lines).split())

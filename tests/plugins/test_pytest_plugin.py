@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from xml.etree import ElementTree
 
 import pytest
 
-pytest_plugins = ["pytester"]
+from plugin_loading import LOADED
 
-# Installed, pytest finds it by itself, and may not be told of it twice.
-_IS_INSTALLED = any(one.name == "shardscope" for one in entry_points(group="pytest11"))
-LOADED = () if _IS_INSTALLED else ("-p", "shardscope.plugins.pytest")
+pytest_plugins = ["pytester"]
 
 MODEL = """
 import torch
@@ -108,7 +105,7 @@ def test_a_collective_more_fails_and_the_report_says_where_it_comes_from(
         "  expected  exactly 1",
         "  actual    2 on rank 0",
         "  module    layers.0, layers.1",
-        "  cause     all_reduce[world], forward, 224 bytes in layers.0: "
+        "  cause     all_reduce[world], forward, 224 bytes sent in layers.0: "
         "call of torch.distributed.all_reduce",
         "  line      model.py:15 FeedForward.forward  dist.all_reduce(x.detach().clone())",
     ]

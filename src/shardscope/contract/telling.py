@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from shardscope.contract.breach import Breach, Evidence
+from shardscope.contract.limits import Figure
 from shardscope.contract.sizes import describe_size
 from shardscope.contract.words import name_module
 from shardscope.record import RankSpan, Source, count_ranks, format_ranks, make_inert
@@ -16,6 +17,13 @@ Label = Literal["expected", "actual", "module", "cause", "line", "remedy"]
 _WIDTH = 10  # of a label, and the gap behind it
 _MAX_TEXT = 300
 _MAX_MODULES = 3
+# Which bytes evidence shows; of a count those that cost time.
+_WAYS = {
+    Figure.COUNT: " sent",
+    Figure.WIRE_BYTES: " sent",
+    Figure.BYTES: " put in",
+    Figure.OUTPUT_BYTES: " got out",
+}
 
 
 class Row(NamedTuple):
@@ -60,9 +68,10 @@ def list_rows(breach: Breach) -> Iterator[Row]:
 
 
 def _describe(one: Evidence, breach: Breach) -> str:
-    """`all_reduce[tp], forward ×2, 64 MiB in layers.0.attn: call of dist.all_reduce`."""
+    """`all_reduce[tp], forward ×2, 64 MiB sent in layers.0.attn: call of dist.all_reduce`."""
     times = f" ×{one.count:,}" if one.count > 1 else ""
-    size = f", {describe_size(one.num_bytes)}" if one.num_bytes else ""
+    way = _WAYS.get(breach.limit.figure, "")
+    size = f", {describe_size(one.num_bytes)}{way}" if one.num_bytes else ""
     is_known = one.module is None or (one.module,) == breach.modules
     where = "" if is_known else f" in {name_module(one.module or '')}"
     return f"{one.what}{times}{size}{where}{f': {one.cause}' if one.cause else ''}"

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from shardscope.contract.limits import CauseKind, Figure, Limit
 from shardscope.contract.sizes import describe_size
 
-__all__ = ["describe_bound", "describe_figure", "describe_limit", "describe_value", "name_module"]
+__all__ = ["describe_bound", "describe_limit", "describe_value", "name_module"]
 
 _ROOT = "the root module"
 _NAMES = {
     Figure.COUNT: "collectives",
-    Figure.BYTES: "bytes put in",
-    Figure.WIRE_BYTES: "bytes on the wire",
-    Figure.OUTPUT_BYTES: "bytes got out",
+    Figure.BYTES: "input bytes",
+    Figure.WIRE_BYTES: "wire bytes",
+    Figure.OUTPUT_BYTES: "output bytes",
 }
 
 
@@ -27,16 +27,11 @@ def describe_limit(limit: Limit) -> str:
     if limit.axes:
         what = f"{what or 'all'}[{_join(limit.axes)}]"
     if limit.figure is not Figure.COUNT:
-        what = f"{_NAMES[limit.figure]}{f' by {what}' if what else ''}"
+        what = f"{_NAMES[limit.figure]}{f' of {what}' if what else ''}"
     where = "" if limit.module is None else f" in {name_module(limit.module)}"
     causes = "" if not limit.causes else f", {_join(map(_name_cause, limit.causes))}"
     phases = "" if not limit.phases else f", {_join(limit.phases)}"
     return f"{what}{where}{phases}{causes}"
-
-
-def describe_figure(limit: Limit) -> str:
-    """What is counted, for a sentence: `collectives`, `bytes put in`."""
-    return _NAMES.get(limit.figure, limit.figure.replace("_", " "))
 
 
 def describe_bound(limit: Limit) -> str:
