@@ -20,6 +20,7 @@ EVERYTHING_BELOW_CLI = {
     "numerics",
     "compile",
     "parallel",
+    "contract",
     "report",
     "errors",
     "version",
@@ -43,15 +44,20 @@ ALLOWED = {
     "compile": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
     # A program is verified with the numerics, the worlds and the matching of names of the others.
     "parallel": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
+    # What it must keep: whoever has a recording can check it.
+    "contract": {"record", "errors"},
     "report": {"record"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},
+    # Beside cli the only place that puts rooms together: what other programs call to run things.
+    "plugins": EVERYTHING_BELOW_CLI,
+    "testing": {"plugins"},
     "__main__": {"cli"},
     # The public API, whose names load when first used.
     "__init__": EVERYTHING_BELOW_CLI,
 }
 
-TORCHLESS = ("record", "report", "errors", "version", "drawing")
+TORCHLESS = ("record", "contract", "report", "errors", "version", "drawing")
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -22,6 +22,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │       ├── RemoteError         what was raised there
 │       ├── WorkerCrashed       the process died
 │       └── WorkerHung          the process took too long, and was ended
+├── ContractError               a contract that cannot be read, recorded or checked
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -35,6 +36,7 @@ __all__ = [
     "BackendError",
     "CollectiveError",
     "CompileError",
+    "ContractError",
     "CoverageError",
     "DiffError",
     "GraphRunError",
@@ -163,6 +165,10 @@ class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
             output=output,
         )
         self.seconds = seconds
+
+
+class ContractError(ShardscopeError):
+    """A contract that cannot be read, recorded or checked."""
 
 
 class TargetError(ShardscopeError):

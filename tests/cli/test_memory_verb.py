@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from cli.small_target import TARGET, write
 from shardscope.cli import main
-from shardscope.cli.memory import parse_size
+from shardscope.cli.memory import parse_gpu_memory
 from shardscope.errors import TargetError
 from shardscope.record import MemoryKind, load
 
@@ -86,13 +86,13 @@ def test_the_exit_code_says_whether_it_fits(tmp_path: Path, size: str, code: int
     ],
 )
 def test_sizes_are_understood(text: str, num_bytes: int) -> None:
-    assert parse_size(text) == num_bytes
+    assert parse_gpu_memory(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "80XB", "lots", "9" * 40, "80GiB!"])
 def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match=r"--gpu-memory .* is not understood"):
-        parse_size(text)
+        parse_gpu_memory(text)
     done = run(write(tmp_path, TARGET), "--gpu-memory", text or " ")
     assert done.exit_code == 2
     assert done.stderr.startswith("shardscope: --gpu-memory")
@@ -101,7 +101,7 @@ def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(("text", "meant"), [("80", "80GiB"), ("512B", "80GiB"), ("9MiB", "80GiB")])
 def test_sizes_that_no_gpu_has_are_one_sentence(text: str, meant: str) -> None:
     with pytest.raises(TargetError, match=f"bytes, .* Did you mean --gpu-memory {meant}"):
-        parse_size(text)
+        parse_gpu_memory(text)
 
 
 def test_a_step_without_an_optimizer_is_said_to_have_none(tmp_path: Path) -> None:

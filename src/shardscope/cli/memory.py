@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -27,20 +26,19 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target, run_default_step
+from shardscope.contract.sizes import parse_size
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.report.names import shorten
 from shardscope.report.text import render_summary
 from shardscope.shard.memory import memory
 
-__all__ = ["command", "parse_size"]
+__all__ = ["command", "parse_gpu_memory"]
 
 __frames__ = "outermost"  # whoever called us did not write the program
 
 _ALONE = {"dp": 1}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?", re.IGNORECASE)
 _LEAST = 16 << 20
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @click.command("memory")
@@ -74,7 +72,7 @@ def command(
     change; exits with 1 if it does not.
     """
     axes = None if mesh is None else parse_mesh(mesh)
-    device_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    device_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
     destination = Destination(target, output, rank=rank, force=force)
     told = _tell(target, axes, rank=rank, has_data=data, device_bytes=device_bytes)
     recording = name_command(told)
@@ -82,15 +80,10 @@ def command(
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
-def parse_size(text: str) -> int:
+def parse_gpu_memory(text: str) -> int:
     """`80GiB`, `80 GB`, `80g`: the last is binary, as people mean it."""
-    found = _SIZE.fullmatch(text.strip())
-    num_bytes = 0
-    if found is not None:
-        is_decimal = not found[3] and text.strip().upper().endswith("B")
-        base = 1000 if is_decimal else 1024
-        num_bytes = int(float(found[1]) * base ** _POWERS[found[2].upper()])
-    if not 0 < num_bytes < 1 << 62:
+    num_bytes = parse_size(text)
+    if not num_bytes:
         raise TargetError(
             f"--gpu-memory {shorten(text, 60)!r} is not understood. Give a size, such as "
             "--gpu-memory 80GiB."

@@ -76,6 +76,7 @@ from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretch
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
+from shardscope.record.words import describe_cause, name_axis
 
 __all__ = [
     "FINE",
@@ -153,6 +154,7 @@ __all__ = [
     "compress_ranks",
     "count_ranks",
     "cut_stretches",
+    "describe_cause",
     "encode",
     "encode_pieces",
     "expand_ranks",
@@ -161,6 +163,7 @@ __all__ = [
     "make_inert",
     "merge",
     "merge_files",
+    "name_axis",
     "rank_at",
     "read_stream",
     "replace_surrogates",

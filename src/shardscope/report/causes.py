@@ -8,26 +8,15 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardscope.record import (
-    BucketReduce,
-    Call,
-    Cause,
-    Collective,
-    Compiled,
-    FullyShard,
-    Recording,
-    Redistribute,
-    Source,
-)
+from shardscope.record import Collective, Recording, Redistribute, Source, describe_cause
 from shardscope.report.grid import Column, Grid, Look, Row
 from shardscope.report.layout import make_text
 from shardscope.report.lines import format_source
 from shardscope.report.traffic import RankClass, Tally, name_axis, tally
 from shardscope.report.units import format_bytes, format_count, format_spread, spread
 
-__all__ = ["Reason", "describe_cause", "gather_reasons", "render_causes"]
+__all__ = ["Reason", "gather_reasons", "render_causes"]
 
-_NO_CAUSE = "unknown cause"
 _MAX_LINES = 4  # of a cause
 _INDENT = 2
 _COLUMNS = {
@@ -98,23 +87,6 @@ def render_causes(
     num_hidden = len(ranked) - len(rows)
     note = f"… {num_hidden:,} more: --by cause shows all" if num_hidden else ""
     return Grid(_COLUMNS, rows, _LAYOUTS, note=note)
-
-
-def describe_cause(cause: Cause | None) -> str:
-    """A cause in a few words; causes with the same words are counted together."""
-    match cause:
-        case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
-            word = "unasked, for" if is_implicit else "for"
-            return f"DTensor {', '.join(before)} → {', '.join(after)} {word} {asked_by}"
-        case FullyShard(action=action):
-            return f"FSDP {action}"
-        case BucketReduce():
-            return "DDP gradient bucket"
-        case Call(api=api):
-            return f"call of {api}"
-        case Compiled(graph=graph):
-            return f"compiled graph {graph}"
-    return _NO_CAUSE
 
 
 def _make_row(reason: Reason) -> Row:

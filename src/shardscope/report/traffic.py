@@ -15,6 +15,7 @@ from shardscope.record import (
     Recording,
     compress_ranks,
     expand_ranks,
+    name_axis,
 )
 
 __all__ = ["Facet", "RankClass", "Tally", "add_up", "fold_ranks", "name_axis", "tally"]
@@ -68,13 +69,6 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
 def tally(call: Collective) -> Tally:
     """One collective."""
     return Tally(1, call.input_bytes, call.output_bytes, call.wire_bytes)
-
-
-def name_axis(call: Collective, world_size: int) -> str:
-    """The mesh axis it ran along, or how many ranks it spanned where there is no axis."""
-    if call.axis is not None:
-        return call.axis
-    return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"
 
 
 def fold_ranks(recording: Recording) -> tuple[RankClass, ...]:

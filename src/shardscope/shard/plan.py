@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from shardscope._torch.meshes import describe_placements
 from shardscope.errors import AuditError
-from shardscope.shard.patterns import is_pattern, matches_parts
+from shardscope.record.patterns import is_pattern, matches_parts
 
 __all__ = ["Plan", "Rule", "RuleBook", "read_plan"]
 

@@ -17,7 +17,7 @@ from shardscope.parallel.plan.styles import (
     Replicated,
     WeightStyle,
 )
-from shardscope.shard.patterns import is_pattern, matches_deeply
+from shardscope.record.patterns import is_pattern, matches_deeply
 
 __all__ = ["Book", "Rule", "weight_style"]
 

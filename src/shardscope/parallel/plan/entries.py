@@ -21,7 +21,7 @@ from shardscope.parallel.plan.styles import (
 )
 from shardscope.parallel.plan.tables import read_style_table
 from shardscope.parallel.plan.torch_styles import is_torch_style, read_torch_style
-from shardscope.shard.patterns import is_pattern
+from shardscope.record.patterns import is_pattern
 
 __all__ = ["Entry", "Styles", "read_entry"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from shardscope.shard.patterns import is_pattern, matches_deeply
+from shardscope.record.patterns import is_pattern, matches_deeply
 
 __all__ = ["suggest_name"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardscope.errors import PlanError
 from shardscope.parallel.plan.style_names import MEANINGLESS
-from shardscope.shard.patterns import matches_deeply
+from shardscope.record.patterns import matches_deeply
 
 __all__ = ["read_transformers"]
 

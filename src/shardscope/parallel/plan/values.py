@@ -13,7 +13,7 @@ from shardscope.parallel.plan.axes import Axes
 from shardscope.parallel.plan.outline import ValueOutline
 from shardscope.parallel.plan.spelling import read_placement, say, spell
 from shardscope.parallel.plan.tables import Plain
-from shardscope.shard.patterns import is_pattern, matches_deeply
+from shardscope.record.patterns import is_pattern, matches_deeply
 
 __all__ = ["Wish", "read_wish", "resolve_wishes"]
 

@@ -15,9 +15,9 @@ from shardscope.record import (
     Recording,
     Redistribute,
     Source,
+    describe_cause,
     expand_ranks,
 )
-from shardscope.report.causes import describe_cause
 from shardscope.report.compare.brief import INPUT, WIRE
 from shardscope.report.compare.changes import NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import Fact, match_facts

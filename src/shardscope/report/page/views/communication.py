@@ -14,9 +14,10 @@ from shardscope.record import (
     Phase,
     Recording,
     count_ranks,
+    describe_cause,
     format_ranks,
 )
-from shardscope.report.causes import describe_cause, gather_reasons
+from shardscope.report.causes import gather_reasons
 from shardscope.report.page.communication import (
     Calls,
     CauseRow,

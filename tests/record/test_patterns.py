@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.shard.patterns import is_pattern, matches_deeply, matches_parts
+from shardscope.record.patterns import is_pattern, matches_deeply, matches_parts
 
 
 @pytest.mark.parametrize(

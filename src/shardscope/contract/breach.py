@@ -1,0 +1,51 @@
+"""A limit that does not hold, with what a person needs to do something about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from shardscope.contract.limits import Limit
+from shardscope.record import RankSpan, Source
+
+__all__ = ["Breach", "BreachKind", "Evidence"]
+
+
+class BreachKind(StrEnum):
+    """In which way a limit does not hold."""
+
+    TOO_MUCH = "too much"
+    TOO_LITTLE = "too little"
+    NOTHING_FITS = "nothing fits"  # it names a module or an axis that the recording does not have
+    NOT_MEASURED = "not measured"  # nobody looked, or records were lost
+
+
+class Evidence(Struct, frozen=True, kw_only=True):
+    """Something that counts towards the figure; `cause` says why it is there."""
+
+    what: str
+    cause: str = ""
+    module: str | None = None
+    count: int = 1
+    num_bytes: int = 0
+    source: Source | None = None
+
+
+class Breach(Struct, frozen=True, kw_only=True):
+    """A limit that does not hold.
+
+    `actual` is the worst there is, found in the first of `modules` on `ranks`; the others do not
+    keep to the limit either. `evidence` is what counts there, the most telling first.
+    """
+
+    limit: Limit
+    kind: BreachKind
+    title: str  # what is limited, in words
+    expected: str
+    actual: str
+    value: int | None = None
+    modules: tuple[str, ...] = ()
+    ranks: tuple[RankSpan, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    remedy: str = ""

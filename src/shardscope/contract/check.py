@@ -1,0 +1,143 @@
+"""`check(contract, recording)`: every limit that does not hold, and all there is to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from shardscope.contract.breach import Breach, BreachKind
+from shardscope.contract.evidence import find_evidence
+from shardscope.contract.limits import Contract, Figure, Limit
+from shardscope.contract.remedies import advise, say_what_to_run, suggest_names
+from shardscope.contract.traffic import Reading, Traffic, read_traffic
+from shardscope.contract.wholes import Whole, measure_whole
+from shardscope.contract.words import describe_bound, describe_limit, describe_value
+from shardscope.record import Recording, compress_ranks
+
+__all__ = ["check", "is_measurable", "missing_axes"]
+
+_MAX_EVIDENCE = 3
+
+
+def check(contract: Contract, *recordings: Recording) -> tuple[Breach, ...]:
+    """The limits that do not hold, in the contract's order.
+
+    Several recordings are what several instruments wrote down of one program: each limit is held
+    against all that looked at what it limits. Where none has, that is a breach too.
+    """
+    traffics = [one for one in map(read_traffic, recordings) if one is not None]
+    return tuple(
+        breach
+        for limit in contract.limits
+        for breach in (
+            _check_comm(limit, contract, traffics)
+            if limit.is_on_comm
+            else _check_whole(limit, measure_whole(limit, recordings))
+        )
+    )
+
+
+def _check_whole(limit: Limit, wholes: Sequence[Whole]) -> Iterator[Breach]:
+    """The worst there is; one that could not be measured is as bad as one that is too much."""
+    assert limit.most is not None
+    worst = max(wholes, key=lambda one: one.value, default=None)
+    flawed = next((one for one in wholes if one.flaw), None)
+    if worst is not None and worst.value > limit.most:
+        yield Breach(
+            limit=limit,
+            kind=BreachKind.TOO_MUCH,
+            title=describe_limit(limit),
+            expected=describe_bound(limit),
+            actual=f"{describe_value(limit, worst.value)} {worst.where}".rstrip(),
+            value=worst.value,
+            ranks=worst.ranks,
+            evidence=worst.evidence[:_MAX_EVIDENCE],
+            remedy=advise(limit, BreachKind.TOO_MUCH, worst.evidence),
+        )
+    elif worst is None:
+        yield _not_measured(limit, "no recording that was given looked at it")
+    elif flawed is not None:
+        yield _not_measured(limit, f"not all was seen: {flawed.flaw}")
+
+
+def _check_comm(limit: Limit, contract: Contract, traffics: Iterable[Traffic]) -> Iterator[Breach]:
+    able = [traffic for traffic in traffics if is_measurable(limit, traffic)]
+    if not able:
+        yield _not_measured(limit, "no recording that was given looked at it")
+    for traffic in able:
+        if axes := missing_axes(limit, traffic):
+            yield _nothing_fits(limit, "axis", axes, traffic.axes)
+            continue
+        readings = traffic.read(limit.selector, limit.figure)
+        if readings:
+            yield from _check_readings(limit, contract, traffic, readings)
+        else:
+            assert limit.module is not None
+            near = traffic.names.suggest(limit.module)
+            yield _nothing_fits(limit, "module", (limit.module,), near)
+
+
+def is_measurable(limit: Limit, traffic: Traffic) -> bool:
+    """Of a program that was cut, what a rank puts in is known, and neither more bytes nor kinds."""
+    is_simple = limit.figure in (Figure.COUNT, Figure.BYTES) and not limit.causes
+    return traffic.is_traced or is_simple
+
+
+def missing_axes(limit: Limit, traffic: Traffic) -> tuple[str, ...]:
+    """Axes that the limit names and the recording does not know."""
+    return tuple(axis for axis in limit.axes if axis not in traffic.axes)
+
+
+def _check_readings(
+    limit: Limit, contract: Contract, traffic: Traffic, readings: Sequence[Reading]
+) -> Iterator[Breach]:
+    over = [one for one in readings if limit.most is not None and one.value > limit.most]
+    under = [one for one in readings if limit.least is not None and one.value < limit.least]
+    over.sort(key=lambda one: -one.value)
+    under.sort(key=lambda one: one.value)
+    for kind, found in ((BreachKind.TOO_MUCH, over), (BreachKind.TOO_LITTLE, under)):
+        if found:
+            yield _breach_of_comm(limit, contract, traffic, kind, found)
+    if traffic.is_lossy and limit.most is not None and not over and not under:
+        yield _not_measured(limit, "records were lost, so that there was more than is known")
+
+
+def _breach_of_comm(
+    limit: Limit, contract: Contract, traffic: Traffic, kind: BreachKind, found: Sequence[Reading]
+) -> Breach:
+    worst = found[0]
+    evidence = find_evidence(limit, contract, traffic, worst)
+    return Breach(
+        limit=limit,
+        kind=kind,
+        title=describe_limit(limit),
+        expected=describe_bound(limit),
+        actual=describe_value(limit, worst.value),
+        value=worst.value,
+        modules=tuple(dict.fromkeys(one.module for one in found if one.module is not None)),
+        ranks=compress_ranks(worst.ranks) if traffic.is_traced else (),
+        evidence=evidence[:_MAX_EVIDENCE],
+        remedy=advise(limit, kind, evidence),
+    )
+
+
+def _nothing_fits(limit: Limit, noun: str, wanted: Sequence[str], known: Sequence[str]) -> Breach:
+    names = " or ".join(repr(name) for name in wanted)
+    return Breach(
+        limit=limit,
+        kind=BreachKind.NOTHING_FITS,
+        title=describe_limit(limit),
+        expected=describe_bound(limit),
+        actual=f"no {noun} fits {names}",
+        remedy=suggest_names(noun, known),
+    )
+
+
+def _not_measured(limit: Limit, fact: str) -> Breach:
+    return Breach(
+        limit=limit,
+        kind=BreachKind.NOT_MEASURED,
+        title=describe_limit(limit),
+        expected=describe_bound(limit),
+        actual=f"not measured: {fact}",
+        remedy=say_what_to_run(limit),
+    )

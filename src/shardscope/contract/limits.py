@@ -1,0 +1,160 @@
+"""What a contract holds: limits, each on one figure of a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from shardscope.errors import ContractError
+from shardscope.record import CollectiveKind, Phase, Severity
+
+__all__ = ["COMM_FIGURES", "CauseKind", "Contract", "Figure", "Limit", "Selector", "is_in_table"]
+
+_MOST = 2**63 - 1
+
+
+class Figure(StrEnum):
+    """What is limited, in the words that a contract uses; each is that of one rank."""
+
+    PEAK_MEMORY = "peak_memory"
+    GRAPH_BREAKS = "graph_breaks"
+    RECOMPILES = "recompiles"
+    SKIPPED_FUNCTIONS = "skipped_functions"
+    UNCOVERED_OPS = "uncovered_ops"  # the three below together
+    MISSING_OPS = "missing_ops"
+    WRONG_OPS = "wrong_ops"
+    REPLICATED_OPS = "replicated_ops"
+    FALLBACKS = "fallbacks"
+    GAPS = "gaps"
+    FINDINGS = "findings"
+    COUNT = "count"
+    BYTES = "bytes"  # that a rank puts in
+    WIRE_BYTES = "wire_bytes"
+    OUTPUT_BYTES = "output_bytes"
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is bytes."""
+        return self is Figure.PEAK_MEMORY or self.endswith("bytes")
+
+
+COMM_FIGURES = (Figure.COUNT, Figure.BYTES, Figure.WIRE_BYTES, Figure.OUTPUT_BYTES)
+
+
+class CauseKind(StrEnum):
+    """What asked for a collective. An unasked one is a redistribution that nobody wrote down."""
+
+    UNASKED = "unasked"
+    REDISTRIBUTE = "redistribute"
+    FULLY_SHARD = "fully_shard"
+    DDP_BUCKET = "ddp_bucket"
+    CALL = "call"
+    COMPILED = "compiled"
+    UNKNOWN = "unknown"
+
+
+class Selector(NamedTuple):
+    """Which collectives a limit counts: those that have one of the named in each place.
+
+    No module is all of them and what belongs to none; an empty name is the root.
+    """
+
+    module: str | None = None
+    phases: tuple[Phase, ...] = ()
+    axes: tuple[str, ...] = ()
+    kinds: tuple[CollectiveKind, ...] = ()
+    causes: tuple[CauseKind, ...] = ()
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """The least and the most that a figure may be; both the same where it is to be exact.
+
+    A limit on collectives holds for each module that `module` fits, its children included, and on
+    each rank. All else is limited as a whole, by `most` alone; findings by severity or rule.
+    """
+
+    figure: Figure
+    least: int | None = None
+    most: int | None = None
+    module: str | None = None
+    phases: tuple[Phase, ...] = ()
+    axes: tuple[str, ...] = ()
+    kinds: tuple[CollectiveKind, ...] = ()
+    causes: tuple[CauseKind, ...] = ()
+    severity: Severity | None = None
+    rule: str = ""
+
+    def __post_init__(self) -> None:
+        fact = self._find_fault()
+        if fact:
+            raise ContractError(f"A limit on {self.figure} {fact}.")
+
+    @property
+    def selector(self) -> Selector:
+        """Which collectives it counts."""
+        return Selector(self.module, self.phases, self.axes, self.kinds, self.causes)
+
+    @property
+    def is_on_comm(self) -> bool:
+        """Whether it limits collectives."""
+        return self.figure in COMM_FIGURES
+
+    @property
+    def is_on_unasked(self) -> bool:
+        """Whether it limits what DTensor does unasked in all, for which there is a short word."""
+        is_plain = self.figure is Figure.COUNT and self.least is None
+        return is_plain and self.selector == Selector(causes=(CauseKind.UNASKED,))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the figure may be one number only."""
+        return self.least is not None and self.least == self.most
+
+    def _find_fault(self) -> str:
+        if self.least is None and self.most is None:
+            return "says neither the least nor the most there may be. Give it one of them"
+        bounds = [bound for bound in (self.least, self.most) if bound is not None]
+        if not all(0 <= bound <= _MOST for bound in bounds):
+            return "is below zero, or too large to be meant. Give a number of things or of bytes"
+        if bounds != sorted(bounds):
+            return f"wants at least {self.least:,} and at most {self.most:,}. Swap them"
+        if not self.is_on_comm and (self.least is not None or self.selector != Selector()):
+            return "says the most there may be of all together, and can say nothing else"
+        if self.figure is not Figure.FINDINGS and (self.severity is not None or self.rule):
+            return "names a severity or a rule, which findings alone have"
+        return ""
+
+
+class Contract(Struct, frozen=True):
+    """Limits, in the order in which a file has them: those on collectives last."""
+
+    limits: tuple[Limit, ...] = ()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "limits", tuple(sorted(self.limits, key=_order)))
+        keys = Counter(_key(limit) for limit in self.limits if not is_in_table(limit))
+        for key, count in keys.items():
+            if count > 1:
+                raise ContractError(f"A contract limits {key[0]} {count} times. Keep one of them.")
+
+
+def is_in_table(limit: Limit) -> bool:
+    """Whether a file has it in a table of its own, of which there may be many alike."""
+    return limit.is_on_comm and not limit.is_on_unasked
+
+
+def _key(limit: Limit) -> tuple[str, str, str]:
+    name = "unasked" if limit.is_on_comm else str(limit.figure)
+    return name, str(limit.severity), limit.rule
+
+
+def _order(limit: Limit) -> tuple[int, bool, int]:
+    """Figures of the whole as they are listed above; collectives stay in the order given."""
+    if limit.is_on_comm:
+        return len(Figure) + is_in_table(limit), False, 0
+    index = -1 if limit.severity is None else list(Severity).index(limit.severity)
+    return list(Figure).index(limit.figure), bool(limit.rule), index

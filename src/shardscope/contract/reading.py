@@ -1,0 +1,185 @@
+"""`shardscope.toml`: reading a contract, and saying what is wrong with one, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tomlkit
+from msgspec import Struct
+from tomlkit.exceptions import ParseError, TOMLKitError
+
+from shardscope.contract.keys import (
+    ANY,
+    BOUNDS,
+    CEILINGS,
+    COMM_KEYS,
+    CONTRACT_KEYS,
+    FINDING_KEYS,
+    UNASKED,
+    Side,
+)
+from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
+from shardscope.contract.lines import find_lines
+from shardscope.contract.place import Place
+from shardscope.errors import ContractError
+from shardscope.record import CollectiveKind, Phase, Severity
+
+__all__ = [
+    "ContractFile",
+    "open_contract",
+    "parse_contract",
+    "read_comm",
+    "read_contract",
+    "read_selector",
+]
+
+
+class ContractFile(Struct, frozen=True, kw_only=True):
+    """A contract, the file that it is in, and the line of each limit there."""
+
+    path: str
+    contract: Contract
+    lines: Mapping[Limit, int]
+
+
+def read_contract(path: str | os.PathLike[str]) -> Contract:
+    """The contract in a file."""
+    return open_contract(path).contract
+
+
+def open_contract(path: str | os.PathLike[str]) -> ContractFile:
+    """The same, with lines."""
+    name = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError as error:
+        raise ContractError(
+            f"There is no contract '{name}'. Name one with --contract, or write one of today's "
+            f"numbers: shardscope contract record RECORDING -o {name}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ContractError(f"'{name}' is not text in UTF-8. Name a TOML file.") from error
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise ContractError(f"cannot read '{name}': {reason}. Name a TOML file.") from error
+    return parse_contract(text, name=name)
+
+
+def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
+    """A contract from its text; `name` is for what is said about it."""
+    document = _parse(text, name)
+    root = Place(name, find_lines(text))
+    root.check_keys(document, ("contract",))
+    if "contract" not in document:
+        raise ContractError(
+            f"'{name}' has no [contract], so it holds nothing. Write limits below that word, or "
+            f"record today's: shardscope contract record RECORDING -o {name} --force"
+        )
+    place = root.at("contract")
+    limits = list(_read_limits(place, place.as_table(document["contract"])))
+    if not limits:
+        raise place.fail("the contract holds nothing. Give it a limit, such as gaps = 0")
+    lines: dict[Limit, int] = {}
+    for limit, line in limits:
+        lines.setdefault(limit, line)
+    return ContractFile(
+        path=name, contract=Contract(tuple(limit for limit, _ in limits)), lines=lines
+    )
+
+
+def _parse(text: str, name: str) -> dict[str, Any]:
+    try:
+        return tomlkit.parse(text).unwrap()
+    except ParseError as error:
+        raise ContractError(
+            f"{name}, line {error.line}: {str(error).partition(' at line')[0]}. Correct the TOML."
+        ) from error
+    except (TOMLKitError, RecursionError) as error:
+        raise ContractError(f"{name} is not TOML: {error}. Correct it.") from error
+
+
+def _read_limits(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:
+    place.check_keys(table, CONTRACT_KEYS)
+    for key, value in table.items():
+        at = place.at(key)
+        if key == "comm":
+            for index, one in enumerate(at.as_tables(value)):
+                yield from read_comm(at.at(index), one)
+        elif key == "findings":
+            yield from _read_findings(at, value)
+        elif key == UNASKED:
+            causes = (CauseKind.UNASKED,)
+            yield Limit(figure=Figure.COUNT, causes=causes, most=at.as_count(value)), at.line
+        else:
+            figure = CEILINGS[key]
+            yield Limit(figure=figure, most=_read_number(at, figure, value)), at.line
+
+
+def _read_findings(place: Place, value: Any) -> Iterator[tuple[Limit, int]]:
+    """A number for all of them, or a table of severities and rules."""
+    if not isinstance(value, Mapping):
+        value = {ANY: place.as_count(value)}
+    place.check_keys(value, FINDING_KEYS)
+    for key, most in value.items():
+        at = place.at(key)
+        if key == "rules":
+            for rule, count in at.as_table(most).items():
+                of_rule = Limit(figure=Figure.FINDINGS, rule=rule, most=at.at(rule).as_count(count))
+                yield of_rule, at.at(rule).line
+        else:
+            severity = None if key == ANY else Severity(key)
+            count = at.as_count(most)
+            yield Limit(figure=Figure.FINDINGS, severity=severity, most=count), at.line
+
+
+def read_comm(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:
+    """A limit for each figure that the table bounds, and its line."""
+    place.check_keys(table, COMM_KEYS)
+    selector = read_selector(place, table)
+    bounds: dict[Figure, dict[Side, int]] = {}
+    for key, value in table.items():
+        if key in BOUNDS:
+            figure, side = BOUNDS[key]
+            bounds.setdefault(figure, {})[side] = _read_number(place.at(key), figure, value)
+    if not bounds:
+        raise place.fail("it limits nothing. Give it count, max_bytes or another bound.")
+    for figure, sides in bounds.items():
+        yield _make_limit(place, figure, sides, selector), place.line
+
+
+def _make_limit(
+    place: Place, figure: Figure, sides: Mapping[Side, int], selector: Selector
+) -> Limit:
+    if "exact" in sides and len(sides) > 1:
+        raise place.fail(f"it has {figure} beside max_{figure} or min_{figure}. Keep one.")
+    try:
+        return Limit(
+            figure=figure,
+            least=sides.get("least", sides.get("exact")),
+            most=sides.get("most", sides.get("exact")),
+            **selector._asdict(),
+        )
+    except ContractError as error:
+        raise place.fail(str(error)) from error
+
+
+def read_selector(place: Place, table: Mapping[str, Any]) -> Selector:
+    """Which collectives a table of a file limits."""
+
+    def read(key: str, allowed: Iterable[str] = ()) -> tuple[str, ...]:
+        return place.at(key).as_names(table[key], allowed) if key in table else ()
+
+    return Selector(
+        module=place.at("module").as_name(table["module"]) if "module" in table else None,
+        phases=tuple(map(Phase, read("phase", Phase))),
+        axes=read("axis"),
+        kinds=tuple(map(CollectiveKind, read("kind", CollectiveKind))),
+        causes=tuple(map(CauseKind, read("cause", CauseKind))),
+    )
+
+
+def _read_number(place: Place, figure: Figure, value: Any) -> int:
+    return place.as_size(value) if figure.is_size else place.as_count(value)

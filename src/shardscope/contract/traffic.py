@@ -1,0 +1,169 @@
+"""Collectives added up per rank, module and what a limit may ask for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from operator import add
+from typing import NamedTuple, final
+
+from shardscope.contract.limits import COMM_FIGURES, CauseKind, Figure, Selector
+from shardscope.contract.names import Names, ancestors
+from shardscope.contract.said import Said, classify_cause, has_trace, list_said, ranks_of
+from shardscope.record import CollectiveKind, Phase, RankSpan, Recording
+
+__all__ = ["Facet", "Reading", "Traffic", "facet_of", "matches", "read_traffic"]
+
+Tally = tuple[int, int, int, int]  # count, and bytes put in, sent and got out, as COMM_FIGURES
+_NOTHING: Tally = (0, 0, 0, 0)
+
+
+class Facet(NamedTuple):
+    """What a limit may ask for besides a module."""
+
+    phase: Phase
+    axis: str
+    kind: CollectiveKind
+    causes: tuple[CauseKind, ...]
+
+
+class Reading(NamedTuple):
+    """What a figure is in one module (in all, where it is None) on some ranks that are alike."""
+
+    module: str | None
+    ranks: tuple[int, ...]
+    value: int
+
+
+# Sums of ranks that are alike, by module; None is everything.
+_Sums = dict[str | None, Tally]
+_Own = dict[tuple[str | None, Facet], Tally]
+
+
+@final
+class Traffic:
+    """What was said in a recording; ranks that said the same are one."""
+
+    def __init__(self, recording: Recording, said: Sequence[Said]) -> None:
+        self.recording = recording
+        self._by_rank: dict[int, list[Said]] = {rank: [] for rank in ranks_of(recording)}
+        for one in said:
+            self._by_rank.setdefault(one.rank, []).append(one)
+        self._classes = list(_fold_ranks(self._by_rank))
+        owners = {owner for _, own in self._classes for owner, _ in own if owner is not None}
+        self.names = Names(recording, owners)
+        self.axes = _list_axes(recording, said)
+        self._sums: dict[Selector, list[_Sums]] = {}
+        self._holders: dict[str, list[RankSpan]] = defaultdict(list)
+        for module in recording.modules:
+            for name in (module.name, *module.aliases):
+                self._holders[name].extend(module.ranks)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether all is known of each collective; of a program that was cut less is."""
+        return has_trace(self.recording)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether there was more than this."""
+        return any(gap.is_loss for gap in self.recording.gaps)
+
+    def owned(self) -> Iterator[tuple[str | None, Facet]]:
+        """Modules and what they themselves said, each once."""
+        yield from dict.fromkeys(key for _, own in self._classes for key in own)
+
+    def read(self, selector: Selector, figure: Figure) -> list[Reading]:
+        """The figure for each module that fits, on each rank that has it."""
+        place = COMM_FIGURES.index(figure)
+        modules = (None,) if selector.module is None else self.names.fit(selector.module)
+        sums = self._sum_up(selector._replace(module=None))
+        return [
+            Reading(module, ranks, by_module.get(module, _NOTHING)[place])
+            for module in modules
+            for (ranks, _), by_module in zip(self._classes, sums, strict=True)
+            if module is None or module in by_module or self._is_held(module, ranks)
+        ]
+
+    def list_said(self, reading: Reading, selector: Selector) -> list[Said]:
+        """What one of the ranks said that counts."""
+        return [
+            one
+            for one in self._by_rank[reading.ranks[0]]
+            if matches(selector, facet_of(one)) and _is_within(one.module, reading.module)
+        ]
+
+    def _sum_up(self, selector: Selector) -> list[_Sums]:
+        if selector not in self._sums:
+            self._sums[selector] = [_add_up(own, selector) for _, own in self._classes]
+        return self._sums[selector]
+
+    def _is_held(self, module: str, ranks: tuple[int, ...]) -> bool:
+        """Whether one of the ranks has it; stages of a pipeline do not have each other's."""
+        spans = [
+            range(span.first, span.first + span.count * span.step, span.step)
+            for span in self._holders.get(module, ())
+        ]
+        return any(rank in span for span in spans for rank in ranks)
+
+
+def read_traffic(recording: Recording) -> Traffic | None:
+    """What was said, or None if nobody looked."""
+    said = list_said(recording)
+    return None if said is None else Traffic(recording, said)
+
+
+def matches(selector: Selector, facet: Facet) -> bool:
+    """Whether it is one of those asked for, whatever its module."""
+    return (
+        (not selector.phases or facet.phase in selector.phases)
+        and (not selector.axes or facet.axis in selector.axes)
+        and (not selector.kinds or facet.kind in selector.kinds)
+        and (not selector.causes or any(one in selector.causes for one in facet.causes))
+    )
+
+
+def _is_within(owner: str | None, module: str | None) -> bool:
+    """Whether it is the module or a child of it."""
+    if module is None or owner is None:
+        return module is None
+    return not module or owner == module or owner.startswith(f"{module}.")
+
+
+def facet_of(one: Said) -> Facet:
+    return Facet(one.phase, one.axis, one.kind, classify_cause(one.cause))
+
+
+def _fold_ranks(by_rank: dict[int, list[Said]]) -> Iterator[tuple[tuple[int, ...], _Own]]:
+    alike: dict[frozenset[object], tuple[list[int], _Own]] = {}
+    for rank, said in sorted(by_rank.items()):
+        own: _Own = defaultdict(lambda: _NOTHING)
+        for one in said:
+            put_in, got_out, sent = one.sizes
+            key = (one.module, facet_of(one))
+            own[key] = _plus(own[key], (1, put_in, sent, got_out))
+        alike.setdefault(frozenset(own.items()), ([], own))[0].append(rank)
+    for ranks, own in alike.values():
+        yield tuple(ranks), own
+
+
+def _add_up(own: _Own, selector: Selector) -> _Sums:
+    sums: _Sums = defaultdict(lambda: _NOTHING)
+    for (owner, facet), tally in own.items():
+        if matches(selector, facet):
+            sums[None] = _plus(sums[None], tally)
+            for module in () if owner is None else ancestors(owner):
+                sums[module] = _plus(sums[module], tally)
+    return dict(sums)
+
+
+def _plus(one: Tally, other: Tally) -> Tally:
+    count, put_in, sent, got_out = map(add, one, other)
+    return count, put_in, sent, got_out
+
+
+def _list_axes(recording: Recording, said: Sequence[Said]) -> tuple[str, ...]:
+    named = [axis.name for axis in recording.run.axes]
+    named += [axis.name for program in recording.parallel for axis in program.axes]
+    named += [group.axis for group in recording.groups if group.axis is not None]
+    return tuple(dict.fromkeys([*named, *(one.axis for one in said)]))

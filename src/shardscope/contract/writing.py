@@ -1,0 +1,191 @@
+"""`shardscope.toml`: writing a contract, and writing it again with comments and order kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Array
+from tomlkit.toml_document import TOMLDocument
+
+from shardscope.contract.keys import ANY, BOUNDS, CEILINGS, SELECTORS, UNASKED
+from shardscope.contract.limits import Contract, Figure, Limit, Selector, is_in_table
+from shardscope.contract.place import Place
+from shardscope.contract.reading import parse_contract, read_selector
+from shardscope.contract.sizes import parse_size, write_size
+from shardscope.record import write_file
+
+__all__ = ["render_contract", "write_contract"]
+
+_HEADING = "What this program may say and hold: shardscope contract check RECORDING"
+
+Table = MutableMapping[str, Any]
+Values = dict[str, str | int]
+
+
+def write_contract(
+    contract: Contract, path: str | os.PathLike[str], *, force: bool = False
+) -> Path:
+    """Write a contract; a file that is there keeps its comments and order if `force` is given."""
+    before = ""
+    if force and os.path.isfile(path):
+        before = Path(path).read_text(encoding="utf-8")
+    return write_file(render_contract(contract, before=before).encode(), path, force=force)
+
+
+def render_contract(contract: Contract, *, before: str = "") -> str:
+    """A contract as TOML; where there was one `before`, that with other limits."""
+    if before:
+        parse_contract(before)  # what cannot be read is not written over by mistake
+    document = tomlkit.parse(before) if before else _begin()
+    table = document["contract"]
+    assert isinstance(table, MutableMapping)
+    _put(table, _list_ceilings(contract), owned=(*CEILINGS, UNASKED))
+    _put_findings(table, [one for one in contract.limits if one.figure is Figure.FINDINGS])
+    _put_comm(table, list(_list_tables(contract)))
+    return tomlkit.dumps(document)
+
+
+def _begin() -> TOMLDocument:
+    document = tomlkit.document()
+    document.add(tomlkit.comment(_HEADING))
+    document.add("contract", tomlkit.table())
+    return document
+
+
+def _list_ceilings(contract: Contract) -> Values:
+    return {
+        UNASKED if limit.is_on_unasked else str(limit.figure): _write_value(limit, limit.most)
+        for limit in contract.limits
+        if not is_in_table(limit) and limit.figure is not Figure.FINDINGS
+    }
+
+
+def _write_value(limit: Limit, bound: int | None) -> str | int:
+    assert bound is not None
+    return write_size(bound) if limit.figure.is_size else bound
+
+
+def _put(table: Table, values: Values, *, owned: Iterable[str]) -> None:
+    """Set those values, and drop what else the keys held; what says the same already stays."""
+    for key in [key for key in table if key in owned and key not in values]:
+        del table[key]
+    for key, value in values.items():
+        if key not in table or _read(table[key]) != _read(value):
+            table[key] = value
+
+
+def _read(value: Any) -> object:
+    """The number that a value stands for, or the value."""
+    plain = _plain(value)
+    size = parse_size(plain) if isinstance(plain, str) else None
+    return plain if size is None else size
+
+
+def _put_findings(table: Table, limits: list[Limit]) -> None:
+    """A number where all findings are limited together, else a table of severities and rules."""
+    whole = [one.most for one in limits if one.severity is None and not one.rule]
+    if not limits or (len(limits) == 1 and whole and not isinstance(table.get("findings"), dict)):
+        values: Values = {"findings": _write_value(limits[0], whole[0])} if limits else {}
+        _put(table, values, owned=("findings",))
+        return
+    if not isinstance(table.get("findings"), MutableMapping):
+        table.pop("findings", None)
+        _add_section(table, "findings")
+    findings = table["findings"]
+    numbers = {one: _write_value(one, one.most) for one in limits}
+    severities = {str(one.severity or ANY): numbers[one] for one in limits if not one.rule}
+    _put(findings, severities, owned=[key for key in findings if key != "rules"])
+    _put_rules(findings, {one.rule: numbers[one] for one in limits if one.rule})
+
+
+def _put_rules(findings: Table, rules: Values) -> None:
+    if not rules:
+        findings.pop("rules", None)
+        return
+    if "rules" not in findings:
+        findings["rules"] = tomlkit.inline_table()
+    _put(findings["rules"], rules, owned=list(findings["rules"]))
+
+
+def _add_section(table: Table, key: str) -> None:
+    section = tomlkit.table()
+    section.trivia.indent = "\n"
+    table[key] = section
+
+
+def _list_tables(contract: Contract) -> Iterator[tuple[Selector, Values]]:
+    """Limits on the same collectives that follow each other share a table."""
+    current: Selector | None = None
+    values: Values = {}
+    for limit in filter(is_in_table, contract.limits):
+        bounds = dict(_list_bounds(limit))
+        if limit.selector != current or _figures(values) & _figures(bounds):
+            if current is not None:
+                yield current, values
+            current, values = limit.selector, {}
+        values |= bounds
+    if current is not None:
+        yield current, values
+
+
+def _figures(values: Values) -> set[Figure]:
+    return {BOUNDS[key].figure for key in values}
+
+
+def _list_bounds(limit: Limit) -> Iterator[tuple[str, str | int]]:
+    if limit.is_exact:
+        yield str(limit.figure), _write_value(limit, limit.most)
+        return
+    for prefix, bound in (("min_", limit.least), ("max_", limit.most)):
+        if bound is not None:
+            yield f"{prefix}{limit.figure}", _write_value(limit, bound)
+
+
+def _put_comm(table: Table, wanted: list[tuple[Selector, Values]]) -> None:
+    """Tables that are there get their numbers; those that are not wanted go, new ones follow."""
+    comm = table.get("comm", [])
+    left = list(wanted)
+    gone = [index for index, one in enumerate(comm) if not _renew(one, left)]
+    for index in reversed(gone):
+        del comm[index]
+    if not comm:
+        table.pop("comm", None)
+        comm = tomlkit.aot()
+    for selector, values in left:
+        comm.append(_make_table(selector, values, is_inline=isinstance(comm, Array)))
+    if comm and "comm" not in table:
+        table["comm"] = comm
+
+
+def _renew(table: Table, wanted: list[tuple[Selector, Values]]) -> bool:
+    """Give a table the first numbers that are meant for it, and take those off the list."""
+    selector = read_selector(Place("", {}), {key: _plain(table[key]) for key in table})
+    found = next((one for one in wanted if one[0] == selector), None)
+    if found is not None:
+        _put(table, found[1], owned=BOUNDS)
+        wanted.remove(found)
+    return found is not None
+
+
+def _make_table(selector: Selector, values: Values, *, is_inline: bool) -> Table:
+    made = tomlkit.inline_table() if is_inline else tomlkit.table()
+    if not is_inline:
+        made.trivia.indent = "\n"  # an empty line before it
+    for key, field in SELECTORS.items():
+        wanted = getattr(selector, field)
+        if isinstance(wanted, tuple):
+            names = [str(one) for one in wanted]
+            wanted = (names[0] if len(names) == 1 else names) if names else None
+        if wanted is not None:
+            made[key] = wanted
+    for bound, value in values.items():
+        made[bound] = value
+    return made
+
+
+def _plain(value: Any) -> Any:
+    return value.unwrap() if hasattr(value, "unwrap") else value

@@ -1,0 +1,177 @@
+"""Assertions about what a step says and holds; they fail with all that a person needs to know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeAlias, Unpack
+
+from torch import nn
+from torch.optim import Optimizer
+
+from shardscope.comm.trace import Trace
+from shardscope.compile.explain.explain import explain
+from shardscope.contract import Breach, Contract, Figure, Limit, check, open_contract
+from shardscope.contract.place import Place
+from shardscope.contract.telling import render_breaches, summarize
+from shardscope.errors import ContractError
+from shardscope.plugins.comm_limits import CommLimits, read_comm_limits
+from shardscope.plugins.stepping import (
+    Mesh,
+    Model,
+    Step,
+    built_model,
+    call_step,
+    find_recordings,
+    trace_step,
+)
+from shardscope.record import Recording
+from shardscope.shard.memory import Memory, memory
+from shardscope.world import current_world
+
+__all__ = [
+    "BreachError",
+    "assert_comm",
+    "assert_contract",
+    "assert_memory",
+    "assert_no_graph_breaks",
+]
+
+__frames__ = "outermost"  # whoever called us did not write the step
+
+Given: TypeAlias = Step | Recording | Trace | Memory | Sequence[Recording | Trace | Memory]
+"""Something to run, or what was recorded of it."""
+
+
+class BreachError(AssertionError):
+    """Limits that do not hold; `breaches` are they."""
+
+    __module__ = "shardscope.testing"  # where people find it, and pytest says it is from
+
+    def __init__(self, breaches: Sequence[Breach], *, num_limits: int, name: str) -> None:
+        super().__init__(
+            f"{name}: {summarize(breaches, num_limits)}\n\n{render_breaches(breaches)}"
+        )
+        self.breaches = tuple(breaches)
+
+
+def assert_comm(
+    step: Given,
+    *,
+    model: Model = None,
+    mesh: Mesh = None,
+    rank: int = 0,
+    per_module: Mapping[str, CommLimits] | None = None,
+    **limits: Unpack[CommLimits],
+) -> None:
+    """Fail unless a step says what it should, and no more.
+
+    >>> assert_comm(
+    ...     lambda model: model(tokens).sum().backward(),
+    ...     model=build,
+    ...     mesh={"tp": 4},
+    ...     phase="forward",
+    ...     all_reduce=2,
+    ...     max_bytes="64MiB",
+    ...     per_module={"layers.*.attn": {"all_reduce": 1}},
+    ... )
+
+    `step` is `step()` or `step(model)`, and runs in the world that there is, or in a simulated one
+    of the axes in `mesh`; or it is a trace or a recording, and nothing runs. `model` gives modules
+    their names: a model, or a function that builds and shards one for the mesh; tensors on meta are
+    given shapes without data. Numbers are exact, and those of each rank; what limits may say is
+    what a table of a contract may, and the kinds of collectives. Limits of `per_module` hold for
+    each module that fits, its children included.
+    """
+    __tracebackhide__ = True
+    contract = read_comm_limits(limits, per_module, caller="assert_comm()")
+    found = find_recordings(step)
+    if found is None:
+        found = [trace_step(_checked(step), model=model, mesh=mesh, rank=rank)]
+    _hold(contract, found, "assert_comm()")
+
+
+def assert_contract(
+    given: Given,
+    path: str | os.PathLike[str] = "shardscope.toml",
+    *,
+    model: Model = None,
+    mesh: Mesh = None,
+    rank: int = 0,
+) -> None:
+    """Fail unless a step keeps the contract in a file.
+
+    `given` is what `assert_comm` takes, or recordings by several instruments: a trace alone says
+    nothing of memory or of graph breaks, and a limit that nobody measured does not hold.
+    """
+    __tracebackhide__ = True
+    contract = open_contract(path).contract
+    found = find_recordings(given)
+    if found is None:
+        found = [trace_step(_checked(given), model=model, mesh=mesh, rank=rank)]
+    _hold(contract, found, os.fspath(path))
+
+
+def assert_memory(
+    step: Step | Recording | Memory,
+    *,
+    max_peak: int | str,
+    model: Model = None,
+    mesh: Mesh = None,
+    rank: int = 0,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
+) -> None:
+    """Fail if a step's peak memory on a GPU is more than that, as `memory` tells it."""
+    __tracebackhide__ = True
+    most = Place("assert_memory()", {}).at("max_peak").as_size(max_peak)
+    found = find_recordings(step)
+    if found is None:
+        found = [_tell_memory(_checked(step), model, mesh, rank, optimizer)]
+    _hold(Contract((Limit(figure=Figure.PEAK_MEMORY, most=most),)), found, "assert_memory()")
+
+
+def assert_no_graph_breaks(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    """Fail unless torch.compile makes one graph of `fn`, as `explain` tells it.
+
+    All arguments but the first are the function's.
+    """
+    __tracebackhide__ = True
+    figures = (Figure.GRAPH_BREAKS, Figure.SKIPPED_FUNCTIONS)
+    contract = Contract(tuple(Limit(figure=figure, most=0) for figure in figures))
+    _hold(contract, [explain(fn, *args, **kwargs)], "assert_no_graph_breaks()")
+
+
+def _hold(contract: Contract, recordings: Sequence[Recording], name: str) -> None:
+    __tracebackhide__ = True
+    breaches = check(contract, *recordings)
+    if breaches:
+        raise BreachError(breaches, num_limits=len(contract.limits), name=name)
+
+
+def _checked(step: Any) -> Step:
+    if isinstance(step, nn.Module) or not callable(step):
+        raise ContractError(
+            f"An assertion got {type(step).__name__} where it wants a step. Give it a function "
+            "that runs one (lambda model: model(batch)), or a trace or recording of one."
+        )
+    checked: Step = step
+    return checked
+
+
+def _tell_memory(
+    step: Step,
+    model: Model,
+    mesh: Mesh,
+    rank: int,
+    optimizer: Optimizer | Callable[[Any], Optimizer] | None,
+) -> Recording:
+    """In a world if one is asked for; alone otherwise, as `memory` can."""
+    is_alone = mesh is None and current_world() is None
+    with ExitStack() as stack:
+        if not is_alone or not isinstance(model, nn.Module):
+            model, _ = stack.enter_context(built_model(model, mesh=mesh, rank=rank))
+        if model is None:
+            raise ContractError("assert_memory() needs the model whose memory it is: model=…")
+        own = model
+        return memory(own, lambda: call_step(step, own), optimizer).recording

@@ -1,0 +1,41 @@
+"""A collective in the words that every view of it uses."""
+
+from __future__ import annotations
+
+from shardscope.record.recording import (
+    BucketReduce,
+    Call,
+    Cause,
+    Collective,
+    Compiled,
+    FullyShard,
+    Redistribute,
+)
+
+__all__ = ["describe_cause", "name_axis"]
+
+_NO_CAUSE = "unknown cause"
+
+
+def describe_cause(cause: Cause | None) -> str:
+    """A cause in a few words; causes with the same words are counted together."""
+    match cause:
+        case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
+            word = "unasked, for" if is_implicit else "for"
+            return f"DTensor {', '.join(before)} → {', '.join(after)} {word} {asked_by}"
+        case FullyShard(action=action):
+            return f"FSDP {action}"
+        case BucketReduce():
+            return "DDP gradient bucket"
+        case Call(api=api):
+            return f"call of {api}"
+        case Compiled(graph=graph):
+            return f"compiled graph {graph}"
+    return _NO_CAUSE
+
+
+def name_axis(call: Collective, world_size: int) -> str:
+    """The mesh axis it ran along, or how many ranks it spanned where there is no axis."""
+    if call.axis is not None:
+        return call.axis
+    return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"
