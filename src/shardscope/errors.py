@@ -21,6 +21,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │       ├── RemoteError         what was raised there
 │       ├── WorkerCrashed       the process died
 │       └── WorkerHung          the process took too long, and was ended
+├── PluginError                 a plugin whose package is not there
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -43,6 +44,7 @@ __all__ = [
     "ParityError",
     "PhaseError",
     "PlanError",
+    "PluginError",
     "RankError",
     "RecordingError",
     "RemoteError",
@@ -157,6 +159,10 @@ class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
             output=output,
         )
         self.seconds = seconds
+
+
+class PluginError(ShardscopeError):
+    """A plugin whose package is not there."""
 
 
 class TargetError(ShardscopeError):

@@ -29,7 +29,7 @@ _VERBS = {
     "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
     "show": "Print a recording.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
-    "export": "Turn a recording into a Perfetto trace, CSV or JSON.",
+    "export": "Turn a recording into a trace, TensorBoard scalars, a table or JSON.",
 }
 
 

@@ -1,0 +1,88 @@
+"""A PyTorch Lightning callback that records one step.
+
+Works with `lightning` and with `pytorch_lightning`; neither is imported before a callback is made.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, final
+
+from shardscope.plugins.guest import close_quietly, find_bases, harmless, with_bases
+from shardscope.plugins.step_recorder import StepRecorder
+
+__all__ = ["ShardscopeCallback"]
+
+_HOMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+@final
+class ShardscopeCallback:
+    """Records optimizer step `step`, forward to optimizer, and does nothing else.
+
+    >>> from shardscope.plugins.lightning import ShardscopeCallback
+    >>> trainer = Trainer(callbacks=[ShardscopeCallback(step=10, output="step.json.gz")])
+
+    Steps count from 1: it is the step after which `trainer.global_step` is `step`. With gradient
+    accumulation it is all of its batches; validation in between is left out. Each rank writes a
+    file of its own: `{rank}` in `output` becomes the rank, which is added where there are several.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        bases = find_bases(_HOMES, "Callback", package="PyTorch Lightning")
+        made = object.__new__(with_bases(cls, bases))
+        assert isinstance(made, cls)
+        return made
+
+    def __init__(
+        self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
+    ) -> None:
+        self.recorder = StepRecorder(step, output, force=force)
+        # For processes that Lightning spawns, which begin anew.
+        self._again = partial(ShardscopeCallback, step, output=output, force=force)
+        weakref.finalize(self, close_quietly, self.recorder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._again, ()
+
+    @harmless
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Look whether the file can be written."""
+        self.recorder.prepare()
+
+    @harmless
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: object, batch_idx: int
+    ) -> None:
+        """Begin, or go on, if this batch is one of the step's."""
+        # With several optimizers, each of their steps counts: Lightning adds them up.
+        num_next = 1 if pl_module.automatic_optimization else max(1, len(trainer.optimizers))
+        if self.recorder.wants(trainer.global_step, num_next=num_next):
+            self.recorder.resume(pl_module)
+
+    @harmless
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: object, batch: object, batch_idx: int
+    ) -> None:
+        """Stop, and write the step if this was its last batch."""
+        self.recorder.pause()
+        if trainer.global_step >= self.recorder.step:
+            self.recorder.finish()
+
+    @harmless
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop where a batch was begun and then skipped."""
+        self.recorder.pause()
+
+    @harmless
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Write the step as far as it came."""
+        self.recorder.abandon(exception)
+
+    @harmless
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Say so if training did not come by the step."""
+        self.recorder.close()
+        self.recorder.tell_missed(trainer.global_step)
