@@ -11,14 +11,23 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from shardscope.errors import PluginError
 from shardscope.plugins.step_recorder import StepRecorder
 
-__all__ = ["close_quietly", "find_bases", "harmless", "with_bases"]
+__all__ = ["close_quietly", "find_bases", "harmless", "make_guest"]
 
+GuestT = TypeVar("GuestT")
 HookT = TypeVar("HookT", bound=Callable[..., None])
+
+
+def make_guest(cls: type[GuestT], homes: Sequence[str], name: str, *, package: str) -> GuestT:
+    """An object of the class, not initialized yet, that is of the trainers' class too."""
+    made = object.__new__(_with_bases(cls, find_bases(homes, name, package=package)))
+    assert isinstance(made, cls)
+    return made
 
 
 def find_bases(homes: Sequence[str], name: str, *, package: str) -> tuple[type, ...]:
@@ -28,7 +37,7 @@ def find_bases(homes: Sequence[str], name: str, *, package: str) -> tuple[type, 
     """
     loaded = [home for home in homes if home in sys.modules]
     for home in () if loaded else homes:
-        with suppress(ModuleNotFoundError):
+        if find_spec(home.split(".")[0]) is not None:
             loaded = [import_module(home).__name__]
             break
     if not loaded:
@@ -40,11 +49,9 @@ def find_bases(homes: Sequence[str], name: str, *, package: str) -> tuple[type, 
 
 
 @functools.cache
-def with_bases(cls: type, bases: tuple[type, ...]) -> type:
-    """The class as a subclass of the trainers' too."""
-    if issubclass(cls, bases):
-        return cls
-    return type(cls.__name__, (cls, *bases), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+def _with_bases(cls: Any, bases: tuple[type, ...]) -> Any:
+    facts = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, *bases), facts)
 
 
 def harmless(hook: HookT) -> HookT:

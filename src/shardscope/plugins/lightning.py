@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
 
-from shardscope.plugins.guest import close_quietly, find_bases, harmless, with_bases
+from shardscope.plugins.guest import close_quietly, harmless, make_guest
 from shardscope.plugins.step_recorder import StepRecorder
 
 __all__ = ["ShardscopeCallback"]
@@ -31,10 +31,7 @@ class ShardscopeCallback:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        bases = find_bases(_HOMES, "Callback", package="PyTorch Lightning")
-        made = object.__new__(with_bases(cls, bases))
-        assert isinstance(made, cls)
-        return made
+        return make_guest(cls, _HOMES, "Callback", package="PyTorch Lightning")
 
     def __init__(
         self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False

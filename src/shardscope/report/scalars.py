@@ -71,7 +71,7 @@ def _list_memory(recording: Recording) -> Scalars:
     yield "memory/first_peak_bytes", most.first_peak_bytes
     yield "memory/reserved_bytes", most.reserved_bytes
     yield "memory/needed_bytes", most.needed_bytes
-    held = Counter({kind: 0 for kind in MemoryKind})
+    held: Counter[MemoryKind] = Counter()
     for use in most.at_peak:
         held[use.kind] += use.num_bytes
     for kind in MemoryKind:

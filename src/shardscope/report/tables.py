@@ -97,10 +97,10 @@ def _make_cell(value: Any) -> Cell:
     return str(value)
 
 
+_SIZES = ("num_parameters", "local_bytes", "global_bytes")
 _TABLES = {
     "modules": _Table(
-        ("name", "type", "ranks", "marks", "aliases", "num_parameters", "local_bytes")
-        + ("global_bytes",),
+        ("name", "type", "ranks", "marks", "aliases", *_SIZES),
         _list_modules,
     ),
     "parameters": _Table(("module", "ranks", *Parameter.__struct_fields__), _list_parameters),
