@@ -25,7 +25,9 @@ HookT = TypeVar("HookT", bound=Callable[..., None])
 
 def make_guest(cls: type[GuestT], homes: Sequence[str], name: str, *, package: str) -> GuestT:
     """An object of the class, not initialized yet, that is of the trainers' class too."""
-    made = object.__new__(_with_bases(cls, find_bases(homes, name, package=package)))
+    bases = find_bases(homes, name, package=package)
+    facts = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    made: object = object.__new__(type(cls.__name__, (cls, *bases), facts))
     assert isinstance(made, cls)
     return made
 
@@ -46,12 +48,6 @@ def find_bases(homes: Sequence[str], name: str, *, package: str) -> tuple[type, 
             f"Install it: pip install {homes[0].split('.')[0]}"
         )
     return tuple(getattr(sys.modules[home], name) for home in loaded)
-
-
-@functools.cache
-def _with_bases(cls: Any, bases: tuple[type, ...]) -> Any:
-    facts = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, *bases), facts)
 
 
 def harmless(hook: HookT) -> HookT:
