@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import warnings
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,16 @@ class TwoPlayers(Learner):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
+class TakingTurns(TwoPlayers):
+    """Steps one of its two optimizers in each batch."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        optimizer = self.optimizers()[batch_idx % 2]
+        self.manual_backward(Learner.training_step(self, batch, batch_idx))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("step", [3, 4])
 def test_with_two_optimizers_a_step_is_recorded_with_its_batch(tmp_path: Path, step: int) -> None:
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
@@ -220,6 +232,28 @@ def test_with_two_optimizers_a_step_is_recorded_with_its_batch(tmp_path: Path, s
             fit(model, ShardscopeCallback(step, output=tmp_path / "{rank}.json"), max_steps=6)
     num_calls = len(load(tmp_path / "0.json").collectives)
     assert num_calls * 3 == len(whole.recording.collectives)
+
+
+def test_with_optimizers_that_take_turns_a_step_is_one_batch(tmp_path: Path) -> None:
+    with simulate(mesh={"dp": 2, "tp": 2}) as world:
+        model = TakingTurns(shard_net(make_net(), world))
+        with trace() as whole:
+            fit(model, ShardscopeCallback(3, output=tmp_path / "{rank}.json"), max_steps=4)
+    num_calls = len(load(tmp_path / "0.json").collectives)
+    assert num_calls * 4 == len(whole.recording.collectives)
+
+
+def test_a_callback_that_has_recorded_holds_nothing(tmp_path: Path) -> None:
+    model = Learner()
+    callback = ShardscopeCallback(2, output=tmp_path / "run.json")
+    fit(model, callback)
+    gone = weakref.ref(model)
+    recorder = callback.recorder
+    del model, callback  # to which Lightning has given methods of the model
+    gc.collect()
+    assert gone() is None
+    assert not recorder.is_recording
+    assert load(tmp_path / "run.json").modules[0].type == "Learner"
 
 
 def test_a_callback_may_be_sent_to_another_process(tmp_path: Path) -> None:

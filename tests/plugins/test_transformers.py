@@ -228,6 +228,25 @@ def test_an_optimizer_that_raises_is_noticed_too(tmp_path: Path) -> None:
     assert "training_step" not in vars(trainer)
 
 
+def test_two_callbacks_may_record_the_same_step(tmp_path: Path) -> None:
+    model = make_regression()
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True, max_steps=2
+    )
+    callbacks = [ShardscopeCallback(1, output=tmp_path / f"{name}.json") for name in "ab"]
+    trainer = Trainer(model, arguments, train_dataset=make_vectors(), callbacks=callbacks)
+    trainer.create_optimizer_and_scheduler(num_training_steps=2)
+    before = [{**vars(one)} for one in (trainer, trainer.accelerator, trainer.optimizer)]
+    trainer.train()
+    after = [vars(one) for one in (trainer, trainer.accelerator, trainer.optimizer)]
+    for was, now in zip(before, after, strict=True):
+        for name in ("training_step", "clip_grad_norm_"):
+            assert was.get(name) is now.get(name) is None
+    assert "Overheard" not in repr(trainer.optimizer.step)
+    assert load(tmp_path / "a.json").run == load(tmp_path / "b.json").run
+    assert not is_watched()
+
+
 class Meddling(TrainerCallback):
     """Raises in the middle of the second step, where nobody looks."""
 

@@ -37,6 +37,8 @@ class ShardscopeCallback:
         self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
     ) -> None:
         self.recorder = StepRecorder(step, output, force=force)
+        self._num_done = 0
+        self._num_stepped = 0  # by the last batch that stepped any optimizer
         # For processes that Lightning spawns, which begin anew.
         self._again = partial(ShardscopeCallback, step, output=output, force=force)
         weakref.finalize(self, close_quietly, self.recorder)
@@ -54,9 +56,11 @@ class ShardscopeCallback:
         self, trainer: Any, pl_module: Any, batch: object, batch_idx: int
     ) -> None:
         """Begin, or go on, if this batch is one of the step's."""
-        # With several optimizers, each of their steps counts: Lightning adds them up.
-        num_next = 1 if pl_module.automatic_optimization else max(1, len(trainer.optimizers))
-        if self.recorder.wants(trainer.global_step, num_next=num_next):
+        self._num_done = trainer.global_step
+        # Where optimizers are stepped by hand, Lightning counts the steps of all of them.
+        is_automatic = pl_module.automatic_optimization
+        num_next = 1 if is_automatic else self._num_stepped or len(trainer.optimizers)
+        if self.recorder.wants(self._num_done, num_next=num_next):
             self.recorder.resume(pl_module)
 
     @harmless
@@ -65,6 +69,7 @@ class ShardscopeCallback:
     ) -> None:
         """Stop, and write the step if this was its last batch."""
         self.recorder.pause()
+        self._num_stepped = trainer.global_step - self._num_done or self._num_stepped
         if trainer.global_step >= self.recorder.step:
             self.recorder.finish()
 

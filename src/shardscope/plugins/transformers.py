@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -18,6 +18,8 @@ from shardscope.plugins.guest import close_quietly, harmless, make_guest
 from shardscope.plugins.step_recorder import StepRecorder
 
 __all__ = ["ShardscopeCallback"]
+
+Hearer = Callable[[BaseException], None]
 
 _HOMES = ("transformers",)
 
@@ -93,17 +95,14 @@ class ShardscopeCallback:
 
 
 @contextmanager
-def _raising_told(hear: Callable[[BaseException], None]) -> Iterator[None]:
+def _raising_told(hear: Hearer) -> Iterator[None]:
     """Tell of what the step raises, until the context ends."""
     trainer = _find_trainer()
     with ExitStack() as stack:
         if trainer is not None:
-            for owner, name in (
-                (trainer, "training_step"),
-                (trainer.accelerator, "clip_grad_norm_"),
-                (trainer.optimizer, "step"),
-            ):
-                stack.enter_context(_watched(owner, name, hear))
+            stack.enter_context(_listening(trainer, "training_step", hear))
+            stack.enter_context(_listening(trainer.accelerator, "clip_grad_norm_", hear))
+            stack.enter_context(_listening(trainer.optimizer, "step", hear))
         yield
 
 
@@ -119,24 +118,45 @@ def _find_trainer() -> Any:
 
 
 @contextmanager
-def _watched(owner: Any, name: str, hear: Callable[[BaseException], None]) -> Iterator[None]:
-    """Let the object's method tell what it raises; the object is as before when it ends."""
-    call = getattr(owner, name)
-    before = vars(owner).get(name)
-
-    @wraps(call)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except BaseException as error:
-            hear(error)
-            raise
-
-    setattr(owner, name, watched)
+def _listening(owner: Any, name: str, hear: Hearer) -> Iterator[None]:
+    """Hear what the object's method raises; the object is as before when the last has left."""
+    method = vars(owner).get(name)
+    if not isinstance(method, _Overheard):
+        method = _Overheard(owner, name)
+        setattr(owner, name, method)
+    method.hearers.append(hear)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
+        method.hearers.remove(hear)
+        if not method.hearers:
+            method.restore()
+
+
+@final
+class _Overheard:
+    """A method of one object in whose place it tells what it raises."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.hearers: list[Hearer] = []
+        self._owner, self._name = owner, name
+        self._call = getattr(owner, name)
+        self._before = vars(owner).get(name)
+        update_wrapper(self, self._call)  # schedulers look for marks that they left on it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(*args, **kwargs)
+        except BaseException as error:
+            for hear in tuple(self.hearers):
+                hear(error)
+            raise
+
+    def restore(self) -> None:
+        """Take it out again, unless somebody has put another in its place."""
+        if vars(self._owner).get(self._name) is not self:
+            return
+        if self._before is None:
+            delattr(self._owner, self._name)
         else:
-            setattr(owner, name, before)
+            setattr(self._owner, self._name, self._before)
