@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,19 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     assert not recorder.is_recording
     assert not recorder.wants(0)
     assert (tmp_path / "run.json").read_text() == "precious"
+
+
+def test_a_process_that_is_forked_during_the_step_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = StepRecorder(1, tmp_path / "run.json", force=False)
+    recorder.resume(Net())
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        recorder.close()
+    assert list(tmp_path.iterdir()) == []
+    recorder.close()
+    assert "training ended before step 1 did" in load(tmp_path / "run.json").gaps[0].fact
 
 
 def test_giving_up_lets_go_even_of_a_trace_that_cannot_end(

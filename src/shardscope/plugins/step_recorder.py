@@ -7,6 +7,7 @@ recorded in stretches. What goes wrong here raises; `guest.py` keeps it from the
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -43,6 +44,7 @@ class StepRecorder:
         self._trace: Trace | None = None
         self._is_entered = False
         self._is_done = False
+        self._pid = os.getpid()
 
     @property
     def is_recording(self) -> bool:
@@ -63,7 +65,7 @@ class StepRecorder:
         if self._is_entered:
             return
         if self._trace is None:
-            self._trace = trace(models)
+            self._trace, self._pid = trace(models), os.getpid()
         self._trace.__enter__()
         self._is_entered = True
 
@@ -92,7 +94,7 @@ class StepRecorder:
 
     def close(self) -> None:
         """Training is over, whether or not it said so."""
-        if self.is_recording:
+        if self.is_recording and os.getpid() == self._pid:  # a forked process is no trainer
             fact = f"training ended before step {self.step} did, and this is what it had said"
             rank = read_identity()[0]
             self.finish(Gap(place="step", fact=fact, rank=rank))
