@@ -23,6 +23,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │       ├── WorkerCrashed       the process died
 │       └── WorkerHung          the process took too long, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
+├── PluginError                 a plugin whose package is not there
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -47,6 +48,7 @@ __all__ = [
     "ParityError",
     "PhaseError",
     "PlanError",
+    "PluginError",
     "RankError",
     "RecordingError",
     "RemoteError",
@@ -169,6 +171,10 @@ class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
 
 class ContractError(ShardscopeError):
     """A contract that cannot be read, recorded or checked."""
+
+
+class PluginError(ShardscopeError):
+    """A plugin whose package is not there."""
 
 
 class TargetError(ShardscopeError):

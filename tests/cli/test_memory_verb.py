@@ -144,4 +144,4 @@ def test_export_has_counters_for_perfetto_and_says_that_csv_has_nothing(tmp_path
     assert '"ph":"C"' in export.stdout
     export = CliRunner().invoke(main, ["export", "out.json", "--to", "csv"])
     assert export.exit_code == 0
-    assert "no collectives, which are all that a CSV file holds" in export.stderr
+    assert "no collectives: the table is empty" in export.stderr

@@ -30,6 +30,30 @@ def test_every_collective_and_span_is_a_slice_and_bytes_repeat(any_recording):
     assert render_perfetto(any_recording) == render_perfetto(any_recording)
 
 
+# Other names of metadata are warned of by Chrome's viewer.
+_NAMING = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
+
+
+def test_events_have_what_chromes_own_viewer_asks_for(any_recording):
+    trace = json.loads(render_perfetto(any_recording))
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    series = defaultdict(set)
+    for event in trace["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in _NAMING
+            continue
+        assert event["ph"] in ("X", "C")
+        assert isinstance(event["cat"], str)
+        assert isinstance(event["ts"], int | float)
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "C":
+            assert all(isinstance(value, int) for value in event["args"].values())
+            series[event["pid"], event["name"]].add(tuple(event["args"]))
+    assert all(len(names) == 1 for names in series.values())  # the first sample's hold for all
+
+
 def _tracks(recording):
     tracks = defaultdict(list)
     for event in _events(recording):

@@ -32,7 +32,7 @@ _VERBS = {
     "diff": "Tell what changed from one recording to another; fail on what must not.",
     "contract": "Hold a program to limits on collectives, memory, graph breaks and more, in CI.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
-    "export": "Turn a recording into a Perfetto trace, CSV, JSON or Markdown.",
+    "export": "Turn a recording into a trace, TensorBoard scalars, a table, JSON or Markdown.",
 }
 
 

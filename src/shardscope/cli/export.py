@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
 
+from shardscope.cli.chakra import check_chakra, write_chakra
 from shardscope.cli.console import print_line, show_progress, write_out
+from shardscope.cli.loading import load_reviewed
 from shardscope.cli.options import force_option, strict_option
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
-from shardscope.errors import DiffError, OutputError
+from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.report.layout import plural
 from shardscope.report.markdown import render_markdown
 from shardscope.report.perfetto import render_perfetto_pieces
-from shardscope.report.table import render_csv_pieces
+from shardscope.report.tables import TABLES, count_rows, render_table
+from shardscope.report.tensorboard import render_tensorboard
 
 __all__ = ["command"]
 
-
-def _review(recording: Recording) -> Recording:
-    """With its findings worked out afresh, as they are shown."""
-    return review_explanations(review(recording))
-
-
-_RENDERERS: dict[str, Callable[[Recording], Iterator[bytes]]] = {
-    "perfetto": render_perfetto_pieces,
-    "csv": render_csv_pieces,
-    "json": encode_pieces,
-    "markdown": lambda recording: iter([render_markdown(_review(recording)).encode()]),
+_ENDINGS = {
+    "perfetto": ".perfetto.json",
+    "chrome": ".chrome.json",
+    "tensorboard": ".tfevents",
+    "chakra": ".{rank}.et",
+    "csv": ".csv",
+    "json": ".json",
+    "markdown": ".md",
 }
-_ENDINGS = {"perfetto": ".perfetto.json", "csv": ".csv", "json": ".json", "markdown": ".md"}
 _INPUT_ENDINGS = (".gz", ".jsonl", ".json")
+_MAX_STEP = 2**63 - 1
 
 
 @click.command("export")
 @click.argument("file", metavar="FILE")
-@click.option("--to", "form", type=click.Choice(list(_RENDERERS)), required=True, help="Format.")
+@click.option("--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Format.")
 @click.option(
     "-o", "--output", metavar="OUT", help="File to write (gzip if .gz); - is standard output."
 )
-@click.option("--against", metavar="BEFORE", help="Recording to compare with, in Markdown.")
+@click.option("--table", type=click.Choice(TABLES), help="For csv: which, if not collectives.")
+@click.option("--step", type=click.IntRange(0, _MAX_STEP), help="For tensorboard: whose figures.")
+@click.option("--against", metavar="BEFORE", help="For markdown: recording to compare with.")
 @force_option
 @strict_option
 @click.pass_context
@@ -51,48 +54,103 @@ def command(
     file: str,
     form: str,
     output: str | None,
+    table: str | None,
+    step: int | None,
     against: str | None,
     force: bool,
     strict: bool,
 ) -> None:
     """Turn the recording FILE into another format, next to it unless OUT says otherwise.
 
-    A Perfetto trace opens in https://ui.perfetto.dev and chrome://tracing.
+    perfetto and chrome are the same trace: it opens in https://ui.perfetto.dev and in
+    chrome://tracing. tensorboard is an event file of scalars. chakra is an execution trace for each
+    rank, {rank} in OUT, and their process groups.
     """
-    if against is not None and form != "markdown":
-        raise DiffError(f"--against compares in Markdown, not in {form}. Write --to markdown.")
-    target = output or _name_output(file, form)
-    if target != "-":
-        check_output(target, force=force)
+    _check_options(form, table=table, step=step, against=against)
+    target = output or _name_output(file, form, table)
+    _check_target(target, form, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
     _tell_gaps(recording)
-    _tell_nothing(recording, form)
-    pieces = _RENDERERS[form](recording) if against is None else _compare(recording, file, against)
-    if target == "-":
-        write_out(pieces)
+    _tell_nothing(recording, form, table or "collectives")
+    if form == "chakra":
+        write_chakra(recording, target, force=force)
+    elif form == "markdown":
+        _write(_render_markdown(recording, file, against), target, force=force)
     else:
-        with show_progress(f"writing {target}"):
-            write_file(pieces, target, force=force)
-        print_line(f"wrote {target}")
+        _write(_choose_renderer(form, table=table, step=step)(recording), target, force=force)
     ctx.exit(int(strict and bool(recording.gaps)))
 
 
-def _compare(recording: Recording, file: str, against: str) -> Iterator[bytes]:
-    with show_progress(f"reading {against}"):
-        other = _review(load(against))
-    titles = (against, file)
-    yield render_markdown(_review(recording), against=other, titles=titles).encode()
+def _choose_renderer(
+    form: str, *, table: str | None, step: int | None
+) -> Callable[[Recording], Iterator[bytes]]:
+    renderers: dict[str, Callable[[Recording], Iterator[bytes]]] = {
+        "perfetto": render_perfetto_pieces,
+        "chrome": render_perfetto_pieces,
+        "tensorboard": partial(render_tensorboard, step=step or 0),
+        "csv": partial(render_table, name=table or "collectives"),
+        "json": encode_pieces,
+    }
+    return renderers[form]
 
 
-def _tell_nothing(recording: Recording, form: str) -> None:
-    """Say so where a table will be empty: it has collectives, and nothing else."""
-    if form == "csv" and not recording.collectives:
-        click.echo(
-            "shardscope: the recording has no collectives, which are all that a CSV file holds; "
-            "export --to json has the rest",
-            err=True,
+def _render_markdown(recording: Recording, file: str, against: str | None) -> Iterator[bytes]:
+    """With findings worked out afresh, as they are shown."""
+    recording = review_explanations(review(recording))
+    if against is None:
+        yield render_markdown(recording).encode()
+        return
+    with show_progress(f"reading {against}") as report:
+        other = load_reviewed([against], report)
+    yield render_markdown(recording, against=other, titles=(against, file)).encode()
+
+
+def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:
+    if target == "-":
+        write_out(pieces)
+        return
+    with show_progress(f"writing {target}"):
+        write_file(pieces, target, force=force)
+    print_line(f"wrote {target}")
+
+
+def _check_options(form: str, *, table: str | None, step: int | None, against: str | None) -> None:
+    if table is not None and form != "csv":
+        raise click.UsageError(f"--table is for --to csv; --to {form} has all of the recording.")
+    if against is not None and form != "markdown":
+        raise click.UsageError(f"--against is for --to markdown; --to {form} has one recording.")
+    if step is not None and form != "tensorboard":
+        raise click.UsageError(f"--step is for --to tensorboard; --to {form} has no steps.")
+
+
+def _check_target(target: str, form: str, *, force: bool) -> None:
+    if form == "chakra":
+        check_chakra(target)
+    elif target != "-":
+        if form == "tensorboard":
+            _check_event_file(target)
+        check_output(target, force=force)
+
+
+def _check_event_file(target: str) -> None:
+    name = Path(target).name
+    if "tfevents" not in name or name.lower().endswith(".gz"):
+        raise OutputError(
+            f"TensorBoard would not find '{target}': it reads files that have 'tfevents' in their "
+            "name and are not compressed. Name it so, as in -o logs/run.tfevents."
         )
+
+
+def _tell_nothing(recording: Recording, form: str, table: str) -> None:
+    """Say so where a table will be empty, for others may not be."""
+    if form != "csv" or count_rows(recording, table):
+        return
+    filled = [name for name in TABLES if count_rows(recording, name)]
+    remedy = f"--table {filled[0]} has some" if filled else "and no other table has any"
+    if len(filled) > 1:
+        remedy = f"--table {' or '.join(filled)} have some"
+    click.echo(f"shardscope: the recording has no {table}: the table is empty; {remedy}", err=True)
 
 
 def _tell_gaps(recording: Recording) -> None:
@@ -101,11 +159,13 @@ def _tell_gaps(recording: Recording) -> None:
         click.echo(f"shardscope: the recording has {gaps}; `shardscope show` prints them", err=True)
 
 
-def _name_output(file: str, form: str) -> str:
+def _name_output(file: str, form: str, table: str | None) -> str:
     path = Path(file)
     stem = path.name
     for ending in _INPUT_ENDINGS:
         stem = stem.removesuffix(ending)
+    if table is not None:
+        stem = f"{stem}.{table}"
     target = str(path.with_name(stem + _ENDINGS[form]))
     if target == str(path):
         raise OutputError(

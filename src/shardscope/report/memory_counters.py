@@ -27,5 +27,6 @@ def make_counters(profile: MemoryProfile) -> Iterator[Event]:
             "tid": 0,
             "ts": (sample.order - first) * _STEP_US,
             "name": "memory (bytes)",
+            "cat": "memory",
             "args": {str(kind): num_bytes for kind, num_bytes in held},
         }

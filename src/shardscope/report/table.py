@@ -18,7 +18,7 @@ from shardscope.record import (
 )
 from shardscope.report.names import make_inert
 
-__all__ = ["disarm", "render_csv", "render_csv_pieces", "write_rows"]
+__all__ = ["Cell", "describe_cause", "disarm", "render_csv", "render_csv_pieces", "write_rows"]
 
 Cell = str | int | None
 
@@ -69,7 +69,8 @@ def _name_cause(call: Collective) -> str | None:
     return None if call.cause is None else str(call.cause.__struct_config__.tag)
 
 
-def _describe_cause(call: Collective) -> str | None:
+def describe_cause(call: Collective) -> str | None:
+    """The op, action, call, graph or parameters behind it."""
     match call.cause:
         case Redistribute(asked_by=words) | FullyShard(action=words):
             return words
@@ -109,7 +110,7 @@ def _read_num_parameters(call: Collective) -> int | None:
 
 _CAUSE_COLUMNS: dict[str, Callable[[Collective], Cell]] = {
     "cause": _name_cause,
-    "cause_detail": _describe_cause,
+    "cause_detail": describe_cause,
     "placements_before": _from_redistribute("before"),
     "placements_after": _from_redistribute("after"),
     "is_implicit": _from_redistribute("is_implicit"),

@@ -1,0 +1,92 @@
+"""export to the formats of other tools: which files it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sample_recordings import make_holdings, make_llama, make_recording
+from shardscope.cli import main
+from shardscope.record import save
+
+
+@pytest.fixture
+def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.chdir(tmp_path)
+    save(make_llama(num_layers=1, dp=1, ranks=(0, 1)), "run.json.gz")
+    save(make_holdings(), "held.json")
+    return lambda *arguments: CliRunner().invoke(main, ["export", *arguments])
+
+
+def test_chrome_is_the_trace_that_perfetto_reads(export: Callable[..., Result]) -> None:
+    assert export("run.json.gz", "--to", "chrome").output == "wrote run.chrome.json\n"
+    export("run.json.gz", "--to", "perfetto")
+    assert Path("run.chrome.json").read_bytes() == Path("run.perfetto.json").read_bytes()
+
+
+def test_chakra_writes_a_trace_for_each_rank_and_their_groups(
+    export: Callable[..., Result],
+) -> None:
+    result = export("run.json.gz", "--to", "chakra")
+    assert result.output == "wrote run.{rank}.et (2 ranks) and run.groups.json\n"
+    assert sorted(path.name for path in Path().glob("run.*.et")) == ["run.0.et", "run.1.et"]
+    assert json.loads(Path("run.groups.json").read_bytes())
+    assert export("run.json.gz", "--to", "chakra", "-o", "et-{rank}").exit_code == 0
+    assert Path("et-1").read_bytes() == Path("run.1.et").read_bytes()
+    assert Path("et.groups.json").exists()
+
+
+def test_chakra_writes_nothing_where_one_file_is_in_the_way(export: Callable[..., Result]) -> None:
+    Path("run.1.et").write_text("precious")
+    result = export("run.json.gz", "--to", "chakra")
+    assert result.exit_code == 2
+    assert "'run.1.et' already exists" in result.stderr
+    assert not Path("run.0.et").exists()
+    assert export("run.json.gz", "--to", "chakra", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("chakra", "-o", "one.et"), "2 ranks have a trace each, and 'one.et' is one file. Put"),
+        (("chakra", "-o", "-"), "Chakra traces are several files"),
+        (("tensorboard", "-o", "x.bin"), "TensorBoard would not find 'x.bin'"),
+        (("tensorboard", "-o", "x.tfevents.gz"), "are not compressed"),
+        (("json", "--table", "modules"), "--table is for --to csv"),
+        (("csv", "--step", "3"), "--step is for --to tensorboard"),
+        (("tensorboard", "--step", "-1"), "is not in the range"),
+        (("csv", "--table", "nothing"), "'nothing' is not one of"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_a_sentence(
+    export: Callable[..., Result], arguments: tuple[str, ...], sentence: str
+) -> None:
+    result = export("run.json.gz", "--to", *arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert sorted(path.name for path in Path().iterdir()) == ["held.json", "run.json.gz"]
+
+
+def test_tensorboard_files_are_named_so_that_it_finds_them(export: Callable[..., Result]) -> None:
+    assert export("run.json.gz", "--to", "tensorboard").output == "wrote run.tfevents\n"
+    first = Path("run.tfevents").read_bytes()
+    assert export("run.json.gz", "--to", "tensorboard", "-o", "-").stdout_bytes == first
+    export("run.json.gz", "--to", "tensorboard", "--step", "7", "--force")
+    assert Path("run.tfevents").read_bytes() != first
+
+
+def test_tables_have_files_of_their_own_and_an_empty_one_points_to_others(
+    export: Callable[..., Result],
+) -> None:
+    result = export("held.json", "--to", "csv", "--table", "parameters")
+    assert result.stdout == "wrote held.parameters.csv\n"
+    assert Path("held.parameters.csv").read_text().startswith("module,ranks,name,shape,")
+    result = export("held.json", "--to", "csv")
+    assert result.exit_code == 0
+    assert "has no collectives: the table is empty; --table coverage or" in result.stderr
+    save(make_recording(), "empty.json")
+    assert "and no other table has any" in export("empty.json", "--to", "csv").stderr
