@@ -28,6 +28,7 @@ _VERBS = {
     "explain": "Tell how many graphs torch.compile makes of a model, and what breaks them.",
     "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
     "show": "Print a recording.",
+    "tui": "Walk through a recording in the terminal.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
     "export": "Turn a recording into a Perfetto trace, CSV or JSON.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import final
 
@@ -13,10 +14,18 @@ from shardscope.record import Module, Parameter, Recording
 from shardscope.report.traffic import Facet, RankClass, Tally, name_axis, tally
 from shardscope.report.units import Spread, spread
 
-__all__ = ["ModuleNode", "Traffic", "build_tree", "facts_of", "fold_repeated_layers"]
+__all__ = [
+    "NO_MODULE",
+    "ModuleNode",
+    "Traffic",
+    "build_tree",
+    "facts_of",
+    "fold_repeated_layers",
+    "group_alike",
+]
 
 _MAX_DEPTH = 64  # names nested deeper stay in one piece, so that recursion is bounded
-_NO_MODULE = "outside any module"
+NO_MODULE = "outside any module"
 
 # Per rank class, in the classes' order.
 Traffic = tuple[dict[Facet, Tally], ...]
@@ -75,7 +84,7 @@ def build_tree(recording: Recording, classes: tuple[RankClass, ...]) -> tuple[Mo
             branch.own[index][facet] += tally(call)
     nodes = [root.freeze("", "")] if recording.modules or root.is_used() else []
     if nowhere.is_used():
-        nodes.append(nowhere.freeze(_NO_MODULE, _NO_MODULE))
+        nodes.append(nowhere.freeze(NO_MODULE, NO_MODULE))
     return tuple(nodes)
 
 
@@ -132,12 +141,17 @@ def _add_children(
 def fold_repeated_layers(node: ModuleNode) -> ModuleNode:
     """Fold runs of adjacent numbered children that are alike but for their number."""
     children: list[ModuleNode] = []
-    for _, run in groupby(node.children, key=_likeness):
-        alike = list(run)
+    for alike in group_alike(node.children):
         last = alike[-1].label if len(alike) > 1 else ""
         first = replace(alike[0], repeat=len(alike), last_label=last)
         children.append(fold_repeated_layers(first))
     return replace(node, children=tuple(children))
+
+
+def group_alike(siblings: Iterable[ModuleNode]) -> Iterator[list[ModuleNode]]:
+    """Runs of siblings that are alike but for their number; most stand alone."""
+    for _, run in groupby(siblings, key=_likeness):
+        yield list(run)
 
 
 class _Likeness(Struct, eq=True):

@@ -12,12 +12,12 @@ from shardscope.report.layout import make_text, plural
 from shardscope.report.traffic import RankClass, Tally, add_up, tally
 from shardscope.report.units import Spread, format_bytes, format_spread
 
-__all__ = ["render_heading"]
+__all__ = ["describe_world", "render_heading"]
 
 
 def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> RenderableType:
     """World, mesh, ranks, versions, and how much was said in all."""
-    lines = [_describe_world(recording)]
+    lines = [describe_world(recording)]
     if recording.run.command:
         lines.append(make_text(recording.run.command, "dim", width=160))
     if recording.collectives:
@@ -25,7 +25,8 @@ def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> Rend
     return Group(*lines)
 
 
-def _describe_world(recording: Recording) -> Text:
+def describe_world(recording: Recording) -> Text:
+    """Mesh, ranks and versions in one line."""
     run = recording.run
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
     num_ranks = count_ranks(run.ranks)

@@ -17,7 +17,7 @@ from shardscope.record import (
     Parity,
     Recording,
 )
-from shardscope.report.numbered import fold_numbers
+from shardscope.report.numbered import fold_path
 
 __all__ = ["keep_modules", "list_paths"]
 
@@ -48,7 +48,7 @@ def keep_modules(recording: Recording, pattern: str) -> Recording | None:
         modules=tuple(chosen.keep_modules(recording.modules)),
         collectives=tuple(call for call in recording.collectives if chosen.holds(call.owner)),
         findings=tuple(one for one in recording.findings if chosen.is_about(one)),
-        coverage=tuple(chosen.cut_coverage(one) for one in recording.coverage),
+        coverage=tuple(one for one in map(chosen.cut_coverage, recording.coverage) if one.ops),
         memory=tuple(chosen.cut_memory(one) for one in recording.memory),
         layouts=tuple(one for one in recording.layouts if chosen.holds_tensor(one.name)),
         parity=tuple(one for one in map(chosen.cut_parity, recording.parity) if one.tensors),
@@ -64,7 +64,7 @@ class _Chosen:
         self._pattern = pattern
         self._known: dict[str, bool] = {}
         self.paths = {path for path in paths if self.holds(path)}
-        self._folded = {fold_numbers(path) for path in self.paths}
+        self._folded = {fold_path(path) for path in self.paths}
 
     def holds(self, path: str | None) -> bool:
         """Whether a module, or one above it, matches."""

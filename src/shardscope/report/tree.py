@@ -15,7 +15,7 @@ from shardscope.report.layout import make_text
 from shardscope.report.names import make_inert
 from shardscope.report.units import format_bytes, format_count, format_spread
 
-__all__ = ["render_tree"]
+__all__ = ["describe_own", "render_tree"]
 
 _MAX_ROWS = 60
 _COLUMNS = {
@@ -104,7 +104,7 @@ def _make_row(node: ModuleNode, guide: str, figures: Figures) -> Row:
     return cells | {
         "module": Branch(guide, _format_label(node)),
         "type": make_text("|".join(node.types) if node.path else "", "dim"),
-        "what": _describe_kinds(node),
+        "what": describe_own(node),
         "count": format_spread(node.count(), format_count),
         "put in": format_spread(node.input_bytes(), format_bytes),
         "on wire": format_spread(node.wire_bytes(), format_bytes),
@@ -121,7 +121,7 @@ def _format_label(node: ModuleNode) -> Text:
     return label
 
 
-def _describe_kinds(node: ModuleNode) -> Text:
+def describe_own(node: ModuleNode) -> Text:
     """What the module itself said, its children apart: `2× all_gather[dp]`."""
     counts: Counter[str] = Counter()
     for traffic in node.own:
