@@ -49,8 +49,12 @@ def render_tree(
         name: read for name, read in (figures or {}).items() if any(read(root) for root in roots)
     }
 
+    # Where nobody has anything to say, the tree itself is what there is to show.
+    is_bare = not figures and not any(root.count().high for root in roots)
+
     def is_shown(node: ModuleNode) -> bool:
-        return is_complete or bool(node.count().high or any(one(node) for one in figures.values()))
+        has_figure = node.count().high or any(one(node) for one in figures.values())
+        return is_complete or is_bare or bool(has_figure)
 
     rows = [row for root in roots for row in _walk(root, "", "", is_shown)]
     num_hidden = 0
@@ -86,7 +90,7 @@ def _limit(rows: list[Place]) -> tuple[list[Place], int]:
 
 def _make_layouts(phases: list[Phase], figures: list[str]) -> list[list[str]]:
     """Phases stand side by side or, where there is no room for all, are counted together."""
-    traffic = ["put in", "on wire"] if phases or not figures else []
+    traffic = ["put in", "on wire"] if phases else []
     apart = ["module", "type", "what", *phases, *traffic, *figures]
     together = ["module", "count", *traffic, *figures]
     poorer = leave_out(together, "put in", "count", *figures)

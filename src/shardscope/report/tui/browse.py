@@ -86,10 +86,9 @@ class Browse(Container):
         self._problem_rows.can_focus = bool(self._problems)
         self._problem_rows.border_title = _title_problems(self._recording)
         self.query_one("#details").border_title = "Details"
+        self._tree.border_title = "Modules" if self._outline.tops else "No modules"
+        self._call_rows.border_title = "Collectives"
         self._tree.show(self._outline)
-        if not self._outline.tops:
-            self._tree.border_title = "No modules"
-            self._call_rows.border_title = "Collectives"
         self._tree.focus()
 
     @property
