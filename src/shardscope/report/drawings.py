@@ -102,8 +102,8 @@ def _draw_pieces(parts: tuple[int, ...]) -> Text:
     more = " …" if columns > shown else ""
     lines = []
     for row in range(min(rows, _MAX_ROWS)):
-        line = Text(_HELD if row == 0 else _OTHER, "bold cyan" if row == 0 else "dim")
-        lines.append(line.append(" " + " ".join(_OTHER * (shown - 1)) + more, "dim"))
+        first = Text().append(_HELD if row == 0 else _OTHER, "bold cyan" if row == 0 else "dim")
+        lines.append(first.append(" " + " ".join(_OTHER * (shown - 1)) + more, "dim"))
     if rows > _MAX_ROWS:
         lines.append(Text("⋮", "dim"))
     return Text("\n").join(lines)

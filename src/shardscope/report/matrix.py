@@ -131,7 +131,7 @@ def _name_columns(bins: list[list[int]], cell: int) -> str:
 
 def _draw_row(ranks: list[int], numbers: list[int], most: int, *, cell: int, margin: int) -> Text:
     name = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}…{ranks[-1]}"
-    line = Text(name.rjust(margin - 2) + "  ", "dim", no_wrap=True, overflow="crop")
+    line = Text(no_wrap=True, overflow="crop").append(name.rjust(margin - 2) + "  ", "dim")
     line.append("".join(_shade(number, most) * cell for number in numbers), "cyan")
     return line.append(f"  {format_bytes(sum(numbers))}", "dim")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import final
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -91,13 +92,12 @@ class MemoryArea:
     ) -> Text:
         label = {_HEIGHT: self._profile.peak_bytes, _HEIGHT // 2: self._profile.peak_bytes // 2}
         name = format_bytes(label[row]) if row in label else ""
-        line = Text(name.rjust(margin - 1) + " ", "dim", no_wrap=True)
-        for column in columns:
-            if row > len(column):
-                line.append(" ")
-                continue
-            letter, style = _LOOKS[column[row - 1]]
-            line.append(_BLOCK if has_colours else letter, style)
+        line = Text(no_wrap=True).append(name.rjust(margin - 1) + " ", "dim")
+        blocks = (column[row - 1] if row <= len(column) else None for column in columns)
+        for kind, run in groupby(blocks):
+            letter, style = _LOOKS[kind] if kind is not None else (" ", "")
+            block = _BLOCK if has_colours and kind is not None else letter
+            line.append(block * len(list(run)), style)
         return line
 
     def _mark_peak(self, num_cells: int, margin: int, width: int) -> str:

@@ -109,10 +109,10 @@ class _Strips:
         most = max((max(cells) for cells in sums.values()), default=0)
         yield Text(" " * margin + self._name_phases(num_cells), "dim", no_wrap=True)
         for name, cells in sums.items():
-            label = Text(shorten(name, margin - 1), "dim", no_wrap=True, overflow="crop")
-            label.pad_right(margin - label.cell_len)
+            line = Text(no_wrap=True, overflow="crop").append(shorten(name, margin - 1), "dim")
+            line.pad_right(margin - line.cell_len)
             bars = "".join(_draw(cell, most) for cell in cells)
-            yield label.append(bars, "cyan").append(f" {format_bytes(sum(cells))}", "dim")
+            yield line.append(bars, "cyan").append(f" {format_bytes(sum(cells))}", "dim")
 
     def _sum(self, strip: Sequence[Moment], num_cells: int) -> list[int]:
         cells = [0] * num_cells
