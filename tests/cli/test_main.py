@@ -79,7 +79,7 @@ def test_unforeseen_errors_are_one_line_that_asks_for_debug(monkeypatch):
     def fail(_path):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr("shardscope.cli.show.load", fail)
+    monkeypatch.setattr("shardscope.cli.reading.load", fail)
     result = _run("show", "x.json")
     assert result.exit_code == 2
     assert "something unforeseen happened (ZeroDivisionError: by zero)" in result.stderr
@@ -91,7 +91,7 @@ def test_interrupt_is_one_short_line(monkeypatch):
     def interrupt(_path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardscope.cli.show.load", interrupt)
+    monkeypatch.setattr("shardscope.cli.reading.load", interrupt)
     result = _run("show", "x.json")
     assert result.exit_code == 2
     assert result.stderr == "shardscope: interrupted\n"

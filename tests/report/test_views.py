@@ -33,7 +33,7 @@ from shardscope.report.memory_area import MemoryArea
 from shardscope.report.select import keep_modules
 from shardscope.report.text import render_plain
 from shardscope.report.timeline import render_timeline
-from shardscope.report.views import Subject, render_subject, render_views
+from shardscope.report.views import Subject, Views, render_views
 
 SUBJECTS = get_args(Subject)
 _MIB = 1024**2
@@ -73,7 +73,7 @@ def test_hostile_names_are_inert(any_recording):
     ],
 )
 def test_a_view_with_nothing_names_the_verb_that_would_fill_it(subject, verb):
-    text = render_plain(render_subject(make_recording(), subject), width=200).strip()
+    text = render_plain(Views(make_recording()).render(subject), width=200).strip()
     assert verb in text
     assert text.count("\n") == 0
     assert text.endswith(".")

@@ -44,7 +44,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command = import_module(f"shardscope.cli.{cmd_name}").command
+        # Most verbs import torch, which may take longer than people wait in silence.
+        with import_module("shardscope.cli.console").show_progress(f"starting {cmd_name}"):
+            command = import_module(f"shardscope.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,7 +52,9 @@ def command(
     _tell_nothing(recording, form)
     pieces = _RENDERERS[form](recording)
     if target == "-":
-        write_out(pieces)
+        # On a terminal the output itself says how far it is.
+        with show_progress("writing", is_shown=not sys.stdout.isatty()):
+            write_out(pieces)
     else:
         with show_progress(f"writing {target}"):
             write_file(pieces, target, force=force)

@@ -37,7 +37,7 @@ from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
 
-__all__ = ["Subject", "render_subject", "render_views"]
+__all__ = ["Subject", "Views", "render_views"]
 
 Subject = Literal[
     "overview",
@@ -85,32 +85,34 @@ def render_views(
 
     `whole` is what the recording was cut from, where it was.
     """
-    shown = _Shown(recording, by=by, is_folded=is_folded, whole=whole)
-    sections: list[RenderableType] = [render_heading(recording, shown.classes)]
-    for subject in dict.fromkeys(subjects):
-        sections += shown.render(subject)
-    return Group(*sections)
-
-
-def render_subject(recording: Recording, subject: Subject) -> RenderableType:
-    """One view without a heading."""
-    return Group(*_Shown(recording, by="module", is_folded=True).render(subject))
+    views = Views(recording, by=by, is_folded=is_folded, whole=whole)
+    sections = [render_heading(recording, views.classes)]
+    return Group(*sections, *(views.render(subject) for subject in dict.fromkeys(subjects)))
 
 
 @final
-class _Shown:
+class Views:
     """A recording, and what several views need to know of it, worked out once."""
 
     def __init__(
-        self, recording: Recording, *, by: View, is_folded: bool, whole: Recording | None = None
+        self,
+        recording: Recording,
+        *,
+        by: View = "module",
+        is_folded: bool = True,
+        whole: Recording | None = None,
     ) -> None:
         self._recording = recording
         self._whole = whole
         self._by = by
         self._is_folded = is_folded
-        self.classes: tuple[RankClass, ...] = fold_ranks(recording)
 
-    def render(self, subject: Subject) -> list[RenderableType]:
+    @cached_property
+    def classes(self) -> tuple[RankClass, ...]:
+        """Ranks that issued the same."""
+        return fold_ranks(self._recording)
+
+    def render(self, subject: Subject) -> RenderableType:
         """A view's sections, or one sentence on what would fill it."""
         renderers: dict[Subject, Callable[[], Iterator[RenderableType]]] = {
             "overview": self._render_overview,
@@ -122,7 +124,8 @@ class _Shown:
             "memory": self._render_memory,
             "proof": self._render_proof,
         }
-        return list(renderers[subject]()) or [Text(f"\n{self._explain_nothing(subject)}")]
+        sections = list(renderers[subject]())
+        return Group(*sections) if sections else Text(f"\n{self._explain_nothing(subject)}")
 
     def _explain_nothing(self, subject: Subject) -> str:
         has_more = any(getattr(self._whole, field, ()) for field in _FIELDS.get(subject, ()))

@@ -40,6 +40,14 @@ def drive(recording: Recording, steps: Steps, *, size=(100, 32), **options) -> N
     asyncio.run(run())
 
 
+async def press_tab(app: Browser, pilot: Pilot[None], number: str) -> None:
+    """Go to a tab, and wait until it is drawn."""
+    await pilot.press(number)
+    await pilot.pause()
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
 def screen_text(app: Browser) -> str:
     """What a person would see, without colours."""
     console = Console(width=app.size.width, color_system=None, legacy_windows=False)
@@ -214,11 +222,9 @@ def test_findings_come_gravest_first_and_lead_to_their_module(llama):
 def test_views_are_drawn_when_they_are_first_looked_at(llama):
     async def steps(app, pilot):
         assert not str(app.query_one("#memory-view", Static).content)
-        await pilot.press("7")
-        await pilot.pause()
+        await press_tab(app, pilot, "7")
         assert "shardscope memory" in screen_text(app)
-        await pilot.press("3")
-        await pilot.pause()
+        await press_tab(app, pilot, "3")
         assert "By axis and kind" in screen_text(app)
         await pilot.press("1")
         await pilot.pause()
@@ -278,8 +284,7 @@ def test_hostile_names_are_inert_in_views():
 
     async def steps(app, pilot):
         for tab in "2345678":
-            await pilot.press(tab)
-            await pilot.pause()
+            await press_tab(app, pilot, tab)
             seen = screen_text(app)
             assert not _UNSAFE & set(seen)
             assert "shardscope coverage finds" not in seen

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from typing import ClassVar, final
 
-from msgspec.structs import replace
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import Input, Static, Tree
 
-from shardscope.record import Collective, Finding, Gap, Recording
+from shardscope.record import Collective, Finding, Gap
 from shardscope.report.causes import describe_cause
 from shardscope.report.layout import make_text, plural
-from shardscope.report.problems import sort_findings
-from shardscope.report.tui.call_list import SORTS, CallList, Filter
-from shardscope.report.tui.details import Details
+from shardscope.report.tui.call_list import CallList
 from shardscope.report.tui.module_tree import ModuleTree
-from shardscope.report.tui.outline import Chain, Outline, Place
+from shardscope.report.tui.outline import Place
 from shardscope.report.tui.rows import Rows, RowsColumn
+from shardscope.report.tui.walk import Walk
 from shardscope.report.units import format_bytes
 
 __all__ = ["Browse"]
 
+_MAX_TITLE = 60
 _PROBLEM_COLUMNS = {
     "kind": RowsColumn("", 7),
     "rule": RowsColumn("finding or gap", 12, rank=2, share=1),
@@ -53,20 +52,9 @@ class Browse(Container):
         Binding("S", "reverse", "Turn round", show=False),
     ]
 
-    def __init__(self, recording: Recording, *, id: str) -> None:
+    def __init__(self, walk: Walk, *, id: str) -> None:
         super().__init__(id=id)
-        self._recording = recording
-        self._outline = Outline(recording)
-        self._is_folded = True
-        self._calls = CallList(recording)
-        self._describer = Details(recording)
-        self._problems = [*sort_findings(recording), *recording.gaps]
-        self._place: Place | None = None
-        self._filter = Filter()
-        self._sort = "order"
-        self._is_reversed = False
-        self._matches: list[Chain] = []
-        self._match = 0
+        self._walk = walk
 
     def compose(self) -> ComposeResult:
         """Modules and problems on the left, collectives and details on the right."""
@@ -75,20 +63,21 @@ class Browse(Container):
             yield Input(placeholder="name or class of a module", id="search")
             yield Rows(_PROBLEM_COLUMNS, empty=_NO_PROBLEMS, id="problems")
         with Vertical(id="right"):
-            yield Rows(_choose_columns(self._calls), empty=_NO_CALLS, id="calls")
+            yield Rows(_choose_columns(self._walk.calls), empty=_NO_CALLS, id="calls")
             with VerticalScroll(id="details"):
                 yield Static(id="details-text", markup=False)
 
     def on_mount(self) -> None:
         """Fill the panes; the tree is where one begins."""
-        self._problem_rows.show(self._problems, _read_problem)
-        self._problem_rows.set_class(not self._problems, "-none")
-        self._problem_rows.can_focus = bool(self._problems)
-        self._problem_rows.border_title = _title_problems(self._recording)
-        self.query_one("#details").border_title = "Details"
-        self._tree.border_title = "Modules" if self._outline.tops else "No modules"
-        self._call_rows.border_title = "Collectives"
-        self._tree.show(self._outline)
+        problems = self._walk.problems
+        self._problems.show(problems, _read_problem)
+        self._problems.set_class(not problems, "-none")
+        self._problems.can_focus = bool(problems)
+        self._problems.border_title = _count_problems(problems)
+        self._tree.border_title = "Modules" if self._walk.outline.tops else "No modules"
+        self._calls.border_title = "Collectives"
+        self._details.border_title = "Details"
+        self._tree.show(self._walk.outline)
         self._tree.focus()
 
     @property
@@ -96,12 +85,16 @@ class Browse(Container):
         return self.query_one("#tree", ModuleTree)
 
     @property
-    def _call_rows(self) -> Rows:
+    def _calls(self) -> Rows:
         return self.query_one("#calls", Rows)
 
     @property
-    def _problem_rows(self) -> Rows:
+    def _problems(self) -> Rows:
         return self.query_one("#problems", Rows)
+
+    @property
+    def _details(self) -> VerticalScroll:
+        return self.query_one("#details", VerticalScroll)
 
     @property
     def _search(self) -> Input:
@@ -110,9 +103,9 @@ class Browse(Container):
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Place]) -> None:
         """Another module: its collectives, and what is known of it."""
         if event.node.data is not None:
-            self._place = event.node.data
+            self._walk.place = event.node.data
             self._show_calls()
-            self._show_details(self._place)
+            self._show_details(event.node.data)
 
     def on_rows_highlighted(self, event: Rows.Highlighted) -> None:
         """Another collective, finding or gap."""
@@ -121,8 +114,7 @@ class Browse(Container):
     def on_rows_selected(self, event: Rows.Selected) -> None:
         """Go to the module that it is about."""
         thing = event.rows[event.row]
-        path = thing.owner if isinstance(thing, Collective) else _find_subject(thing)
-        chain = None if path is None else self._outline.find(path)
+        chain = self._walk.find_place(thing)
         if chain is None:
             self.notify("It belongs to no module.", markup=False)
             return
@@ -131,30 +123,26 @@ class Browse(Container):
             self._tree.focus()
 
     def _show_details(self, thing: Place | Collective | Finding | Gap) -> None:
+        describer = self._walk.details
         if isinstance(thing, Place):
-            shown = self._describer.describe_place(thing)
+            shown = describer.describe_place(thing)
         elif isinstance(thing, Collective):
-            shown = self._describer.describe_call(thing)
+            shown = describer.describe_call(thing)
         else:
-            shown = self._describer.describe_problem(thing)
+            shown = describer.describe_problem(thing)
         self.query_one("#details-text", Static).update(shown)
-        self.query_one("#details", VerticalScroll).scroll_home(animate=False)
+        self._details.scroll_home(animate=False)
 
     def _show_calls(self) -> None:
-        if self._place is None:
+        place = self._walk.place
+        if place is None:
             return
-        found = self._calls.choose(
-            self._place, self._filter, sort=self._sort, is_reversed=self._is_reversed
-        )
-        empty = _NONE_LEFT if self._filter.words else _NONE_HERE
-        self._call_rows.show(found, self._read_call, empty=empty)
-        name = self._place.name or "all modules"
-        self._call_rows.border_title = make_text(
-            f"{plural(len(found), 'collective')} of {name}", width=60
-        )
-        arrow = "reversed " if self._is_reversed else ""
-        words = f"{self._filter.words} · " if self._filter.words else ""
-        self._call_rows.border_subtitle = make_text(f"{words}{arrow}by {self._sort}", width=60)
+        found = self._walk.list_calls()
+        empty = _NONE_LEFT if self._walk.is_filtered else _NONE_HERE
+        self._calls.show(found, self._read_call, empty=empty)
+        title = f"{plural(len(found), 'collective')} of {place.name or 'all modules'}"
+        self._calls.border_title = make_text(title, width=_MAX_TITLE)
+        self._calls.border_subtitle = make_text(self._walk.words, width=_MAX_TITLE)
 
     def _read_call(self, call: Collective) -> dict[str, str]:
         return {
@@ -162,7 +150,7 @@ class Browse(Container):
             "rank": f"{call.rank:,}",
             "phase": str(call.phase),
             "kind": str(call.kind),
-            "axis": self._calls.name_axis(call),
+            "axis": self._walk.calls.name_axis(call),
             "put in": format_bytes(call.input_bytes),
             "on wire": format_bytes(call.wire_bytes),
             "module": "" if call.owner is None else call.owner or "(root)",
@@ -172,40 +160,33 @@ class Browse(Container):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """A key that could not change anything is not offered."""
         if action == "filter":
-            return len(self._calls.choices[str(parameters[0])]) > 1
+            return len(self._walk.calls.choices[str(parameters[0])]) > 1
         return True
 
     def action_filter(self, facet: str) -> None:
-        """Keep collectives of the next value of a facet; after the last, all."""
-        values = [None, *self._calls.choices[facet]]
-        now = values.index(getattr(self._filter, facet))
-        self._filter = replace(self._filter, **{facet: values[(now + 1) % len(values)]})
+        """Keep collectives of the next value of a facet."""
+        self._walk.filter_next(facet)
         self._show_calls()
 
     def action_clear(self) -> None:
         """Keep all collectives again."""
-        self._filter = Filter()
+        self._walk.clear_filter()
         self._show_calls()
 
     def action_sort(self) -> None:
         """Sort collectives by the next column."""
-        names = list(SORTS)
-        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._walk.sort_next()
         self._show_calls()
 
     def action_reverse(self) -> None:
         """Turn the order of collectives round."""
-        self._is_reversed = not self._is_reversed
+        self._walk.turn_round()
         self._show_calls()
 
     def action_fold(self) -> None:
         """Fold layers that are alike, or show each; stay where one is."""
-        path = self._place.paths[0] if self._place is not None else ""
-        self._is_folded = not self._is_folded
-        self._outline = Outline(self._recording, is_folded=self._is_folded)
-        self._matches, self._match = self._outline.search(self._search.value), 0
-        self._tree.show(self._outline)
-        chain = self._outline.find(path)
+        chain = self._walk.fold()
+        self._tree.show(self._walk.outline)
         if chain is not None:
             self._tree.reveal(chain)
 
@@ -216,8 +197,7 @@ class Browse(Container):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Go to the first match while it is typed."""
-        self._matches = self._outline.search(event.value)
-        self._match = 0
+        self._walk.search(event.value)
         self._show_match()
 
     def on_input_submitted(self) -> None:
@@ -236,20 +216,13 @@ class Browse(Container):
 
     def action_next_match(self, by: int) -> None:
         """Go to the next match, or the one before."""
-        if self._matches:
-            self._match = (self._match + by) % len(self._matches)
-            self._show_match()
+        self._walk.move_match(by)
+        self._show_match()
 
     def _show_match(self) -> None:
-        term = self._search.value
-        if not term:
-            self._tree.border_subtitle = None
-            return
-        if not self._matches:
-            self._tree.border_subtitle = make_text(f"no {term}", width=30)
-            return
-        self._tree.border_subtitle = f"{self._match + 1:,} of {len(self._matches):,}"
-        self._tree.reveal(self._matches[self._match])
+        self._tree.border_subtitle = make_text(self._walk.match_words, width=_MAX_TITLE)
+        if self._walk.match is not None:
+            self._tree.reveal(self._walk.match)
 
 
 def _choose_columns(calls: CallList) -> dict[str, RowsColumn]:
@@ -277,13 +250,6 @@ def _read_problem(problem: Finding | Gap) -> dict[str, str]:
     return {"kind": str(problem.severity), "rule": problem.rule, "subject": problem.subject}
 
 
-def _title_problems(recording: Recording) -> str:
-    findings, gaps = len(recording.findings), len(recording.gaps)
-    return f"{plural(findings, 'finding')}, {plural(gaps, 'gap')}"
-
-
-def _find_subject(problem: Finding | Gap) -> str | None:
-    """The first module or tensor that a finding names."""
-    if isinstance(problem, Gap):
-        return None
-    return problem.subject.partition(" (×")[0].partition(", ")[0]
+def _count_problems(problems: list[Finding | Gap]) -> str:
+    num_gaps = sum(isinstance(problem, Gap) for problem in problems)
+    return f"{plural(len(problems) - num_gaps, 'finding')}, {plural(num_gaps, 'gap')}"

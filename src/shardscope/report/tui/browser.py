@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, final, get_args
 
 from textual.app import App, ComposeResult
@@ -13,7 +14,8 @@ from shardscope.record import Recording
 from shardscope.report.heading import describe_world
 from shardscope.report.tui.browse import Browse
 from shardscope.report.tui.help import HelpScreen
-from shardscope.report.views import Subject, render_subject
+from shardscope.report.tui.walk import Walk
+from shardscope.report.views import Subject, Views
 
 __all__ = ["Browser"]
 
@@ -61,14 +63,17 @@ class Browser(App[None]):
         super().__init__(ansi_color=not has_colors)
         self.animation_level = "none"
         self._recording = recording
+        self._views = Views(recording)
         self._drawn: set[str] = set()
+        # Here, and not when the screen is drawn, which would stay empty for as long.
+        self._walk = Walk(recording)
 
     def compose(self) -> ComposeResult:
         """What ran, the tabs, the keys."""
         yield Static(describe_world(self._recording), id="world", markup=False)
         with TabbedContent():
             with TabPane("Modules", id="modules"):
-                yield Browse(self._recording, id="browse")
+                yield Browse(self._walk, id="browse")
             for subject in _SUBJECTS:
                 with TabPane(subject.capitalize(), id=subject), VerticalScroll(classes="view"):
                     yield Static(id=f"{subject}-view", markup=False)
@@ -80,7 +85,14 @@ class Browser(App[None]):
             if subject == event.pane.id and subject not in self._drawn:
                 self._drawn.add(subject)
                 view = self.query_one(f"#{subject}-view", Static)
-                view.update(render_subject(self._recording, subject))
+                view.loading = True
+                self.run_worker(partial(self._draw, subject, view), thread=True)
+
+    def _draw(self, subject: Subject, view: Static) -> None:
+        """Beside the screen, which stays alive; a large recording takes a while."""
+        drawn = self._views.render(subject)
+        self.call_from_thread(view.update, drawn)
+        self.call_from_thread(setattr, view, "loading", False)
 
     def action_show_tab(self, name: str) -> None:
         """Go to a tab, and into it."""
