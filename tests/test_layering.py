@@ -48,8 +48,6 @@ ALLOWED = {
     "contract": {"record", "errors"},
     "report": {"record"},
     "compat": EVERYTHING_BELOW_CLI,
-    # Guests in trainers and test runners; what they do, people could write themselves.
-    "plugins": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},
     # Beside cli the only place that puts rooms together: what other programs call to run things.
     "plugins": EVERYTHING_BELOW_CLI,

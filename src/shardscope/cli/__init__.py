@@ -29,6 +29,7 @@ _VERBS = {
     "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
     "show": "Print a recording.",
     "report": "Draw a recording as an HTML page that opens offline.",
+    "tui": "Walk through a recording in the terminal.",
     "diff": "Tell what changed from one recording to another; fail on what must not.",
     "contract": "Hold a program to limits on collectives, memory, graph breaks and more, in CI.",
     "merge": "Join the recordings of a run's ranks, and check that they agree.",
@@ -46,7 +47,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command = import_module(f"shardscope.cli.{cmd_name}").command
+        # Most verbs import torch, which may take longer than people wait in silence.
+        with import_module("shardscope.cli.console").show_progress(f"starting {cmd_name}"):
+            command = import_module(f"shardscope.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -11,6 +11,7 @@ from typing import final
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segments
 
 from shardscope.cli.stdout import silence_stdout, writing_out
 from shardscope.record import Recording, Severity
@@ -34,8 +35,10 @@ def print_out(*things: RenderableType) -> None:
     """Print to standard output: colours on a terminal unless NO_COLOR, plain otherwise."""
     with writing_out():
         console = _open_console()
-        for thing in things:
-            console.print(thing)
+        with show_progress("laying out"):
+            drawn = [Segments(list(console.render(thing))) for thing in things]
+        for one in drawn:
+            console.print(one)
 
 
 def print_line(text: str = "") -> None:

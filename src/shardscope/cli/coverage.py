@@ -8,11 +8,12 @@ import click
 
 from shardscope.cli.building import build_model, theirs
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.finish import save_if_asked
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, recording_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
-from shardscope.record import Level, Recording, check_output, save, write_file
+from shardscope.record import Level, Recording, check_output, write_file
 from shardscope.report.coverage import render_coverage_csv
 from shardscope.report.text import render_summary
 from shardscope.shard.coverage import cover_step
@@ -60,11 +61,10 @@ def command(
         check_output(path, force=force)
     recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data)
     print_out(render_summary(recording))
-    print_line()
-    if output is not None:
-        print_line(f"recording saved to {save(recording, output, force=force)}")
+    save_if_asked(recording, output, force=force)
     if csv_output is not None:
         write_file([render_coverage_csv(recording)], csv_output, force=force)
+        print_line()
         print_line(f"table written to {csv_output}")
     ctx.exit(exit_code(recording, is_strict=strict))
 
@@ -87,9 +87,13 @@ def _cover(
             report=report,
         ) as built:
             batch = built.make_batch()
-            report("judging its ops")
             with theirs(program, "step()", has_data=has_data):
                 recording = cover_step(
-                    built.model, program.step, batch, mesh=built.mesh, levels=levels
+                    built.model,
+                    program.step,
+                    batch,
+                    mesh=built.mesh,
+                    levels=levels,
+                    report=report,
                 )
     return name_command(recording)

@@ -51,11 +51,12 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     try:
         print_out(render_summary(recording))
     finally:  # what cannot be printed can still be saved, and the other way round
-        path = (
-            save(recording, output, force=force)
-            if output
-            else save_under_own_name(recording, "demo")
-        )
+        with show_progress("saving the recording"):
+            path = (
+                save(recording, output, force=force)
+                if output
+                else save_under_own_name(recording, "demo")
+            )
     print_line()
     print_line(f"recording saved to {path}")
     print_line(f"look at it again with: shardscope show {path} --by cause")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
 import torch
 from torch import nn
 
-from shardscope.cli.building import build_alone, build_model
-from shardscope.cli.console import exit_code, print_line, print_out
+from shardscope.cli.building import Report, build_alone, build_model
+from shardscope.cli.console import exit_code, print_out, show_progress
+from shardscope.cli.finish import save_if_asked
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import (
     force_option,
@@ -23,10 +24,10 @@ from shardscope.cli.options import (
     strict_option,
 )
 from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import Program, load_program, split_batch
+from shardscope.cli.target import Program, load_program, name_target, split_batch
 from shardscope.compile.diagnose.diagnose import diagnose
 from shardscope.errors import TargetError
-from shardscope.record import Recording, check_output, save
+from shardscope.record import Recording, check_output
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -106,40 +107,43 @@ def command(
         seed=seed,
     )
     print_out(render_summary(recording))
-    if output is not None:
-        print_line()
-        print_line(f"recording saved to {save(recording, output, force=force)}")
+    save_if_asked(recording, output, force=force)
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
 def _diagnose(
     target: str, axes: Mapping[str, int] | None, *, rank: int, seed: int, **settings: Any
 ) -> Recording:
-    with as_if_started(target):
-        program = load_program(target)
-        with _built(program, axes, rank=rank, seed=seed) as (model, batch):
-            args, kwargs = split_batch(batch)
-            found = diagnose(
-                _with_loss(program, model),
-                *args,
-                kwargs=kwargs,
-                name=program.name,
-                seed=seed,
-                **settings,
-            )
+    with as_if_started(target), ExitStack() as stack:
+        # The search has a bar of its own.
+        with show_progress(f"diagnosing {name_target(target)}") as report:
+            program = load_program(target)
+            built = _built(program, axes, report, rank=rank, seed=seed)
+            model, batch = stack.enter_context(built)
+        args, kwargs = split_batch(batch)
+        found = diagnose(
+            _with_loss(program, model),
+            *args,
+            kwargs=kwargs,
+            name=program.name,
+            seed=seed,
+            **settings,
+        )
     return name_command(found.recording)
 
 
 @contextmanager
 def _built(
-    program: Program, axes: Mapping[str, int] | None, *, rank: int, seed: int
+    program: Program, axes: Mapping[str, int] | None, report: Report, *, rank: int, seed: int
 ) -> Iterator[tuple[nn.Module, Any]]:
     """The model and its input, as a single device has them or as a rank of a simulated world."""
     if axes is None:
-        yield build_alone(program, seed=seed)
+        yield build_alone(program, report, seed=seed)
         return
     torch.manual_seed(seed)
-    with build_model(program, axes, rank=rank, is_real=False, has_data=True) as built:
+    with build_model(
+        program, axes, rank=rank, is_real=False, has_data=True, report=report
+    ) as built:
         yield built.model, built.make_batch()
 
 

@@ -88,7 +88,8 @@ def command(
         print_out(*(render_guards(recording) if guards else ()))
         print_out(*(render_stage_times(recording) if times else ()))
     if destination is not None:
-        saved = destination.save(recording)
+        with show_progress("saving the recording", is_shown=is_first()):
+            saved = destination.save(recording)
         if is_first():
             print_line()
             print_line(f"recording saved to {saved}")

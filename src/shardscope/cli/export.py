@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -108,7 +109,9 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
 
 def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:
     if target == "-":
-        write_out(pieces)
+        # On a terminal the output itself says how far it is.
+        with show_progress("writing", is_shown=not sys.stdout.isatty()):
+            write_out(pieces)
         return
     with show_progress(f"writing {target}"):
         write_file(pieces, target, force=force)

@@ -6,9 +6,14 @@ from collections.abc import Callable, Sequence
 
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
+from shardscope.errors import RecordingError
 from shardscope.record import Recording, load, merge_files
+from shardscope.report.names import shorten
+from shardscope.report.select import keep_modules, list_paths
 
-__all__ = ["load_reviewed"]
+__all__ = ["choose_modules", "load_reviewed"]
+
+_MAX_NAMED = 5
 
 
 def load_reviewed(files: Sequence[str], report: Callable[[str], None]) -> Recording:
@@ -20,3 +25,20 @@ def load_reviewed(files: Sequence[str], report: Callable[[str], None]) -> Record
         recording = load(files[0])
     report("comparing ranks")
     return review_explanations(review(recording))
+
+
+def choose_modules(recording: Recording, pattern: str) -> Recording:
+    """What belongs to the modules that match, and to those below them."""
+    kept = keep_modules(recording, pattern)
+    if kept is not None:
+        return kept
+    named = [path for path in list_paths(recording) if path][:_MAX_NAMED]
+    advice = (
+        f"It has {', '.join(shorten(name, 60) for name in named)}, …; a pattern such as "
+        "'layers.*.attention' matches in every layer."
+        if named
+        else "It names no modules at all."
+    )
+    raise RecordingError(
+        f"the recording has no module that matches {shorten(pattern, 80)!r}. {advice}"
+    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardscope.cli.building import theirs
 from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.finish import save_if_asked
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, no_fold_option, recording_option, seed_option
 from shardscope.cli.surroundings import as_if_started, name_command
@@ -20,7 +21,7 @@ from shardscope.errors import OutputError, ParallelError, TargetError
 from shardscope.parallel import Shard
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import parallelize
-from shardscope.record import Recording, check_output, save
+from shardscope.record import check_output
 from shardscope.report.layout import plural
 from shardscope.report.names import make_inert
 from shardscope.report.text import render_summary
@@ -96,7 +97,7 @@ def command(
         found = made.recording()
     recording = name_command(found)
     print_out(render_summary(recording, is_folded=not no_fold))
-    _save(recording, output, force=force)
+    save_if_asked(recording, output, force=force)
     code = exit_code(recording)
     if strict and made.fallbacks:
         failure = f"strict: {plural(len(made.fallbacks), 'fallback')}, as listed above."
@@ -181,12 +182,6 @@ def _verify(made: ParallelProgram, report: Report) -> str | None:
             raise
         return str(error)
     return None
-
-
-def _save(recording: Recording, output: str | None, *, force: bool) -> None:
-    if output is not None:
-        print_line()
-        print_line(f"recording saved to {save(recording, output, force=force)}")
 
 
 def _plan_files(folder: Path, axes: Mapping[str, int], *, force: bool) -> dict[int, Path]:

@@ -10,15 +10,16 @@ import click
 import torch
 
 from shardscope.cli.building import build_alone
-from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.console import exit_code, print_out, show_progress
 from shardscope.cli.failure import describe_failure, suggest_remedy
+from shardscope.cli.finish import save_if_asked
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, recording_option, seed_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target, run_default_step
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
 from shardscope.parallel.parity.check import parity
-from shardscope.record import Recording, check_output, save
+from shardscope.record import Recording, check_output
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -82,9 +83,7 @@ def command(
         seed=seed,
     )
     print_out(render_summary(recording))
-    if output is not None:
-        print_line()
-        print_line(f"recording saved to {save(recording, output, force=force)}")
+    save_if_asked(recording, output, force=force)
     ctx.exit(exit_code(recording, is_strict=strict))
 
 

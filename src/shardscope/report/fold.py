@@ -15,6 +15,7 @@ from shardscope.report.traffic import Facet, RankClass, Tally, name_axis, tally
 from shardscope.report.units import Spread, spread
 
 __all__ = [
+    "NO_MODULE",
     "ModuleNode",
     "Traffic",
     "build_tree",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 64  # names nested deeper stay in one piece, so that recursion is bounded
-_NO_MODULE = "outside any module"
+NO_MODULE = "outside any module"
 
 # Per rank class, in the classes' order.
 Traffic = tuple[dict[Facet, Tally], ...]
@@ -84,7 +85,7 @@ def build_tree(recording: Recording, classes: tuple[RankClass, ...]) -> tuple[Mo
             branch.own[index][facet] += tally(call)
     nodes = [root.freeze("", "")] if recording.modules or root.is_used() else []
     if nowhere.is_used():
-        nodes.append(nowhere.freeze(_NO_MODULE, _NO_MODULE))
+        nodes.append(nowhere.freeze(NO_MODULE, NO_MODULE))
     return tuple(nodes)
 
 

@@ -15,6 +15,7 @@ from shardscope.report.units import Spread, format_bytes, format_spread
 __all__ = [
     "describe_reality",
     "describe_traffic",
+    "describe_world",
     "format_per_rank",
     "list_run_facts",
     "name_mesh",
@@ -25,7 +26,7 @@ __all__ = [
 
 def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> RenderableType:
     """World, mesh, ranks, versions, and how much was said in all."""
-    lines = [_describe_world(recording)]
+    lines = [describe_world(recording)]
     if recording.run.command:
         lines.append(make_text(recording.run.command, "dim", width=160))
     if recording.collectives:
@@ -45,7 +46,8 @@ def list_run_facts(recording: Recording) -> list[str]:
     return list(filter(None, facts))
 
 
-def _describe_world(recording: Recording) -> Text:
+def describe_world(recording: Recording) -> Text:
+    """The same in one line."""
     line = Text("shardscope", "bold cyan")
     for fact in list_run_facts(recording):
         line.append(" · ", "dim").append_text(make_text(fact, width=120))

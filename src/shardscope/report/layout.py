@@ -17,9 +17,9 @@ def make_text(text: str, style: str = "", *, width: int = 400) -> Text:
 
 
 def make_title(title: str, note: str = "") -> Text:
-    """A section's first line, with a blank line above."""
-    line = Text("\n").append(title, "bold")
-    return line.append(f"  {note}", "dim") if note else line
+    """A section's first line, with a blank line above; either part may be a stranger's."""
+    line = Text("\n").append(make_inert(title), "bold")
+    return line.append(f"  {make_inert(note)}", "dim") if note else line
 
 
 def format_share(part: int, whole: int) -> str:

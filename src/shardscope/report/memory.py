@@ -15,7 +15,7 @@ from shardscope.report.grid import Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_bar, format_share, make_text, make_title, plural
 from shardscope.report.units import format_bytes
 
-__all__ = ["describe_room", "most_bytes", "render_memory"]
+__all__ = ["describe_room", "find_worst", "most_bytes", "render_memory"]
 
 _NUM_MODULES = 12
 _NUM_CELLS = 64
@@ -41,20 +41,27 @@ _MODULE_COLUMNS: dict[str, Column] = {
 }
 
 
-def render_memory(recording: Recording, *, is_folded: bool = True) -> Iterator[RenderableType]:
+def render_memory(
+    recording: Recording, *, is_folded: bool = True, has_course: bool = True
+) -> Iterator[RenderableType]:
     """The rank that needs most in full, and how the others compare."""
     if not recording.memory:
         return
-    profile = max(recording.memory, key=most_bytes)
+    profile = find_worst(recording.memory)
     yield make_title("Memory", _describe_ranks(recording.memory))
     yield from _render_peak(profile)
     yield Text()
     yield _render_kinds(profile)
     yield make_title("Memory by module", "at the peak, children not included; ×n: together")
     yield _render_modules(profile, is_folded=is_folded)
-    if len(profile.samples) > 1:
+    if has_course and len(profile.samples) > 1:
         yield make_title("Memory over the step", _describe_letters(profile))
         yield _Course(profile)
+
+
+def find_worst(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
+    """The rank that needs most."""
+    return max(profiles, key=most_bytes)
 
 
 def most_bytes(profile: MemoryProfile) -> int:
@@ -63,7 +70,7 @@ def most_bytes(profile: MemoryProfile) -> int:
 
 
 def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:
-    worst = max(profiles, key=most_bytes)
+    worst = find_worst(profiles)
     if len(profiles) == 1:
         return f"rank {worst.rank}"
     least = min(map(most_bytes, profiles))

@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["fold_numbers", "name_all"]
+__all__ = ["fold_numbers", "fold_path", "name_all"]
 
 # Numbers that are parts of dotted names: not those of `dim 0` or `linear_3`.
 _NUMBER = re.compile(r"(?<![\w.])\d+(?=\.\w)|(?<=\w\.)\d+(?!\w)")
 _MAX_DIGITS = 9  # of the number of a layer
+# The same in a text that is a dotted name and nothing else.
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def fold_path(path: str) -> str:
+    """`layers.*.wq`, as findings name what is the same in every layer."""
+    return _INDEX.sub("*", path)
 
 
 def fold_numbers(text: str) -> str:

@@ -21,21 +21,35 @@ from shardscope.record import (
 from shardscope.report.layout import make_text, make_title
 from shardscope.report.lines import format_source
 
-__all__ = ["SEVERITIES", "fold_problem_ranks", "render_problems"]
+__all__ = [
+    "SEVERITIES",
+    "SEVERITY_STYLES",
+    "fold_problem_ranks",
+    "render_problems",
+    "sort_findings",
+]
 
 _MAX_SHOWN = 10
-_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold blue"}
-SEVERITIES = tuple(_STYLES)
+SEVERITY_STYLES = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.INFO: "bold blue",
+}
+SEVERITIES = tuple(SEVERITY_STYLES)
 """The gravest first."""
 
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
     """Findings, the gravest first, then gaps; nothing if there are none."""
-    findings = fold_problem_ranks(recording.findings)
-    findings.sort(key=lambda item: SEVERITIES.index(item[0].severity))
+    findings = fold_problem_ranks(sort_findings(recording))
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
+
+
+def sort_findings(recording: Recording) -> tuple[Finding, ...]:
+    """The gravest first."""
+    return tuple(sorted(recording.findings, key=lambda one: SEVERITIES.index(one.severity)))
 
 
 def _render_some(
@@ -64,7 +78,7 @@ def fold_problem_ranks(problems: Sequence[T]) -> list[tuple[T, list[int]]]:
 
 
 def _render_finding(finding: Finding, ranks: list[int]) -> RenderableType:
-    head = Text.assemble((f"{finding.severity} ", _STYLES[finding.severity]))
+    head = Text.assemble((f"{finding.severity} ", SEVERITY_STYLES[finding.severity]))
     head.append_text(make_text(finding.rule, "bold", width=60)).append("  ")
     head.append_text(make_text(finding.subject, width=120)).append_text(_name_ranks(ranks))
     body = [make_text(finding.fact, width=1000), make_text(f"→ {finding.remedy}", "green")]

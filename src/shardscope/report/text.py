@@ -30,7 +30,7 @@ from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
 
-__all__ = ["View", "render_summary", "render_text"]
+__all__ = ["View", "add_roots", "note_lines", "render_plain", "render_summary", "render_text"]
 
 View = Literal["module", "axis", "kind", "cause"]
 
@@ -53,9 +53,14 @@ def render_text(
     recording: Recording, *, by: View = "module", is_folded: bool = True, width: int = 80
 ) -> str:
     """The same as plain text, for files, tests and notebooks."""
+    return render_plain(render_summary(recording, by=by, is_folded=is_folded), width=width)
+
+
+def render_plain(thing: RenderableType, *, width: int = 80) -> str:
+    """Whatever can be printed, as text without colours or blanks at the ends of lines."""
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
-        console.print(render_summary(recording, by=by, is_folded=is_folded))
+        console.print(thing)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -80,7 +85,7 @@ def _render_collectives(
         yield make_title("Ranks", "those that issued the same share a row")
         yield render_ranks(classes)
     if by == "cause":
-        yield make_title("By cause", _note_lines(recording))
+        yield make_title("By cause", note_lines(recording))
         yield render_causes(recording, classes)
         return
     roots = build_tree(recording, classes)
@@ -89,7 +94,7 @@ def _render_collectives(
     else:
         yield make_title(f"By {by}", describe_totals(classes))
         other = "kind" if by == "axis" else "axis"
-        yield render_totals(_add_roots(roots), classes, (by, other, "phase"))
+        yield render_totals(add_roots(roots), classes, (by, other, "phase"))
 
 
 def _render_others(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
@@ -118,20 +123,21 @@ def _render_modules(
     yield make_title("Modules", "collectives per rank, children included; ×n: figures of one")
     yield render_tree(roots, is_complete=not is_folded)
     yield make_title("By kind and mesh axis", describe_totals(classes))
-    yield render_totals(_add_roots(roots), classes, ("kind", "axis"))
+    yield render_totals(add_roots(roots), classes, ("kind", "axis"))
     busiest = "; of the busiest rank" if len(classes) > 1 else ""
     yield make_title("Costliest modules", f"children not included; each: of one layer{busiest}")
     yield render_costliest(roots)
-    yield make_title("Why", _note_lines(recording))
+    yield make_title("Why", note_lines(recording))
     yield render_causes(recording, classes, limit=_NUM_CAUSES)
 
 
-def _note_lines(recording: Recording) -> str:
+def note_lines(recording: Recording) -> str:
+    """What the table of causes says beside them."""
     has_lines = any(call.source is not None for call in recording.collectives)
     return "with a line that led to it" if has_lines else ""
 
 
-def _add_roots(roots: tuple[ModuleNode, ...]) -> Traffic:
+def add_roots(roots: tuple[ModuleNode, ...]) -> Traffic:
     """The root and what belongs to no module, together."""
     totals: Traffic = tuple({} for _ in roots[0].total)
     for root in roots:

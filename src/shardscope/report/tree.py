@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -34,26 +34,49 @@ _COLUMNS = {
 
 # A node, and the lines that lead to it.
 Place = tuple[ModuleNode, str]
+# Bytes of a module that are not traffic, by the name of their column.
+Figures = Mapping[str, Callable[[ModuleNode], int]]
 
 
-def render_tree(roots: tuple[ModuleNode, ...], *, is_complete: bool = False) -> RenderableType:
-    """One row per module that spoke; `is_complete` keeps silent modules and every row."""
-    rows = [row for root in roots for row in _walk(root, "", "", is_complete=is_complete)]
+def render_tree(
+    roots: tuple[ModuleNode, ...], *, is_complete: bool = False, figures: Figures | None = None
+) -> RenderableType:
+    """One row per module that spoke; `is_complete` keeps silent modules and every row.
+
+    `figures` have columns of their own, and a module that has one is not silent.
+    """
+    figures = {
+        name: read for name, read in (figures or {}).items() if any(read(root) for root in roots)
+    }
+
+    # Where nobody has anything to say, the tree itself is what there is to show.
+    is_bare = not figures and not any(root.count().high for root in roots)
+
+    def is_shown(node: ModuleNode) -> bool:
+        has_figure = node.count().high or any(one(node) for one in figures.values())
+        return is_complete or is_bare or bool(has_figure)
+
+    rows = [row for root in roots for row in _walk(root, "", "", is_shown)]
     num_hidden = 0
     if not is_complete:
         rows, num_hidden = _limit(rows)
     phases = [phase for phase in Phase if any(node.count(phase=phase).high for node, _ in rows)]
     note = f"… {num_hidden:,} more: --no-fold shows all" if num_hidden else ""
-    return Grid(_COLUMNS, [_make_row(*row) for row in rows], _make_layouts(phases), note=note)
+    columns = _COLUMNS | {name: Column(name) for name in figures}
+    cells = [_make_row(*row, figures) for row in rows]
+    layouts = _make_layouts(phases, list(figures))
+    return Grid(columns, cells, layouts, note=note)
 
 
-def _walk(node: ModuleNode, own: str, below: str, *, is_complete: bool) -> Iterator[Place]:
+def _walk(
+    node: ModuleNode, own: str, below: str, is_shown: Callable[[ModuleNode], bool]
+) -> Iterator[Place]:
     yield node, own
-    children = [child for child in node.children if is_complete or child.count().high]
+    children = [child for child in node.children if is_shown(child)]
     for child in children:
         is_last = child is children[-1]
         guide, rest = ("└ ", "  ") if is_last else ("├ ", "│ ")
-        yield from _walk(child, below + guide, below + rest, is_complete=is_complete)
+        yield from _walk(child, below + guide, below + rest, is_shown)
 
 
 def _limit(rows: list[Place]) -> tuple[list[Place], int]:
@@ -65,18 +88,24 @@ def _limit(rows: list[Place]) -> tuple[list[Place], int]:
     return rows[:_MAX_ROWS], len(rows) - _MAX_ROWS
 
 
-def _make_layouts(phases: list[Phase]) -> list[list[str]]:
+def _make_layouts(phases: list[Phase], figures: list[str]) -> list[list[str]]:
     """Phases stand side by side or, where there is no room for all, are counted together."""
-    apart = ["module", "type", "what", *phases, "put in", "on wire"]
-    together = ["module", "count", "put in", "on wire"]
-    return [*leave_out(apart, "type", "what", "put in"), *leave_out(together, "put in", "count")]
+    traffic = ["put in", "on wire"] if phases else []
+    apart = ["module", "type", "what", *phases, *traffic, *figures]
+    together = ["module", "count", *traffic, *figures]
+    poorer = leave_out(together, "put in", "count", *figures)
+    return [*leave_out(apart, "type", "what", "put in"), *poorer]
 
 
-def _make_row(node: ModuleNode, guide: str) -> Row:
-    figures: dict[str, Cell] = {
+def _make_row(node: ModuleNode, guide: str, figures: Figures) -> Row:
+    cells: dict[str, Cell] = {
         phase: format_spread(node.count(phase=phase), format_count) for phase in Phase
     }
-    return figures | {
+    cells |= {
+        name: format_bytes(num_bytes) if (num_bytes := read(node)) else "·"
+        for name, read in figures.items()
+    }
+    return cells | {
         "module": Branch(guide, _format_label(node)),
         "type": make_text("|".join(node.types) if node.path else "", "dim"),
         "what": make_text(describe_kinds(node), "dim"),

@@ -119,9 +119,13 @@ def cover_step(
     *,
     mesh: DeviceMesh,
     levels: Sequence[Level | str] = _LEVELS,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """The same for a step that calls the model and its backward itself."""
-    task = _Task(model, (batch,), {}, step, has_backward=False)
+    """The same for a step that calls the model and its backward itself.
+
+    `report` is told what is being done, for those who wait.
+    """
+    task = _Task(model, (batch,), {}, step, has_backward=False, tell=report)
     return _cover(task, mesh, _read_levels(levels))
 
 
@@ -147,6 +151,7 @@ class _Task:
     run: Callable[..., Any]
     plan: Plan | None = None
     has_backward: bool = True
+    tell: Callable[[str], None] = lambda _: None
 
 
 def _read_levels(levels: Sequence[Level | str]) -> list[Level]:
@@ -203,6 +208,7 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
         _stand_in_maker(model, plan, mesh, device),
         has_backward=task.has_backward,
     )
+    task.tell("running a step")
     with dispatcher.implicit():
         captured = run_model(program, report)
     judging = _judging(
@@ -220,10 +226,17 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
                 level=level,
                 axes=describe_axes(mesh),
                 has_plan=has_plan,
-                ops=summary.add_up(_calls_at(level, captured, dispatcher, report)),
+                ops=summary.add_up(
+                    _calls_at(level, captured, dispatcher, report),
+                    tell=partial(_tell_op, task.tell, level),
+                ),
             )
             for level in levels
         ]
+
+
+def _tell_op(tell: Callable[[str], None], level: Level, op: str, number: int, total: int) -> None:
+    tell(f"judging {op} ({number:,} of {total:,}, {level})")
 
 
 @contextmanager

@@ -35,12 +35,20 @@ class Summary:
         self._flops = flops
         self._report = report
 
-    def add_up(self, calls: Capture) -> tuple[OpCoverage, ...]:
-        """Ops with their verdicts, those that are called most first."""
+    def add_up(
+        self, calls: Capture, *, tell: Callable[[str, int, int], None] = lambda *_: None
+    ) -> tuple[OpCoverage, ...]:
+        """Ops with their verdicts, those that are called most first.
+
+        `tell` is told which op is judged, the how many-th it is and of how many.
+        """
         by_op: dict[Any, list[tuple[Signature, Use]]] = defaultdict(list)
         for call, use in calls.items():
             by_op[call.op].append((call, use))
-        ops = [self._add_up_op(op, uses) for op, uses in by_op.items()]
+        ops = []
+        for number, (op, uses) in enumerate(by_op.items(), start=1):
+            tell(str(op), number, len(by_op))
+            ops.append(self._add_up_op(op, uses))
         return tuple(sorted(ops, key=lambda one: (-one.num_forward - one.num_backward, one.op)))
 
     def _add_up_op(self, op: Any, uses: list[tuple[Signature, Use]]) -> OpCoverage:

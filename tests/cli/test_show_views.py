@@ -1,0 +1,142 @@
+"""`shardscope show --view`: what is asked for, of one module, coloured on a terminal alone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import shardscope
+from sample_recordings import make_holdings, make_llama, make_recording
+from shardscope.cli import main
+from shardscope.record import Finding, Severity, save
+
+_TITLES = {
+    "overview": "Figures",
+    "modules": "Costliest modules",
+    "communication": "From rank to rank",
+    "sharding": "Placements",
+    "coverage": "Op coverage",
+    "memory": "Memory over the step",
+    "proof": "Parity",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Call the command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.mark.parametrize("view", _TITLES)
+def test_a_view_shows_its_subject_and_no_other(run, tmp_path, view):
+    made = make_llama(num_layers=2) if view in ("modules", "communication") else make_holdings()
+    save(made, tmp_path / "run.json")
+    result = run("show", "run.json", "--view", view)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("shardscope · ")
+    assert _TITLES[view] in result.output
+    others = (title for name, title in _TITLES.items() if name != view)
+    assert not any(f"\n{title}" in result.output for title in others)
+
+
+def test_views_can_be_repeated_and_all_is_all_of_them(run, tmp_path):
+    save(make_holdings(), tmp_path / "run.json")
+    two = run("show", "run.json", "--view", "memory", "--view", "coverage").output
+    assert two.index("Op coverage") < two.index("Memory over the step")
+    whole = run("show", "run.json", "--view", "all").output
+    assert all(f"\n{_TITLES[view]}" in whole for view in ("overview", "coverage", "proof"))
+    assert "shardscope explain" in whole
+
+
+def test_no_view_is_the_summary_as_it_was(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    output = run("show", "run.json").output
+    assert "Why  with a line that led to it" in output
+    assert "From rank to rank" not in output
+
+
+def test_one_module_and_below_is_kept_in_summary_and_views(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    output = run("show", "run.json", "--module", "layers.3.attention").output
+    assert "4 collectives per rank" in output
+    assert "feed_forward" not in output
+    output = run("show", "run.json", "--module", "layers.*.attention", "--view", "modules").output
+    assert "0 … 31 ×32" in output
+    assert "tok_embeddings" not in output
+
+
+def test_a_module_that_is_not_there_is_one_sentence(run, tmp_path, llama):
+    save(llama, tmp_path / "run.json")
+    result = run("show", "run.json", "--module", "layer.3")
+    assert result.exit_code == 2
+    assert "no module that matches 'layer.3'. It has tok_embeddings, layers," in result.output
+    save(make_recording(), tmp_path / "empty.json")
+    result = run("show", "empty.json", "--module", "x")
+    assert result.exit_code == 2
+    assert result.output.endswith("It names no modules at all.\n")
+
+
+def test_the_exit_code_is_that_of_the_whole_recording(run, tmp_path):
+    finding = Finding(rule="r", severity=Severity.ERROR, subject="s", fact="f", remedy="Do this.")
+    save(make_llama(num_layers=1, ranks=(0,)), tmp_path / "fine.json")
+    assert run("show", "fine.json", "--view", "proof").exit_code == 0
+    save(make_recording(findings=(finding,)), tmp_path / "run.json")
+    assert run("show", "run.json", "--view", "memory").exit_code == 1
+
+
+def _show_in_terminal(file, **variables):
+    """What a terminal of 80 columns is sent."""
+    master, slave = pty.openpty()
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
+    }
+    source = str(Path(shardscope.__file__).parents[1])
+    environment |= {"TERM": "xterm-256color", "COLUMNS": "80", "PYTHONPATH": source, **variables}
+    command = [sys.executable, "-m", "shardscope", "show", str(file), "--view", "memory"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    printed = b""
+    while chunk := _read(master):
+        printed += chunk
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    return printed.decode()
+
+
+def _read(master):
+    try:
+        return os.read(master, 65536)
+    except OSError:  # the other side is closed
+        return b""
+
+
+_COLOR = re.compile(r"\x1b\[[\d;]*?(3\d|9\d|38;5;\d+)[\d;]*m")
+
+
+def test_colours_are_for_terminals_and_not_with_no_color(run, tmp_path):
+    file = save(make_holdings(), tmp_path / "run.json")
+    coloured = _show_in_terminal(file)
+    assert _COLOR.search(coloured)
+    assert "█" in coloured
+    plain = _show_in_terminal(file, NO_COLOR="1")
+    assert not _COLOR.search(plain)
+    assert "PPPP" in plain
+    assert "\x1b" not in run("show", "run.json", "--view", "memory").output
+
+
+@pytest.mark.parametrize("files", [["run.json"], ["no-such.json"]])
+def test_tui_outside_a_terminal_is_one_sentence(run, tmp_path, llama, files):
+    save(llama, tmp_path / "run.json")
+    result = run("tui", *files)
+    assert result.exit_code == 2
+    assert result.output.startswith("shardscope: tui needs a terminal, and this is none.")
+    assert result.output.count("\n") == 1

@@ -1,0 +1,247 @@
+"""Views: one subject at a time, at any width, and a sentence where there is nothing to show."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.console import Console
+
+from sample_recordings import (
+    make_collective,
+    make_holdings,
+    make_llama,
+    make_recording,
+    make_run,
+)
+from shardscope.record import (
+    CollectiveKind,
+    Finding,
+    Group,
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
+    Phase,
+    RankSpan,
+    Severity,
+)
+from shardscope.report.matrix import render_matrix, sum_pairs
+from shardscope.report.memory_area import MemoryArea
+from shardscope.report.select import keep_modules
+from shardscope.report.text import render_plain
+from shardscope.report.timeline import render_timeline
+from shardscope.report.views import Subject, Views, render_views
+
+SUBJECTS = get_args(Subject)
+_MIB = 1024**2
+
+
+def show(recording, *subjects, width=100, **options):
+    return render_plain(render_views(recording, subjects, **options), width=width)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 160])
+def test_every_view_fits_the_terminal(any_recording, width):
+    for is_folded in (True, False):
+        lines = show(any_recording, *SUBJECTS, width=width, is_folded=is_folded).splitlines()
+        assert max(cell_len(line) for line in lines) <= width
+
+
+def test_hostile_names_are_inert(any_recording):
+    console = Console(width=100, force_terminal=True, color_system="truecolor")
+    with console.capture() as capture:
+        console.print(render_views(any_recording, SUBJECTS))
+    printed = capture.get()
+    assert "\x1b[31mescape" not in printed
+    assert "\x1b]0;" not in printed
+    assert not {"\x00", "\x07", "\r", "\u202e"} & set(printed)
+
+
+@pytest.mark.parametrize(
+    ("subject", "verb"),
+    [
+        ("modules", "shardscope trace"),
+        ("communication", "shardscope trace"),
+        ("sharding", "shardscope audit"),
+        ("coverage", "shardscope coverage"),
+        ("compiler", "shardscope explain"),
+        ("memory", "shardscope memory"),
+        ("proof", "shardscope parity"),
+    ],
+)
+def test_a_view_with_nothing_names_the_verb_that_would_fill_it(subject, verb):
+    text = render_plain(Views(make_recording()).render(subject), width=200).strip()
+    assert verb in text
+    assert text.count("\n") == 0
+    assert text.endswith(".")
+
+
+def test_overview_has_a_figure_of_each_view(llama):
+    text = show(llama, "overview")
+    assert "No findings, and no gaps." in text
+    assert "each rank issues 356 collectives, 21.5 GiB on the wire" in text
+    text = show(make_holdings(), "overview")
+    assert "at the peak, in backward, on rank 0" in text
+    assert "ops shard" in text
+
+
+def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
+    recording = replace(make_llama(num_layers=2), memory=(_make_profile(),))
+    rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
+    assert "module forward backward optim. put in on wire at peak" in rows
+    assert any(row.startswith("Llama") and row.endswith("96.0 MiB") for row in rows)
+    assert any("0 … 1 ×2" in row and row.endswith("64.0 MiB") for row in rows)
+
+
+def _make_profile():
+    kinds = list(MemoryKind)
+
+    def sample(order, phase, **held):
+        sizes = tuple(held.get(str(kind), 0) * _MIB for kind in kinds)
+        return MemorySample(order=order, phase=phase, module=None, num_bytes=sizes)
+
+    return MemoryProfile(
+        rank=0,
+        peak_bytes=96 * _MIB,
+        peak_order=5,
+        peak_phase=Phase.BACKWARD,
+        at_peak=(
+            MemoryUse(
+                kind=MemoryKind.ACTIVATIONS, module="layers.0.attention", num_bytes=64 * _MIB
+            ),
+            MemoryUse(kind=MemoryKind.PARAMETERS, module="", num_bytes=32 * _MIB),
+        ),
+        samples=(
+            sample(0, Phase.FORWARD, parameters=32),
+            sample(5, Phase.BACKWARD, parameters=32, activations=64),
+            sample(9, Phase.OPTIMIZER, parameters=32),
+        ),
+    )
+
+
+def test_memory_is_drawn_as_an_area_with_its_peak():
+    lines = render_plain(MemoryArea(_make_profile()), width=19).splitlines()
+    assert lines[0] == "96.0 MiB      AAAA"
+    assert lines[9] == "         PPPPPPPPPP"
+    assert lines[10] == "         fffffbbbbo"
+    assert lines[11].index("▲") == lines[0].index("A") or lines[11].endswith("▲")
+    assert "A activations" in lines[12]
+
+
+def test_memory_is_drawn_in_colours_where_there_are_any():
+    console = Console(width=40, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(MemoryArea(_make_profile()))
+    assert "█" in capture.get()
+    assert "A" not in capture.get().split("activations")[0].replace("\x1b", "")
+
+
+def _in_group(rank, kind, **changes):
+    return make_collective(rank=rank, group="g", kind=kind, num_ranks=4, wire_bytes=300, **changes)
+
+
+def _with_group(*calls):
+    group = Group(name="g", torch_name="1", ranks=(RankSpan(0, 4, 2),), num_ranks=4)
+    return make_recording(tuple(calls), groups=(group,))
+
+
+def test_rings_send_to_the_next_rank_of_their_group():
+    recording = _with_group(
+        _in_group(0, CollectiveKind.ALL_REDUCE), _in_group(6, CollectiveKind.ALL_GATHER)
+    )
+    assert sum_pairs(recording) == {(0, 2): 300, (6, 0): 300}
+
+
+def test_what_is_not_a_ring_goes_where_it_goes():
+    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.ALL_TO_ALL))) == {
+        (2, 0): 100,
+        (2, 4): 100,
+        (2, 6): 100,
+    }
+    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.SEND, peer=6))) == {(2, 6): 300}
+    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.RECV, peer=6))) == {}
+    assert sum_pairs(_with_group(_in_group(3, CollectiveKind.ALL_REDUCE))) == {}
+
+
+def test_a_matrix_of_many_ranks_shares_cells(llama):
+    calls = tuple(make_collective(rank=rank, num_ranks=1000) for rank in range(1000))
+    recording = make_recording(calls, world_size=1000)
+    lines = [render_plain(one, width=60) for one in render_matrix(recording)][-1].splitlines()
+    assert "0…" in lines[1]
+    assert len(lines) < 40
+    alone = [render_plain(one, width=60) for one in render_matrix(llama)][-1].splitlines()
+    assert alone[0].split() == ["0", "1", "8"]
+    assert alone[1].startswith("  0  ··")
+
+
+def test_a_timeline_has_a_strip_for_each_axis_of_one_rank_and_for_each_of_many(llama):
+    alone = render_plain(list(render_timeline(llama))[-1], width=60).splitlines()
+    assert [line.split()[0] for line in alone[1:]] == ["tp", "dp"]
+    assert alone[0].strip().startswith("ffff")
+    many = make_llama(num_layers=2, dp=2, ranks=tuple(range(20)))
+    title, strips, more = (render_plain(one, width=60) for one in render_timeline(many))
+    assert "over" in title
+    assert len(strips.splitlines()) == 17
+    assert "4 more ranks" in more
+
+
+def test_a_timeline_without_a_clock_goes_by_order():
+    calls = tuple(make_collective(order=order) for order in range(4))
+    title, strips = (render_plain(one, width=60) for one in render_timeline(make_recording(calls)))
+    assert "in order" in title
+    assert strips.splitlines()[1].count("█") == 4
+
+
+def test_placements_are_drawn_with_the_piece_of_one_rank(llama):
+    text = show(llama, "sharding")
+    assert "■ □ □ □ □ □ □ □" in text
+    assert "cut dim 0 in 128 and dim 1 in 8" in text
+    assert "dp: Shard(dim=0), tp: Shard(dim=1)" in text
+
+
+def test_one_module_keeps_what_is_its_own_and_below_it(llama):
+    kept = keep_modules(llama, "layers.3.attention")
+    assert {call.owner for call in kept.collectives} == {
+        "layers.3.attention",
+        "layers.3.attention.wo",
+    }
+    names = [module.name for module in kept.modules if module.parameters]
+    assert names == [f"layers.3.attention.{part}" for part in ("wq", "wk", "wv", "wo")]
+    assert len(keep_modules(llama, "layers.?.attention").collectives) == 10 * len(kept.collectives)
+    assert keep_modules(llama, "no.such") is None
+    assert keep_modules(llama, "*").collectives == tuple(
+        call for call in llama.collectives if call.owner is not None
+    )
+
+
+def test_findings_of_a_module_are_kept_by_their_subject(llama):
+    def finding(subject):
+        return Finding(
+            rule="r", severity=Severity.INFO, subject=subject, fact="Fact.", remedy="Remedy."
+        )
+
+    mine = ["layers.3.attention.wo.weight", "x, layers.3.attention", "layers.*.attention.wq (×32)"]
+    others = ["layers.30.attention", "group dp", "layers.*.feed_forward", "step"]
+    recording = replace(llama, findings=tuple(map(finding, [*mine, *others])))
+    kept = keep_modules(recording, "layers.3.attention")
+    assert [one.subject for one in kept.findings] == mine
+
+
+def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
+    recording = make_holdings()
+    kept = keep_modules(recording, "layers.8.*")
+    text = show(kept, "coverage", "compiler", whole=recording, width=200)
+    assert "belongs to the modules that were asked for" in text
+    assert "shardscope coverage" not in text
+    assert "shardscope explain" in text
+
+
+def test_views_of_a_silent_run_leave_traffic_out():
+    recording = replace(make_llama(num_layers=2), collectives=(), run=make_run())
+    text = show(recording, "modules", "communication")
+    assert "on wire" not in text
+    assert "└ 0 … 1 ×2" in text
+    assert "No collectives were recorded" in text
