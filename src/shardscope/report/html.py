@@ -74,7 +74,7 @@ def render_inline(recording: Recording) -> str:
 def render_page(page: Page) -> str:
     """The document of a page that was built already."""
     bundle = files("shardscope.report") / "bundle"
-    script = _check_inline((bundle / "app.js").read_text(encoding="utf-8"), "</script")
+    script = _check_inline((bundle / "app.js").read_text(encoding="utf-8"), "</script", "<!--")
     style = _check_inline((bundle / "app.css").read_text(encoding="utf-8"), "</style")
     return _DOCUMENT.format(
         policy=_make_policy(script),
@@ -91,8 +91,9 @@ def encode_page(page: Page) -> str:
     return _ENCODER.encode(page).decode("utf-8").translate(_TABLE)
 
 
-def _check_inline(text: str, end: str) -> str:
-    assert end not in text.lower(), f"the bundle holds {end}>, which would end its element"
+def _check_inline(text: str, *ends: str) -> str:
+    for end in ends:
+        assert end not in text.lower(), f"the bundle holds {end}, which would end its element"
     return text
 
 

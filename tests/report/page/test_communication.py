@@ -112,11 +112,14 @@ def test_too_many_calls_leave_an_example_of_each_class(monkeypatch: pytest.Monke
     said = read(make_ranks(8, [{}] * 2))
     assert said.calls.rank == (0, 0)
     assert said.left_out == (
-        "Of 16 collectives these are rank 0's: each other rank issued the same as one of them."
+        "Of 16 collectives, these are those of rank 0: "
+        "each other rank issued the same as one of these."
     )
     said = read(make_ranks(8, [{}] * 6))
     assert said.calls.rank == (0,) * 5
-    assert said.left_out.endswith("Of their 6 calls, the first 5 are listed.")
+    assert said.left_out.endswith("these. Of 6 calls, the first 5 are listed.")
+    said = read(make_recording(tuple(make_collective(order=order) for order in range(6))))
+    assert said.left_out == "Of 6 calls, the first 5 are listed."
     assert said.ranks[0].count == 6  # sums are of all
 
 

@@ -34,6 +34,7 @@ from shardscope.report.traffic import Facet, RankClass, Tally, add_up, name_axis
 __all__ = ["make_communication"]
 
 _MAX_CALLS = 30_000
+_MAX_EXAMPLES = 8  # ranks named in a sentence
 
 
 def make_communication(
@@ -88,23 +89,26 @@ def _choose_calls(
     recording: Recording, classes: tuple[RankClass, ...]
 ) -> tuple[Sequence[Collective], str]:
     """Those that there is room for, and a sentence on those that there is none for."""
-    num_all = len(recording.collectives)
-    calls: list[Collective] = list(recording.collectives)
-    words = ""
-    if num_all > _MAX_CALLS:
+    calls, words = list(recording.collectives), []
+    if len(calls) > _MAX_CALLS:
         calls = [call for one in classes for call in one.calls]
-        examples = ", ".join(str(one.ranks[0].first) for one in classes[:8])
-        more = f" and {len(classes) - 8:,} more" if len(classes) > 8 else ""
-        words = (
-            f"Of {num_all:,} collectives these are rank {examples}{more}'s"
-            if len(classes) == 1
-            else f"Of {num_all:,} collectives these are those of ranks {examples}{more}"
-        )
-        words += ": each other rank issued the same as one of them."
+        if len(calls) < len(recording.collectives):
+            words.append(_name_examples(len(recording.collectives), classes))
     calls.sort(key=attrgetter("rank", "order"))
     if len(calls) > _MAX_CALLS:
-        words += f" Of their {len(calls):,} calls, the first {_MAX_CALLS:,} are listed."
-    return calls[:_MAX_CALLS], words
+        words.append(f"Of {len(calls):,} calls, the first {_MAX_CALLS:,} are listed.")
+    return calls[:_MAX_CALLS], " ".join(words)
+
+
+def _name_examples(num_calls: int, classes: tuple[RankClass, ...]) -> str:
+    named = ", ".join(str(one.ranks[0].first) for one in classes[:_MAX_EXAMPLES])
+    num_more = len(classes) - _MAX_EXAMPLES
+    more = f" and {num_more:,} more" if num_more > 0 else ""
+    word = "rank" if len(classes) == 1 else "ranks"
+    return (
+        f"Of {num_calls:,} collectives, these are those of {word} {named}{more}: "
+        "each other rank issued the same as one of these."
+    )
 
 
 def _make_group(group: Group) -> GroupRow:
