@@ -155,6 +155,4 @@ def test_export_writes_markdown_with_what_changed(run, tmp_path):
     assert "### What changed: `a.json` → `b.json.gz`" in result.stdout
     result = export("--to", "csv", "--against", "a.json")
     assert result.exit_code == 2
-    assert result.stderr == (
-        "shardscope: --against compares in Markdown, not in csv. Write --to markdown.\n"
-    )
+    assert "--against is for --to markdown; --to csv has one recording." in result.stderr

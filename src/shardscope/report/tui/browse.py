@@ -10,8 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import Input, Static, Tree
 
-from shardscope.record import Collective, Finding, Gap
-from shardscope.report.causes import describe_cause
+from shardscope.record import Collective, Finding, Gap, describe_cause
 from shardscope.report.layout import make_text, plural
 from shardscope.report.tui.call_list import CallList
 from shardscope.report.tui.module_tree import ModuleTree

@@ -8,8 +8,7 @@ from typing import Any, final
 
 from msgspec import Struct
 
-from shardscope.record import Collective, Phase, Recording
-from shardscope.report.causes import describe_cause
+from shardscope.record import Collective, Phase, Recording, describe_cause
 from shardscope.report.traffic import name_axis
 from shardscope.report.tui.outline import Place
 

@@ -18,9 +18,9 @@ from shardscope.record import (
     Phase,
     Recording,
     Source,
+    describe_cause,
     format_ranks,
 )
-from shardscope.report.causes import describe_cause
 from shardscope.report.fold import ModuleNode
 from shardscope.report.layout import make_text, plural
 from shardscope.report.problems import SEVERITY_STYLES
