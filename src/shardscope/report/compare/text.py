@@ -86,7 +86,7 @@ def _render(changes: Changes, is_complete: bool) -> Iterator[RenderableType]:
 
 
 def _render_heading(changes: Changes) -> Text:
-    line = Text("shardscope diff", "bold cyan").append(" · ", "dim")
+    line = Text.assemble(("shardscope diff", "bold cyan"), (" · ", "dim"))
     line.append_text(make_text(changes.before, width=120)).append(_ARROW, "dim")
     return line.append_text(make_text(changes.after, width=120))
 
