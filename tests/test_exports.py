@@ -131,9 +131,10 @@ def test_a_name_we_do_not_have_is_an_attribute_error() -> None:
     "statement",
     [
         "import shardscope",
-        "import shardscope; shardscope.load, shardscope.save, shardscope.merge",
+        "import shardscope; shardscope.load, shardscope.save, shardscope.merge, shardscope.diff",
         "from shardscope import Recording, ShardscopeError, __version__",
         "import shardscope.cli.show, shardscope.cli.export, shardscope.cli.report",
+        "import shardscope.cli.diff, shardscope.cli.tui",
         "import shardscope.contract, shardscope.cli.contract, shardscope.plugins.pytest",
         "import shardscope.report.text, shardscope.report.perfetto, shardscope.report.table",
     ],

@@ -47,7 +47,7 @@ Collectives  4 added
 Bytes  8 added; on the wire, if groups run rings
    module                        what                           before     after
 +  layers.{0…3}.attention.wo ×4  all_reduce[tp] in forward           –  32.0 MiB
-1 row on what was put in alike: --no-fold shows all
+1 row on what was put in left out: --no-fold shows all
 
 Placements  8 changed
    module                        what
@@ -238,6 +238,8 @@ def test_a_comparison_as_a_string_has_a_line_for_each_change():
         "  ~ a: all_reduce[tp] in forward, on the wire: 7.00 KiB → 14.0 KiB",
         "  ~ a: all_reduce[tp] in forward, put in: 4.00 KiB → 8.00 KiB",
     ]
+    assert repr(changes) == "<Changes: 3 changes of collectives, bytes>"
+    assert repr(diff(make_world({}), make_world({}))) == "<Changes: no change>"
     many = diff(make_world({}), make_world({f"m{index}x": 1 for index in range(100)}))
     assert len(str(many).splitlines()) == 201
     assert str(many).endswith("more")

@@ -138,6 +138,10 @@ class Changes(Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return bool(self.rows)
 
+    def __repr__(self) -> str:
+        areas = ", ".join(dict.fromkeys(row.area for row in self.rows))
+        return f"<Changes: {_count(self)}{f' of {areas}' if areas else ''}>"
+
     def __str__(self) -> str:
         """A line for each change, below one for each area; `show` prints a table."""
         return "\n".join(_limit(list(_describe(self))))
@@ -200,15 +204,18 @@ def _is_within(row: Change, tolerance: float) -> bool:
 
 
 def _describe(changes: Changes) -> Iterator[str]:
-    count = sum(row.repeat for row in changes.rows)
-    said = plural(count, "change") if count else "no change"
-    yield make_inert(f"{changes.before} → {changes.after}: {said}")
+    yield make_inert(f"{changes.before} → {changes.after}: {_count(changes)}")
     yield from (f"note: {note}" for note in changes.notes)
     for total in changes.totals:
         rows = changes.of(total.area)
         if rows:
             yield make_inert(f"{total.area}: {total.before} → {total.after}")
             yield from (f"  {_sign(row)} {row}" for row in rows)
+
+
+def _count(changes: Changes) -> str:
+    count = sum(row.repeat for row in changes.rows)
+    return plural(count, "change") if count else "no change"
 
 
 def _sign(row: Change) -> str:

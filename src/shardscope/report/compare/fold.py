@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -32,7 +31,6 @@ def name_layers(texts: Sequence[str]) -> str:
     return _NUMBER.sub(lambda _: next(numbers), texts[0])
 
 
-@lru_cache(2**14)
 def fold_numbers(text: str) -> str:
     """The same for texts that differ in numbers of layers alone."""
     return _NUMBER.sub("*", text)

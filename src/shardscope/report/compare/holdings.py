@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import final
 
 from shardscope.record import (
@@ -36,6 +35,7 @@ class Holdings:
     def __init__(self, recording: Recording, names: CleanNames, common: tuple[int, ...]) -> None:
         self._names = names
         self._ranks = frozenset(common)
+        self._selected: dict[tuple[RankSpan, ...], tuple[int, ...]] = {}
         self.modules = recording.modules
         self.is_audited = any(
             one.live_name is not None for module in self.modules for one in module.parameters
@@ -73,12 +73,18 @@ class Holdings:
         if len(held) == 1:
             return aspects[0]
         # Ranks hold it in several forms; those that are not compared are left out if they can be.
-        ranks = [_select(module.ranks, self._ranks) for module, _ in held]
+        ranks = [self._select(module.ranks) for module, _ in held]
         some = [index for index, mine in enumerate(ranks) if mine] or [0]
         return {
             aspect: _join([(ranks[index], aspects[index][aspect]) for index in some])
             for aspect in aspects[0]
         }
+
+    def _select(self, spans: tuple[RankSpan, ...]) -> tuple[int, ...]:
+        if spans not in self._selected:  # most modules are held by the same ranks
+            mine = tuple(rank for rank in expand_ranks(spans) if rank in self._ranks)
+            self._selected[spans] = mine
+        return self._selected[spans]
 
 
 def compare_holdings(before: Holdings, after: Holdings) -> Iterator[Change]:
@@ -159,11 +165,6 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 def _describe_mark(mark: Mark) -> str:
     over = f"over {' × '.join(mark.axes)}" if mark.axes else ""
     return " ".join(filter(None, [mark.detail, over])) or "yes"
-
-
-@lru_cache(4096)
-def _select(spans: tuple[RankSpan, ...], wanted: frozenset[int]) -> tuple[int, ...]:
-    return tuple(rank for rank in expand_ranks(spans) if rank in wanted)
 
 
 def _join(values: list[tuple[tuple[int, ...], str]]) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import final
 
 from shardscope.record import Recording
 
 __all__ = ["CleanNames", "clean_names"]
 
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+# As they stand in names that were written down; nothing of torch's is touched.
+_WRAPPERS = re.compile(
+    r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)"
+)
 _DATA_PARALLEL = "module"  # what DDP calls the model in it
 
 
@@ -56,6 +60,5 @@ def _list_names(recording: Recording) -> set[str]:
 
 
 def _unwrap(name: str) -> str:
-    if "_" not in name:
-        return name
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    cleaned = _WRAPPERS.sub("", name)
+    return name if cleaned == name else cleaned.removeprefix(".")

@@ -86,7 +86,7 @@ def _render(changes: Changes, is_complete: bool) -> Iterator[RenderableType]:
 
 
 def _render_heading(changes: Changes) -> Text:
-    line = Text("shardscope diff", "bold cyan").append(" · ", "dim")
+    line = Text.assemble(("shardscope diff", "bold cyan"), (" · ", "dim"))
     line.append_text(make_text(changes.before, width=120)).append(_ARROW, "dim")
     return line.append_text(make_text(changes.after, width=120))
 
@@ -151,7 +151,7 @@ def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequenc
     if len(shown) < len(kept):
         hidden.append(f"… {len(kept) - len(shown):,} more")
     if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on what was put in alike")
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on what was put in left out")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 
