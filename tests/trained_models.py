@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.nn.modules.module as module_hooks
 from torch import nn
@@ -11,7 +15,16 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from shardscope import Recording, World
 from shardscope._torch.issuing import AUDIENCE
 
-__all__ = ["Block", "Said", "is_watched", "make_batches", "make_net", "said", "shard_net"]
+__all__ = [
+    "Block",
+    "Said",
+    "is_watched",
+    "leaving_torch_alone",
+    "make_batches",
+    "make_net",
+    "said",
+    "shard_net",
+]
 
 # Of a collective, all but when it was said.
 Said = tuple[object, ...]
@@ -61,6 +74,18 @@ def said(recording: Recording, prefix: str = "") -> list[Said]:
         (one.phase, one.kind, one.group, one.axis, one.input_bytes, strip(one.owner), one.cause)
         for one in recording.collectives
     ]
+
+
+@contextmanager
+def leaving_torch_alone() -> Iterator[None]:
+    """Import trainers without what that does: Lightning replaces `torch.compile`, all warn."""
+    torchs_own = torch.compile
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            torch.compile = torchs_own
 
 
 def is_watched() -> bool:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import gc
 import pickle
-import warnings
 import weakref
-from contextlib import nullcontext
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
-
-pytest.importorskip("lightning")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # theirs, at import
-    import lightning.pytorch as pl
-    import pytorch_lightning
 
 from shardscope import load, simulate, trace
 from shardscope.comm.trace import Trace
 from shardscope.errors import TraceError
 from shardscope.plugins.lightning import ShardscopeCallback
 from small_models import Net
-from trained_models import is_watched, make_batches, make_net, said, shard_net
+from trained_models import is_watched, make_net, said, shard_net
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated"),
@@ -38,73 +30,21 @@ pytestmark = [
 ]
 
 
-class Learner(pl.LightningModule):
-    """The net with a loss, which it remembers."""
-
-    def __init__(self, net: torch.nn.Module | None = None, *, fail_at: int = -1) -> None:
-        super().__init__()
-        self.net = make_net() if net is None else net
-        self.losses: list[float] = []
-        self._fail_at = fail_at
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        loss = self.net(batch).pow(2).mean()
-        self.losses.append(loss.item())
-        if batch_idx == self._fail_at:
-            raise ZeroDivisionError("no such batch")
-        return loss
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.net(batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=0.1)
+@pytest.fixture(scope="module")
+def lab() -> Any:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    return import_module("lightning_models")
 
 
-def fit(model: pl.LightningModule, *callbacks: Any, validate: bool = False, **options: Any) -> Any:
-    resume = options.pop("ckpt_path", None)
-    trainer = pl.Trainer(
-        **{
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "max_steps": 4,
-            "max_epochs": -1,
-            "callbacks": list(callbacks),
-            **options,
-        }
-    )
-    loader = DataLoader(make_batches(), batch_size=2)
-    trainer.fit(model, loader, loader if validate else None, ckpt_path=resume)
-    return trainer
-
-
-def train_by_hand(model: Learner, *, num_steps: int, batches_per_step: int = 1) -> Trace:
-    """The same loop, with a plain trace around the last step; accumulation is with validation."""
-    optimizer = model.configure_optimizers()
-    batches = iter(DataLoader(make_batches(), batch_size=2))
-    traced = trace(model)
-    for step in range(num_steps):
-        for _ in range(batches_per_step):
-            batch = next(batches)
-            with traced if step == num_steps - 1 else nullcontext():
-                (model.training_step(batch, 0) / batches_per_step).backward()
-            if batches_per_step > 1:
-                with torch.no_grad():
-                    model.validation_step(batch, 0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return traced
-
-
-def test_the_step_is_recorded_as_a_plain_trace_of_it_would_be(tmp_path: Path) -> None:
+def test_the_step_is_recorded_as_a_plain_trace_of_it_would_be(lab: Any, tmp_path: Path) -> None:
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
-        model = Learner(shard_net(make_net(), world))
-        fit(model, ShardscopeCallback(3, output=tmp_path / "run.json.gz"))
+        model = lab.Learner(shard_net(make_net(), world))
+        lab.fit(model, ShardscopeCallback(3, output=tmp_path / "run.json.gz"))
         recording = load(tmp_path / "run-0.json.gz")
-        expected = train_by_hand(Learner(shard_net(make_net(), world)), num_steps=3).recording
+        expected = lab.train_by_hand(
+            lab.Learner(shard_net(make_net(), world)), num_steps=3
+        ).recording
     assert said(recording) == said(expected)
     assert {one.owner for one in recording.collectives} >= {"net.0", "net.0.down"}
     assert recording.gaps == ()
@@ -113,38 +53,44 @@ def test_the_step_is_recorded_as_a_plain_trace_of_it_would_be(tmp_path: Path) ->
     assert not is_watched()
 
 
-def test_a_step_is_all_of_its_batches_without_the_validation_between(tmp_path: Path) -> None:
+def test_a_step_is_all_of_its_batches_without_the_validation_between(
+    lab: Any, tmp_path: Path
+) -> None:
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
-        model = Learner(shard_net(make_net(), world))
+        model = lab.Learner(shard_net(make_net(), world))
         callback = ShardscopeCallback(2, output=tmp_path / "{rank}.json")
         options = {"accumulate_grad_batches": 2, "val_check_interval": 1, "max_steps": 3}
-        fit(model, callback, validate=True, num_sanity_val_steps=1, **options)
+        lab.fit(model, callback, validate=True, num_sanity_val_steps=1, **options)
         recording = load(tmp_path / "0.json")
-        by_hand = Learner(shard_net(make_net(), world))
-        expected = train_by_hand(by_hand, num_steps=2, batches_per_step=2).recording
+        by_hand = lab.Learner(shard_net(make_net(), world))
+        expected = lab.train_by_hand(by_hand, num_steps=2, batches_per_step=2).recording
     assert said(recording) == said(expected)
     assert [one.kind for one in recording.collectives].count("reduce_scatter") == 2 * 2
 
 
-@pytest.mark.parametrize("package", [pl, pytorch_lightning])
-def test_training_is_the_same_to_the_bit_with_and_without(tmp_path: Path, package: Any) -> None:
+@pytest.mark.parametrize("package", ["pl", "pytorch_lightning"])
+def test_training_is_the_same_to_the_bit_with_and_without(
+    lab: Any, tmp_path: Path, package: str
+) -> None:
     losses, states = [], []
     for callbacks in ([], [ShardscopeCallback(2, output=tmp_path / "run.json")]):
-        model = Learner()
-        fit(model, *callbacks)
+        model = lab.Learner()
+        lab.fit(model, *callbacks)
         losses.append(model.losses)
         states.append((torch.get_rng_state().tolist(), [p.tolist() for p in model.parameters()]))
     assert losses[0] == losses[1]
     assert states[0] == states[1]
-    assert isinstance(callbacks[0], package.Callback)
+    assert isinstance(callbacks[0], getattr(lab, package).Callback)
     assert load(tmp_path / "run.json").collectives == ()
 
 
-def test_training_that_raises_leaves_the_step_so_far_and_nothing_behind(tmp_path: Path) -> None:
+def test_training_that_raises_leaves_the_step_so_far_and_nothing_behind(
+    lab: Any, tmp_path: Path
+) -> None:
     with simulate(mesh={"dp": 2}):
-        model = Learner(Net(), fail_at=1)
+        model = lab.Learner(Net(), fail_at=1)
         with pytest.raises(ZeroDivisionError, match="no such batch"):
-            fit(model, ShardscopeCallback(2, output=tmp_path / "run-{rank}.json"))
+            lab.fit(model, ShardscopeCallback(2, output=tmp_path / "run-{rank}.json"))
     assert not is_watched()
     recording = load(tmp_path / "run-0.json")
     assert {one.phase for one in recording.collectives} == {"forward"}
@@ -152,11 +98,11 @@ def test_training_that_raises_leaves_the_step_so_far_and_nothing_behind(tmp_path
 
 
 def test_our_own_failures_are_warnings_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.json").write_text("precious")
     with pytest.warns(UserWarning, match=r"step 2 is not recorded.*already exists"):
-        trainer = fit(Learner(), ShardscopeCallback(2, output=tmp_path / "run.json"))
+        trainer = lab.fit(lab.Learner(), ShardscopeCallback(2, output=tmp_path / "run.json"))
     assert trainer.global_step == 4
     assert (tmp_path / "run.json").read_text() == "precious"
 
@@ -165,88 +111,65 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
 
     monkeypatch.setattr(Trace, "__enter__", fail)
     with pytest.warns(UserWarning, match="step 2 is not recorded, and training goes on: no trace"):
-        trainer = fit(Learner(), ShardscopeCallback(2, output=tmp_path / "new.json"))
+        trainer = lab.fit(lab.Learner(), ShardscopeCallback(2, output=tmp_path / "new.json"))
     assert trainer.global_step == 4
 
 
-def test_a_step_that_training_does_not_come_by_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_step_that_training_does_not_come_by_is_told_at_the_end(lab: Any, tmp_path: Path) -> None:
     callback = ShardscopeCallback(9, output=tmp_path / "run.json")
     with pytest.warns(UserWarning, match="step 9 was not recorded, because training ended with st"):
-        fit(Learner(), callback)
+        lab.fit(lab.Learner(), callback)
     assert not (tmp_path / "run.json").exists()
-    fit(Learner(), callback, max_steps=10)  # the same callback, in a training that does
+    lab.fit(lab.Learner(), callback, max_steps=10)  # the same callback, in a training that does
     assert (tmp_path / "run.json").exists()
 
 
-def test_steps_are_the_trainers_own_also_when_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    trainer = fit(Learner(), max_steps=3)
+def test_steps_are_the_trainers_own_also_when_it_goes_on_from_a_checkpoint(
+    lab: Any, tmp_path: Path
+) -> None:
+    trainer = lab.fit(lab.Learner(), max_steps=3)
     trainer.save_checkpoint(tmp_path / "three.ckpt")
     past = ShardscopeCallback(2, output=tmp_path / "two.json")
     first, last = (ShardscopeCallback(step, output=tmp_path / f"{step}.json") for step in (4, 5))
     with pytest.warns(UserWarning, match="step 2 was not recorded"):
-        fit(Learner(), past, first, last, max_steps=5, ckpt_path=tmp_path / "three.ckpt")
+        lab.fit(lab.Learner(), past, first, last, max_steps=5, ckpt_path=tmp_path / "three.ckpt")
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["4.json", "5.json"]
 
 
-def test_a_callback_records_once_however_often_it_is_used(tmp_path: Path) -> None:
+def test_a_callback_records_once_however_often_it_is_used(lab: Any, tmp_path: Path) -> None:
     callback = ShardscopeCallback(1, output=tmp_path / "run.json")
-    fit(Learner(), callback, max_steps=2)
+    lab.fit(lab.Learner(), callback, max_steps=2)
     before = (tmp_path / "run.json").read_bytes()
-    fit(Learner(), callback, max_steps=2)
+    lab.fit(lab.Learner(), callback, max_steps=2)
     assert (tmp_path / "run.json").read_bytes() == before
     assert not callback.recorder.is_recording
 
 
-class TwoPlayers(Learner):
-    """Steps two optimizers in each batch, by hand."""
-
-    def __init__(self, net: torch.nn.Module) -> None:
-        super().__init__(net)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        for optimizer in self.optimizers():
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-            optimizer.zero_grad()
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
-
-
-class TakingTurns(TwoPlayers):
-    """Steps one of its two optimizers in each batch."""
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        optimizer = self.optimizers()[batch_idx % 2]
-        self.manual_backward(Learner.training_step(self, batch, batch_idx))
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 @pytest.mark.parametrize("step", [3, 4])
-def test_with_two_optimizers_a_step_is_recorded_with_its_batch(tmp_path: Path, step: int) -> None:
+def test_with_two_optimizers_a_step_is_recorded_with_its_batch(
+    lab: Any, tmp_path: Path, step: int
+) -> None:
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
-        model = TwoPlayers(shard_net(make_net(), world))
+        model = lab.TwoPlayers(shard_net(make_net(), world))
         with trace() as whole:
-            fit(model, ShardscopeCallback(step, output=tmp_path / "{rank}.json"), max_steps=6)
+            lab.fit(model, ShardscopeCallback(step, output=tmp_path / "{rank}.json"), max_steps=6)
     num_calls = len(load(tmp_path / "0.json").collectives)
     assert num_calls * 3 == len(whole.recording.collectives)
 
 
-def test_with_optimizers_that_take_turns_a_step_is_one_batch(tmp_path: Path) -> None:
+def test_with_optimizers_that_take_turns_a_step_is_one_batch(lab: Any, tmp_path: Path) -> None:
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
-        model = TakingTurns(shard_net(make_net(), world))
+        model = lab.TakingTurns(shard_net(make_net(), world))
         with trace() as whole:
-            fit(model, ShardscopeCallback(3, output=tmp_path / "{rank}.json"), max_steps=4)
+            lab.fit(model, ShardscopeCallback(3, output=tmp_path / "{rank}.json"), max_steps=4)
     num_calls = len(load(tmp_path / "0.json").collectives)
     assert num_calls * 4 == len(whole.recording.collectives)
 
 
-def test_a_callback_that_has_recorded_holds_nothing(tmp_path: Path) -> None:
-    model = Learner()
+def test_a_callback_that_has_recorded_holds_nothing(lab: Any, tmp_path: Path) -> None:
+    model = lab.Learner()
     callback = ShardscopeCallback(2, output=tmp_path / "run.json")
-    fit(model, callback)
+    lab.fit(model, callback)
     gone = weakref.ref(model)
     recorder = callback.recorder
     del model, callback  # to which Lightning has given methods of the model
@@ -256,18 +179,18 @@ def test_a_callback_that_has_recorded_holds_nothing(tmp_path: Path) -> None:
     assert load(tmp_path / "run.json").modules[0].type == "Learner"
 
 
-def test_a_callback_may_be_sent_to_another_process(tmp_path: Path) -> None:
+def test_a_callback_may_be_sent_to_another_process(lab: Any, tmp_path: Path) -> None:
     callback = ShardscopeCallback(7, output=tmp_path / "run.json", force=True)
     again = pickle.loads(pickle.dumps(callback))
-    assert isinstance(again, pl.Callback)
+    assert isinstance(again, lab.pl.Callback)
     assert isinstance(again, ShardscopeCallback)
     assert again.recorder.step == 7
     (tmp_path / "run.json").write_text("old")
-    fit(Learner(), again, max_steps=7)
+    lab.fit(lab.Learner(), again, max_steps=7)
     assert load(tmp_path / "run.json").run.world_size == 1
 
 
 @pytest.mark.parametrize("step", [0, -1, 2.0, True, None])
-def test_what_is_no_step_is_refused_before_training(step: Any) -> None:
+def test_what_is_no_step_is_refused_before_training(lab: Any, step: Any) -> None:
     with pytest.raises(TraceError, match=r"got step=.*, which is no step: .* count from 1"):
         ShardscopeCallback(step)
