@@ -3,18 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types unit schema clean
+.PHONY: demo test lint types unit docs examples schema clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardscope demo
 
-# Types are checked while tests run: one process beside two, most of them waiting now and then.
+# Types are checked and the site is built while tests run: one process beside two, most of them
+# waiting now and then.
 test: lint
-	$(MAKE) --jobs=2 types unit
+	$(MAKE) --jobs=2 types docs unit
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 
 types: $(INSTALLED)
 	$(BIN)/mypy
@@ -27,6 +28,13 @@ unit: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(PLAYED)
 
+# The variable silences an advertisement of mkdocs-material's.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+examples: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/regenerate.py
+
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
 
@@ -38,4 +46,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache site

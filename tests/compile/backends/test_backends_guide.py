@@ -1,4 +1,4 @@
-"""The tables of the backends' guide name what there is; its programs run with those of all pages."""
+"""The tables of the backends' guide name what there is; its programs run as all pages' do."""
 
 from __future__ import annotations
 
