@@ -14,8 +14,8 @@ test: lint
 	$(MAKE) --jobs=2 types docs unit
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples docs/_hooks
+	$(BIN)/ruff format --check src tests benchmarks examples docs/_hooks
 
 types: $(INSTALLED)
 	$(BIN)/mypy

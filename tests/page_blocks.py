@@ -34,7 +34,7 @@ _FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 
 @dataclass(frozen=True)
 class Block:
-    """One block: `kind` is python, sh, toml, text, first (unseen Python) or file."""
+    """One block: `kind` is its language, text without one; first (unseen Python) or file."""
 
     kind: str
     text: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import io
+import json
 import linecache
 import os
 import re
@@ -26,6 +27,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 from click.testing import CliRunner
 
 import shardscope
@@ -39,7 +41,12 @@ __all__ = ["PageError", "Reader", "is_run", "run_page"]
 WIDTH = 100
 _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
 _HARMLESS = ("ls", "sed")
-_KINDS = ("python", "sh", "first", "file", "toml", "text")
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+    "json": json.loads,
+}
+_KINDS = ("python", "sh", "first", "file", "text", *_PARSERS)
 
 
 class PageError(Exception):
@@ -127,8 +134,8 @@ class Reader:
     def _run(self, block: Block) -> str:
         if block.kind == "sh":
             return self._run_commands(block)
-        if block.kind == "toml":
-            tomllib.loads(block.text)
+        if block.kind in _PARSERS:
+            _PARSERS[block.kind](block.text)
             return ""
         return self._run_python(block)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -23,6 +24,26 @@ _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _DIRECTIVE = re.compile(
     r"<!-- (?:not run|needs|exit|figures vary|same as|first|file)\b.*?-->\n?", re.DOTALL
 )
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """A folder's star in the menu stands for its pages that are not there by name."""
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    for section in config.nav or []:
+        for title, entries in section.items():
+            if isinstance(entries, list):
+                section[title] = [
+                    page for entry in entries for page in _expand(entry, named, config)
+                ]
+    return config
+
+
+def _expand(entry: Any, named: set[str], config: MkDocsConfig) -> list[Any]:
+    if not isinstance(entry, str) or not entry.endswith("/*"):
+        return [entry]
+    pages = sorted((Path(config.docs_dir) / entry).parent.glob("*.md"))
+    found = [page.relative_to(config.docs_dir).as_posix() for page in pages]
+    return [page for page in found if page not in named]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

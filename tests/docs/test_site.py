@@ -44,8 +44,10 @@ def test_every_verb_and_option_is_on_the_page_of_the_command_line() -> None:
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
-    pages = [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))]
-    assert [page for page in pages if page not in menu] == []
+    pages = [path.relative_to(DOCS) for path in sorted(DOCS.rglob("*.md"))]
+    assert [
+        str(one) for one in pages if str(one) not in menu and f"{one.parent}/*" not in menu
+    ] == []
     config = yaml.safe_load(menu)
     assert config["strict"] is True
     assert config["theme"]["font"] is False
@@ -66,5 +68,5 @@ def test_a_page_is_called_in_the_menu_as_it_calls_itself() -> None:
     menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     (questions,) = [one["Questions"] for one in menu if "Questions" in one]
     for entry in questions:
-        for title, page in entry.items():
+        for title, page in entry.items() if isinstance(entry, dict) else ():
             assert (DOCS / page).read_text().startswith(f"# {title}\n")
