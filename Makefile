@@ -3,18 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types unit schema web web-check clean
+.PHONY: demo test lint types unit docs examples schema web web-check browser clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardscope demo
 
-# Types are checked while tests run: one process beside two, most of them waiting now and then.
-test: lint web-check
-	$(MAKE) --jobs=2 types unit
+# One process beside the two of the tests checks types, builds the site and the page's bundle.
+test: lint browser
+	$(MAKE) --jobs=2 unit types docs web-check
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs/_hooks
+	$(BIN)/ruff format --check src tests benchmarks examples docs/_hooks
 
 types: $(INSTALLED)
 	$(BIN)/mypy
@@ -27,6 +27,13 @@ unit: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(PLAYED)
 
+# The variable silences an advertisement of mkdocs-material's.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+examples: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/regenerate.py
+
 schema: $(INSTALLED)
 	$(BIN)/python -m shardscope.record.schema > docs/reference/recording.schema.json
 
@@ -38,6 +45,12 @@ web-check:
 	@if command -v npm > /dev/null; then web/check.sh; \
 	else echo "npm is missing, so the page's bundle was not built again; its sources' hash was compared"; fi
 
+# Tests of the page run in a real browser: Debian's.
+browser:
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } > /dev/null \
+		|| { echo "tests of the page need Chromium; install it: apt-get install chromium"; exit 2; }
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "shardscope needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 2; }
@@ -46,4 +59,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache site

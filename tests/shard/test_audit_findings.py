@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -304,6 +305,21 @@ def test_the_users_own_implicit_replication_is_left_alone() -> None:
             recording = audit(nn.ReLU(), step=lambda: weight * torch.ones(4))
             assert (weight * torch.ones(4)).shape == (4, 4)
     assert (recording.findings, recording.gaps) == ((), ())
+
+
+def test_targets_that_a_loss_on_cut_logits_takes_plain_are_left_alone() -> None:
+    targets = torch.zeros(4, dtype=torch.long)
+    with simulate({"tp": 2}) as world:
+        logits = distribute_tensor(torch.ones(4, 8), world.mesh, [Shard(1)]).requires_grad_()
+
+        def step() -> None:
+            with loss_parallel():
+                nn.functional.cross_entropy(logits, targets).backward()
+
+        recording = audit(nn.ReLU(), step=step)
+        refused = audit(nn.ReLU(), step=lambda: nn.functional.cross_entropy(logits, targets))
+    assert (recording.findings, recording.gaps) == ((), ())
+    assert "a plain tensor of 4" in one(refused, "mixed-tensors").fact
 
 
 def test_torch_compile_works_after_an_audit_as_before() -> None:

@@ -11,8 +11,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardscope._torch.dispatch import TorchDispatchMode
+from shardscope._torch.propagation import op_handlers
 
 __all__ = ["allow_mixing"]
+
+_REFUSAL = "got mixed torch.Tensor and DTensor"
 
 Meet = Callable[[str, Sequence[torch.Tensor], DTensor], None]
 Make = Callable[[torch.Tensor], None]
@@ -44,14 +47,27 @@ class _Mixing(TorchDispatchMode):
         placed = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
         plain = [tensor for tensor in tensors if _is_plain(tensor)]
         if placed is not None and plain and not _is_allowed():
-            self._meet(str(func), plain, placed)
-            args, kwargs = tree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
+            return self._run_mixed(func, args, kwargs, plain, placed)
         result = func(*args, **kwargs)
         if placed is None:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, torch.Tensor):
                     self._make(leaf)
         return result
+
+    def _run_mixed(
+        self, func: Any, args: Any, kwargs: Any, plain: list[torch.Tensor], placed: DTensor
+    ) -> Any:
+        # What a context such as loss_parallel() runs an op by may take both.
+        if func in op_handlers():
+            try:
+                return func(*args, **kwargs)
+            except RuntimeError as error:
+                if _REFUSAL not in str(error):
+                    raise
+        self._meet(str(func), plain, placed)
+        args, kwargs = tree_map(lambda leaf: _replicate(leaf, placed), (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,64 @@
+"""The page of the command line: what every verb's --help says, asked of click at build time."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from shardscope.cli import main
+
+_INTRODUCTION = """\
+# Command line
+
+`shardscope VERB --help` prints the same. A TARGET is a file that defines `model()` and
+`batch(model)`: see [the tutorial](../tutorial.md#your-own-model). Exit codes: 0 fine, 1 a finding,
+2 usage or input.
+`shardscope --debug VERB …` shows the traceback of an error.
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page."""
+    files.append(File.generated(config, "reference/cli.md", content=render_page()))
+    return files
+
+
+def render_page() -> str:
+    """All verbs in the order of --help."""
+    context = click.Context(main, info_name="shardscope")
+    commands = [main.get_command(context, name) for name in main.list_commands(context)]
+    verbs = [
+        part for command in commands if command for part in _render_verb(command, context, depth=2)
+    ]
+    return "\n\n".join([_INTRODUCTION, *verbs]) + "\n"
+
+
+def _render_verb(command: click.Command, parent: click.Context, *, depth: int) -> list[str]:
+    context = click.Context(command, info_name=command.name, parent=parent)
+    heading = f"{'#' * depth} {command.name}"
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [
+        heading,
+        f"```text\n{context.command_path} {usage}\n```",
+        inspect.cleandoc(command.help or "").replace("\b\n", ""),
+        _render_options(command, context),
+    ]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found:
+                parts += _render_verb(found, context, depth=depth + 1)
+    return [part for part in parts if part]
+
+
+def _render_options(command: click.Command, context: click.Context) -> str:
+    records = [param.get_help_record(context) for param in command.get_params(context)]
+    rows = [f"| `{_cell(name)}` | {_cell(text)} |" for name, text in filter(None, records)]
+    return "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

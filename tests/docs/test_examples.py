@@ -1,0 +1,67 @@
+"""Examples run as they are committed, and their recordings are what they give."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from page_blocks import ROOT
+from shardscope.record import Recording, load
+
+EXAMPLES = ROOT / "examples"
+MAX_LINES = 120
+MAX_BYTES = 200_000
+_VERSIONS = ("torch_version", "shardscope_version", "torch_name")
+
+
+def _load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("regenerate", EXAMPLES / "regenerate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = _load_script()
+
+
+def comparable(recording: Recording) -> Any:
+    """All of a recording but versions."""
+    return SCRIPT._change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", SCRIPT.COMMANDS)
+def test_a_committed_recording_is_what_its_command_gives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    made = load(SCRIPT.regenerate(name, tmp_path))
+    committed = load(SCRIPT.FOLDER / f"{name}.json.gz")
+    assert comparable(made) == comparable(committed), "run make examples"
+
+
+def test_every_recording_is_small_has_a_command_and_names_no_machine() -> None:
+    files = sorted(SCRIPT.FOLDER.iterdir())
+    assert {file.name.removesuffix(".json.gz") for file in files} == set(SCRIPT.COMMANDS)
+    for file in files:
+        assert file.stat().st_size <= MAX_BYTES
+        text = msgspec.json.encode(load(file)).decode()
+        assert re.findall(r'"(?:/|[A-Z]:\\)[^"]*"', text) == [], file
+        assert str(Path.home()) not in text
+
+
+def test_an_example_can_be_read_at_a_glance() -> None:
+    scripts = [path for path in EXAMPLES.glob("*.py") if path.name != "regenerate.py"]
+    assert len(scripts) == 3
+    for path in scripts:
+        assert len(path.read_text().splitlines()) <= MAX_LINES
