@@ -125,13 +125,13 @@ class Rows(ScrollView, can_focus=True):
         """The header stays while the rest is scrolled."""
         width = self._room
         base = self.rich_style
+        if not self._things:
+            style = base + self.get_component_rich_style("rows--empty")
+            return _make_strip(shorten(self._empty, width) if y == 0 else "", style, width)
         if y == 0:
             names = {key: column.header for key, column in self._columns.items()}
             return self._draw(names, base + self.get_component_rich_style("rows--header"))
         row = y - _HEADER + round(self.scroll_offset.y)
-        if not self._things and y == 1:
-            style = base + self.get_component_rich_style("rows--empty")
-            return _make_strip(shorten(self._empty, width), style, width)
         if not 0 <= row < len(self._things):
             return Strip.blank(width, base)
         style = base + self.get_component_rich_style("rows--cursor") if row == self.cursor else base
