@@ -134,6 +134,7 @@ def test_a_name_we_do_not_have_is_an_attribute_error() -> None:
         "import shardscope; shardscope.load, shardscope.save, shardscope.merge",
         "from shardscope import Recording, ShardscopeError, __version__",
         "import shardscope.cli.show, shardscope.cli.export",
+        "import shardscope.cli.tui, shardscope.report.tui.browser",
         "import shardscope.report.text, shardscope.report.perfetto, shardscope.report.table",
     ],
 )
