@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console, Group, RenderableType
 
 from shardscope.record import Recording, TensorLayout
 from shardscope.report.slices import render_layout
 from shardscope.report.text import View, render_summary
+from shardscope.report.views import Subject, render_views
 
 __all__ = ["show"]
 
 
-def show(result: Any, *, by: View = "module", is_folded: bool = True) -> None:
+def show(
+    result: Any, *, view: Subject | None = None, by: View = "module", is_folded: bool = True
+) -> None:
     """Print a recording, a trace, an audit, a tensor's layout or a parallel program.
 
-    As `shardscope show` would.
+    As `shardscope show` would: a summary, or one `view` such as "memory".
     """
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(_render(result, by=by, is_folded=is_folded))
+    console.print(_render(result, view=view, by=by, is_folded=is_folded))
 
 
-def _render(result: Any, *, by: View, is_folded: bool) -> RenderableType:
+def _render(result: Any, *, view: Subject | None, by: View, is_folded: bool) -> RenderableType:
     if isinstance(result, TensorLayout):
         return Group(*render_layout(result, is_complete=not is_folded))
     recording = result if isinstance(result, Recording) else getattr(result, "recording", None)
@@ -33,4 +36,8 @@ def _render(result: Any, *, by: View, is_folded: bool) -> RenderableType:
             f"show() got {type(result).__name__}. Give it a recording, or what trace(), audit(), "
             "visualize_sharding() or parallelize() gives."
         )
-    return render_summary(recording, by=by, is_folded=is_folded)
+    if view is None:
+        return render_summary(recording, by=by, is_folded=is_folded)
+    if view not in get_args(Subject):
+        raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(get_args(Subject))}.")
+    return render_views(recording, [view], by=by, is_folded=is_folded)
