@@ -28,6 +28,7 @@ from shardscope.record import (
     RankSpan,
     Severity,
 )
+from shardscope.report.layout import format_bar
 from shardscope.report.matrix import render_matrix, sum_pairs
 from shardscope.report.memory_area import MemoryArea
 from shardscope.report.select import keep_modules
@@ -256,6 +257,10 @@ def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
     assert "belongs to the modules that were asked for" in text
     assert "shardscope coverage" not in text
     assert "shardscope explain" in text
+
+
+def test_a_file_that_holds_more_than_all_makes_no_endless_bar():
+    assert format_bar(2**63 - 1, 1).plain == format_bar(1, 1).plain == "█" * 8
 
 
 def test_show_prints_one_view_of_whatever_has_a_recording(llama, capsys):

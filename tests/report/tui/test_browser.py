@@ -139,6 +139,20 @@ def test_collectives_are_sorted_by_columns_in_turn(llama):
     drive(llama, steps)
 
 
+def test_a_click_goes_to_the_row_below_it_and_a_second_one_to_its_module(llama):
+    async def steps(app, pilot):
+        corner = calls(app).content_region.offset
+        place = (corner.x + 5, corner.y + 3)
+        await pilot.click(offset=place)
+        assert calls(app).cursor == 2
+        assert "number 2 of rank 0" in details(app)
+        await pilot.double_click(offset=place)
+        await pilot.pause()
+        assert selected(app) == "layers.{0…31}.attention"
+
+    drive(llama, steps)
+
+
 def test_search_opens_what_lies_above_a_match(llama):
     async def steps(app, pilot):
         await pilot.press("slash", *"W2")

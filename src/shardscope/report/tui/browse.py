@@ -116,7 +116,7 @@ class Browse(Container):
         thing = event.rows[event.row]
         chain = self._walk.find_place(thing)
         if chain is None:
-            self.notify("It belongs to no module.", markup=False)
+            self.notify("It belongs to no module.")
             return
         self._tree.reveal(chain)
         if isinstance(thing, Collective):

@@ -73,7 +73,7 @@ class Rows(ScrollView, can_focus=True):
 
     @final
     class Selected(Message):
-        """The user pressed enter on a row, or clicked it."""
+        """The user pressed enter on a row, or clicked it twice."""
 
         def __init__(self, rows: Rows, row: int) -> None:
             super().__init__()
@@ -184,11 +184,15 @@ class Rows(ScrollView, can_focus=True):
             self.post_message(self.Selected(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses the row below it."""
-        row = event.y - _HEADER + round(self.scroll_offset.y)
-        if event.y >= _HEADER and 0 <= row < len(self._things):
+        """A click goes to the row below it; a second one chooses it."""
+        offset = event.get_content_offset(self)
+        if offset is None or offset.y < _HEADER:
+            return
+        row = offset.y - _HEADER + round(self.scroll_offset.y)
+        if row < len(self._things):
             self._go(row)
-            self.action_select()
+            if event.chain > 1:
+                self.action_select()
 
     def on_focus(self) -> None:
         """What is under the cursor is what is looked at."""
