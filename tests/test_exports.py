@@ -134,7 +134,7 @@ def test_a_name_we_do_not_have_is_an_attribute_error() -> None:
         "import shardscope; shardscope.load, shardscope.save, shardscope.merge, shardscope.diff",
         "from shardscope import Recording, ShardscopeError, __version__",
         "import shardscope.cli.show, shardscope.cli.export, shardscope.cli.report",
-        "import shardscope.cli.diff, shardscope.cli.tui",
+        "import shardscope.cli.diff, shardscope.cli.tui, shardscope.report.tui.browser",
         "import shardscope.contract, shardscope.cli.contract, shardscope.plugins.pytest",
         "import shardscope.report.text, shardscope.report.perfetto, shardscope.report.table",
     ],

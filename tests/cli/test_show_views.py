@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-import shardscope
 from sample_recordings import make_holdings, make_llama, make_recording
 from shardscope.cli import main
 from shardscope.record import Finding, Severity, save
+from terminals import run_in_terminal
 
 _TITLES = {
     "overview": "Figures",
@@ -93,50 +88,21 @@ def test_the_exit_code_is_that_of_the_whole_recording(run, tmp_path):
     assert run("show", "run.json", "--view", "memory").exit_code == 1
 
 
-def _show_in_terminal(file, **variables):
-    """What a terminal of 80 columns is sent."""
-    master, slave = pty.openpty()
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")
-    }
-    source = str(Path(shardscope.__file__).parents[1])
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "80", "PYTHONPATH": source, **variables}
-    command = [sys.executable, "-m", "shardscope", "show", str(file), "--view", "memory"]
-    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    printed = b""
-    while chunk := _read(master):
-        printed += chunk
-    os.close(master)
-    assert process.wait(timeout=60) == 0
-    return printed.decode()
-
-
-def _read(master):
-    try:
-        return os.read(master, 65536)
-    except OSError:  # the other side is closed
-        return b""
-
-
 _COLOR = re.compile(r"\x1b\[[\d;]*?(3\d|9\d|38;5;\d+)[\d;]*m")
+
+
+def _show(file, **variables):
+    code, printed = run_in_terminal("show", str(file), "--view", "memory", **variables)
+    assert code == 0
+    return printed
 
 
 def test_colours_are_for_terminals_and_not_with_no_color(run, tmp_path):
     file = save(make_holdings(), tmp_path / "run.json")
-    coloured = _show_in_terminal(file)
+    coloured = _show(file)
     assert _COLOR.search(coloured)
     assert "█" in coloured
-    plain = _show_in_terminal(file, NO_COLOR="1")
+    plain = _show(file, NO_COLOR="1")
     assert not _COLOR.search(plain)
     assert "PPPP" in plain
     assert "\x1b" not in run("show", "run.json", "--view", "memory").output
-
-
-@pytest.mark.parametrize("files", [["run.json"], ["no-such.json"]])
-def test_tui_outside_a_terminal_is_one_sentence(run, tmp_path, llama, files):
-    save(llama, tmp_path / "run.json")
-    result = run("tui", *files)
-    assert result.exit_code == 2
-    assert result.output.startswith("shardscope: tui needs a terminal, and this is none.")
-    assert result.output.count("\n") == 1

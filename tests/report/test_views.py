@@ -28,9 +28,11 @@ from shardscope.record import (
     RankSpan,
     Severity,
 )
+from shardscope.report.layout import format_bar
 from shardscope.report.matrix import render_matrix, sum_pairs
 from shardscope.report.memory_area import MemoryArea
 from shardscope.report.select import keep_modules
+from shardscope.report.show import show as print_result
 from shardscope.report.text import render_plain
 from shardscope.report.timeline import render_timeline
 from shardscope.report.views import Subject, Views, render_views
@@ -166,6 +168,24 @@ def test_what_is_not_a_ring_goes_where_it_goes():
     assert sum_pairs(_with_group(_in_group(3, CollectiveKind.ALL_REDUCE))) == {}
 
 
+def test_groups_of_a_million_ranks_are_not_listed_for_each_call():
+    size = 2**20
+    whole = (RankSpan(0, size),)
+    groups = tuple(
+        Group(name=f"g{index}", torch_name="", ranks=whole, num_ranks=size) for index in range(2000)
+    )
+    calls = tuple(
+        make_collective(group=group.name, rank=index, kind=CollectiveKind.ALL_REDUCE)
+        for index, group in enumerate(groups)
+    )
+    recording = make_recording(calls, world_size=size, groups=groups)
+    assert sum_pairs(recording)[1999, 2000] == 7168
+    shared = replace(calls[0], kind=CollectiveKind.ALL_TO_ALL)
+    recording = make_recording((*calls, shared), world_size=size, groups=groups)
+    assert sum_pairs(recording) is None
+    assert "too many pairs" in render_plain(next(render_matrix(recording)), width=100)
+
+
 def test_a_matrix_of_many_ranks_shares_cells(llama):
     calls = tuple(make_collective(rank=rank, num_ranks=1000) for rank in range(1000))
     recording = make_recording(calls, world_size=1000)
@@ -237,6 +257,17 @@ def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
     assert "belongs to the modules that were asked for" in text
     assert "shardscope coverage" not in text
     assert "shardscope explain" in text
+
+
+def test_a_file_that_holds_more_than_all_makes_no_endless_bar():
+    assert format_bar(2**63 - 1, 1).plain == format_bar(1, 1).plain == "█" * 8
+
+
+def test_show_prints_one_view_of_whatever_has_a_recording(llama, capsys):
+    print_result(llama, view="sharding")
+    assert "Placements" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="Views are overview, modules, communication"):
+        print_result(llama, view="sharing")
 
 
 def test_views_of_a_silent_run_leave_traffic_out():

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import click
 
+from shardscope.cli.launch import is_first
 from shardscope.cli.stdout import explain_stdout, silence_stdout
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
@@ -48,7 +49,8 @@ class _Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         # Most verbs import torch, which may take longer than people wait in silence.
-        with import_module("shardscope.cli.console").show_progress(f"starting {cmd_name}"):
+        show_progress = import_module("shardscope.cli.console").show_progress
+        with show_progress(f"starting {cmd_name}", is_shown=is_first()):
             command = import_module(f"shardscope.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command

@@ -28,8 +28,9 @@ def format_share(part: int, whole: int) -> str:
 
 
 def format_bar(part: int, whole: int) -> Text:
-    """A share as a bar."""
-    return Text("█" * round(part / whole * _BAR_CELLS) if whole else "", "cyan")
+    """A share as a bar, which a file that says more than all of it cannot make longer."""
+    cells = round(min(1.0, part / whole) * _BAR_CELLS) if whole else 0
+    return Text("█" * cells, "cyan")
 
 
 def plural(count: int, noun: str, ending: str = "s") -> str:

@@ -13,6 +13,7 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     Group,
+    RankSpan,
     Recording,
     count_ranks,
     expand_ranks,
@@ -22,7 +23,7 @@ from shardscope.report.units import format_bytes
 
 __all__ = ["render_matrix", "sum_pairs"]
 
-_MAX_SENDS = 1 << 20  # pairs of ranks, past which a picture says nothing
+_MAX = 1 << 20  # pairs of ranks
 _MAX_SIDE = 32  # rows and columns of a picture
 _CELL = 2  # cells of a terminal that one shade takes
 _TOTAL = 10  # cells of a row's sum
@@ -34,19 +35,21 @@ _SILENT = (CollectiveKind.RECV, CollectiveKind.BARRIER)
 Pair = tuple[int, int]
 
 
-def sum_pairs(recording: Recording) -> dict[Pair, int]:
+def sum_pairs(recording: Recording) -> dict[Pair, int] | None:
     """Bytes by sender and receiver, if groups run rings and all-to-alls share out evenly.
 
-    Senders are ranks that were recorded; a transfer to or from one rank names it itself.
+    Senders are ranks that were recorded; a transfer to or from one rank names it itself. None where
+    there are so many pairs that nobody could look at them.
     """
     groups = {group.name: group for group in recording.groups}
     pairs: dict[Pair, int] = defaultdict(int)
     for (rank, name, kind, peer), num_bytes in _sum_calls(recording.collectives).items():
-        receivers = _find_receivers(rank, groups.get(name), kind, peer)
+        group = groups.get(name)
+        if len(pairs) + (count_ranks(group.ranks) if group and kind in _SHARED_OUT else 1) > _MAX:
+            return None
+        receivers = _find_receivers(rank, group, kind, peer)
         for receiver in receivers:
             pairs[rank, receiver] += num_bytes // len(receivers)
-        if len(pairs) > _MAX_SENDS:
-            return {}
     return dict(pairs)
 
 
@@ -67,19 +70,30 @@ def _find_receivers(
 ) -> Sequence[int]:
     if peer is not None:
         return [peer] if peer != rank else []
-    if group is None or count_ranks(group.ranks) < 2:
-        return []
-    members = expand_ranks(group.ranks)
-    if rank not in members:
+    if group is None:
         return []
     if kind in _SHARED_OUT:
-        return [member for member in members if member != rank]
-    return [members[(members.index(rank) + 1) % len(members)]]
+        members = expand_ranks(group.ranks)
+        return [member for member in members if member != rank] if rank in members else []
+    following = _find_next(rank, group.ranks)
+    return [following] if following not in (None, rank) else []
+
+
+def _find_next(rank: int, spans: Sequence[RankSpan]) -> int | None:
+    """The rank after one in a ring; a group may have too many ranks to list for each call."""
+    for index, span in enumerate(spans):
+        steps, rest = divmod(rank - span.first, span.step)
+        if rest == 0 and 0 <= steps < span.count:
+            is_last = steps == span.count - 1
+            return spans[(index + 1) % len(spans)].first if is_last else rank + span.step
+    return None
 
 
 def render_matrix(recording: Recording) -> Iterator[RenderableType]:
-    """A picture under a title; nothing if nobody sends, or too many to draw."""
+    """A picture under a title; nothing if nobody sends."""
     pairs = sum_pairs(recording)
+    if pairs is None:
+        yield make_title("From rank to rank", "too many pairs of ranks for a picture")
     if not pairs:
         return
     senders = plural(len({sender for sender, _ in pairs}), "recorded rank")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console, Group, RenderableType
 
@@ -12,23 +12,30 @@ from shardscope.report.compare.text import render_changes
 from shardscope.report.result import read_recording
 from shardscope.report.slices import render_layout
 from shardscope.report.text import View, render_summary
+from shardscope.report.views import Subject, render_views
 
 __all__ = ["show"]
 
 
-def show(result: Any, *, by: View = "module", is_folded: bool = True) -> None:
+def show(
+    result: Any, *, view: Subject | None = None, by: View = "module", is_folded: bool = True
+) -> None:
     """Print a recording, a trace, an audit, a tensor's layout, a parallel program or a diff.
 
-    As `shardscope show` would.
+    As `shardscope show` would: a summary, or one `view` such as "memory".
     """
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(_render(result, by=by, is_folded=is_folded))
+    console.print(_render(result, view=view, by=by, is_folded=is_folded))
 
 
-def _render(result: Any, *, by: View, is_folded: bool) -> RenderableType:
+def _render(result: Any, *, view: Subject | None, by: View, is_folded: bool) -> RenderableType:
     if isinstance(result, TensorLayout):
         return Group(*render_layout(result, is_complete=not is_folded))
     if isinstance(result, Changes):
         return render_changes(result, is_complete=not is_folded)
     recording = read_recording(result, asked_by="show")
-    return render_summary(recording, by=by, is_folded=is_folded)
+    if view is None:
+        return render_summary(recording, by=by, is_folded=is_folded)
+    if view not in get_args(Subject):
+        raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(get_args(Subject))}.")
+    return render_views(recording, [view], by=by, is_folded=is_folded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from msgspec.structs import replace
 from rich.console import Console
 from textual.pilot import Pilot
@@ -138,6 +139,20 @@ def test_collectives_are_sorted_by_columns_in_turn(llama):
     drive(llama, steps)
 
 
+def test_a_click_goes_to_the_row_below_it_and_a_second_one_to_its_module(llama):
+    async def steps(app, pilot):
+        corner = calls(app).content_region.offset
+        place = (corner.x + 5, corner.y + 3)
+        await pilot.click(offset=place)
+        assert calls(app).cursor == 2
+        assert "number 2 of rank 0" in details(app)
+        await pilot.double_click(offset=place)
+        await pilot.pause()
+        assert selected(app) == "layers.{0…31}.attention"
+
+    drive(llama, steps)
+
+
 def test_search_opens_what_lies_above_a_match(llama):
     async def steps(app, pilot):
         await pilot.press("slash", *"W2")
@@ -173,7 +188,7 @@ def test_search_without_a_match_says_so_and_stays(llama):
 
 def test_unfolding_shows_each_layer_and_keeps_the_place(llama):
     async def steps(app, pilot):
-        await pilot.press("slash", *"layers.17.attention.wo", "enter")
+        await pilot.press("slash", *"17.attention.wo", "enter")
         await pilot.pause()
         assert selected(app) == "layers.{0…31}.attention.wo"
         await pilot.press("f")
@@ -247,7 +262,8 @@ def test_help_lists_the_keys_and_q_quits(llama):
     drive(llama, steps)
 
 
-def test_every_shape_is_shown_at_every_size(any_recording):
+@pytest.mark.parametrize("make", [make_recording, make_varied, make_holdings])
+def test_every_shape_is_shown_at_every_size(make):
     async def steps(app, pilot):
         await pilot.press("down", "tab")
         for size in ((200, 60), (10, 3), (80, 24)):
@@ -255,7 +271,7 @@ def test_every_shape_is_shown_at_every_size(any_recording):
             await pilot.pause()
             assert "shards" in screen_text(app)
 
-    drive(any_recording, steps, size=(40, 12))
+    drive(make(), steps, size=(40, 12))
 
 
 _UNSAFE = {"\x1b", "\x07", "\x00", "\u202e"}
@@ -265,8 +281,8 @@ def test_hostile_names_are_inert():
     async def steps(app, pilot):
         for pane in ("#tree", "#calls", "#problems"):
             app.query_one(pane).focus()
-            for _ in range(4):
-                await pilot.press("down", "down", "down")
+            for _ in range(2):
+                await pilot.press("down", "down", "down", "down")
                 assert not _UNSAFE & set(details(app) + screen_text(app))
         app.query_one("#tree").focus()
         await pilot.press("slash", *"markup", "enter")

@@ -24,8 +24,8 @@ __all__ = ["Browse"]
 _MAX_TITLE = 60
 _PROBLEM_COLUMNS = {
     "kind": RowsColumn("", 7),
-    "rule": RowsColumn("finding or gap", 12, rank=2, share=1),
-    "subject": RowsColumn("about", 10, rank=1, share=1),
+    "rule": RowsColumn("finding or gap", 9, rank=2, share=1),
+    "subject": RowsColumn("about", 9, rank=1, share=1),
 }
 _NO_CALLS = "No collectives: shardscope trace writes them down."
 _NONE_LEFT = "No collectives here; x clears filters."
@@ -115,7 +115,7 @@ class Browse(Container):
         thing = event.rows[event.row]
         chain = self._walk.find_place(thing)
         if chain is None:
-            self.notify("It belongs to no module.", markup=False)
+            self.notify("It belongs to no module.")
             return
         self._tree.reveal(chain)
         if isinstance(thing, Collective):
@@ -137,11 +137,15 @@ class Browse(Container):
         if place is None:
             return
         found = self._walk.list_calls()
-        empty = _NONE_LEFT if self._walk.is_filtered else _NONE_HERE
-        self._calls.show(found, self._read_call, empty=empty)
+        self._calls.show(found, self._read_call, empty=self._explain_none())
         title = f"{plural(len(found), 'collective')} of {place.name or 'all modules'}"
         self._calls.border_title = make_text(title, width=_MAX_TITLE)
         self._calls.border_subtitle = make_text(self._walk.words, width=_MAX_TITLE)
+
+    def _explain_none(self) -> str:
+        if not self._walk.calls.choices["kind"]:
+            return _NO_CALLS
+        return _NONE_LEFT if self._walk.is_filtered else _NONE_HERE
 
     def _read_call(self, call: Collective) -> dict[str, str]:
         return {
@@ -236,7 +240,7 @@ def _choose_columns(calls: CallList) -> dict[str, RowsColumn]:
         "put in": RowsColumn("put in", 8, rank=7, is_number=True),
         "on wire": RowsColumn("on wire", 8, rank=1, is_number=True),
         "module": RowsColumn("module", 12, rank=3, share=1),
-        "cause": RowsColumn("cause", 20, rank=8, share=1),
+        "cause": RowsColumn("cause", 20, rank=8, share=2),
     }
     if len(calls.choices["rank"]) < 2:
         del columns["rank"]

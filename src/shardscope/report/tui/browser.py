@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, final, get_args
 
+from rich.text import Text
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -21,6 +23,7 @@ __all__ = ["Browser"]
 
 _SUBJECTS: list[Subject] = [one for one in get_args(Subject) if one != "modules"]
 _TABS = ["modules", *_SUBJECTS]
+_FEW_COLUMNS = 72
 _KEYS = (
     ("↑ ↓ PgUp PgDn", "move; Home and End go to the ends"),
     ("→ ← Space", "open and close a module"),
@@ -46,7 +49,7 @@ class Browser(App[None]):
     TITLE = "shardscope"
     CSS_PATH = "browser.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (72, "-wide")]  # noqa: RUF012 - as Textual has it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (_FEW_COLUMNS, "-wide")]  # noqa: RUF012 - as Textual has it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
@@ -70,7 +73,9 @@ class Browser(App[None]):
 
     def compose(self) -> ComposeResult:
         """What ran, the tabs, the keys."""
-        yield Static(describe_world(self._recording), id="world", markup=False)
+        # Without its own colours, which a light theme could not show.
+        world = Text(describe_world(self._recording).plain, "bold")
+        yield Static(world, id="world", markup=False)
         with TabbedContent():
             with TabPane("Modules", id="modules"):
                 yield Browse(self._walk, id="browse")
@@ -78,6 +83,10 @@ class Browser(App[None]):
                 with TabPane(subject.capitalize(), id=subject), VerticalScroll(classes="view"):
                     yield Static(id=f"{subject}-view", markup=False)
         yield Footer()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Keys stand closer where there is less room."""
+        self.query_one(Footer).compact = event.size.width < _FEW_COLUMNS
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
         """Draw a view when it is first looked at."""

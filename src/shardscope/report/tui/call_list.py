@@ -47,9 +47,10 @@ class CallList:
 
     def __init__(self, recording: Recording) -> None:
         self._world_size = recording.run.world_size
-        self._calls: dict[str | None, list[Collective]] = defaultdict(list)
-        for call in recording.collectives:
-            self._calls[call.owner].append(call)
+        self._calls = sorted(recording.collectives, key=SORTS["order"])
+        self._by_owner: dict[str | None, list[int]] = defaultdict(list)
+        for index, call in enumerate(self._calls):
+            self._by_owner[call.owner].append(index)
         self.choices = self._list_choices(recording)
 
     def _list_choices(self, recording: Recording) -> dict[str, list[str]]:
@@ -76,16 +77,20 @@ class CallList:
         self, place: Place, chosen: Filter, *, sort: str = "order", is_reversed: bool = False
     ) -> Sequence[Collective]:
         """The collectives of a place and of all below it."""
-        found = [call for call in self._gather(place) if self._passes(call, chosen)]
-        found.sort(key=SORTS[sort], reverse=is_reversed)
-        return found
+        found = [self._calls[index] for index in self._gather(place)]
+        if chosen.words:
+            found = [call for call in found if self._passes(call, chosen)]
+        if sort != "order":
+            found.sort(key=SORTS[sort])
+        return found[::-1] if is_reversed else found
 
-    def _gather(self, place: Place) -> list[Collective]:
+    def _gather(self, place: Place) -> list[int]:
+        """Positions of its collectives, in order."""
         if place.is_nowhere:
-            return self._calls.get(None, [])
+            return self._by_owner.get(None, [])
         above = set(place.paths)
-        owners = (owner for owner in self._calls if owner is not None and _is_below(owner, above))
-        return [call for owner in owners for call in self._calls[owner]]
+        owners = (one for one in self._by_owner if one is not None and _is_below(one, above))
+        return sorted(index for owner in owners for index in self._by_owner[owner])
 
     def _passes(self, call: Collective, chosen: Filter) -> bool:
         return (

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import final
 
 from msgspec import Struct
 
-from shardscope.record import Recording
-from shardscope.report.fold import (
-    NO_MODULE,
-    ModuleNode,
-    build_tree,
-    find_runs,
-    number_contents,
-)
+from shardscope.report.fold import NO_MODULE, ModuleNode, find_runs, number_contents
 from shardscope.report.numbered import fold_path
-from shardscope.report.traffic import fold_ranks
 
 __all__ = ["Chain", "Outline", "Place"]
 
@@ -40,10 +32,9 @@ Chain = tuple[Place, ...]
 class Outline:
     """The places of a recording; those below one are made when they are asked for."""
 
-    def __init__(self, recording: Recording, *, is_folded: bool = True) -> None:
+    def __init__(self, roots: Sequence[ModuleNode], *, is_folded: bool = True) -> None:
         self._is_folded = is_folded
         self._below: dict[int, tuple[Place, ...]] = {}
-        roots = build_tree(recording, fold_ranks(recording))
         self._contents = {key: one for root in roots for key, one in number_contents(root).items()}
         self.tops = tuple(
             Place(node.label, node.label, node, (node.path,), is_nowhere=node.label == NO_MODULE)

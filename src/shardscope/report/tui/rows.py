@@ -73,7 +73,7 @@ class Rows(ScrollView, can_focus=True):
 
     @final
     class Selected(Message):
-        """The user pressed enter on a row, or clicked it."""
+        """The user pressed enter on a row, or clicked it twice."""
 
         def __init__(self, rows: Rows, row: int) -> None:
             super().__init__()
@@ -125,13 +125,13 @@ class Rows(ScrollView, can_focus=True):
         """The header stays while the rest is scrolled."""
         width = self._room
         base = self.rich_style
+        if not self._things:
+            style = base + self.get_component_rich_style("rows--empty")
+            return _make_strip(shorten(self._empty, width) if y == 0 else "", style, width)
         if y == 0:
             names = {key: column.header for key, column in self._columns.items()}
             return self._draw(names, base + self.get_component_rich_style("rows--header"))
         row = y - _HEADER + round(self.scroll_offset.y)
-        if not self._things and y == 1:
-            style = base + self.get_component_rich_style("rows--empty")
-            return _make_strip(shorten(self._empty, width), style, width)
         if not 0 <= row < len(self._things):
             return Strip.blank(width, base)
         style = base + self.get_component_rich_style("rows--cursor") if row == self.cursor else base
@@ -184,11 +184,15 @@ class Rows(ScrollView, can_focus=True):
             self.post_message(self.Selected(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
-        """A click chooses the row below it."""
-        row = event.y - _HEADER + round(self.scroll_offset.y)
-        if event.y >= _HEADER and 0 <= row < len(self._things):
+        """A click goes to the row below it; a second one chooses it."""
+        offset = event.get_content_offset(self)
+        if offset is None or offset.y < _HEADER:
+            return
+        row = offset.y - _HEADER + round(self.scroll_offset.y)
+        if row < len(self._things):
             self._go(row)
-            self.action_select()
+            if event.chain > 1:
+                self.action_select()
 
     def on_focus(self) -> None:
         """What is under the cursor is what is looked at."""

@@ -8,7 +8,9 @@ from typing import final
 from msgspec.structs import replace
 
 from shardscope.record import Collective, Finding, Gap, Recording
+from shardscope.report.fold import build_tree
 from shardscope.report.problems import sort_findings
+from shardscope.report.traffic import fold_ranks
 from shardscope.report.tui.call_list import SORTS, CallList, Filter
 from shardscope.report.tui.details import Details
 from shardscope.report.tui.outline import Chain, Outline, Place
@@ -21,14 +23,14 @@ class Walk:
     """What the panes show, without a screen; they ask for it and draw it."""
 
     def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+        self._roots = build_tree(recording, fold_ranks(recording))
         self._is_folded = True
         self._match = 0
         self._sort = "order"
         self._is_reversed = False
         self._filter = Filter()
         self._term = ""
-        self.outline = Outline(recording)
+        self.outline = Outline(self._roots)
         self.calls = CallList(recording)
         self.details = Details(recording)
         self.problems: list[Finding | Gap] = [*sort_findings(recording), *recording.gaps]
@@ -77,7 +79,7 @@ class Walk:
         """Fold layers that are alike, or show each; where the place is then."""
         path = self.place.paths[0] if self.place is not None else ""
         self._is_folded = not self._is_folded
-        self.outline = Outline(self._recording, is_folded=self._is_folded)
+        self.outline = Outline(self._roots, is_folded=self._is_folded)
         self.search(self._term)
         return self.outline.find(path)
 
