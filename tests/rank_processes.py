@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
+
+from warm_python import Program
 
 __all__ = ["TIMEOUT_S", "free_port", "rank_environment", "run_ranks"]
 
@@ -26,29 +26,31 @@ def rank_environment(**more: str) -> dict[str, str]:
 
 
 def run_ranks(
-    num_ranks: int, program: Path, *arguments: str, timeout_s: int = TIMEOUT_S
+    num_ranks: int, *program: str | Path, timeout_s: int = TIMEOUT_S, **environment: str
 ) -> list[tuple[int, str]]:
-    """Run a program on real ranks and return how each ended and what it printed."""
+    """Run a program, with its arguments, on real ranks; return how each ended and what it printed.
+
+    Its folder is the current one.
+    """
     port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), *arguments],
+    ranks = [
+        Program(
+            *program,
             env=rank_environment(
                 RANK=str(rank),
                 WORLD_SIZE=str(num_ranks),
                 LOCAL_RANK=str(rank),
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
+                **environment,
             ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            is_merged=True,
         )
         for rank in range(num_ranks)
     ]
     try:
-        printed = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        ended = [rank.wait(timeout_s=timeout_s) for rank in ranks]
     finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
+        for rank in ranks:
+            rank.end()
+    return [(one.returncode, one.stdout) for one in ended]
