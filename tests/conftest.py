@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import sample_recordings as samples
 from shardscope.record import Recording
+from warm_python import warm_context
 
 # Until all tests are collected, whatever is made stays: torch, test modules, the tests themselves.
 gc.disable()
@@ -57,6 +58,13 @@ def any_recording(request: pytest.FixtureRequest) -> Recording:
     made = _SHAPES[request.param]()
     assert isinstance(made, Recording)
     return made
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that `parity` starts as processes have torch at once; one test lets it spawn them."""
+    processes = "shardscope.parallel.parity.processes.get_context"
+    monkeypatch.setattr(processes, lambda method: warm_context())
 
 
 @pytest.fixture

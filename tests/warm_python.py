@@ -14,23 +14,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
 from typing import final
 
-__all__ = ["Program", "run_python"]
+__all__ = ["Program", "run_python", "warm_context"]
 
 TIMEOUT_S = 100
 _PRELOADED = [
     "torch",
+    "torch.export",
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
     "shardscope.comm.trace",
     "shardscope.world.simulate",
     "shardscope.cli.trace",
+    "shardscope.parallel.transform",
 ]
 _TESTS = Path(__file__).parent
+
+
+def warm_context() -> ForkServerContext:
+    """Whose processes have torch at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 @final
@@ -44,13 +55,11 @@ class Program:
         stdout: str | None = None,  # the file to write to
         is_merged: bool = False,  # whether both streams are one, in the order of what was said
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
         self.arguments = [str(one) for one in arguments]
         self._said = tempfile.TemporaryDirectory()
         self._out = Path(self._said.name, "out")
         self._err = self._out if is_merged else Path(self._said.name, "err")
-        self._process: ForkServerProcess = context.Process(
+        self._process = warm_context().Process(
             target=_become,
             args=(
                 self.arguments,
