@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,20 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import sample_recordings as samples
 from shardscope.record import Recording
+from warm_python import warm_context
+
+# Until all tests are collected, whatever is made stays: torch, test modules, the tests themselves.
+gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish() -> Iterator[None]:
+    """From here on garbage is what tests make: to look through all else takes half a second."""
+    yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 _SHAPES = {
     "empty": samples.make_recording,
@@ -42,6 +58,13 @@ def any_recording(request: pytest.FixtureRequest) -> Recording:
     made = _SHAPES[request.param]()
     assert isinstance(made, Recording)
     return made
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that `parity` starts as processes have torch at once; one test lets it spawn them."""
+    processes = "shardscope.parallel.parity.processes.get_context"
+    monkeypatch.setattr(processes, lambda method: warm_context())
 
 
 @pytest.fixture

@@ -7,6 +7,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import final
+
+from warm_python import Program
 
 __all__ = ["TIMEOUT_S", "free_port", "rank_environment", "run_ranks"]
 
@@ -26,29 +29,52 @@ def rank_environment(**more: str) -> dict[str, str]:
 
 
 def run_ranks(
-    num_ranks: int, program: Path, *arguments: str, timeout_s: int = TIMEOUT_S
+    num_ranks: int, *program: str | Path, timeout_s: int = TIMEOUT_S, is_fresh: bool = False
 ) -> list[tuple[int, str]]:
-    """Run a program on real ranks and return how each ended and what it printed."""
+    """Run a program, with its arguments, on real ranks; return how each ended and what it printed.
+
+    Its folder is the current one. Fresh ranks are not forked: each has its own order of sets, so
+    that ranks which count on one are found.
+    """
+    start = _Fresh if is_fresh else Program
     port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), *arguments],
-            env=rank_environment(
-                RANK=str(rank),
-                WORLD_SIZE=str(num_ranks),
-                LOCAL_RANK=str(rank),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    ranks = [
+        start(*program, env=_launched(rank, num_ranks, port), is_merged=True)
         for rank in range(num_ranks)
     ]
     try:
-        printed = [process.communicate(timeout=timeout_s)[0] for process in processes]
+        ended = [rank.wait(timeout_s=timeout_s) for rank in ranks]
     finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
+        for rank in ranks:
+            rank.end()
+    return [(one.returncode, one.stdout) for one in ended]
+
+
+def _launched(rank: int, num_ranks: int, port: str) -> dict[str, str]:
+    """What a launcher tells a rank."""
+    return rank_environment(
+        RANK=str(rank),
+        WORLD_SIZE=str(num_ranks),
+        LOCAL_RANK=str(rank),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=port,
+    )
+
+
+@final
+class _Fresh:
+    """A program in an interpreter of its own, both streams in one."""
+
+    def __init__(self, *arguments: str | Path, env: dict[str, str], is_merged: bool) -> None:
+        assert is_merged
+        command = [sys.executable, *map(str, arguments)]
+        self._process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def wait(self, *, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        printed, _ = self._process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(self._process.args, self._process.returncode, printed)
+
+    def end(self) -> None:
+        self._process.kill()

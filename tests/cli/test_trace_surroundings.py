@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli.small_target import TARGET, run, write
+from rank_processes import run_ranks
 from shardscope.record import load
+from warm_python import run_python
 
 
 def test_module_is_a_target_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,8 +38,7 @@ def test_program_has_arguments_of_its_own_and_the_recording_names_our_command(he
         "def step(model, batch):\n    parse()\n    model(batch)\n"
     )
     name = write(here, text)
-    command = [sys.executable, "-m", "shardscope", "trace", name, "--mesh", "dp=2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "shardscope", "trace", name, "--mesh", "dp=2")
     assert done.returncode == 0, done.stderr
     recording = load(here / "train.shardscope.json.gz")
     assert recording.run.command == "shardscope trace train.py --mesh dp=2"
@@ -50,19 +51,18 @@ def test_arguments_and_path_are_given_back(here: Path) -> None:
         assert (sys.argv, list(sys.path)) == before
 
 
-def _install_script(folder: Path) -> list[str]:
+def _install_script(folder: Path) -> Path:
     """A console script as pip makes it: its own folder, not the current one, is on the path."""
     folder.mkdir()
     (folder / "shardscope").write_text("from shardscope.cli import main\nmain()\n")
-    return [sys.executable, str(folder / "shardscope")]
+    return folder / "shardscope"
 
 
 def test_installed_command_finds_modules_in_the_current_folder(here: Path) -> None:
     (here / "pack").mkdir()
     write(here / "pack", "from .sizes import NUM\n" + TARGET)
     write(here / "pack", "NUM = 16\n", name="sizes.py")
-    command = [*_install_script(here / "bin"), "trace", "pack.train", "--mesh", "dp=2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python(_install_script(here / "bin"), "trace", "pack.train", "--mesh", "dp=2")
     assert done.returncode == 0, done.stderr
     assert (here / "train.shardscope.json.gz").exists()
 
@@ -126,24 +126,29 @@ def test_mesh_that_does_not_fit_the_launched_processes_is_a_sentence(
     assert "--mesh has 2 ranks, but 1 process was started. Make the two agree." in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("output", "written"),
-    [([], "train-{rank}.shardscope.json.gz"), (["-o", "run-{rank}.json"], "run-{rank}.json")],
-)
-def test_torchrun_traces_the_real_thing_and_each_rank_writes_a_file(
-    here: Path, output: list[str], written: str
-) -> None:
+def test_launched_ranks_trace_the_real_thing_and_write_files_named_as_asked(here: Path) -> None:
+    name = write(here, TARGET)
+    for code, printed in run_ranks(2, "-m", "shardscope", "trace", name, "-o", "run-{rank}.json"):
+        assert code == 0, printed
+    _check_real_ranks(here, "run-{rank}.json")
+
+
+def test_torchrun_traces_the_real_thing_and_each_rank_writes_a_file(here: Path) -> None:
     name = write(here, TARGET)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     # Not by the exit code: torch's gloo now and then aborts a process as it ends, without us too.
     subprocess.run(
-        [*launcher, "--no-python", sys.executable, "-m", "shardscope", "trace", name, *output],
+        [*launcher, "--no-python", sys.executable, "-m", "shardscope", "trace", name],
         check=False,
         env=environment,
         capture_output=True,
         timeout=120,
     )
+    _check_real_ranks(here, "train-{rank}.shardscope.json.gz")
+
+
+def _check_real_ranks(here: Path, written: str) -> None:
     recordings = [load(here / written.format(rank=rank)) for rank in (0, 1)]
     assert [r.collectives[0].rank for r in recordings] == [0, 1]
     assert not recordings[0].run.is_simulated

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from cli.small_target import TARGET, run, write
 from shardscope.errors import OutputError
 from shardscope.record import load
+from warm_python import Program
 
 
 def test_step_of_a_file_is_recorded_printed_and_saved(here: Path) -> None:
@@ -87,9 +86,8 @@ def test_trace_that_cannot_save_has_printed_what_it_learnt(
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
 def test_trace_that_cannot_print_has_saved_what_it_learnt(here: Path) -> None:
-    command = [sys.executable, "-m", "shardscope", "trace", write(here, TARGET), "--mesh", "dp=2"]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    command = ["-m", "shardscope", "trace", write(here, TARGET), "--mesh", "dp=2"]
+    done = Program(*command, stdout="/dev/full").wait()
     assert done.returncode == 2
     assert done.stderr.startswith("shardscope: standard output cannot be written: No space left")
     assert load(here / "train.shardscope.json.gz").collectives

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch.distributed as dist
 from shardscope import World, load, phases, simulate, trace
 from shardscope.errors import OutputError
 from small_models import Net, batch, facts, shard_net
+from warm_python import Program, run_python
 
 TESTS = Path(__file__).parents[1]
 
@@ -193,8 +192,8 @@ def test_killed_rank_leaves_a_readable_recording(tmp_path: Path, name: str) -> N
     deadly, num_collectives = DEADLY[name]
     path = tmp_path / "run.jsonl"
     program = textwrap.dedent(KILLED).format(tests=str(TESTS), path=str(path), deadly=deadly)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    ended = run_python("-c", program)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     recording = load(path)
     assert len(recording.collectives) == num_collectives
     assert [call.owner for call in recording.collectives[:4]] == [
@@ -247,8 +246,8 @@ STUCK = """
 def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     program = textwrap.dedent(STUCK).format(path=str(path))
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    ended = run_python("-c", program)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     recording = load(path)
     assert [span.name for span in recording.spans] == ["load", "load"]
     end, stuck = recording.gaps
@@ -277,8 +276,8 @@ def test_killed_process_without_a_process_group_leaves_a_readable_recording(
     tmp_path: Path, name: str
 ) -> None:
     program = textwrap.dedent(UNLAUNCHED).format(path=str(tmp_path / name))
-    with subprocess.Popen([sys.executable, "-c", program]) as process:
-        assert process.wait() == -signal.SIGKILL
+    process = Program("-c", program)
+    assert process.wait().returncode == -signal.SIGKILL
     path = tmp_path / name.replace("{rank}", f"pid{process.pid}")
     assert [span.name for span in load(path).spans] == ["load"] * 3
 

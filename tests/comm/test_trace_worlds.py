@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from shardscope import load, phases, simulate, trace
 from shardscope.errors import TraceError
 from shardscope.record import RankSpan
 from small_models import Block, batch, facts
-
-TESTS = Path(__file__).parents[1]
+from warm_python import Program
 
 
 def test_group_destroyed_inside_the_trace_keeps_its_collectives() -> None:
@@ -200,15 +197,6 @@ def test_trace_around_a_whole_program_sees_its_group_come_and_go(tmp_path: Path)
         print(call.rank, call.group, t.recording.run.world_size, t.recording.gaps)
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program))
-    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent / "src")}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "program.py"), str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    ranks = [Program(tmp_path / "program.py", str(rank), tmp_path) for rank in range(2)]
+    said = [rank.wait().stdout.strip() for rank in ranks]
     assert said == ["0 world[0-1] 2 ()", "1 world[0-1] 2 ()"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
-import shardscope
-from rank_processes import TIMEOUT_S, free_port, rank_environment
+from rank_processes import run_ranks
 from shardscope import load
 from shardscope.cli import main
 
@@ -45,33 +43,12 @@ def step(model, batch):
 """
 
 
-def test_graphs_of_real_ranks_are_compared(tmp_path: Path) -> None:
+def test_graphs_of_real_ranks_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text(TARGET)
-    port = str(free_port())
-    command = [sys.executable, "-m", "shardscope", "explain", "net.py", "-o", "run-{rank}.json"]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=rank_environment(
-                RANK=str(rank),
-                WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-                PYTHONPATH=str(Path(shardscope.__file__).parents[1]),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], printed
+    monkeypatch.chdir(tmp_path)
+    command = ["-m", "shardscope", "explain", "net.py", "-o", "run-{rank}.json"]
+    for code, printed in run_ranks(2, *command):
+        assert code == 0, printed
     files = [str(tmp_path / f"run-{rank}.json") for rank in range(2)]
     for rank, file in enumerate(files):
         (told,) = load(file).explanations

@@ -55,6 +55,7 @@ def parallelize(model, mesh):
 """
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_forgotten_reduction_of_a_target_is_found_on_real_ranks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TARGET)
@@ -65,6 +66,7 @@ def test_a_forgotten_reduction_of_a_target_is_found_on_real_ranks(tmp_path, monk
     assert found.op == "aten.mm.default"
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_process_that_raises_ends_the_others():
     with pytest.raises(RankError, match="rank 1 failed: ValueError: no weights for this rank"):
         parity(

@@ -42,6 +42,7 @@ def test_the_gradients_are_those_of_the_loss_that_is_given() -> None:
     assert recording.findings == ()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_real_ranks_agree_too() -> None:
     inputs = (torch.randn(4, 8),)
     mesh = {"dp": 2, "tp": 2}

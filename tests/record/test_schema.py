@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -81,6 +82,14 @@ _REFERENCE = _ROOT / "docs" / "reference" / "recording.md"
 _GOLDEN = _ROOT / "tests" / "golden" / "recording_v1.json"
 
 
+@cache
+def _validator():
+    """Made once: to check a schema itself takes longer than what most recordings hold."""
+    schema = make_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
 def test_published_schema_is_current():
     assert json.loads(_PUBLISHED.read_text()) == json.loads(json.dumps(make_schema())), (
         "the records changed and their schema did not. Run "
@@ -96,20 +105,18 @@ def test_module_prints_the_published_file():
 
 
 def test_saved_recordings_fit_the_schema(any_recording):
-    schema = make_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(json.loads(encode(any_recording)), schema)
+    _validator().validate(json.loads(encode(any_recording)))
 
 
 def test_schema_refuses_what_load_refuses():
     plain = json.loads(_GOLDEN.read_text())
     plain["collectives"][0]["rank"] = "zero"
     with pytest.raises(jsonschema.ValidationError, match="'zero' is not"):
-        jsonschema.validate(plain, make_schema())
+        _validator().validate(plain)
 
 
 def test_golden_file_fits_the_schema():
-    jsonschema.validate(json.loads(_GOLDEN.read_text()), make_schema())
+    _validator().validate(json.loads(_GOLDEN.read_text()))
 
 
 @pytest.mark.parametrize("field", ["format", "schema"])
@@ -121,7 +128,7 @@ def test_schema_refuses_a_file_that_does_not_say_what_it_is(field, change):
     else:
         plain[field] = {"format": "chrome.trace", "schema": 2}[field]
     with pytest.raises(jsonschema.ValidationError, match=rf"{field}|was expected"):
-        jsonschema.validate(plain, make_schema())
+        _validator().validate(plain)
 
 
 def test_descriptions_are_not_indented():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 import sample_recordings as samples
-import shardscope
 from shardscope.record import Recording
 from shardscope.report.explain import render_explanations, render_guards, render_stage_times
 from shardscope.report.text import render_text
+from warm_python import run_python
 
 PROGRAM = """\
 import torch
@@ -44,10 +43,7 @@ def test_the_text_of_a_hundred_ops_is_short_and_the_same_in_two_processes(
     file.write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(file)])
-    monkeypatch.setenv("PYTHONPATH", str(Path(shardscope.__file__).parents[1]))
-    second = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, check=True, timeout=100
-    ).stdout
+    second = run_python(file).stdout.encode()
     capsys.readouterr()
     runpy.run_path(str(file))
     first = capsys.readouterr().out.encode()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from warm_python import run_python
 
 TESTS = Path(__file__).parents[2]
 
@@ -13,6 +12,7 @@ TESTS = Path(__file__).parents[2]
 # gradients: autograd's threads do not outlive a fork.
 PROGRAM = """
 import os, resource, sys, torch
+sys.path.insert(0, sys.argv[1])
 from backend_cases import run
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 for op in ("sin", "relu"):
@@ -28,14 +28,8 @@ for op in ("sin", "relu"):
 
 
 def test_a_crash_ends_the_process_and_only_where_the_op_is() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-    )
+    done = run_python("-c", PROGRAM, str(TESTS))
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         f"{op} {stage} {11 if op == 'relu' else 'fine'}"
         for op in ("sin", "relu")

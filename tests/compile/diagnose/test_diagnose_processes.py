@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import diagnosed_models as models
 import shardscope
 from shardscope import Diagnosed, diagnose
 from shardscope.record import Condition, Phase, Stage
+from warm_python import run_python
 
 _HOMES = {
     "HOME": "home",
@@ -196,15 +195,9 @@ print(found, found.repro, found.diagnosis.is_minimal, found.diagnosis.notes[-1])
 def test_ctrl_c_in_a_script_keeps_the_best_so_far(surroundings: Path) -> None:
     script = surroundings / "script.py"
     script.write_text(SCRIPT)
+    # Not where the interpreter would find the package by itself: diagnosing starts others.
     ours = str(Path(shardscope.__file__).parents[1])
-    end = subprocess.run(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": ours},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    end = run_python(script, env=os.environ | {"PYTHONPATH": ours}, timeout_s=200)
     assert (end.returncode, end.stderr) == (0, "")
     assert "Diagnosed(wrong_result" in end.stdout
     assert "shardscope-diagnosis/repro.py False It was interrupted" in end.stdout
