@@ -184,16 +184,17 @@ def test_stages_of_a_pipeline_are_not_held_to_each_others_layers() -> None:
     assert (breach.modules, breach.ranks) == (("layers.0",), (RankSpan(1),))
 
 
-def test_a_place_of_a_shared_module_is_a_module_of_its_own() -> None:
-    shared = Module(name="first", type="Block", ranks=(RankSpan(0),), aliases=("second",))
+def test_a_shared_module_is_one_unless_its_places_were_told_apart() -> None:
+    shared = Module(name="a.0", type="Block", ranks=(RankSpan(0),), aliases=("a.1", "b"))
     calls = tuple(
         samples.make_collective(order=order, owner=owner)
-        for order, owner in enumerate(("first", "second", "second"))
+        for order, owner in enumerate(("a.0", "b", "b"))
     )
     recording = samples.make_recording(calls, modules=(shared,))
-    assert check(comm(least=2, most=2, module="second"), recording) == ()
-    (breach,) = check(comm(most=1, module="*"), recording)
-    assert breach.modules == ("second",)
+    assert check(comm(least=2, most=2, module="b"), recording) == ()
+    assert check(comm(least=1, most=1, module="a.1"), recording) == ()
+    (breach,) = check(comm(least=2, module="a.*"), recording)
+    assert breach.modules == ("a.0",)
 
 
 def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> None:

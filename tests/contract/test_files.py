@@ -161,7 +161,7 @@ count = 1
         ("contract=3", "line 1: contract is 3. Make it a table"),
         ("", "has no [contract]"),
         ("[contract]\ngaps = ", "line 2: "),
-        ("[contract]\ngaps=0\ngaps=1", "already"),
+        ("[contract]\ngaps=0\ngaps=1", "line 3: Cannot overwrite a value. Correct"),
         ("x=" + "[" * 5000, "Correct the TOML."),
     ],
 )  # fmt: skip

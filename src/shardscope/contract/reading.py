@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import tomlkit
 from msgspec import Struct
-from tomlkit.exceptions import ParseError, TOMLKitError
 
 from shardscope.contract.keys import (
     ANY,
@@ -34,6 +34,8 @@ __all__ = [
     "read_contract",
     "read_selector",
 ]
+
+_LINE = re.compile(r"line (\d+)")
 
 
 class ContractFile(Struct, frozen=True, kw_only=True):
@@ -92,13 +94,14 @@ def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
 
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomlkit.parse(text).unwrap()
-    except ParseError as error:
-        raise ContractError(
-            f"{name}, line {error.line}: {str(error).partition(' at line')[0]}. Correct the TOML."
-        ) from error
-    except (TOMLKitError, RecursionError) as error:
-        raise ContractError(f"{name} is not TOML: {error}. Correct it.") from error
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fact, _, place = str(error).rpartition(" (at ")
+        line = _LINE.search(place)  # or the end of the document
+        number = line[1] if line else text.rstrip("\n").count("\n") + 1
+        raise ContractError(f"{name}, line {number}: {fact}. Correct the TOML.") from error
+    except RecursionError as error:
+        raise ContractError(f"{name}: it is nested too deeply. Correct the TOML.") from error
 
 
 def _read_limits(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:
