@@ -194,6 +194,13 @@ def test_a_file_is_overwritten_only_when_asked_and_only_if_it_is_a_contract(tmp_
     assert path.read_text() == "[tool.other]\nx = 1\n"
 
 
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "shardscope.toml"
+    path.write_bytes(b"# mine\r\n[contract]\r\ngaps = 0  # none\r\n")
+    write_contract(Contract((Limit(figure=Figure.GAPS, most=1),)), path, force=True)
+    assert path.read_bytes() == b"# mine\r\n[contract]\r\ngaps = 1  # none\r\n"
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("64MiB", 64 << 20), ("1.5 KiB", 1536), ("80GB", 80 * 10**9), ("80g", 80 << 30), ("512", 512),

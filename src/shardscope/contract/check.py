@@ -68,13 +68,11 @@ def _check_comm(limit: Limit, seen: Iterable[tuple[Traffic, Witness]]) -> Iterat
         if axes := missing_axes(limit, traffic):
             yield _nothing_fits(limit, "axis", axes, traffic.axes)
             continue
-        readings = traffic.read(limit.selector, limit.figure)
-        if readings:
-            yield from _check_readings(limit, traffic, witness, readings)
-        else:
-            assert limit.module is not None
+        if limit.module is not None and not traffic.names.fit(limit.module):
             near = traffic.names.suggest(limit.module)
             yield _nothing_fits(limit, "module", (limit.module,), near)
+            continue
+        yield from _check_readings(limit, traffic, witness)
 
 
 def is_measurable(limit: Limit, traffic: Traffic) -> bool:
@@ -88,9 +86,10 @@ def missing_axes(limit: Limit, traffic: Traffic) -> tuple[str, ...]:
     return tuple(axis for axis in limit.axes if axis not in traffic.axes)
 
 
-def _check_readings(
-    limit: Limit, traffic: Traffic, witness: Witness, readings: Sequence[Reading]
-) -> Iterator[Breach]:
+def _check_readings(limit: Limit, traffic: Traffic, witness: Witness) -> Iterator[Breach]:
+    readings = traffic.read(limit.selector, limit.figure)
+    if not readings:
+        yield _not_measured(limit, "no rank that was recorded has it")
     over = [one for one in readings if limit.most is not None and one.value > limit.most]
     under = [one for one in readings if limit.least is not None and one.value < limit.least]
     over.sort(key=lambda one: -one.value)

@@ -33,6 +33,7 @@ __all__ = [
     "read_comm",
     "read_contract",
     "read_selector",
+    "read_text",
 ]
 
 _LINE = re.compile(r"line (\d+)")
@@ -53,10 +54,15 @@ def read_contract(path: str | os.PathLike[str]) -> Contract:
 
 def open_contract(path: str | os.PathLike[str]) -> ContractFile:
     """The same, with lines."""
+    return parse_contract(read_text(path), name=os.fspath(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """What a file says, with the line ends that it has."""
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
     except FileNotFoundError as error:
         raise ContractError(
             f"There is no contract '{name}'. Name one with --contract, or write one of today's "
@@ -67,7 +73,6 @@ def open_contract(path: str | os.PathLike[str]) -> ContractFile:
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ContractError(f"cannot read '{name}': {reason}. Name a TOML file.") from error
-    return parse_contract(text, name=name)
 
 
 def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:

@@ -8,7 +8,14 @@ from typing import NamedTuple, final
 
 from shardscope.contract.limits import COMM_FIGURES, CauseKind, Figure, Selector
 from shardscope.contract.names import Names, ancestors
-from shardscope.contract.said import Said, classify_cause, has_trace, list_said, ranks_of
+from shardscope.contract.said import (
+    Said,
+    classify_cause,
+    has_trace,
+    list_said,
+    list_silent,
+    ranks_of,
+)
 from shardscope.record import CollectiveKind, Phase, RankSpan, Recording
 
 __all__ = ["Facet", "Reading", "Traffic", "facet_of", "matches", "read_traffic"]
@@ -51,7 +58,7 @@ class Traffic:
             self._by_rank.setdefault(one.rank, []).append(one)
         self._classes = list(_fold_ranks(self._by_rank))
         owners = dict.fromkeys(owner for owner, _ in self.owned() if owner is not None)
-        self.names = Names(recording, owners)
+        self.names = Names(recording, [*owners, *list_silent(recording)])
         self.axes = _list_axes(recording, said)
         self._sums: dict[Selector, list[_Sums]] = {}
         self._within: dict[int, dict[str | None, list[Said]]] = {}  # of ranks that were asked for
@@ -105,6 +112,8 @@ class Traffic:
 
     def _is_held(self, module: str, ranks: tuple[int, ...]) -> bool:
         """Whether one of the ranks has it; stages of a pipeline do not have each other's."""
+        if not self.is_traced:
+            return True
         spans = [
             range(span.first, span.first + span.count * span.step, span.step)
             for span in self._holders.get(module, ())
