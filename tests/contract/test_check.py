@@ -28,6 +28,8 @@ from shardscope.record import (
     OpCoverage,
     Parallelization,
     Phase,
+    Placed,
+    PlacedKind,
     RankSpan,
     Recording,
     Redistribute,
@@ -184,16 +186,17 @@ def test_stages_of_a_pipeline_are_not_held_to_each_others_layers() -> None:
     assert (breach.modules, breach.ranks) == (("layers.0",), (RankSpan(1),))
 
 
-def test_a_place_of_a_shared_module_is_a_module_of_its_own() -> None:
-    shared = Module(name="first", type="Block", ranks=(RankSpan(0),), aliases=("second",))
+def test_a_shared_module_is_one_unless_its_places_were_told_apart() -> None:
+    shared = Module(name="a.0", type="Block", ranks=(RankSpan(0),), aliases=("a.1", "b"))
     calls = tuple(
         samples.make_collective(order=order, owner=owner)
-        for order, owner in enumerate(("first", "second", "second"))
+        for order, owner in enumerate(("a.0", "b", "b"))
     )
     recording = samples.make_recording(calls, modules=(shared,))
-    assert check(comm(least=2, most=2, module="second"), recording) == ()
-    (breach,) = check(comm(most=1, module="*"), recording)
-    assert breach.modules == ("second",)
+    assert check(comm(least=2, most=2, module="b"), recording) == ()
+    assert check(comm(least=1, most=1, module="a.1"), recording) == ()
+    (breach,) = check(comm(least=2, module="a.*"), recording)
+    assert breach.modules == ("a.0",)
 
 
 def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> None:
@@ -235,6 +238,15 @@ def test_a_recording_without_a_trace_does_not_measure_collectives() -> None:
     (breach,) = check(comm(most=10**9), samples.make_explained())
     assert breach.kind is BreachKind.NOT_MEASURED
     assert "shardscope trace TARGET" in breach.remedy
+
+
+def test_what_no_recorded_rank_has_was_not_measured() -> None:
+    elsewhere = Module(name="layers.9", type="Block", ranks=(RankSpan(7),))
+    recording = samples.make_recording(ranks=(0,), modules=(elsewhere,))
+    (breach,) = check(comm(most=0, module="layers.9"), recording)
+    assert (breach.kind, "no rank" in breach.actual) == (BreachKind.NOT_MEASURED, True)
+    nobody = samples.make_recording(run=replace(samples.make_run(), ranks=()))
+    assert check(comm(most=0), nobody)[0].kind is BreachKind.NOT_MEASURED
 
 
 def test_where_records_were_lost_only_what_is_certain_counts() -> None:
@@ -370,11 +382,23 @@ def test_a_program_that_was_cut_is_held_to_what_was_put_into_it() -> None:
         num_ops=9,
         inserted=inserted,
         fallbacks=(fallback,),
+        placed=(
+            Placed(
+                name="embed.weight",
+                kind=PlacedKind.PARAMETER,
+                shape=(4,),
+                local_shape=(4,),
+                dtype="float32",
+                placements=("R",),
+                local_bytes=16,
+            ),
+        ),
     )
     recording = samples.make_recording(
         run=samples.make_run(instruments=("parallelize",)), parallel=(program,)
     )
     assert check(comm(least=1, most=1, module="layers.*", axes=("tp",)), recording) == ()
+    assert check(comm(most=0, module="embed"), recording) == ()  # known by what it holds
     (breach,) = check(comm(figure=Figure.BYTES, most=127), recording)
     assert (breach.actual, breach.ranks) == ("128 bytes", ())
     assert breach.evidence[0].cause == "the plan's output"
@@ -382,6 +406,7 @@ def test_a_program_that_was_cut_is_held_to_what_was_put_into_it() -> None:
     assert breach.kind is BreachKind.NOT_MEASURED
     (breach,) = check(whole("fallbacks", 0), recording)
     assert breach.evidence[0].what == "aten.sort on S(0): replicate"
+    assert breach.remedy == "Sort before."
 
 
 def test_an_unasked_collective_is_a_redistribution_too() -> None:

@@ -161,7 +161,7 @@ count = 1
         ("contract=3", "line 1: contract is 3. Make it a table"),
         ("", "has no [contract]"),
         ("[contract]\ngaps = ", "line 2: "),
-        ("[contract]\ngaps=0\ngaps=1", "already"),
+        ("[contract]\ngaps=0\ngaps=1", "line 3: Cannot overwrite a value. Correct"),
         ("x=" + "[" * 5000, "Correct the TOML."),
     ],
 )  # fmt: skip
@@ -192,6 +192,13 @@ def test_a_file_is_overwritten_only_when_asked_and_only_if_it_is_a_contract(tmp_
     with pytest.raises(ContractError, match="means nothing"):
         write_contract(contract, path, force=True)
     assert path.read_text() == "[tool.other]\nx = 1\n"
+
+
+def test_line_ends_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "shardscope.toml"
+    path.write_bytes(b"# mine\r\n[contract]\r\ngaps = 0  # none\r\n")
+    write_contract(Contract((Limit(figure=Figure.GAPS, most=1),)), path, force=True)
+    assert path.read_bytes() == b"# mine\r\n[contract]\r\ngaps = 1  # none\r\n"
 
 
 @pytest.mark.parametrize(

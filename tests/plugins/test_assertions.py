@@ -12,9 +12,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from sample_recordings import make_collective, make_recording
 from shardscope import ShardscopeError, memory, save, simulate, trace
-from shardscope.contract import BreachKind, check, record_contract, write_contract
+from shardscope.contract import (
+    BreachKind,
+    Contract,
+    Figure,
+    Limit,
+    check,
+    record_contract,
+    write_contract,
+)
 from shardscope.errors import ContractError
+from shardscope.record import CollectiveKind, Redistribute, Severity
 from shardscope.testing import (
     BreachError,
     assert_comm,
@@ -147,6 +157,22 @@ def test_a_traced_model_keeps_its_own_contract_and_breaks_it_when_it_says_more(
     assert {one.evidence[0].cause for one in error.breaches} == {
         "call of torch.distributed.all_reduce"
     }
+
+
+def test_a_contract_may_be_made_in_python_and_counts_findings_that_show_only_now() -> None:
+    gather = make_collective(
+        kind=CollectiveKind.ALL_GATHER,
+        output_bytes=2**20,
+        cause=Redistribute(
+            before=("Shard(0)",), after=("Replicate",), asked_by="aten.mm", is_implicit=True
+        ),
+    )
+    recording = make_recording((gather,))
+    limit = Limit(figure=Figure.FINDINGS, severity=Severity.WARNING, most=0)
+    error = broken(lambda: assert_contract(recording, Contract((limit,))))
+    assert "assert_contract(): 1 of 1 limit broken" in str(error)
+    assert "implicit-gather in the root module" in str(error)
+    assert "Give aten.mm inputs whose placements it can use" in str(error)
 
 
 def test_a_contract_on_memory_wants_a_recording_of_memory(tmp_path: Path) -> None:

@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from plugin_loading import LOADED
+from nested_pytest import run_pytest
 from shardscope.cli import main
-
-pytest_plugins = ["pytester"]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "contracts.md"
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
-def test_the_guide_runs_as_written(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guide_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.syspath_prepend(pytester.path)
+    monkeypatch.chdir(tmp_path)
     printed = ""
     for kind, text in BLOCK.findall(GUIDE.read_text()):
         if kind == "python":
-            (pytester.path / text.split()[1]).write_text(text)
+            (tmp_path / text.split()[1]).write_text(text)
         elif kind == "toml":
-            assert (pytester.path / "shardscope.toml").read_text() == text
+            assert (tmp_path / "shardscope.toml").read_text() == text
         elif kind == "sh":
-            printed = "".join(_run(command, pytester) for command in text.splitlines())
+            printed = "".join(_run(command) for command in text.splitlines())
+            assert "failed" not in printed
+            assert "error" not in printed
         elif kind == "":
             squeezed = " ".join(printed.split())
             assert all(" ".join(part.split()) in squeezed for part in text.split("…"))
-    pytester.runpytest_inprocess(*LOADED, "test_world.py").assert_outcomes(passed=1)
 
 
-def _run(command: str, pytester: pytest.Pytester) -> str:
+def _run(command: str) -> str:
     program, *args = shlex.split(command)
     if program == "shardscope":
         return CliRunner().invoke(main, args).output
     if program == "pytest":
-        pytester.runpytest_inprocess(*LOADED, *args).assert_outcomes(passed=3)
-        return ""
-    subprocess.run([program, *args], check=True, cwd=pytester.path)
+        return run_pytest(Path.cwd(), *args).printed
+    if program == "python":
+        return _run_file(Path(args[0]))
+    subprocess.run([program, *args], check=True)
     return ""
+
+
+def _run_file(path: Path) -> str:
+    printed = StringIO()
+    with redirect_stdout(printed):
+        runpy.run_path(str(path))
+    return printed.getvalue()

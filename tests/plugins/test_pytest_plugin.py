@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from plugin_loading import LOADED
-
-pytest_plugins = ["pytester"]
+from nested_pytest import run_pytest
 
 MODEL = """
 import torch
@@ -80,25 +79,24 @@ SETTING = "[pytest]\nshardscope_mesh = dp=2, tp=2\naddopts = --strict-markers\n"
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A model under FSDP and TP, with tests of it."""
-    pytester.makefile(".ini", pytest=SETTING)
-    pytester.makepyfile(model=MODEL.format(extra="pass"), test_model=TESTS)
-    monkeypatch.syspath_prepend(pytester.path)
-    return pytester
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model under FSDP and TP, with tests of it, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pytest.ini").write_text(SETTING)
+    (tmp_path / "model.py").write_text(MODEL.format(extra="pass"))
+    (tmp_path / "test_model.py").write_text(TESTS)
+    return tmp_path
 
 
-def test_a_model_that_keeps_to_its_limits_passes(project: pytest.Pytester) -> None:
-    project.runpytest_inprocess(*LOADED, "-W", "error").assert_outcomes(passed=3)
+def test_a_model_that_keeps_to_its_limits_passes(project: Path) -> None:
+    assert run_pytest(project, "-W", "error").outcomes == {"passed": 3}
 
 
-def test_a_collective_more_fails_and_the_report_says_where_it_comes_from(
-    project: pytest.Pytester,
-) -> None:
+def test_a_collective_more_fails_and_the_report_says_where_it_comes_from(project: Path) -> None:
     text = MODEL.format(extra="dist.all_reduce(x.detach().clone())")
-    project.makepyfile(model=text)
-    done = project.runpytest_inprocess(*LOADED, "--junit-xml=junit.xml", "-k", "test_talk")
-    done.assert_outcomes(failed=1, deselected=2)
+    (project / "model.py").write_text(text)
+    done = run_pytest(project, "--junit-xml=junit.xml", "-k", "test_talk")
+    assert done.outcomes == {"failed": 1}
     message = [
         "assert_comm(): 1 of 2 limits broken",
         "all_reduce in layers.*, forward",
@@ -107,49 +105,45 @@ def test_a_collective_more_fails_and_the_report_says_where_it_comes_from(
         "  module    layers.0, layers.1",
         "  cause     all_reduce[world], forward, 224 bytes sent in layers.0: "
         "call of torch.distributed.all_reduce",
-        "  line      model.py:15 FeedForward.forward  dist.all_reduce(x.detach().clone())",
+        "  line      model.py:16 FeedForward.forward  dist.all_reduce(x.detach().clone())",
     ]
-    printed = done.stdout.str()
-    assert "\n".join(f"E       {line}".rstrip() for line in message[2:]) in printed
-    assert ">       assert_comm(" in printed
-    assert "plugins/assertions.py" not in printed  # the test's own line, and none of ours
-    (failure,) = ElementTree.parse(project.path / "junit.xml").iter("failure")
+    assert "\n".join(f"E       {line}" for line in message[2:]) in done.printed
+    assert "shardscope.testing.BreachError: assert_comm()" in done.printed
+    assert ">       assert_comm(" in done.printed
+    assert "assertions.py" not in done.printed  # the test's own line, and none of ours
+    (failure,) = ElementTree.parse(project / "junit.xml").iter("failure")
     for line in message:
         assert line in (failure.get("message") or "")
 
 
-def test_without_a_mesh_the_fixture_says_how_to_name_one(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test_it(shardscope_world): pass")
-    done = pytester.runpytest_inprocess(*LOADED)
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*does not know which world to simulate*pytest.mark.shardscope*"])
-    pytester.makefile(".ini", pytest="[pytest]\nshardscope_mesh = dp2\n")
-    done = pytester.runpytest_inprocess(*LOADED)
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines(["*shardscope_mesh = dp2 is not understood at 'dp2'*"])
+def test_without_a_mesh_the_fixture_says_how_to_name_one(project: Path) -> None:
+    (project / "test_model.py").write_text("def test_it(shardscope_world): pass")
+    (project / "pytest.ini").write_text("[pytest]\n")
+    done = run_pytest(project)
+    assert done.outcomes == {"error": 1}
+    assert "does not know which world to simulate. Mark the test with @pytest.mark" in done.printed
+    (project / "pytest.ini").write_text("[pytest]\nshardscope_mesh = dp2\n")
+    done = run_pytest(project)
+    assert done.outcomes == {"error": 1}
+    assert "shardscope_mesh = dp2 is not understood at 'dp2'" in done.printed
 
 
-def test_the_marker_and_the_fixture_are_documented(pytester: pytest.Pytester) -> None:
-    shown = pytester.runpytest_inprocess(*LOADED, "--markers")
-    shown.stdout.fnmatch_lines(["@pytest.mark.shardscope(mesh, rank=0, device='cpu'): *"])
-    shown = pytester.runpytest_inprocess(*LOADED, "--fixtures")
-    shown.stdout.fnmatch_lines(["shardscope_world*", "*A simulated world of the axes*"])
+def test_the_marker_and_the_fixture_are_documented(project: Path) -> None:
+    marker = "@pytest.mark.shardscope(mesh, rank=0, device='cpu'): the world that"
+    assert marker in run_pytest(project, "--markers").printed
+    assert "A simulated world of the axes" in run_pytest(project, "--fixtures").printed
 
 
-def test_a_world_is_left_after_a_test_that_fails_in_it(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import pytest
-        pytestmark = pytest.mark.shardscope({"tp": 2})
-
-        def test_fails(shardscope_world):
-            raise KeyError("mine")
-
-        def test_passes(shardscope_world):
-            assert shardscope_world.size == 2
-        """
+def test_a_world_is_left_after_a_test_that_fails_in_it(project: Path) -> None:
+    (project / "test_model.py").write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.shardscope({'tp': 2}, 1)\n"
+        "def test_fails(shardscope_world):\n"
+        "    raise KeyError('mine')\n"
+        "def test_passes(shardscope_world):\n"
+        "    assert (shardscope_world.size, shardscope_world.rank) == (2, 1)\n"
     )
-    pytester.runpytest_inprocess(*LOADED).assert_outcomes(passed=1, failed=1)
+    assert run_pytest(project).outcomes == {"passed": 1, "failed": 1}
 
 
 def test_the_plugin_imports_nothing_heavy_until_it_is_used() -> None:

@@ -92,7 +92,7 @@ def _print_github(file: ContractFile, breaches: Sequence[Breach]) -> None:
 
 def _print_json(file: ContractFile, breaches: Sequence[Breach]) -> None:
     report = {
-        "contract": file.path,
+        "contract": make_inert(file.path),
         "num_limits": len(file.contract.limits),
         "breaches": [
             {"line": file.lines.get(one.limit), **msgspec.to_builtins(one)} for one in breaches
@@ -165,6 +165,6 @@ def _summarize_record(contract: Contract, previous: Contract | None, output: str
     written = f"wrote {plural(len(contract.limits), 'limit')} to {Path(output)}"
     if previous is None:
         return written
-    names = [{one.selector: one for one in some.limits} for some in (previous, contract)]
-    gone = len(names[0].keys() - names[1].keys())
-    return f"{written}; {gone} gone" if gone else written
+    before, after = ({one.selector for one in some.limits} for some in (previous, contract))
+    num_gone = len(before - after)
+    return f"{written}; {num_gone:,} that fitted nothing gone" if num_gone else written

@@ -22,7 +22,7 @@ class BreachKind(StrEnum):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """Something that counts towards the figure; `cause` says why it is there."""
+    """Something that counts towards the figure; `cause` says why it is there, if that is known."""
 
     what: str
     cause: str = ""
@@ -30,6 +30,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     count: int = 1
     num_bytes: int = 0
     source: Source | None = None
+    remedy: str = ""
 
 
 class Breach(Struct, frozen=True, kw_only=True):

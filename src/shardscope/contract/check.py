@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from shardscope.contract.breach import Breach, BreachKind
-from shardscope.contract.evidence import find_evidence
+from shardscope.contract.evidence import Witness
 from shardscope.contract.limits import Contract, Figure, Limit
 from shardscope.contract.remedies import advise, say_what_to_run, suggest_names
 from shardscope.contract.traffic import Reading, Traffic, read_traffic
@@ -25,11 +25,12 @@ def check(contract: Contract, *recordings: Recording) -> tuple[Breach, ...]:
     against all that looked at what it limits. Where none has, that is a breach too.
     """
     traffics = [one for one in map(read_traffic, recordings) if one is not None]
+    seen = [(traffic, Witness(contract, traffic)) for traffic in traffics]
     return tuple(
         breach
         for limit in contract.limits
         for breach in (
-            _check_comm(limit, contract, traffics)
+            _check_comm(limit, seen)
             if limit.is_on_comm
             else _check_whole(limit, measure_whole(limit, recordings))
         )
@@ -59,21 +60,19 @@ def _check_whole(limit: Limit, wholes: Sequence[Whole]) -> Iterator[Breach]:
         yield _not_measured(limit, f"not all was seen: {flawed.flaw}")
 
 
-def _check_comm(limit: Limit, contract: Contract, traffics: Iterable[Traffic]) -> Iterator[Breach]:
-    able = [traffic for traffic in traffics if is_measurable(limit, traffic)]
+def _check_comm(limit: Limit, seen: Iterable[tuple[Traffic, Witness]]) -> Iterator[Breach]:
+    able = [(traffic, witness) for traffic, witness in seen if is_measurable(limit, traffic)]
     if not able:
         yield _not_measured(limit, "no recording that was given looked at it")
-    for traffic in able:
+    for traffic, witness in able:
         if axes := missing_axes(limit, traffic):
             yield _nothing_fits(limit, "axis", axes, traffic.axes)
             continue
-        readings = traffic.read(limit.selector, limit.figure)
-        if readings:
-            yield from _check_readings(limit, contract, traffic, readings)
-        else:
-            assert limit.module is not None
+        if limit.module is not None and not traffic.names.fit(limit.module):
             near = traffic.names.suggest(limit.module)
             yield _nothing_fits(limit, "module", (limit.module,), near)
+            continue
+        yield from _check_readings(limit, traffic, witness)
 
 
 def is_measurable(limit: Limit, traffic: Traffic) -> bool:
@@ -87,25 +86,26 @@ def missing_axes(limit: Limit, traffic: Traffic) -> tuple[str, ...]:
     return tuple(axis for axis in limit.axes if axis not in traffic.axes)
 
 
-def _check_readings(
-    limit: Limit, contract: Contract, traffic: Traffic, readings: Sequence[Reading]
-) -> Iterator[Breach]:
+def _check_readings(limit: Limit, traffic: Traffic, witness: Witness) -> Iterator[Breach]:
+    readings = traffic.read(limit.selector, limit.figure)
+    if not readings:
+        yield _not_measured(limit, "no rank that was recorded has it")
     over = [one for one in readings if limit.most is not None and one.value > limit.most]
     under = [one for one in readings if limit.least is not None and one.value < limit.least]
     over.sort(key=lambda one: -one.value)
     under.sort(key=lambda one: one.value)
     for kind, found in ((BreachKind.TOO_MUCH, over), (BreachKind.TOO_LITTLE, under)):
         if found:
-            yield _breach_of_comm(limit, contract, traffic, kind, found)
+            yield _breach_of_comm(limit, traffic, witness, kind, found)
     if traffic.is_lossy and limit.most is not None and not over and not under:
         yield _not_measured(limit, "records were lost, so that there was more than is known")
 
 
 def _breach_of_comm(
-    limit: Limit, contract: Contract, traffic: Traffic, kind: BreachKind, found: Sequence[Reading]
+    limit: Limit, traffic: Traffic, witness: Witness, kind: BreachKind, found: Sequence[Reading]
 ) -> Breach:
     worst = found[0]
-    evidence = find_evidence(limit, contract, traffic, worst)
+    evidence = witness.testify(limit, worst)
     return Breach(
         limit=limit,
         kind=kind,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, final
 
 from shardscope.contract.breach import Evidence
 from shardscope.contract.limits import Contract, Figure, Limit
@@ -12,7 +13,7 @@ from shardscope.contract.said import Said
 from shardscope.contract.traffic import Facet, Reading, Traffic, facet_of, matches
 from shardscope.record import Source
 
-__all__ = ["find_evidence"]
+__all__ = ["Witness"]
 
 
 class _Pile(NamedTuple):
@@ -24,28 +25,41 @@ class _Pile(NamedTuple):
     source: Source | None
 
 
-def find_evidence(
-    limit: Limit, contract: Contract, traffic: Traffic, reading: Reading
-) -> tuple[Evidence, ...]:
-    """What counts, in piles: first those that no limit names, then by size."""
-    piles: dict[_Pile, list[Said]] = defaultdict(list)
-    for one in traffic.list_said(reading, limit.selector):
-        shape = one.module and fold_numbers(one.module)
-        piles[_Pile(shape, facet_of(one), one.reason, one.source)].append(one)
-    evidence = {pile: _describe(limit, pile, said) for pile, said in piles.items()}
-    named = {pile for pile, said in piles.items() if _is_named(pile, said, contract, traffic)}
-    ranked = sorted(evidence, key=lambda pile: (pile in named, -evidence[pile].num_bytes))
-    return tuple(evidence[pile] for pile in ranked)
+@final
+class Witness:
+    """Tells what counts towards a figure of a recording."""
 
+    def __init__(self, contract: Contract, traffic: Traffic) -> None:
+        self._contract = contract
+        self._traffic = traffic
 
-def _is_named(pile: _Pile, said: list[Said], contract: Contract, traffic: Traffic) -> bool:
-    """Whether a limit names the very modules that said it; what none names is likely to be new."""
-    modules = {one.module for one in said}
-    return any(
-        modules.issubset(_name(limit, traffic))
-        for limit in contract.limits
-        if _is_precise(limit) and matches(limit.selector, pile.facet)
-    )
+    def testify(self, limit: Limit, reading: Reading) -> tuple[Evidence, ...]:
+        """What counts, in piles: first those that no limit names, then by size."""
+        piles: dict[_Pile, list[Said]] = defaultdict(list)
+        for one in self._traffic.list_said(reading, limit.selector):
+            shape = one.module and fold_numbers(one.module)
+            piles[_Pile(shape, facet_of(one), one.reason, one.source)].append(one)
+        told = [
+            (self._is_named(pile, said), _describe(limit, pile, said))
+            for pile, said in piles.items()
+        ]
+        told.sort(key=lambda item: (item[0], -item[1].num_bytes))
+        return tuple(evidence for _, evidence in told)
+
+    def _is_named(self, pile: _Pile, said: list[Said]) -> bool:
+        """Whether limits name the very modules that said it; what none names may be new."""
+        return all((one.module, pile.facet) in self._named for one in said)
+
+    @cached_property
+    def _named(self) -> set[tuple[str | None, Facet]]:
+        facets = {facet for _, facet in self._traffic.owned()}
+        return {
+            (module, facet)
+            for limit in filter(_is_precise, self._contract.limits)
+            for facet in facets
+            if matches(limit.selector, facet)
+            for module in _name(limit, self._traffic)
+        }
 
 
 def _is_precise(limit: Limit) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from typing import TypeAlias
-
-import tomlkit
-from tomlkit.exceptions import TOMLKitError
 
 __all__ = ["Path", "find_lines"]
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys that lead to a value; tables of an array are numbered."""
 
+_BARE = re.compile(r"[\w-]+(?:\s*\.\s*[\w-]+)*")
 _HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 
@@ -37,9 +36,11 @@ def find_lines(text: str) -> dict[Path, int]:
 
 def _split(key: str) -> Path:
     """`contract."a.b"` as its two keys."""
+    if _BARE.fullmatch(key):
+        return tuple(part.strip() for part in key.split("."))
     try:
-        value = tomlkit.parse(f"{key} = 0").unwrap()
-    except TOMLKitError:
+        value: object = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
         return (key,)
     parts: list[str | int] = []
     while isinstance(value, dict) and value:

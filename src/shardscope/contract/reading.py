@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import tomlkit
 from msgspec import Struct
-from tomlkit.exceptions import ParseError, TOMLKitError
 
 from shardscope.contract.keys import (
     ANY,
@@ -33,7 +33,10 @@ __all__ = [
     "read_comm",
     "read_contract",
     "read_selector",
+    "read_text",
 ]
+
+_LINE = re.compile(r"line (\d+)")
 
 
 class ContractFile(Struct, frozen=True, kw_only=True):
@@ -51,10 +54,15 @@ def read_contract(path: str | os.PathLike[str]) -> Contract:
 
 def open_contract(path: str | os.PathLike[str]) -> ContractFile:
     """The same, with lines."""
+    return parse_contract(read_text(path), name=os.fspath(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """What a file says, with the line ends that it has."""
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
     except FileNotFoundError as error:
         raise ContractError(
             f"There is no contract '{name}'. Name one with --contract, or write one of today's "
@@ -65,7 +73,6 @@ def open_contract(path: str | os.PathLike[str]) -> ContractFile:
     except (OSError, ValueError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise ContractError(f"cannot read '{name}': {reason}. Name a TOML file.") from error
-    return parse_contract(text, name=name)
 
 
 def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
@@ -92,13 +99,14 @@ def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
 
 def _parse(text: str, name: str) -> dict[str, Any]:
     try:
-        return tomlkit.parse(text).unwrap()
-    except ParseError as error:
-        raise ContractError(
-            f"{name}, line {error.line}: {str(error).partition(' at line')[0]}. Correct the TOML."
-        ) from error
-    except (TOMLKitError, RecursionError) as error:
-        raise ContractError(f"{name} is not TOML: {error}. Correct it.") from error
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fact, _, place = str(error).rpartition(" (at ")
+        line = _LINE.search(place)  # or the end of the document
+        number = line[1] if line else text.rstrip("\n").count("\n") + 1
+        raise ContractError(f"{name}, line {number}: {fact}. Correct the TOML.") from error
+    except RecursionError as error:
+        raise ContractError(f"{name}: it is nested too deeply. Correct the TOML.") from error
 
 
 def _read_limits(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:

@@ -37,6 +37,8 @@ def advise(limit: Limit, kind: BreachKind, evidence: Sequence[Evidence]) -> str:
     """What would bring the figure back."""
     if kind is BreachKind.TOO_LITTLE:
         return f"Find out what no longer communicates: a reduction may be missing. {_RAISE}"
+    if evidence and evidence[0].remedy:
+        return evidence[0].remedy
     if limit.is_on_comm:
         is_unasked = any("unasked, for" in one.cause for one in evidence[:1])
         return _UNASKED if is_unasked or CauseKind.UNASKED in limit.causes else _RAISE

@@ -16,6 +16,7 @@ from shardscope.record import (
     Compiled,
     FullyShard,
     Phase,
+    PlacedKind,
     Recording,
     Redistribute,
     Source,
@@ -24,7 +25,9 @@ from shardscope.record import (
     name_axis,
 )
 
-__all__ = ["Said", "classify_cause", "has_trace", "list_said", "ranks_of"]
+__all__ = ["Said", "classify_cause", "has_trace", "list_said", "list_silent", "ranks_of"]
+
+_HELD = (PlacedKind.PARAMETER, PlacedKind.BUFFER)
 
 
 class Said(Struct, frozen=True, gc=False):
@@ -73,6 +76,14 @@ def list_said(recording: Recording) -> Sequence[Said] | None:
         for index, program in enumerate(recording.parallel)
         for one in program.inserted
     ]
+
+
+def list_silent(recording: Recording) -> list[str]:
+    """Modules of programs that were cut, which are known by what they hold."""
+    held = (
+        one.name for program in recording.parallel for one in program.placed if one.kind in _HELD
+    )
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in held))
 
 
 def ranks_of(recording: Recording) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 def summarize(breaches: Sequence[Breach], num_limits: int) -> str:
     """`2 of 14 limits broken`."""
     if not breaches:
-        return f"all {_plural(num_limits)} kept"
+        return f"{'all ' if num_limits > 1 else ''}{_plural(num_limits)} kept"
     broken = len({one.limit for one in breaches})
     return f"{broken:,} of {_plural(num_limits)} broken"
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from operator import add
 from typing import NamedTuple, final
 
 from shardscope.contract.limits import COMM_FIGURES, CauseKind, Figure, Selector
 from shardscope.contract.names import Names, ancestors
-from shardscope.contract.said import Said, classify_cause, has_trace, list_said, ranks_of
+from shardscope.contract.said import (
+    Said,
+    classify_cause,
+    has_trace,
+    list_said,
+    list_silent,
+    ranks_of,
+)
 from shardscope.record import CollectiveKind, Phase, RankSpan, Recording
 
 __all__ = ["Facet", "Reading", "Traffic", "facet_of", "matches", "read_traffic"]
@@ -37,7 +43,8 @@ class Reading(NamedTuple):
 
 # Sums of ranks that are alike, by module; None is everything.
 _Sums = dict[str | None, Tally]
-_Own = dict[tuple[str | None, Facet], Tally]
+# What modules said themselves.
+_Own = dict[Facet, dict[str | None, Tally]]
 
 
 @final
@@ -50,14 +57,14 @@ class Traffic:
         for one in said:
             self._by_rank.setdefault(one.rank, []).append(one)
         self._classes = list(_fold_ranks(self._by_rank))
-        owners = {owner for _, own in self._classes for owner, _ in own if owner is not None}
-        self.names = Names(recording, owners)
+        owners = dict.fromkeys(owner for owner, _ in self.owned() if owner is not None)
+        self.names = Names(recording, [*owners, *list_silent(recording)])
         self.axes = _list_axes(recording, said)
         self._sums: dict[Selector, list[_Sums]] = {}
+        self._within: dict[int, dict[str | None, list[Said]]] = {}  # of ranks that were asked for
         self._holders: dict[str, list[RankSpan]] = defaultdict(list)
         for module in recording.modules:
-            for name in (module.name, *module.aliases):
-                self._holders[name].extend(module.ranks)
+            self._holders[module.name].extend(module.ranks)
 
     @property
     def is_traced(self) -> bool:
@@ -71,7 +78,12 @@ class Traffic:
 
     def owned(self) -> Iterator[tuple[str | None, Facet]]:
         """Modules and what they themselves said, each once."""
-        yield from dict.fromkeys(key for _, own in self._classes for key in own)
+        yield from dict.fromkeys(
+            (owner, facet)
+            for _, own in self._classes
+            for facet, tallies in own.items()
+            for owner in tallies
+        )
 
     def read(self, selector: Selector, figure: Figure) -> list[Reading]:
         """The figure for each module that fits, on each rank that has it."""
@@ -87,11 +99,11 @@ class Traffic:
 
     def list_said(self, reading: Reading, selector: Selector) -> list[Said]:
         """What one of the ranks said that counts."""
-        return [
-            one
-            for one in self._by_rank[reading.ranks[0]]
-            if matches(selector, facet_of(one)) and _is_within(one.module, reading.module)
-        ]
+        rank = reading.ranks[0]
+        if rank not in self._within:
+            self._within[rank] = _sort_by_module(self._by_rank[rank])
+        said = self._within[rank].get(reading.module, ())
+        return [one for one in said if matches(selector, facet_of(one))]
 
     def _sum_up(self, selector: Selector) -> list[_Sums]:
         if selector not in self._sums:
@@ -100,6 +112,8 @@ class Traffic:
 
     def _is_held(self, module: str, ranks: tuple[int, ...]) -> bool:
         """Whether one of the ranks has it; stages of a pipeline do not have each other's."""
+        if not self.is_traced:
+            return True
         spans = [
             range(span.first, span.first + span.count * span.step, span.step)
             for span in self._holders.get(module, ())
@@ -123,43 +137,51 @@ def matches(selector: Selector, facet: Facet) -> bool:
     )
 
 
-def _is_within(owner: str | None, module: str | None) -> bool:
-    """Whether it is the module or a child of it."""
-    if module is None or owner is None:
-        return module is None
-    return not module or owner == module or owner.startswith(f"{module}.")
-
-
 def facet_of(one: Said) -> Facet:
     return Facet(one.phase, one.axis, one.kind, classify_cause(one.cause))
+
+
+def _sort_by_module(said: Sequence[Said]) -> dict[str | None, list[Said]]:
+    """By each module that it counts for: its own, those that hold that, and None for all."""
+    within: dict[str | None, list[Said]] = defaultdict(list)
+    for one in said:
+        for module in _modules_of(one.module):
+            within[module].append(one)
+    return within
+
+
+def _modules_of(owner: str | None) -> tuple[str | None, ...]:
+    return (None,) if owner is None else (None, *ancestors(owner))
 
 
 def _fold_ranks(by_rank: dict[int, list[Said]]) -> Iterator[tuple[tuple[int, ...], _Own]]:
     alike: dict[frozenset[object], tuple[list[int], _Own]] = {}
     for rank, said in sorted(by_rank.items()):
-        own: _Own = defaultdict(lambda: _NOTHING)
+        own: _Own = defaultdict(dict)
         for one in said:
             put_in, got_out, sent = one.sizes
-            key = (one.module, facet_of(one))
-            own[key] = _plus(own[key], (1, put_in, sent, got_out))
-        alike.setdefault(frozenset(own.items()), ([], own))[0].append(rank)
+            tallies = own[facet_of(one)]
+            before = tallies.get(one.module, _NOTHING)
+            tallies[one.module] = _plus(before, (1, put_in, sent, got_out))
+        likeness = frozenset((facet, *item) for facet, some in own.items() for item in some.items())
+        alike.setdefault(likeness, ([], own))[0].append(rank)
     for ranks, own in alike.values():
         yield tuple(ranks), own
 
 
 def _add_up(own: _Own, selector: Selector) -> _Sums:
-    sums: _Sums = defaultdict(lambda: _NOTHING)
-    for (owner, facet), tally in own.items():
-        if matches(selector, facet):
-            sums[None] = _plus(sums[None], tally)
-            for module in () if owner is None else ancestors(owner):
-                sums[module] = _plus(sums[module], tally)
-    return dict(sums)
+    sums: _Sums = {}
+    for facet, tallies in own.items():
+        if not matches(selector, facet):
+            continue
+        for owner, tally in tallies.items():
+            for module in _modules_of(owner):
+                sums[module] = _plus(sums.get(module, _NOTHING), tally)
+    return sums
 
 
 def _plus(one: Tally, other: Tally) -> Tally:
-    count, put_in, sent, got_out = map(add, one, other)
-    return count, put_in, sent, got_out
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
 
 
 def _list_axes(recording: Recording, said: Sequence[Said]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from shardscope.record import (
     Parallelization,
     RankSpan,
     Recording,
+    Severity,
     Verdict,
 )
 
@@ -94,8 +95,8 @@ def _read_compiler(figure: Figure, recording: Recording) -> Iterable[Whole]:
 def _list_breaks(told: Explanation) -> Iterable[Evidence]:
     for site in told.break_sites:
         name = f"{site.break_id} {site.reason}".strip()
-        cause = site.fix or next(iter(site.hints), "")
-        yield Evidence(what=name, cause=cause, count=site.num_events, source=site.source)
+        fix = site.fix or next(iter(site.hints), "")
+        yield Evidence(what=name, count=site.num_events, source=site.source, remedy=fix)
 
 
 def _list_recompiles(told: Explanation) -> Iterable[Evidence]:
@@ -132,6 +133,7 @@ def _count_ops(coverage: Coverage, verdicts: tuple[Verdict, ...]) -> Whole:
                 count=op.num_forward + op.num_backward,
                 module=next(iter(op.modules), None),
                 source=next(iter(op.sources), None),
+                remedy=op.remedy,
             )
             for op in ops
         ),
@@ -146,7 +148,7 @@ def _count_fallbacks(program: Parallelization) -> Whole:
         evidence=tuple(
             Evidence(
                 what=f"{one.op} on {', '.join(one.placements)}: {one.kind}",
-                cause=one.remedy,
+                remedy=one.remedy,
                 module=one.module,
                 num_bytes=one.size_bytes,
                 source=one.source,
@@ -166,8 +168,13 @@ def _count_findings(limit: Limit, recordings: Sequence[Recording]) -> Whole:
     return Whole(
         value=len(found),
         evidence=tuple(
-            Evidence(what=f"{one.rule} in {one.subject}", cause=one.fact, source=one.source)
-            for one in found
+            Evidence(
+                what=f"{one.rule} in {one.subject}",
+                cause=one.fact,
+                source=one.source,
+                remedy=one.remedy,
+            )
+            for one in sorted(found, key=lambda one: list(Severity).index(one.severity))
         ),
     )
 

@@ -14,7 +14,7 @@ from tomlkit.toml_document import TOMLDocument
 from shardscope.contract.keys import ANY, BOUNDS, CEILINGS, SELECTORS, UNASKED
 from shardscope.contract.limits import Contract, Figure, Limit, Selector, is_in_table
 from shardscope.contract.place import Place
-from shardscope.contract.reading import parse_contract, read_selector
+from shardscope.contract.reading import parse_contract, read_selector, read_text
 from shardscope.contract.sizes import parse_size, write_size
 from shardscope.record import write_file
 
@@ -32,7 +32,7 @@ def write_contract(
     """Write a contract; a file that is there keeps its comments and order if `force` is given."""
     before = ""
     if force and os.path.isfile(path):
-        before = Path(path).read_text(encoding="utf-8")
+        before = read_text(path)
     return write_file(render_contract(contract, before=before).encode(), path, force=force)
 
 

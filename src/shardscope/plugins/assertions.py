@@ -10,9 +10,11 @@ from typing import Any, TypeAlias, Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from shardscope.comm.review import review
 from shardscope.comm.trace import Trace
+from shardscope.compile.explain.compare import review_explanations
 from shardscope.compile.explain.explain import explain
-from shardscope.contract import Breach, Contract, Figure, Limit, check, open_contract
+from shardscope.contract import Breach, Contract, Figure, Limit, check, read_contract
 from shardscope.contract.place import Place
 from shardscope.contract.telling import render_breaches, summarize
 from shardscope.errors import ContractError
@@ -94,23 +96,24 @@ def assert_comm(
 
 def assert_contract(
     given: Given,
-    path: str | os.PathLike[str] = "shardscope.toml",
+    contract: str | os.PathLike[str] | Contract = "shardscope.toml",
     *,
     model: Model = None,
     mesh: Mesh = None,
     rank: int = 0,
 ) -> None:
-    """Fail unless a step keeps the contract in a file.
+    """Fail unless a step keeps a contract: one in a file, or one that was made in Python.
 
     `given` is what `assert_comm` takes, or recordings by several instruments: a trace alone says
     nothing of memory or of graph breaks, and a limit that nobody measured does not hold.
     """
     __tracebackhide__ = True
-    contract = open_contract(path).contract
+    name = "assert_contract()" if isinstance(contract, Contract) else os.fspath(contract)
+    limits = contract if isinstance(contract, Contract) else read_contract(contract)
     found = find_recordings(given)
     if found is None:
         found = [trace_step(_checked(given), model=model, mesh=mesh, rank=rank)]
-    _hold(contract, found, os.fspath(path))
+    _hold(limits, found, name)
 
 
 def assert_memory(
@@ -144,7 +147,8 @@ def assert_no_graph_breaks(fn: Callable[..., Any], /, *args: Any, **kwargs: Any)
 
 def _hold(contract: Contract, recordings: Sequence[Recording], name: str) -> None:
     __tracebackhide__ = True
-    breaches = check(contract, *recordings)
+    reviewed = [review_explanations(review(one)) for one in recordings]
+    breaches = check(contract, *reviewed)
     if breaches:
         raise BreachError(breaches, num_limits=len(contract.limits), name=name)
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-__all__ = ["is_pattern", "matches_deeply", "matches_parts"]
+__all__ = ["ANY_PARTS", "is_pattern", "matches_deeply", "matches_part", "matches_parts"]
 
-_ANY_PARTS = "**"
+ANY_PARTS = "**"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
@@ -39,20 +39,21 @@ def _match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
     # As shells match: on a mismatch, the last `**` takes one part more.
     at, place, star, taken = 0, 0, -1, 0
     while place < len(parts):
-        if at < len(wanted) and wanted[at] == _ANY_PARTS:
+        if at < len(wanted) and wanted[at] == ANY_PARTS:
             star, taken = at, place
             at += 1
-        elif at < len(wanted) and _matches_part(wanted[at], parts[place]):
+        elif at < len(wanted) and matches_part(wanted[at], parts[place]):
             at, place = at + 1, place + 1
         elif star >= 0:
             taken += 1
             at, place = star + 1, taken
         else:
             return False
-    return all(one == _ANY_PARTS for one in wanted[at:])
+    return all(one == ANY_PARTS for one in wanted[at:])
 
 
-def _matches_part(wanted: str, part: str) -> bool:
+def matches_part(wanted: str, part: str) -> bool:
+    """Whether one part of a pattern, other than `**`, matches one part of a name."""
     if wanted == part:
         return True
     if found := _RANGE.fullmatch(wanted):
