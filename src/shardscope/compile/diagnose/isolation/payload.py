@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import io
 import pickle
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, final
 
 import cloudpickle
@@ -22,8 +21,9 @@ from shardscope._torch.dispatch import without_modes
 from shardscope._torch.operators import is_operator
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import build_fragment, describe_fragment
-from shardscope.compile.diagnose.isolation.importable import ByValue
+from shardscope.compile.diagnose.isolation.importable import ByValue, is_importable
 from shardscope.compile.diagnose.isolation.memory import Memories, Memory, allocate
+from shardscope.compile.diagnose.isolation.named_globals import reduce_code
 from shardscope.compile.diagnose.isolation.operators import (
     build_operator,
     describe_operator,
@@ -32,9 +32,6 @@ from shardscope.compile.diagnose.isolation.operators import (
 )
 
 __all__ = ["Payload", "decode_fragment", "encode_fragment", "pack", "unpack"]
-
-# Which modules go by value is a setting of cloudpickle's, and so of the whole process.
-_one_at_a_time = threading.Lock()
 
 
 @final
@@ -53,7 +50,7 @@ class Payload:
 def pack(value: object) -> Payload:
     """Make a value ready to be sent."""
     file, pieces = io.BytesIO(), list[pickle.PickleBuffer]()
-    with _one_at_a_time, ByValue() as by_value:
+    with ByValue(is_importable) as by_value:
         pickler = _Pickler(file, pieces, by_value)
         pickler.dump(value)
     return Payload([file.getbuffer(), *pieces], pickler.memories)
@@ -106,8 +103,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no annotati
     def _reduce_code(self, value: Any) -> Any:
         if isinstance(value, FunctionType) and (place := name_function(value)):
             return find_function, place
-        if isinstance(value, FunctionType | type):
-            self._by_value.consider(value.__module__)
-        elif isinstance(value, ModuleType):
-            self._by_value.consider(value.__name__)
+        if (reduced := reduce_code(self, value, self._by_value)) is not None:
+            return reduced
         return super().reducer_override(value)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, final
 
-import cloudpickle
 import torch
 
 from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.isolation.named_globals import pickle_for_script
 from shardscope.compile.diagnose.repro.inlining import Definitions
 from shardscope.compile.diagnose.repro.layout import lay_out_call
 from shardscope.compile.diagnose.repro.literals import spell_value
@@ -115,23 +112,7 @@ def pickle_into(value: Any, name: str, made: Compilation) -> str:
 
     torch.load trusts tensors alone, so it travels as one.
     """
-    with _by_value(value):
-        data = cloudpickle.dumps(value)
-    made.saved[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    data = bytearray(pickle_for_script(value))
+    made.saved[name] = torch.frombuffer(data, dtype=torch.uint8)
     made.notes.append(f"Unpickling the {name} needs cloudpickle.")
     return f'pickle.loads(bytes(load_saved()["{name}"].tolist()))'
-
-
-@contextmanager
-def _by_value(value: Any) -> Iterator[None]:
-    """Have cloudpickle copy what is in the module of `value`: the script cannot import it."""
-    module = sys.modules.get(getattr(value, "__module__", None) or type(value).__module__)
-    file = getattr(module, "__file__", None) or ""
-    if module is None or not file or "site-packages" in file or module.__name__ == "__main__":
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,73 @@
+"""Code whose module nobody else can import: a script's own, a target's, a notebook's."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardscope.compile.diagnose.isolation.named_globals import pickle_for_script
+from shardscope.compile.diagnose.isolation.payload import pack, unpack
+
+_CODE = """
+import torch
+import torch.nn.functional as strange
+
+SCALE = 2.0
+
+
+def scale(x):
+    return SCALE * x
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return scale(strange.gelu(x))
+"""
+
+Way = tuple[Callable[[object], Any], Callable[[Any], Any]]
+_TO_WORKER: Way = (lambda value: pack(value).copy().pieces, unpack)
+_TO_SCRIPT: Way = (pickle_for_script, pickle.loads)
+
+
+@pytest.fixture(params=["__main__", "shardscope_target_train", "papermill.cells"])
+def home(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """A module that is known here alone."""
+    module = ModuleType(request.param)
+    if request.param != "__main__":
+        sys.modules[request.param] = module
+    exec(_CODE, module.__dict__)
+    yield module
+    for name in ("__main_elsewhere__", module.__name__):
+        if name != "__main__":
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("way", [_TO_WORKER, _TO_SCRIPT], ids=["worker", "script"])
+def test_what_it_defines_compiles_where_it_arrives(home: ModuleType, way: Way) -> None:
+    send, receive = way
+    model = nn.Sequential(home.Block(), home.Block())
+    x = torch.randn(4, 4)
+    expected = model(x)
+    sent = send(model)
+    if home.__name__ != "__main__":
+        del sys.modules[home.__name__]
+    arrived = receive(sent)
+    names = arrived[0].forward.__globals__
+    assert names is arrived[1].forward.__globals__ is names["scale"].__globals__
+    torch.compiler.reset()
+    compiled = torch.compile(arrived, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), expected)
+
+
+def test_the_program_that_runs_there_keeps_its_own_names(home: ModuleType) -> None:
+    before = dict(vars(sys.modules["__main__"]))
+    send, receive = _TO_WORKER
+    assert receive(send(home.scale))(3.0) == 6.0
+    assert vars(sys.modules["__main__"]) == before
