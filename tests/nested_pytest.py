@@ -33,7 +33,9 @@ def run_pytest(folder: Path, *args: str) -> Run:
     """Run the tests in a folder, whose modules can be imported, and are forgotten afterwards."""
     before = set(sys.modules)
     counter, printed = _Counter(), StringIO()
-    named = ("--rootdir", str(folder), *(args or (str(folder),)))
+    # Tests of ours have imported the plugin already, which pytest would remark on.
+    quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    named = ("--rootdir", str(folder), *(args or (str(folder),)), *quiet)
     sys.path.insert(0, str(folder))
     try:
         with redirect_stdout(printed):

@@ -8,7 +8,16 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "shardscope"
 # Abstract, or records without behaviour to override, or errors, which are made to be inherited.
-_OPEN_BASES = ("Protocol", "Struct", "Enum", "NamedTuple", "Exception", "Error", "threading.local")
+_OPEN_BASES = (
+    "Protocol",
+    "Struct",
+    "Enum",
+    "NamedTuple",
+    "TypedDict",
+    "Exception",
+    "Error",
+    "threading.local",
+)
 # People subclass torch's, and so may these; the demo's model plays the user's.
 _OPEN = ("CommDebugMode", "SimpleProfiler", "nn.Module")
 

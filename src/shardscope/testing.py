@@ -17,3 +17,5 @@ __all__ = [
     "assert_memory",
     "assert_no_graph_breaks",
 ]
+
+BreachError.__module__ = __name__  # where people find it, as pytest's report says

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import sample_recordings as samples
-from shardscope.contract import BreachKind, Contract, Figure, Limit, check
+from shardscope.contract import BreachKind, Contract, Figure, Limit, check, record_contract
 from shardscope.contract.limits import CauseKind
 from shardscope.errors import ContractError
 from shardscope.record import (
@@ -263,6 +263,23 @@ def test_several_recordings_are_measured_by_whoever_looked() -> None:
     contract = Contract((*comm(most=2).limits, *whole("peak_memory", peak).limits))
     assert check(contract, two_layers(), holdings) == ()
     assert [one.kind for one in check(contract, two_layers())] == [BreachKind.NOT_MEASURED]
+
+
+def test_of_several_traces_those_that_have_the_module_and_the_axis_are_held_to_it() -> None:
+    other = samples.make_recording((samples.make_collective(owner="head", axis="dp"),))
+    both = (two_layers(), other)
+    assert check(comm(least=1, most=1, module="layers.*", axes=("tp",)), *both) == ()
+    (breach,) = check(comm(most=0, module="head"), *both)
+    assert breach.modules == ("head",)
+    (breach,) = check(comm(most=9, module="tail"), *both)
+    assert breach.kind is BreachKind.NOTHING_FITS
+    assert check(record_contract(*both), *both) == ()
+
+
+def test_a_rank_that_says_something_else_in_a_module_has_it() -> None:
+    recording = samples.make_recording((samples.make_collective(owner="a"),))
+    (breach,) = check(comm(least=1, module="a", kinds=(CollectiveKind.SEND,)), recording)
+    assert (breach.kind, breach.value) == (BreachKind.TOO_LITTLE, 0)
 
 
 WHOLES: dict[str, tuple[Recording, int]] = {

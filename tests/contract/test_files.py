@@ -76,6 +76,7 @@ def test_each_limit_knows_its_line() -> None:
         "[contract]\ncomm = [{count = 1}, {module = '', max_bytes = 2}]\n",
         "contract = {gaps = 0}",
         "[[contract.comm]]\nmodule = 'a'\ncount = 1\n[[contract.comm]]\nmodule = 'a'\ncount = 2",
+        "[[contract.comm]]\ncount = 1 # one\n[[contract.comm]]\nmax_bytes = 2 # the other\n",
         "[contract.findings.rules]\n'a b.c' = 1\n[contract]\ngaps=0\n",
     ],
 )  # fmt: skip

@@ -13,7 +13,7 @@ from shardscope.contract.wholes import Whole, measure_whole
 from shardscope.contract.words import describe_bound, describe_limit, describe_value
 from shardscope.record import Recording, compress_ranks
 
-__all__ = ["check", "is_measurable", "missing_axes"]
+__all__ = ["check", "is_measurable"]
 
 _MAX_EVIDENCE = 3
 
@@ -62,16 +62,12 @@ def _check_whole(limit: Limit, wholes: Sequence[Whole]) -> Iterator[Breach]:
 
 def _check_comm(limit: Limit, seen: Iterable[tuple[Traffic, Witness]]) -> Iterator[Breach]:
     able = [(traffic, witness) for traffic, witness in seen if is_measurable(limit, traffic)]
+    fitting = [(traffic, witness) for traffic, witness in able if traffic.has_what(limit.selector)]
     if not able:
         yield _not_measured(limit, "no recording that was given looked at it")
-    for traffic, witness in able:
-        if axes := missing_axes(limit, traffic):
-            yield _nothing_fits(limit, "axis", axes, traffic.axes)
-            continue
-        if limit.module is not None and not traffic.names.fit(limit.module):
-            near = traffic.names.suggest(limit.module)
-            yield _nothing_fits(limit, "module", (limit.module,), near)
-            continue
+    elif not fitting:
+        yield _nothing_fits(limit, able[0][0])
+    for traffic, witness in fitting:
         yield from _check_readings(limit, traffic, witness)
 
 
@@ -79,11 +75,6 @@ def is_measurable(limit: Limit, traffic: Traffic) -> bool:
     """Of a program that was cut, what a rank puts in is known, and neither more bytes nor kinds."""
     is_simple = limit.figure in (Figure.COUNT, Figure.BYTES) and not limit.causes
     return traffic.is_traced or is_simple
-
-
-def missing_axes(limit: Limit, traffic: Traffic) -> tuple[str, ...]:
-    """Axes that the limit names and the recording does not know."""
-    return tuple(axis for axis in limit.axes if axis not in traffic.axes)
 
 
 def _check_readings(limit: Limit, traffic: Traffic, witness: Witness) -> Iterator[Breach]:
@@ -120,14 +111,16 @@ def _breach_of_comm(
     )
 
 
-def _nothing_fits(limit: Limit, noun: str, wanted: Sequence[str], known: Sequence[str]) -> Breach:
-    names = " or ".join(repr(name) for name in wanted)
+def _nothing_fits(limit: Limit, traffic: Traffic) -> Breach:
+    unknown = [axis for axis in limit.axes if axis not in traffic.axes]
+    noun, name = ("axis", unknown[0]) if unknown else ("module", limit.module or "")
+    known = traffic.axes if unknown else traffic.names.suggest(name)
     return Breach(
         limit=limit,
         kind=BreachKind.NOTHING_FITS,
         title=describe_limit(limit),
         expected=describe_bound(limit),
-        actual=f"no {noun} fits {names}",
+        actual=f"no {noun} fits {name!r}",
         remedy=suggest_names(noun, known),
     )
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from shardscope.contract.check import is_measurable, missing_axes
+from shardscope.contract.check import is_measurable
 from shardscope.contract.folding import fold_names
 from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
 from shardscope.contract.sizes import round_up
@@ -141,9 +141,9 @@ def _place(selector: Selector) -> tuple[object, ...]:
 def _measure(
     limit: Limit, recordings: Sequence[Recording], traffics: Sequence[Traffic], slack: float
 ) -> Iterator[Limit]:
-    """The limit with today's numbers; as it was if it cannot be measured here, and not asked for.
+    """The limit with today's numbers, or none if it fits nothing.
 
-    Nothing if it fits nothing, or was to be measured and cannot.
+    What nobody looked at stays as it was, if it was there before.
     """
     spans = list(
         _span_comm(limit, traffics) if limit.is_on_comm else _span_whole(limit, recordings)
@@ -163,7 +163,7 @@ def _span_whole(limit: Limit, recordings: Sequence[Recording]) -> Iterator[tuple
 
 def _span_comm(limit: Limit, traffics: Iterable[Traffic]) -> Iterator[tuple[int, int]]:
     for traffic in traffics:
-        if is_measurable(limit, traffic) and not missing_axes(limit, traffic):
+        if is_measurable(limit, traffic) and traffic.has_what(limit.selector):
             values = [one.value for one in traffic.read(limit.selector, limit.figure)]
             if values:
                 yield min(values), max(values)

@@ -21,8 +21,8 @@ _MAX_MODULES = 3
 _WAYS = {
     Figure.COUNT: " sent",
     Figure.WIRE_BYTES: " sent",
-    Figure.BYTES: " put in",
-    Figure.OUTPUT_BYTES: " got out",
+    Figure.BYTES: " of input",
+    Figure.OUTPUT_BYTES: " of output",
 }
 
 

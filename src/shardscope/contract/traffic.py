@@ -85,16 +85,21 @@ class Traffic:
             for owner in tallies
         )
 
+    def has_what(self, selector: Selector) -> bool:
+        """Whether there is such a module, and such an axis."""
+        has_module = selector.module is None or bool(self.names.fit(selector.module))
+        return has_module and all(axis in self.axes for axis in selector.axes)
+
     def read(self, selector: Selector, figure: Figure) -> list[Reading]:
         """The figure for each module that fits, on each rank that has it."""
         place = COMM_FIGURES.index(figure)
         modules = (None,) if selector.module is None else self.names.fit(selector.module)
-        sums = self._sum_up(selector._replace(module=None))
+        wanted, everything = self._sum_up(selector._replace(module=None)), self._sum_up(Selector())
         return [
-            Reading(module, ranks, by_module.get(module, _NOTHING)[place])
+            Reading(module, ranks, sums.get(module, _NOTHING)[place])
             for module in modules
-            for (ranks, _), by_module in zip(self._classes, sums, strict=True)
-            if module is None or module in by_module or self._is_held(module, ranks)
+            for (ranks, _), sums, others in zip(self._classes, wanted, everything, strict=True)
+            if module is None or module in others or self._is_held(module, ranks)
         ]
 
     def list_said(self, reading: Reading, selector: Selector) -> list[Said]:
@@ -138,6 +143,7 @@ def matches(selector: Selector, facet: Facet) -> bool:
 
 
 def facet_of(one: Said) -> Facet:
+    """What it is, whatever its module."""
     return Facet(one.phase, one.axis, one.kind, classify_cause(one.cause))
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import tomlkit
 from tomlkit.items import Array
 from tomlkit.toml_document import TOMLDocument
 
 from shardscope.contract.keys import ANY, BOUNDS, CEILINGS, SELECTORS, UNASKED
-from shardscope.contract.limits import Contract, Figure, Limit, Selector, is_in_table
+from shardscope.contract.limits import (
+    COMM_FIGURES,
+    Contract,
+    Figure,
+    Limit,
+    Selector,
+    is_in_table,
+)
 from shardscope.contract.place import Place
 from shardscope.contract.reading import parse_contract, read_selector, read_text
 from shardscope.contract.sizes import parse_size, write_size
@@ -45,7 +53,7 @@ def render_contract(contract: Contract, *, before: str = "") -> str:
     assert isinstance(table, MutableMapping)
     _put(table, _list_ceilings(contract), owned=(*CEILINGS, UNASKED))
     _put_findings(table, [one for one in contract.limits if one.figure is Figure.FINDINGS])
-    _put_comm(table, list(_list_tables(contract)))
+    _put_comm(table, filter(is_in_table, contract.limits))
     return tomlkit.dumps(document)
 
 
@@ -117,23 +125,22 @@ def _add_section(table: Table, key: str) -> None:
     table[key] = section
 
 
-def _list_tables(contract: Contract) -> Iterator[tuple[Selector, Values]]:
+def _list_tables(limits: Iterable[Limit]) -> Iterator[tuple[Selector, Values]]:
     """Limits on the same collectives that follow each other share a table."""
     current: Selector | None = None
     values: Values = {}
-    for limit in filter(is_in_table, contract.limits):
-        bounds = dict(_list_bounds(limit))
-        if limit.selector != current or _figures(values) & _figures(bounds):
+    for limit in limits:
+        if limit.selector != current or limit.figure in _figures(values):
             if current is not None:
                 yield current, values
             current, values = limit.selector, {}
-        values |= bounds
+        values |= dict(_list_bounds(limit))
     if current is not None:
         yield current, values
 
 
-def _figures(values: Values) -> set[Figure]:
-    return {BOUNDS[key].figure for key in values}
+def _figures(table: Iterable[str]) -> list[Figure]:
+    return list(dict.fromkeys(BOUNDS[key].figure for key in table if key in BOUNDS))
 
 
 def _list_bounds(limit: Limit) -> Iterator[tuple[str, str | int]]:
@@ -145,30 +152,55 @@ def _list_bounds(limit: Limit) -> Iterator[tuple[str, str | int]]:
             yield f"{prefix}{limit.figure}", _write_value(limit, bound)
 
 
-def _put_comm(table: Table, wanted: list[tuple[Selector, Values]]) -> None:
+@final
+class _Left:
+    """Limits that are still to be written."""
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        self._piles: dict[tuple[Selector, Figure], list[tuple[int, Limit]]] = defaultdict(list)
+        for index, limit in enumerate(limits):
+            self._piles[limit.selector, limit.figure].append((index, limit))
+
+    def take(self, selector: Selector, figures: Iterable[Figure]) -> Values:
+        """The first on each of the figures, as a table has them; they are not left any more."""
+        piles = (self._piles.get((selector, figure)) for figure in figures)
+        limits = [pile.pop(0)[1] for pile in piles if pile]
+        return {key: value for limit in limits for key, value in _list_bounds(limit)}
+
+    def rest(self) -> Iterator[Limit]:
+        """All that are left, in their order."""
+        indexed = (item for pile in self._piles.values() for item in pile)
+        yield from (limit for _, limit in sorted(indexed, key=lambda item: item[0]))
+
+
+def _put_comm(table: Table, limits: Iterable[Limit]) -> None:
     """Tables that are there get their numbers; those that are not wanted go, new ones follow."""
     comm = table.get("comm", [])
-    left = list(wanted)
-    gone = [index for index, one in enumerate(comm) if not _renew(one, left)]
-    for index in reversed(gone):
+    left = _Left(limits)
+    for index in reversed([at for at, one in enumerate(comm) if not _renew(one, left)]):
         del comm[index]
+    for one in comm:
+        new = [figure for figure in COMM_FIGURES if figure not in _figures(one)]
+        one.update(left.take(_read_selector(one), new))
     if not comm:
         table.pop("comm", None)
         comm = tomlkit.aot()
-    for selector, values in left:
+    for selector, values in _list_tables(left.rest()):
         comm.append(_make_table(selector, values, is_inline=isinstance(comm, Array)))
     if comm and "comm" not in table:
         table["comm"] = comm
 
 
-def _renew(table: Table, wanted: list[tuple[Selector, Values]]) -> bool:
-    """Give a table the first numbers that are meant for it, and take those off the list."""
-    selector = read_selector(Place("", {}), {key: _plain(table[key]) for key in table})
-    found = next((one for one in wanted if one[0] == selector), None)
-    if found is not None:
-        _put(table, found[1], owned=BOUNDS)
-        wanted.remove(found)
-    return found is not None
+def _renew(table: Table, left: _Left) -> bool:
+    """Give a table today's numbers of what it limits; nothing may be left of that."""
+    values = left.take(_read_selector(table), _figures(table))
+    if values:
+        _put(table, values, owned=BOUNDS)
+    return bool(values)
+
+
+def _read_selector(table: Table) -> Selector:
+    return read_selector(Place("", {}), {key: _plain(table[key]) for key in table})
 
 
 def _make_table(selector: Selector, values: Values, *, is_inline: bool) -> Table:

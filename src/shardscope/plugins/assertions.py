@@ -49,8 +49,6 @@ Given: TypeAlias = Step | Recording | Trace | Memory | Sequence[Recording | Trac
 class BreachError(AssertionError):
     """Limits that do not hold; `breaches` are they."""
 
-    __module__ = "shardscope.testing"  # where people find it, and pytest says it is from
-
     def __init__(self, breaches: Sequence[Breach], *, num_limits: int, name: str) -> None:
         super().__init__(
             f"{name}: {summarize(breaches, num_limits)}\n\n{render_breaches(breaches)}"
