@@ -1,0 +1,111 @@
+/** When each rank said what: zoom in by dragging, by Ctrl and the wheel, or by keys. */
+import { useEffect, useMemo, useState } from "preact/hooks";
+import type { Communication } from "../../page";
+import { Choices } from "../../parts/choice";
+import { colorOf } from "../../parts/colors";
+import { Panel } from "../../parts/panel";
+import { countOf } from "../../parts/units";
+import { page } from "../../store/page";
+import { param, setParam } from "../../store/route";
+import { Chart, ZOOM_STEP } from "./chart";
+import { type Along, hasTimes, type Lanes, layLanes, type Range, zoom } from "./lanes";
+
+interface Props {
+  readonly communication: Communication;
+  readonly marks: Uint8Array; // of calls that are looked at
+}
+
+export function Timeline({ communication, marks }: Props) {
+  const isTimed = useMemo(() => hasTimes(communication), [communication]);
+  const usual: Along = isTimed && page.value.run.reality !== "simulated" ? "time" : "order";
+  const wanted = param("along");
+  const along: Along = isTimed && (wanted === "time" || wanted === "order") ? wanted : usual;
+  const isFolded = param("lanes") === "alike";
+  const lanes = useMemo(() => {
+    const examples = new Set(communication.ranks.map((one) => one.example));
+    return layLanes(communication, along, isFolded ? examples : undefined);
+  }, [communication, along, isFolded]);
+  const [view, setView] = useState<Range>(lanes.range);
+  useEffect(() => setView(lanes.range), [lanes]);
+  const canFold =
+    isFolded || (lanes.all.length > 1 && communication.ranks.length < lanes.all.length);
+  const middle = (view.low + view.high) / 2;
+  return (
+    <Panel
+      title="Timeline"
+      note={describe(lanes, along)}
+      controls={
+        <>
+          {canFold && (
+            <Choices
+              label="lanes"
+              choices={[
+                { id: "ranks", title: "Every rank" },
+                { id: "alike", title: "One of those alike", hint: "of ranks that issued the same" },
+              ]}
+              value={isFolded ? "alike" : "ranks"}
+              onChange={(id) => setParam("lanes", id === "ranks" ? null : id)}
+            />
+          )}
+          {isTimed && (
+            <Choices
+              label="from left to right"
+              choices={[
+                { id: "time", title: "Time", hint: "each rank's clock since its recording began" },
+                { id: "order", title: "Order", hint: "one after the other" },
+              ]}
+              value={along}
+              onChange={(id) => setParam("along", id === usual ? null : id)}
+            />
+          )}
+          <span class="zoom-buttons">
+            <button
+              type="button"
+              class="icon-button"
+              aria-label="zoom in"
+              onClick={() => setView(zoom(view, lanes.range, ZOOM_STEP, middle))}
+            >
+              +
+            </button>
+            <button
+              type="button"
+              class="icon-button"
+              aria-label="zoom out"
+              onClick={() => setView(zoom(view, lanes.range, 1 / ZOOM_STEP, middle))}
+            >
+              −
+            </button>
+            <button type="button" class="text-button" onClick={() => setView(lanes.range)}>
+              whole
+            </button>
+          </span>
+        </>
+      }
+    >
+      <Chart
+        communication={communication}
+        marks={marks}
+        lanes={lanes}
+        view={view}
+        onView={setView}
+      />
+      <ul class="legend" aria-label="kinds">
+        {communication.kinds.map((kind, i) => (
+          <li key={kind}>
+            <span class="swatch" style={{ background: colorOf(i) }} />
+            {kind}
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+function describe(lanes: Lanes, along: Along): string {
+  const what =
+    along === "time"
+      ? "A lane for each rank, by its own clock."
+      : "A lane for each rank, one collective after the other.";
+  const more = lanes.numLeftOut ? ` ${countOf(lanes.numLeftOut, "rank")} more are not drawn.` : "";
+  return `${what}${more} Taller: more bytes. Drag over a stretch to see it alone.`;
+}
