@@ -131,11 +131,11 @@ function makeColumns(communication: Communication): Column[] {
     number("rank", "Rank", "that issued it", calls.rank),
     number("order", "No.", "in the order in which its rank issued them", calls.order),
     text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
-    module("owner", "Belongs to", 11, (row) => calls.owner[row]!),
+    module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
     bytes("wire", "On wire", "bytes that the rank puts on the wire", calls.wire_bytes),
-    { ...text("cause", "Cause", 13, (row) => causes[calls.cause[row]!]!), grow: 3 },
+    { ...text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!), grow: 3 },
     {
-      ...text("line", "Line", 10, (row) => placeOf(calls.source[row]!)),
+      ...text("line", "Line", 13, (row) => placeOf(calls.source[row]!)),
       grow: 2,
       cell: (row) => (
         <span class="clip">
@@ -147,6 +147,6 @@ function makeColumns(communication: Communication): Column[] {
     bytes("output", "Out", "bytes that the rank gets", calls.output_bytes),
     text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
     text("group", "Group", 6, (row) => groups[calls.group[row]!]?.name ?? ""),
-    ...(hasTriggers ? [module("trigger", "Issued in", 9, triggerOf)] : []),
+    ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),
   ];
 }

@@ -56,7 +56,7 @@ function makeColumns({ reasons, causes }: Communication): Column[] {
     {
       id: "cause",
       title: "Cause",
-      width: 16,
+      width: 22,
       grow: 4,
       isText: true,
       value: (row) => causes[at(row).words]!,

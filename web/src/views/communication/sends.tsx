@@ -1,7 +1,7 @@
 /** Who sends to whom: a row for each sender, a column for each receiver. */
 import { useCallback, useMemo, useRef, useState } from "preact/hooks";
 import type { Matrix } from "../../page";
-import { Canvas, fontOf } from "../../parts/canvas";
+import { Canvas, fontOf, remPixels } from "../../parts/canvas";
 import { resolveColor } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { useSize } from "../../parts/size";
@@ -10,11 +10,13 @@ import { formatBytes } from "../../parts/units";
 import { page } from "../../store/page";
 import { blockOf, labelStep, placeOfRank } from "./mesh";
 
-const LEFT = 48;
-const TOP = 28;
-const MAX_CELL = 76;
-const MAX_SIDE = 620;
-const TEXT_CELL = 60; // from here on a cell has room for its figure
+// In rem
+const LEFT = 3;
+const TOP = 2.7;
+const MAX_CELL = 5.2;
+const MAX_SIDE = 46;
+const TEXT_CELL = 4.2; // from here on a cell has room for its figure
+const LABEL = 1.9;
 const HOT = 0.5;
 
 interface Props {
@@ -34,20 +36,26 @@ export function Sends({ matrix, note }: Props) {
   );
 }
 
+/** Where things are, in pixels. */
 interface Frame {
   readonly matrix: Matrix;
-  readonly cell: number; // pixels
+  readonly rem: number;
+  readonly left: number;
+  readonly top: number;
+  readonly cell: number;
   readonly side: number;
-  readonly most: number;
+  readonly most: number; // bytes
 }
 
 function makeFrame(matrix: Matrix, width: number): Frame {
+  const rem = remPixels();
+  const [left, top] = [LEFT * rem, TOP * rem];
   const num = Math.max(matrix.ranks.length, 1);
-  const room = Math.min(width - LEFT, MAX_SIDE);
-  const cell = Math.min(room / num, MAX_CELL);
+  const cell = Math.min(Math.min(width - left, MAX_SIDE * rem) / num, MAX_CELL * rem);
   // Whole pixels keep the lines between cells sharp.
-  const size = cell >= 4 ? Math.floor(cell) : cell;
-  return { matrix, cell: size, side: size * num, most: Math.max(0, ...matrix.num_bytes) };
+  const size = cell >= 4 ? Math.floor(cell) : Math.max(cell, 1);
+  const most = matrix.num_bytes.reduce((a, b) => Math.max(a, b), 0);
+  return { matrix, rem, left, top, cell: size, side: size * num, most };
 }
 
 const STEPS: Readonly<Record<string, readonly [number, number]>> = {
@@ -80,8 +88,8 @@ function Grid({ matrix }: { matrix: Matrix }) {
   };
   const follow = (event: PointerEvent): void => {
     const place = (event.currentTarget as Element).getBoundingClientRect();
-    const sender = Math.floor((event.clientY - place.top - TOP) / frame.cell);
-    const receiver = Math.floor((event.clientX - place.left - LEFT) / frame.cell);
+    const sender = Math.floor((event.clientY - place.top - frame.top) / frame.cell);
+    const receiver = Math.floor((event.clientX - place.left - frame.left) / frame.cell);
     const isInside = sender >= 0 && receiver >= 0 && sender < num && receiver < num;
     if (isInside) point({ sender, receiver }, event.clientX, event.clientY);
     else leave();
@@ -98,8 +106,8 @@ function Grid({ matrix }: { matrix: Matrix }) {
     const place = (event.currentTarget as Element).getBoundingClientRect();
     point(
       next,
-      place.left + LEFT + (next.receiver + 1) * frame.cell,
-      place.top + TOP + (next.sender + 1) * frame.cell,
+      place.left + frame.left + (next.receiver + 1) * frame.cell,
+      place.top + frame.top + (next.sender + 1) * frame.cell,
     );
   };
   const shown = at ?? { sender: 0, receiver: 0 };
@@ -120,14 +128,18 @@ function Grid({ matrix }: { matrix: Matrix }) {
       onBlur={leave}
     >
       {width > 0 && (
-        <Canvas width={LEFT + frame.side + 1} height={TOP + frame.side + 1} draw={draw} />
+        <Canvas
+          width={frame.left + frame.side + 1}
+          height={frame.top + frame.side + 1}
+          draw={draw}
+        />
       )}
       {at && (
         <div
           class="sends-cursor"
           style={{
-            left: `${LEFT + at.receiver * frame.cell}px`,
-            top: `${TOP + at.sender * frame.cell}px`,
+            left: `${frame.left + at.receiver * frame.cell}px`,
+            top: `${frame.top + at.sender * frame.cell}px`,
             width: `${frame.cell}px`,
             height: `${frame.cell}px`,
           }}
@@ -189,20 +201,20 @@ function PairTip({ matrix, at, bytes }: PairProps) {
 }
 
 function paint(context: CanvasRenderingContext2D, frame: Frame): void {
-  const { matrix, cell, side, most } = frame;
+  const { matrix, rem, left, top, cell, side, most } = frame;
   const gap = cell >= 5 ? 1 : 0;
   context.fillStyle = resolveColor("--heat-low");
-  context.fillRect(LEFT, TOP, side, side);
+  context.fillRect(left, top, side, side);
   paintBlocks(context, frame);
   matrix.num_bytes.forEach((value, i) => {
-    const x = LEFT + matrix.receiver[i]! * cell;
-    const y = TOP + matrix.sender[i]! * cell;
+    const x = left + matrix.receiver[i]! * cell;
+    const y = top + matrix.sender[i]! * cell;
     const share = most ? Math.sqrt(value / most) : 0;
     context.globalAlpha = 0.15 + 0.85 * share;
     context.fillStyle = resolveColor("--heat-high");
     context.fillRect(x, y, cell - gap, cell - gap);
     context.globalAlpha = 1;
-    if (cell >= TEXT_CELL)
+    if (cell >= TEXT_CELL * rem)
       paintFigure(context, formatBytes(value), x + cell / 2, y + cell / 2, share);
   });
   paintLabels(context, frame);
@@ -223,7 +235,10 @@ function paintFigure(
 }
 
 /** Lines between ranks that differ along more than the last axis of the mesh. */
-function paintBlocks(context: CanvasRenderingContext2D, { matrix, cell, side }: Frame): void {
+function paintBlocks(
+  context: CanvasRenderingContext2D,
+  { matrix, left, top, cell, side }: Frame,
+): void {
   const { mesh, world_size } = page.value.run;
   const block = blockOf(mesh, world_size);
   if (!block) return;
@@ -233,30 +248,32 @@ function paintBlocks(context: CanvasRenderingContext2D, { matrix, cell, side }: 
   matrix.ranks.forEach((rank, i) => {
     if (!i || Math.floor(rank / block) === Math.floor(matrix.ranks[i - 1]! / block)) return;
     const at = Math.round(i * cell) - 0.5;
-    context.moveTo(LEFT + at, TOP);
-    context.lineTo(LEFT + at, TOP + side);
-    context.moveTo(LEFT, TOP + at);
-    context.lineTo(LEFT + side, TOP + at);
+    context.moveTo(left + at, top);
+    context.lineTo(left + at, top + side);
+    context.moveTo(left, top + at);
+    context.lineTo(left + side, top + at);
   });
   context.stroke();
 }
 
-function paintLabels(context: CanvasRenderingContext2D, { matrix, cell }: Frame): void {
-  const step = labelStep(matrix.ranks.length, cell, 26);
+function paintLabels(
+  context: CanvasRenderingContext2D,
+  { matrix, rem, left, top, cell }: Frame,
+): void {
+  const step = labelStep(matrix.ranks.length, cell, LABEL * rem);
   context.font = fontOf(0.8);
   context.fillStyle = resolveColor("--text-3");
   context.textAlign = "left";
   context.textBaseline = "bottom";
-  context.fillText("from", 0, TOP + 2);
-  context.fillText("to", 0, TOP - 12);
+  context.fillText("from ↓ to →", 0, top - 1.5 * rem);
   matrix.ranks.forEach((rank, i) => {
     if (i % step) return;
     const middle = (i + 0.5) * cell;
     context.textAlign = "center";
     context.textBaseline = "bottom";
-    context.fillText(String(rank), LEFT + middle, TOP - 4);
+    context.fillText(String(rank), left + middle, top - 4);
     context.textAlign = "right";
     context.textBaseline = "middle";
-    context.fillText(String(rank), LEFT - 6, TOP + middle);
+    context.fillText(String(rank), left - 6, top + middle);
   });
 }

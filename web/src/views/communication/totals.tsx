@@ -9,7 +9,6 @@ import { changeRoute, navigate, param, route, setParam } from "../../store/route
 import { type Cell, type Facets, fillCell, type Measure, usedPositions } from "./facets";
 
 const HOT_SHARE = 0.45; // from here on the ground is strong, and text light
-const ALL = "all";
 
 /** Phases have the colours from the end of the list, since kinds have those from its start. */
 export function colorOfPhase(phase: number): string {
@@ -23,53 +22,55 @@ interface Props {
 
 export function Totals({ communication, facets }: Props) {
   const measure: Measure = param("show") === "counts" ? "counts" : "bytes";
-  const used = usedPositions(communication, "phase");
-  const phases = used.map((phase) => communication.phases[phase]!);
   return (
     <Panel
       title="By mesh axis and kind"
       note={describe(communication, measure)}
       controls={
-        <>
-          {phases.length > 1 && (
-            <Choices
-              label="phase"
-              choices={[ALL, ...phases].map((id) => ({ id, title: id }))}
-              value={communication.phases[facets.phase] ?? ALL}
-              onChange={(id) => setParam("phase", id === ALL ? null : id)}
-            />
-          )}
-          <Choices
-            label="figures"
-            choices={[
-              { id: "bytes", title: "Bytes", hint: "bytes on the wire" },
-              { id: "counts", title: "Counts", hint: "collectives" },
-            ]}
-            value={measure}
-            onChange={(id) => setParam("show", id === "bytes" ? null : id)}
-          />
-        </>
+        <Choices
+          label="figures"
+          choices={[
+            { id: "bytes", title: "Bytes", hint: "bytes on the wire" },
+            { id: "counts", title: "Counts", hint: "collectives" },
+          ]}
+          value={measure}
+          onChange={(id) => setParam("show", id === "bytes" ? null : id)}
+        />
       }
     >
       <Grid communication={communication} facets={facets} measure={measure} />
-      {phases.length > 1 && facets.phase < 0 && (
-        <ul class="legend" aria-label="phases">
-          {used.map((phase) => (
-            <li key={phase}>
-              <span class="swatch" style={{ background: colorOfPhase(phase) }} />
-              {communication.phases[phase]}
-            </li>
-          ))}
-        </ul>
-      )}
+      <PhaseChoices communication={communication} facets={facets} />
     </Panel>
+  );
+}
+
+/** The legend of phases, which also keeps one of them alone. */
+function PhaseChoices({ communication, facets }: Props) {
+  const used = usedPositions(communication, "phase");
+  if (used.length < 2) return null;
+  return (
+    <div class="totals-phases">
+      <div class="choices" role="group" aria-label="phase">
+        {[-1, ...used].map((phase) => (
+          <button
+            type="button"
+            key={phase}
+            aria-pressed={phase === facets.phase}
+            onClick={() => setParam("phase", communication.phases[phase] ?? null)}
+          >
+            {phase >= 0 && <span class="swatch" style={{ background: colorOfPhase(phase) }} />}
+            {communication.phases[phase] ?? "all phases"}
+          </button>
+        ))}
+      </div>
+    </div>
   );
 }
 
 function describe({ ranks }: Communication, measure: Measure): string {
   const whose = ranks.length > 1 ? "of the busiest rank" : "of one rank";
   const what = measure === "bytes" ? "Bytes on the wire" : "Collectives";
-  return `${what} ${whose}. A figure shows its own alone below.`;
+  return `${what} ${whose}. Click one to see it alone below.`;
 }
 
 function Grid({ communication, facets, measure }: Props & { readonly measure: Measure }) {

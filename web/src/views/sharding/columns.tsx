@@ -1,7 +1,6 @@
 /** The audit table's columns; what no parameter has is left out. */
 import type { Parameters } from "../../page";
 import { Badge } from "../../parts/badge";
-import { Bar } from "../../parts/bar";
 import { Highlight } from "../../parts/highlight";
 import type { Column } from "../../parts/table";
 import { formatBytes } from "../../parts/units";
@@ -21,10 +20,9 @@ export function makeColumns(parameters: Parameters): Column[] {
     isText: true,
     value: (row) => column[row]!,
   });
-  const most = Math.max(0, ...parameters.local_bytes);
   const all: (Column | false)[] = [
     {
-      ...text("name", "Name", 18, parameters.name),
+      ...text("name", "Name", 17, parameters.name),
       grow: 4,
       cell: (row) => (
         <span class="clip mono" title={parameters.name[row]}>
@@ -38,10 +36,10 @@ export function makeColumns(parameters: Parameters): Column[] {
       grow: 2,
       cell: (row) => <Flags flags={parameters.flags[row]!} />,
     },
-    { ...text("placement", "Placement", 14, parameters.placement), grow: 3 },
-    { ...text("shape", "Shape", 8, parameters.shape), grow: 1 },
+    { ...text("placement", "Placement", 17, parameters.placement), grow: 3 },
+    { ...text("shape", "Shape", 9.5, parameters.shape), grow: 1 },
     {
-      ...text("local", "On a rank", 8, parameters.local_shape, "the shape that one rank holds"),
+      ...text("local", "On a rank", 9.5, parameters.local_shape, "the shape that one rank holds"),
       grow: 1,
     },
     text("dtype", "Dtype", 6, parameters.dtype),
@@ -58,17 +56,10 @@ export function makeColumns(parameters: Parameters): Column[] {
       id: "held",
       title: "Held",
       hint: "bytes of it on one rank",
-      width: 9.5,
-      grow: 1,
+      width: 6.5,
       align: "end",
       value: (row) => parameters.local_bytes[row]!,
-      cell: (row) => (
-        <Bar
-          value={parameters.local_bytes[row]!}
-          most={most}
-          text={formatBytes(parameters.local_bytes[row]!)}
-        />
-      ),
+      cell: (row) => formatBytes(parameters.local_bytes[row]!),
     },
     has(parameters.rule) && {
       ...text("rule", "Rule", 9, parameters.rule, "of the plan that placed it"),

@@ -1,6 +1,7 @@
 /** How a tensor lies on its mesh: its picture cut into pieces, and the same in words. */
 import { useRef } from "preact/hooks";
 import type { Drawing, Piece } from "../../page";
+import { remPixels } from "../../parts/canvas";
 import { colorOf } from "../../parts/colors";
 import { useSize } from "../../parts/size";
 import { tip } from "../../parts/tooltip";
@@ -8,9 +9,11 @@ import { countOf } from "../../parts/units";
 import { page } from "../../store/page";
 import { fitPicture, strengthOf } from "./picture";
 
-const MARGIN = { left: 26, top: 24 };
-const MAX_HEIGHT = 230;
-const LETTER = 7.4; // pixels of a letter of a label
+// In rem
+const MARGIN = 1.8;
+const MAX_HEIGHT = 18.5;
+const LETTER = 0.52; // of a label
+const LINE = 0.95;
 
 export function Placed({ drawing }: { drawing: Drawing }) {
   return (
@@ -30,37 +33,39 @@ function Picture({ drawing }: { drawing: Drawing }) {
   const box = useRef<HTMLDivElement>(null);
   const { width: room } = useSize(box);
   const { horizontal, vertical, pieces } = drawing;
-  const most = { width: Math.max(room - MARGIN.left - 2, 60), height: MAX_HEIGHT };
+  const rem = remPixels();
+  const margin = MARGIN * rem;
+  const most = { width: Math.max(room - margin - 2, 4 * rem), height: MAX_HEIGHT * rem };
   const { width, height } = fitPicture(horizontal, vertical, most);
   return (
     <div ref={box} class="picture">
       {room > 0 && (
         <svg
-          width={width + MARGIN.left + 2}
-          height={height + MARGIN.top + 2}
+          width={width + margin + 2}
+          height={height + margin + 2}
           role="img"
           aria-label={`${countOf(pieces.length, "piece")}: ${drawing.words}`}
         >
-          <text class="side" x={MARGIN.left + width / 2} y={MARGIN.top - 8} text-anchor="middle">
+          <text class="side" x={margin + width / 2} y={0.65 * margin} text-anchor="middle">
             {horizontal}
           </text>
           {vertical && (
             <text
               class="side"
-              transform={`translate(${MARGIN.left - 9} ${MARGIN.top + height / 2}) rotate(-90)`}
+              transform={`translate(${0.65 * margin} ${margin + height / 2}) rotate(-90)`}
               text-anchor="middle"
             >
               {vertical}
             </text>
           )}
-          <g transform={`translate(${MARGIN.left} ${MARGIN.top})`}>
+          <g transform={`translate(${margin} ${margin})`}>
             <rect class="outline" width={width} height={height} />
             {pieces.map((piece, i) => (
-              <PieceBox key={i} piece={piece} width={width} height={height} />
+              <PieceBox key={i} piece={piece} width={width} height={height} rem={rem} />
             ))}
             {!pieces.length && (
               <text class="side" x={width / 2} y={height / 2} text-anchor="middle" dy="0.35em">
-                {drawing.axes.length ? "in too many pieces to draw" : "not cut"}
+                {drawing.axes.length ? "too many pieces to draw" : "not cut"}
               </text>
             )}
           </g>
@@ -74,23 +79,23 @@ interface PieceBoxProps {
   readonly piece: Piece;
   readonly width: number; // of the whole tensor, in pixels
   readonly height: number;
+  readonly rem: number;
 }
 
-function PieceBox({ piece, width, height }: PieceBoxProps) {
+function PieceBox({ piece, width, height, rem }: PieceBoxProps) {
   const box = {
     x: piece.left * width,
     y: piece.top * height,
     width: piece.width * width,
     height: piece.height * height,
   };
-  const label = piece.ranks;
-  const isRoomy = box.height >= 15 && box.width >= LETTER * label.length + 6;
+  const isRoomy = box.height >= LINE * rem && box.width >= LETTER * rem * (piece.ranks.length + 1);
   return (
     <g class="piece" {...tip(() => <PieceTip piece={piece} />)}>
       <rect {...box} fill={colorOf(piece.color)} fill-opacity={strengthOf(piece.color)} />
       {isRoomy && (
         <text x={box.x + box.width / 2} y={box.y + box.height / 2} dy="0.35em" text-anchor="middle">
-          {label}
+          {piece.ranks}
         </text>
       )}
     </g>

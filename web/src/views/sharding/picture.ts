@@ -1,6 +1,7 @@
 /** How large the picture of a tensor is: true to its shape, unless that is far from a square. */
 
-const MAX_ASPECT = 2.6;
+const MIN_ASPECT = 0.7;
+const MAX_ASPECT = 2.2;
 const FLAT = 5; // how much wider than high a row of elements is
 
 /** The figure at the end of `dim 1: 4096`; 0 where there is none. */
@@ -16,13 +17,16 @@ export function fitPicture(
 ): { width: number; height: number } {
   const across = sizeOfSide(horizontal);
   const down = sizeOfSide(vertical);
-  const true_ = across && down ? across / down : FLAT;
-  const aspect = vertical ? Math.min(Math.max(true_, 1 / MAX_ASPECT), MAX_ASPECT) : FLAT;
+  const ratio = across && down ? across / down : 1;
+  const aspect = vertical ? Math.min(Math.max(ratio, MIN_ASPECT), MAX_ASPECT) : FLAT;
   const width = Math.min(most.width, most.height * aspect);
   return { width, height: width / aspect };
 }
 
-/** Pieces past the eighth have colours that were there before, so each round is paler. */
-export function strengthOf(color: number, numSeries = 8): number {
-  return Math.max(0.85 - 0.13 * Math.floor(Math.max(color, 0) / numSeries), 0.35);
+const STRENGTHS = [0.95, 0.75, 0.6];
+const NUM_SERIES = 8;
+
+/** Pieces past the eighth have colours that were there before, so the next eight are paler. */
+export function strengthOf(color: number): number {
+  return STRENGTHS[Math.floor(color / NUM_SERIES) % STRENGTHS.length] ?? 1;
 }

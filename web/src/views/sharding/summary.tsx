@@ -25,8 +25,8 @@ export function Summary({ table }: { table: ShardingTable }) {
         </Line>
         {page.value.run.world_size > 1 && local > 0 && (
           <Line
-            label="of that, on other ranks too"
-            text={`${formatBytes(shared)}, ${formatShare(shared, local)} of what a rank holds`}
+            label="on other ranks as well"
+            text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
           >
             <span class="held-part held-shared" style={{ flexGrow: shared }} />
             <span class="held-part held-local" style={{ flexGrow: alone }} />
