@@ -103,7 +103,7 @@ function Drawn({ table, row }: { table: ShardingTable; row: number }) {
   if (row < 0) return <Empty>No parameter is left to draw.</Empty>;
   const drawing = drawings[parameters.drawing[row]!];
   return (
-    <Panel title="How it lies" note={<span class="mono">{parameters.name[row]}</span>}>
+    <Panel title="How it lies" note={<span class="drawn-name mono">{parameters.name[row]}</span>}>
       {drawing ? (
         <Placed drawing={drawing} />
       ) : (

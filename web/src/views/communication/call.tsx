@@ -53,6 +53,25 @@ export function CallTip({ row }: { row: number }) {
   );
 }
 
+export function SpanTip({ row }: { row: number }) {
+  const { spans } = read();
+  return (
+    <>
+      <div class="tooltip-title">{spans.names[spans.name[row]!]}</div>
+      <dl>
+        <dt>took</dt>
+        <dd>{formatDuration(spans.duration_ns[row]!)}</dd>
+        <dt>after</dt>
+        <dd>{formatDuration(spans.start_ns[row]!)}</dd>
+        <dt>rank, clock</dt>
+        <dd>
+          {spans.rank[row]}, {spans.names[spans.device[row]!]}
+        </dd>
+      </dl>
+    </>
+  );
+}
+
 export function CallDetail({ row, isUnasked }: { row: number; isUnasked: boolean }) {
   const communication = read();
   const { calls, causes, groups, phases, dtypes } = communication;

@@ -4,11 +4,20 @@ import type { Communication } from "../../page";
 import { Canvas, remPixels } from "../../parts/canvas";
 import { useSize } from "../../parts/size";
 import { hideTip, showTip } from "../../parts/tooltip";
-import { CallTip, describeCall } from "./call";
+import { CallTip, describeCall, SpanTip } from "./call";
 import { chosenCall } from "./chosen";
 import { bring, type Lanes, pan, type Range, zoom } from "./lanes";
 import { paint } from "./paint";
-import { type Frame, findAt, makeFrame, type Place, rowOf, type Scene, walk } from "./scene";
+import {
+  type Frame,
+  findAt,
+  findSpanAt,
+  makeFrame,
+  type Place,
+  rowOf,
+  type Scene,
+  walk,
+} from "./scene";
 
 export const ZOOM_STEP = 0.6;
 const DRAG = 5; // pixels from which on a click is a drag
@@ -52,10 +61,12 @@ export function Chart({ communication, marks, lanes, view, onView }: Props) {
   };
   const follow = (event: PointerEvent): void => {
     const { x, y } = placeOf(event);
-    const found = band ? null : findAt(scene, x, y);
     if (band) setBand({ from: band.from, to: Math.max(x, frame.left) });
+    const span = band ? -1 : findSpanAt(scene, communication.spans, x, y);
+    const found = band || span >= 0 ? null : findAt(scene, x, y);
     setAt(found);
-    if (found) showTip(<CallTip row={rowOf(scene, found)} />, event.clientX, event.clientY);
+    if (span >= 0) showTip(<SpanTip row={span} />, event.clientX, event.clientY);
+    else if (found) showTip(<CallTip row={rowOf(scene, found)} />, event.clientX, event.clientY);
     else hideTip();
   };
   const press = (event: PointerEvent): void => {

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { Communication } from "../../page";
 import { bring, hasTimes, layLanes, makeMoments, nearestIn, pan, stepIn, zoom } from "./lanes";
-import { findAt, makeFrame, rowOf, type Scene, walk } from "./scene";
+import { findAt, findSpanAt, makeFrame, rowOf, type Scene, walk } from "./scene";
 
 // Rank 3 issued the last two; rank 0's clock ran backwards once.
 const SAID = {
@@ -100,6 +100,15 @@ test("the pointer finds calls that are near and looked at", () => {
   // Row 1 is at 400, but not looked at.
   expect(findAt(SCENE, frame.x(400), frame.top + 1)).toBeNull();
   expect(findAt(SCENE, frame.x(100), frame.height + 50)).toBeNull();
+});
+
+test("the pointer finds named stretches, the inner one below the outer", () => {
+  const { frame } = SCENE;
+  const inner = frame.top + 0.75 * frame.spanHeight;
+  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), frame.top + 2)).toBe(0);
+  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), inner)).toBe(1);
+  expect(findSpanAt(SCENE, SAID.spans, frame.x(500), frame.top + 2)).toBe(-1);
+  expect(findSpanAt(SCENE, SAID.spans, frame.x(200), frame.top + frame.spanHeight + 1)).toBe(-1);
 });
 
 test("keys walk along a lane and across lanes, past what is not looked at", () => {

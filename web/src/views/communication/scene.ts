@@ -1,4 +1,5 @@
 /** What a timeline shows and where: measures in pixels, what is under the pointer, where keys lead. */
+import type { Spans } from "../../page";
 import { makeScale, type Scale } from "../../parts/scale";
 import { type Lanes, nearestIn, type Range, stepIn } from "./lanes";
 
@@ -71,6 +72,21 @@ export function findAt({ lanes, marks, frame }: Scene, x: number, y: number): Pl
   if (place < 0) return null;
   const distance = Math.abs(frame.x(lanes.xs[found.calls[place]!]!) - x);
   return distance <= Math.max(NEAR, frame.callWidth) ? { lane, place } : null;
+}
+
+/** The named stretch at a point; -1 where there is none. */
+export function findSpanAt({ lanes, frame }: Scene, spans: Spans, x: number, y: number): number {
+  const lane = Math.floor((y - frame.top) / frame.laneHeight);
+  const within = y - frame.top - lane * frame.laneHeight;
+  if (!lanes.depth || x < frame.left || within >= frame.spanHeight) return -1;
+  const depth = Math.floor((within / frame.spanHeight) * lanes.depth);
+  const moment = frame.x.invert(x);
+  const found = lanes.all[lane]?.spans.find((row) => {
+    const start = spans.start_ns[row]!;
+    const isThen = moment >= start && moment <= start + spans.duration_ns[row]!;
+    return isThen && spans.depth[row] === depth;
+  });
+  return found ?? -1;
 }
 
 /** Where a key leads: along a lane from call to call, or to the nearest one of another lane. */

@@ -27,13 +27,14 @@ export function Timeline({ communication, marks }: Props) {
   }, [communication, along, isFolded]);
   const [view, setView] = useState<Range>(lanes.range);
   useEffect(() => setView(lanes.range), [lanes]);
-  const canFold =
-    isFolded || (lanes.all.length > 1 && communication.ranks.length < lanes.all.length);
+  const hasCalls = communication.calls.rank.length > 0;
+  const numKinds = communication.ranks.length; // of ranks that issued the same
+  const canFold = isFolded || (numKinds > 0 && numKinds < lanes.all.length);
   const middle = (view.low + view.high) / 2;
   return (
     <Panel
       title="Timeline"
-      note={describe(lanes, along)}
+      note={describe(lanes, hasCalls)}
       controls={
         <>
           {canFold && (
@@ -47,7 +48,7 @@ export function Timeline({ communication, marks }: Props) {
               onChange={(id) => setParam("lanes", id === "ranks" ? null : id)}
             />
           )}
-          {isTimed && (
+          {isTimed && hasCalls && (
             <Choices
               label="from left to right"
               choices={[
@@ -101,11 +102,14 @@ export function Timeline({ communication, marks }: Props) {
   );
 }
 
-function describe(lanes: Lanes, along: Along): string {
-  const what =
+function describe({ along, numLeftOut }: Lanes, hasCalls: boolean): string {
+  const words = [
     along === "time"
       ? "A lane for each rank, by its own clock."
-      : "A lane for each rank, one collective after the other.";
-  const more = lanes.numLeftOut ? ` ${countOf(lanes.numLeftOut, "rank")} more are not drawn.` : "";
-  return `${what}${more} Taller: more bytes. Drag over a stretch to see it alone.`;
+      : "A lane for each rank, one collective after the other.",
+    numLeftOut > 0 && `${countOf(numLeftOut, "rank")} more are not drawn.`,
+    hasCalls && "Taller: more bytes.",
+    "Drag over a stretch to see it alone.",
+  ];
+  return words.filter(Boolean).join(" ");
 }

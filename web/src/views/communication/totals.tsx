@@ -108,7 +108,11 @@ function Grid({ communication, facets, measure }: Props & { readonly measure: Me
         <tbody>
           {axes.map((axis) => (
             <tr key={axis}>
-              <th scope="row">{nameAxis(communication, axis)}</th>
+              <th scope="row">
+                <span class="clip" title={communication.axes[axis]}>
+                  {nameAxis(communication, axis)}
+                </span>
+              </th>
               {kinds.map((kind) => draw(axis, kind))}
               {kinds.length > 1 && draw(axis, -1)}
             </tr>
