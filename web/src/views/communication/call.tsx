@@ -72,7 +72,12 @@ export function SpanTip({ row }: { row: number }) {
   );
 }
 
-export function CallDetail({ row, isUnasked }: { row: number; isUnasked: boolean }) {
+/** Whether anything with its cause was put in unasked. */
+function isUnasked({ reasons, calls }: Communication, row: number): boolean {
+  return reasons.some((one) => one.is_implicit && one.words === calls.cause[row]);
+}
+
+export function CallDetail({ row }: { row: number }) {
   const communication = read();
   const { calls, causes, groups, phases, dtypes } = communication;
   const { mesh, world_size } = page.value.run;
@@ -84,7 +89,7 @@ export function CallDetail({ row, isUnasked }: { row: number; isUnasked: boolean
     <div class="op-detail">
       <p class="cause-head">
         <b class="mono">{nameCall(row)}</b>
-        {isUnasked && <Badge word="unasked" tone="warn" />}
+        {isUnasked(communication, row) && <Badge word="unasked" tone="warn" />}
         <span class="wrap">{causes[calls.cause[row]!]}</span>
       </p>
       <SourceLine source={calls.source[row]!} />

@@ -1,5 +1,5 @@
 /** Every collective, with its cause and its line. */
-import { useCallback, useEffect, useMemo, useRef } from "preact/hooks";
+import { useCallback, useMemo } from "preact/hooks";
 import type { Communication } from "../../page";
 import { colorOf } from "../../parts/colors";
 import { ModuleLink } from "../../parts/module_link";
@@ -9,7 +9,7 @@ import { type Column, Table } from "../../parts/table";
 import { formatBytesCell, formatNumber } from "../../parts/units";
 import { nameOf } from "../../store/modules";
 import { CallDetail } from "./call";
-import { chosenCall } from "./chosen";
+import { chooseCall, chosen } from "./chosen";
 import { type Facets, markCalls } from "./facets";
 import { nameAxis } from "./totals";
 
@@ -19,45 +19,28 @@ interface Props {
 }
 
 export function Calls({ communication, facets }: Props) {
-  const { calls, reasons, left_out } = communication;
-  const frame = useRef<HTMLDivElement>(null);
+  const { calls, left_out } = communication;
   const columns = useMemo(() => makeColumns(communication), [communication]);
-  const unasked = useMemo(
-    () => new Set(reasons.filter((one) => one.is_implicit).map((one) => one.words)),
-    [reasons],
-  );
   const { axis, kind, phase } = facets;
   const isShown = useMemo(() => {
     const marks = markCalls(communication, { axis, kind, phase });
     return (row: number): boolean => marks[row] === 1;
   }, [communication, axis, kind, phase]);
   const moduleOf = useCallback((row: number) => calls.owner[row]!, [calls]);
-  const isOurs = useRef(false);
-  const chosen = chosenCall.value;
-  useEffect(() => {
-    // What was chosen on the timeline is to be seen; what was chosen here is seen already.
-    if (chosen >= 0 && !isOurs.current) frame.current?.scrollIntoView({ block: "nearest" });
-    isOurs.current = false;
-  }, [chosen]);
   return (
     <Panel title="Every collective" note={left_out || "A row tells why it was said, and where."}>
-      <div ref={frame}>
-        <Table
-          label="collectives"
-          numRows={calls.rank.length}
-          columns={columns}
-          isShown={isShown}
-          modules={moduleOf}
-          active={chosen}
-          onActive={(row) => {
-            isOurs.current = row !== chosenCall.value;
-            chosenCall.value = row;
-          }}
-          detail={(row) => <CallDetail row={row} isUnasked={unasked.has(calls.cause[row]!)} />}
-          empty="No collective was recorded."
-          height="min(60vh, 48rem)"
-        />
-      </div>
+      <Table
+        label="collectives"
+        numRows={calls.rank.length}
+        columns={columns}
+        isShown={isShown}
+        modules={moduleOf}
+        active={chosen.value.row}
+        onActive={(row) => chooseCall(row)}
+        detail={(row) => <CallDetail row={row} />}
+        empty="No collective was recorded."
+        height="min(60vh, 48rem)"
+      />
     </Panel>
   );
 }

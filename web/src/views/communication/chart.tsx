@@ -5,19 +5,10 @@ import { Canvas, remPixels } from "../../parts/canvas";
 import { useSize } from "../../parts/size";
 import { hideTip, showTip } from "../../parts/tooltip";
 import { CallTip, describeCall, SpanTip } from "./call";
-import { chosenCall } from "./chosen";
+import { chooseCall, chosen } from "./chosen";
 import { bring, type Lanes, pan, type Range, zoom } from "./lanes";
 import { paint } from "./paint";
-import {
-  type Frame,
-  findAt,
-  findSpanAt,
-  makeFrame,
-  type Place,
-  rowOf,
-  type Scene,
-  walk,
-} from "./scene";
+import { findAt, findSpanAt, makeFrame, type Place, rowOf, type Scene, walk } from "./scene";
 
 export const ZOOM_STEP = 0.6;
 const DRAG = 5; // pixels from which on a click is a drag
@@ -50,6 +41,7 @@ export function Chart({ communication, marks, lanes, view, onView }: Props) {
     [communication, scene],
   );
   const row = rowOf(scene, at);
+  const choose = (next: number): void => chooseCall(next, { isOnTimeline: true });
   const zoomBy = (factor: number, around: number): void =>
     onView(zoom(view, lanes.range, factor, around));
 
@@ -80,7 +72,7 @@ export function Chart({ communication, marks, lanes, view, onView }: Props) {
     const { x, y } = placeOf(event);
     setBand(null);
     if (band && isWide(band)) onView(rangeOf(band, scene));
-    else chosenCall.value = rowOf(scene, findAt(scene, x, y));
+    else choose(rowOf(scene, findAt(scene, x, y)));
   };
   const step = (event: KeyboardEvent): void => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -90,7 +82,7 @@ export function Chart({ communication, marks, lanes, view, onView }: Props) {
     else if (event.key === "+" || event.key === "=") zoomBy(ZOOM_STEP, middle);
     else if (event.key === "-") zoomBy(1 / ZOOM_STEP, middle);
     else if (event.key === "0") onView(lanes.range);
-    else if (event.key === "Enter" && row >= 0) chosenCall.value = row;
+    else if (event.key === "Enter" && row >= 0) choose(row);
     else return;
     event.preventDefault();
   };
@@ -124,7 +116,8 @@ export function Chart({ communication, marks, lanes, view, onView }: Props) {
       onBlur={leave}
     >
       {width > 0 && <Canvas width={frame.width} height={frame.height} draw={draw} />}
-      {row >= 0 && at && <Cursor frame={frame} lane={at.lane} x={frame.x(lanes.xs[row]!)} />}
+      <Cursor scene={scene} communication={communication} row={chosen.value.row} isChosen />
+      <Cursor scene={scene} communication={communication} row={row} />
       {band && isWide(band) && (
         <div
           class="timeline-band"
@@ -173,11 +166,23 @@ function turn(event: WheelEvent, scene: Scene, onView: (view: Range) => void): b
   return true;
 }
 
-function Cursor({ frame, lane, x }: { frame: Frame; lane: number; x: number }) {
-  if (x < frame.left - 1 || x > frame.width + 1) return null;
+interface CursorProps {
+  readonly scene: Scene;
+  readonly communication: Communication;
+  readonly row: number;
+  readonly isChosen?: boolean;
+}
+
+/** Marks a call, if it is in sight. */
+function Cursor({ scene, communication, row, isChosen = false }: CursorProps) {
+  const { frame, lanes } = scene;
+  const rank = communication.calls.rank[row];
+  const lane = lanes.all.findIndex((one) => one.rank === rank);
+  const x = frame.x(lanes.xs[row] ?? Number.NaN);
+  if (lane < 0 || !(x >= frame.left - 1 && x <= frame.width + 1)) return null;
   return (
     <div
-      class="timeline-cursor"
+      class={isChosen ? "timeline-cursor timeline-chosen" : "timeline-cursor"}
       style={{
         left: `${x}px`,
         top: `${frame.top + lane * frame.laneHeight}px`,

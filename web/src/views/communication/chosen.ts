@@ -1,4 +1,13 @@
-/** The collective that was chosen on the timeline or in the table; -1 is none. */
+/** The collective that was chosen on the timeline or in the table. */
 import { signal } from "@preact/signals";
 
-export const chosenCall = signal(-1);
+interface Chosen {
+  readonly row: number; // -1 is none
+  readonly isOnTimeline: boolean; // where it is told, so that nobody has to look elsewhere
+}
+
+export const chosen = signal<Chosen>({ row: -1, isOnTimeline: false });
+
+export function chooseCall(row: number, { isOnTimeline = false } = {}): void {
+  if (row !== chosen.value.row || isOnTimeline) chosen.value = { row, isOnTimeline };
+}

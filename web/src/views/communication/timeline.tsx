@@ -7,7 +7,9 @@ import { Panel } from "../../parts/panel";
 import { countOf } from "../../parts/units";
 import { page } from "../../store/page";
 import { param, setParam } from "../../store/route";
+import { CallDetail } from "./call";
 import { Chart, ZOOM_STEP } from "./chart";
+import { chooseCall, chosen } from "./chosen";
 import { type Along, hasTimes, type Lanes, layLanes, type Range, zoom } from "./lanes";
 
 interface Props {
@@ -98,6 +100,14 @@ export function Timeline({ communication, marks }: Props) {
           </li>
         ))}
       </ul>
+      {chosen.value.isOnTimeline && chosen.value.row >= 0 && (
+        <div class="table-detail">
+          <button type="button" class="close" aria-label="close" onClick={() => chooseCall(-1)}>
+            ×
+          </button>
+          <CallDetail row={chosen.value.row} />
+        </div>
+      )}
     </Panel>
   );
 }

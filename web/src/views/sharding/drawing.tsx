@@ -65,7 +65,7 @@ function Picture({ drawing }: { drawing: Drawing }) {
             ))}
             {!pieces.length && (
               <text class="side" x={width / 2} y={height / 2} text-anchor="middle" dy="0.35em">
-                {drawing.axes.length ? "too many pieces to draw" : "not cut"}
+                {drawing.axes.length ? "not drawn" : "not cut"}
               </text>
             )}
           </g>
@@ -113,7 +113,7 @@ function PieceTip({ piece }: { piece: Piece }) {
 
 /** `ranks 0-3`; where nobody knows which ranks, Python gives coordinates, which speak for themselves. */
 function nameHolders(ranks: string): string {
-  if (!/^\d/.test(ranks)) return ranks === "all" ? "all ranks" : ranks;
+  if (!/^\d/.test(ranks)) return ranks === "all" ? "all ranks" : ranks || "no rank";
   return /^\d+$/.test(ranks) ? `rank ${ranks}` : `ranks ${ranks}`;
 }
 
