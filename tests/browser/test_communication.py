@@ -25,9 +25,7 @@ def rows_of(page: Page, name: str) -> Locator:
 def add_up(record: PageRecord, kind: str, axis: str) -> tuple[int, int]:
     """Bytes and count of all phases of the busiest rank."""
     said = record.communication
-    sums = [
-        one for one in said.sums if (said.kinds[one.kind], said.axes[one.axis]) == (kind, axis)
-    ]
+    sums = [one for one in said.sums if (said.kinds[one.kind], said.axes[one.axis]) == (kind, axis)]
     return sum(one.wire_bytes for one in sums), sum(one.count for one in sums)
 
 
@@ -72,8 +70,8 @@ def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large
     expect(tip).to_contain_text("pp 0, dp 0, tp 1")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    sent = dict(zip(zip(matrix.sender, matrix.receiver, strict=True), matrix.num_bytes, strict=True))
-    size = format_bytes(sent[0, 4])
+    pairs = zip(matrix.sender, matrix.receiver, strict=True)
+    size = format_bytes(dict(zip(pairs, matrix.num_bytes, strict=True))[0, 4])
     expect(grid).to_have_attribute("aria-valuetext", f"rank 0 to rank {matrix.ranks[4]}: {size}")
     box = grid.locator("canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] - 3)

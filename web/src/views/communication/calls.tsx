@@ -129,7 +129,7 @@ function makeColumns(communication: Communication): Column[] {
     bytes("input", "In", "bytes that the rank puts in", calls.input_bytes),
     bytes("output", "Out", "bytes that the rank gets", calls.output_bytes),
     text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
-    text("group", "Group", 6, (row) => groups[calls.group[row]!]?.name ?? ""),
+    text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
     ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),
   ];
 }

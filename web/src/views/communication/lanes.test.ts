@@ -22,7 +22,8 @@ test("each rank has a lane, its calls from left to right", () => {
     [3, [3, 4]],
   ]);
   expect(ORDER.all[0]!.calls).toEqual(Int32Array.of(0, 1, 2));
-  expect(layLanes(SAID, "time", new Set([3])).all.map(({ rank }) => rank)).toEqual([3]);
+  const folded = layLanes(SAID, "time", new Map([[3, "3-7"]]));
+  expect(folded.all.map(({ rank, label }) => [rank, label])).toEqual([[3, "3-7"]]);
 });
 
 test("a timeline reaches as far as its spans, and its order as far as its calls", () => {

@@ -8,6 +8,7 @@ export type Along = "time" | "order";
 
 export interface Lane {
   readonly rank: number;
+  readonly label: string; // the rank, or those that it stands for
   readonly calls: Int32Array; // from left to right
   readonly spans: readonly number[];
 }
@@ -34,11 +35,11 @@ export function hasTimes({ calls, spans }: Communication): boolean {
   return calls.start_ns.some((start) => start > 0) || spans.rank.length > 0;
 }
 
-/** Lanes of all ranks, or of some. */
+/** Lanes of all ranks, or of some that stand for others too, by what they are called. */
 export function layLanes(
   { calls, spans }: Communication,
   along: Along,
-  wanted?: ReadonlySet<number>,
+  wanted?: ReadonlyMap<number, string>,
 ): Lanes {
   const xs = along === "time" ? calls.start_ns : calls.order;
   const byRank = new Map<number, { calls: number[]; spans: number[] }>();
@@ -62,6 +63,7 @@ export function layLanes(
     const found = byRank.get(rank)!;
     return {
       rank,
+      label: wanted?.get(rank) ?? String(rank),
       calls: Int32Array.from(found.calls).sort((a, b) => xs[a]! - xs[b]! || a - b),
       spans: found.spans,
     };

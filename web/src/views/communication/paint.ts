@@ -40,12 +40,13 @@ function paintLanes(context: CanvasRenderingContext2D, { lanes, frame }: Scene):
   context.textBaseline = "alphabetic";
   context.fillText("rank", left - 8, top - 7);
   context.textBaseline = "middle";
-  lanes.all.forEach(({ rank }, i) => {
+  lanes.all.forEach(({ label }, i) => {
     const y = top + i * laneHeight;
     context.fillStyle = ground;
     context.fillRect(left, y, width - left, laneHeight - 1);
     context.fillStyle = quiet;
-    if (i % step === 0) context.fillText(String(rank), left - 8, y + laneHeight / 2);
+    if (i % step) return;
+    context.fillText(clipText(context, label, left - 8), left - 8, y + laneHeight / 2);
   });
 }
 

@@ -9,8 +9,8 @@ import { Panel } from "../../parts/panel";
 import { placeOf, SourceLine } from "../../parts/source_line";
 import { type Column, Table } from "../../parts/table";
 import { countOf, formatBytes, formatCount, formatNumber } from "../../parts/units";
-import { nameOf, representatives } from "../../store/modules";
-import { type Facets, isOpen, markReasons } from "./facets";
+import { nameOf, representatives, selected } from "../../store/modules";
+import { type Facets, markReasons } from "./facets";
 
 const MAX_MODULES = 24;
 
@@ -45,8 +45,8 @@ export function Reasons({ communication, facets }: Props) {
 }
 
 function describe(facets: Facets): string {
-  const whole = isOpen(facets) || facets.phase < 0 ? "" : " in all phases";
-  return `The costliest first; figures are of the busiest rank${whole}. A row tells the line and the modules.`;
+  const whole = [selected.value >= 0 && ", all modules", facets.phase >= 0 && ", all phases"];
+  return `The costliest first; figures are of the busiest rank${whole.filter(Boolean).join("")}. A row tells the line and the modules.`;
 }
 
 function makeColumns({ reasons, causes }: Communication): Column[] {

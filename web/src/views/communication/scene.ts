@@ -5,6 +5,7 @@ import { type Lanes, nearestIn, type Range, stepIn } from "./lanes";
 
 const NEAR = 8; // pixels within which the pointer finds a call
 const MAX_CALL = 16;
+const MAX_LABEL = 12; // letters
 const BASE_REM = 14; // pixels of a rem on an ordinary screen
 
 /** Where things are, in pixels. */
@@ -34,7 +35,8 @@ export interface Place {
 
 export function makeFrame(lanes: Lanes, view: Range, width: number, rem: number): Frame {
   const unit = rem / BASE_REM;
-  const [left, top] = [40 * unit, 26 * unit];
+  const longest = lanes.all.reduce((most, { label }) => Math.max(most, label.length), 4);
+  const [left, top] = [(12 + 7 * Math.min(longest, MAX_LABEL)) * unit, 26 * unit];
   const number = Math.max(lanes.all.length, 1);
   const tallest = (number <= 4 ? 90 : 56) * unit;
   const laneHeight = Math.max(Math.min(Math.floor((440 * unit) / number), tallest), 5);

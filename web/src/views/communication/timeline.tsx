@@ -24,7 +24,7 @@ export function Timeline({ communication, marks }: Props) {
   const along: Along = isTimed && (wanted === "time" || wanted === "order") ? wanted : usual;
   const isFolded = param("lanes") === "alike";
   const lanes = useMemo(() => {
-    const examples = new Set(communication.ranks.map((one) => one.example));
+    const examples = new Map(communication.ranks.map((one) => [one.example, one.ranks]));
     return layLanes(communication, along, isFolded ? examples : undefined);
   }, [communication, along, isFolded]);
   const [view, setView] = useState<Range>(lanes.range);

@@ -5,6 +5,7 @@ import { colorOf, heatOf } from "../../parts/colors";
 import { Panel } from "../../parts/panel";
 import { tip } from "../../parts/tooltip";
 import { formatBytesCell, formatCount, formatShare } from "../../parts/units";
+import { selected } from "../../store/modules";
 import { changeRoute, navigate, param, route, setParam } from "../../store/route";
 import { type Cell, type Facets, fillCell, type Measure, usedPositions } from "./facets";
 
@@ -70,7 +71,8 @@ function PhaseChoices({ communication, facets }: Props) {
 function describe({ ranks }: Communication, measure: Measure): string {
   const whose = ranks.length > 1 ? "of the busiest rank" : "of one rank";
   const what = measure === "bytes" ? "Bytes on the wire" : "Collectives";
-  return `${what} ${whose}. Click one to see it alone below.`;
+  const whole = selected.value < 0 ? "" : ", all modules";
+  return `${what} ${whose}${whole}. Click one to see it alone below.`;
 }
 
 function Grid({ communication, facets, measure }: Props & { readonly measure: Measure }) {
