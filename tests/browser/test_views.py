@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Page, expect
+
+from shardscope.report.page.build import build_page
 
 VIEWS = {
     "overview": "Findings",
@@ -35,9 +36,16 @@ def test_every_view_of_a_large_page_has_data_and_fits(open_page, large) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_attacks_are_read_and_never_run(open_page, hostile, scheme: str) -> None:
-    page = open_page(hostile, "#/overview", width=400, scheme=scheme)
+def test_every_shape_of_recording_opens_in_every_view(open_page, any_recording) -> None:
+    page = open_page(build_page(any_recording), "#/overview")
+    for view in (*VIEWS, "proof", "compare"):
+        go_to(page, view)
+        expect(page.locator(f".view-{view} > *").first).to_be_visible()
+        assert page.locator(".failure[role=alert]").count() == 0
+
+
+def test_attacks_are_read_and_never_run(open_page, hostile) -> None:
+    page = open_page(hostile, "#/overview", width=400)
     for view in (*VIEWS, "proof"):
         go_to(page, view)
         shown = page.locator(f".view-{view}")
