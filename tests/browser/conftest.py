@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from large_recording import make_hostile, make_large
 from shardscope.report.html import render_page
+from shardscope.report.page.build import build_page
 from shardscope.report.page.records import Page as PageRecord
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -36,6 +38,18 @@ def browser() -> Iterator[Browser]:
         started = playwright.chromium.launch(executable_path=found, args=list(_OPTIONS))
         yield started
         started.close()
+
+
+@pytest.fixture(scope="session")
+def large() -> PageRecord:
+    """20,000 collectives, 5,000 modules, 64 ranks, and something in nearly every view."""
+    return build_page(make_large())
+
+
+@pytest.fixture(scope="session")
+def hostile() -> PageRecord:
+    """Something in every view, and an attack in every text."""
+    return build_page(make_hostile())
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import { words } from "../store/search";
 import { arrangeRows, nextSort, type Sort, type Sortable } from "./arrange";
 import { Empty } from "./empty";
 import { Highlight } from "./highlight";
-import { formatNumber } from "./units";
+import { countOf, formatNumber } from "./units";
 import { useWindow } from "./windowed";
 
 export interface Column extends Sortable {
@@ -28,6 +28,7 @@ export interface TableProps {
   readonly modules?: (row: number) => number | readonly number[]; // that the row is about
   readonly isSelected?: (module: number) => boolean; // isLikeSelection for folded rows
   readonly detail?: (row: number) => ComponentChildren; // more on the active row
+  readonly active?: number; // a row that was chosen elsewhere: it is shown; -1 is none
   readonly onActive?: (row: number) => void; // -1 where none is
   readonly height?: string; // the most, as CSS
 }
@@ -67,7 +68,7 @@ export function Table(props: TableProps) {
   const [active, setActive] = useState(-1); // a row, not its place
   const id = useId();
   const rows = useRows(props, sort);
-  const { ref, rowHeight, bring, first, end } = useWindow(rows.length);
+  const { ref, rowHeight, bring, present, first, end } = useWindow(rows.length);
   const place = rows.indexOf(active);
   const activate = (row: number): void => {
     setActive(row);
@@ -76,6 +77,11 @@ export function Table(props: TableProps) {
   useEffect(() => {
     if (ref.current) ref.current.scrollTop = 0;
   }, [sort, rows.length]);
+  useEffect(() => {
+    if (props.active === undefined || props.active === active) return;
+    setActive(props.active);
+    if (rows.includes(props.active)) present(rows.indexOf(props.active));
+  }, [props.active]);
   if (!numRows) return <Empty>{empty}</Empty>;
 
   const move = (event: KeyboardEvent): void => {
@@ -209,9 +215,8 @@ function Foot({ numShown, numRows, isOfModules }: FootProps) {
   return (
     <div class="table-foot" role="status">
       {numShown === numRows
-        ? formatNumber(numRows)
-        : `${formatNumber(numShown)} of ${formatNumber(numRows)}`}{" "}
-      rows
+        ? countOf(numRows, "row")
+        : `${formatNumber(numShown)} of ${countOf(numRows, "row")}`}
       {isNarrowed && (
         <>
           {" in "}

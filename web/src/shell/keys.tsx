@@ -20,6 +20,7 @@ const KEYS: readonly [string, string][] = [
   [`1 – ${VIEWS.length}`, "go to a view"],
   ["← →", "walk along the tabs, or close and open a module"],
   ["↑ ↓", "walk along rows"],
+  ["+ − 0", "in a timeline: closer, farther, the whole"],
   ["Enter", "select the row's module in every view"],
   ["Esc", "select none; in the search box, empty it"],
   ["t", "light or dark"],

@@ -1,9 +1,74 @@
 /** Who said what to whom, and why. */
-import { Empty } from "../parts/empty";
+import "./communication.css";
+import { useMemo } from "preact/hooks";
+import type { Communication as Said } from "../page";
+import { isInSelection, nameOf, selected } from "../store/modules";
+import { page } from "../store/page";
+import { changeRoute, navigate, route } from "../store/route";
+import { Calls } from "./communication/calls";
+import { type Facets, isOpen, markCalls, readFacets } from "./communication/facets";
+import { Ranks } from "./communication/ranks";
+import { Reasons } from "./communication/reasons";
+import { Sends } from "./communication/sends";
+import { Timeline } from "./communication/timeline";
+import { Timings } from "./communication/timings";
+import { nameAxis, Totals } from "./communication/totals";
 import type { View } from "./view";
 
 function Communication() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const communication = page.value.communication!;
+  const facets = readFacets(communication);
+  const hasCalls = communication.calls.rank.length > 0;
+  const { axis, kind, phase } = facets;
+  const module = selected.value;
+  const marks = useMemo(() => {
+    const found = markCalls(communication, { axis, kind, phase });
+    return found.map((isMarked, row) =>
+      Number(isMarked === 1 && isInSelection(communication.calls.owner[row]!)),
+    );
+  }, [communication, axis, kind, phase, module]);
+  return (
+    <>
+      {hasCalls && (
+        <div class="comm-top">
+          <div class="comm-stack">
+            <Totals communication={communication} facets={facets} />
+            <Ranks ranks={communication.ranks} />
+          </div>
+          <Sends matrix={communication.matrix} note={communication.matrix_note} />
+        </div>
+      )}
+      {hasCalls && <Narrowed communication={communication} facets={facets} />}
+      {hasCalls && <Reasons communication={communication} facets={facets} />}
+      <Timeline communication={communication} marks={marks} />
+      <Timings timings={communication.timings} />
+      {hasCalls && <Calls communication={communication} facets={facets} />}
+    </>
+  );
+}
+
+/** What is looked at alone, and a way back to everything. */
+function Narrowed({ communication, facets }: { communication: Said; facets: Facets }) {
+  if (isOpen(facets)) return null;
+  const { kinds, phases } = communication;
+  const words = [
+    facets.kind < 0 ? "collectives" : kinds[facets.kind],
+    facets.axis >= 0 && `along ${nameAxis(communication, facets.axis)}`,
+    facets.phase >= 0 && `in ${phases[facets.phase]}`,
+    selected.value >= 0 && `of ${nameOf(selected.value)}`,
+  ];
+  const clear = (): void =>
+    navigate(changeRoute(route.value, route.value.view, { axis: null, kind: null, phase: null }), {
+      isReplacing: true,
+    });
+  return (
+    <p class="narrowed" role="status">
+      Below, <b>{words.filter(Boolean).join(" ")}</b> alone.
+      <button type="button" class="text-button" onClick={clear}>
+        show all
+      </button>
+    </p>
+  );
 }
 
 export const view: View = {

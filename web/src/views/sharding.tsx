@@ -1,9 +1,164 @@
-/** Each parameter's placement, drawn over its mesh. */
+/** Each parameter's placement, drawn over its mesh, and the audit of all of them. */
+import "./sharding.css";
+import { useCallback, useMemo, useState } from "preact/hooks";
+import type { Parameters, ShardingTable } from "../page";
+import { Choices } from "../parts/choice";
 import { Empty } from "../parts/empty";
+import { ModuleLink } from "../parts/module_link";
+import { Panel } from "../parts/panel";
+import { Table } from "../parts/table";
+import { formatNumber } from "../parts/units";
+import { isInSelection } from "../store/modules";
+import { page } from "../store/page";
+import { param, setParam } from "../store/route";
+import { Flags, makeColumns } from "./sharding/columns";
+import { Placed } from "./sharding/drawing";
+import { rowToDraw, usableFilters } from "./sharding/rows";
+import { Summary } from "./sharding/summary";
 import type { View } from "./view";
 
+const MAX_LAYOUTS = 48;
+
 function Sharding() {
-  return <Empty>This view is not drawn yet; its data is in the page.</Empty>;
+  const table = page.value.sharding!;
+  const hasParameters = table.parameters.name.length > 0;
+  return (
+    <>
+      {table.layouts.length > 0 && <Layouts table={table} />}
+      {hasParameters && <Audit table={table} />}
+    </>
+  );
+}
+
+function Layouts({ table }: { table: ShardingTable }) {
+  const shown = table.layouts.slice(0, MAX_LAYOUTS);
+  const more = table.layouts.length - shown.length;
+  const note = more ? `${formatNumber(more)} more are not drawn.` : "Asked for by themselves.";
+  return (
+    <Panel title="Layouts" note={note}>
+      <ul class="layouts">
+        {shown.map(({ name, drawing }, i) => (
+          <li key={i}>
+            <h3 class="mono">{name}</h3>
+            <Placed drawing={table.drawings[drawing]!} />
+          </li>
+        ))}
+      </ul>
+    </Panel>
+  );
+}
+
+function Audit({ table }: { table: ShardingTable }) {
+  const { parameters } = table;
+  const [chosen, choose] = useState(-1);
+  const filters = useMemo(() => usableFilters(parameters), [parameters]);
+  const filter = filters.find(({ id }) => id === param("show")) ?? filters[0]!;
+  const columns = useMemo(() => makeColumns(parameters), [parameters]);
+  const isShown = useCallback((row: number) => filter.isOf(parameters, row), [parameters, filter]);
+  const moduleOf = useCallback((row: number) => parameters.module[row]!, [parameters]);
+  const drawn = rowToDraw(
+    parameters.name.length,
+    chosen,
+    (row) => isShown(row) && isInSelection(parameters.module[row]!),
+    (row) => (table.drawings[parameters.drawing[row]!]?.pieces.length ?? 0) > 1,
+  );
+  return (
+    <>
+      <div class="sharding-top">
+        <Summary table={table} />
+        <Drawn table={table} row={drawn} />
+      </div>
+      <Panel
+        title="Parameters"
+        note="A row is drawn, and tells its names."
+        controls={
+          filters.length > 1 && (
+            <Choices
+              label="which parameters"
+              choices={filters}
+              value={filter.id}
+              onChange={(id) => setParam("show", id === "all" ? null : id)}
+            />
+          )
+        }
+      >
+        <Table
+          label="parameters"
+          numRows={parameters.name.length}
+          columns={columns}
+          isShown={isShown}
+          modules={moduleOf}
+          onActive={choose}
+          detail={(row) => <Names parameters={parameters} row={row} />}
+          empty="No parameter was recorded."
+          height="min(70vh, 60rem)"
+        />
+      </Panel>
+    </>
+  );
+}
+
+function Drawn({ table, row }: { table: ShardingTable; row: number }) {
+  const { parameters, drawings } = table;
+  if (row < 0) return <Empty>No parameter is left to draw.</Empty>;
+  const drawing = drawings[parameters.drawing[row]!];
+  return (
+    <Panel title="How it lies" note={<span class="drawn-name mono">{parameters.name[row]}</span>}>
+      {drawing ? (
+        <Placed drawing={drawing} />
+      ) : (
+        <div class="placed">
+          <p class="placed-words">{parameters.placement[row]}</p>
+          <p class="dim">
+            {parameters.shape[row]}, of which a rank holds {parameters.local_shape[row]}.
+          </p>
+        </div>
+      )}
+    </Panel>
+  );
+}
+
+function Names({ parameters, row }: { parameters: Parameters; row: number }) {
+  const facts: readonly [string, string][] = [
+    ["placement", parameters.placement[row]!],
+    ["live name", parameters.live_name[row]!],
+    ["checkpoint key", parameters.checkpoint_key[row]!],
+    ["rule", parameters.rule[row]!],
+    ["FSDP group", parameters.fsdp_group[row]!],
+    ["tied as", parameters.alias_group[row]!],
+    ["recorded on", `ranks ${parameters.ranks[row]}`],
+    ["is", describeKind(parameters, row)],
+  ];
+  return (
+    <div class="op-detail">
+      <p class="cause-head">
+        <b class="mono wrap">{parameters.name[row]}</b>
+        <Flags flags={parameters.flags[row]!} />
+      </p>
+      <dl class="detail-list">
+        <div>
+          <dt>module</dt>
+          <dd>
+            <ModuleLink module={parameters.module[row]!} />
+          </dd>
+        </div>
+        {facts.map(
+          ([label, text]) =>
+            text && (
+              <div key={label}>
+                <dt>{label}</dt>
+                <dd class="wrap mono">{text}</dd>
+              </div>
+            ),
+        )}
+      </dl>
+    </div>
+  );
+}
+
+function describeKind({ is_buffer, is_trainable }: Parameters, row: number): string {
+  if (is_buffer[row]) return "a buffer";
+  return is_trainable[row] ? "a parameter" : "a parameter without gradients";
 }
 
 export const view: View = {

@@ -1,0 +1,174 @@
+"""Who said what to whom, in a real browser: totals that filter, lanes, causes, every collective."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+from playwright.sync_api import Locator, Page, expect
+
+import sample_recordings as samples
+from shardscope.report.page.build import build_page
+from shardscope.report.page.records import Page as PageRecord
+from shardscope.report.units import format_bytes
+
+
+def region(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=name)
+
+
+def rows_of(page: Page, name: str) -> Locator:
+    """How many rows of how many the table of a region shows."""
+    return region(page, name).locator(".table-foot")
+
+
+def add_up(record: PageRecord, kind: str, axis: str) -> tuple[int, int]:
+    """Bytes and count of all phases of the busiest rank."""
+    said = record.communication
+    sums = [one for one in said.sums if (said.kinds[one.kind], said.axes[one.axis]) == (kind, axis)]
+    return sum(one.wire_bytes for one in sums), sum(one.count for one in sums)
+
+
+def picture_of(page: Page) -> str:
+    return page.locator(".timeline canvas").evaluate("canvas => canvas.toDataURL()")
+
+
+def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> None:
+    page = open_page(large, "#/communication")
+    num_bytes, count = add_up(large, "all_reduce", "tp")
+    totals = region(page, "By mesh axis and kind")
+    figure = totals.get_by_role("button", name="all_reduce along tp")
+    expect(figure).to_have_text(f"≤ {format_bytes(num_bytes)}")
+    figure.click()
+    expect(figure).to_have_attribute("aria-pressed", "true")
+    assert "axis=tp&kind=all_reduce" in page.url
+    expect(rows_of(page, "Every collective")).to_have_text("4,992 of 20,000 rows")
+    expect(rows_of(page, "Why")).to_have_text("1 of 4 rows")
+    expect(page.get_by_text("Below, all_reduce along tp alone.")).to_be_visible()
+    totals.get_by_role("button", name="forward").click()
+    shown = region(page, "Every collective").get_by_role("row").nth(1)
+    expect(shown).to_contain_text("forward")
+    totals.get_by_role("button", name="all phases").click()
+    totals.get_by_role("button", name="Counts").click()
+    expect(figure).to_have_text(f"≤ {count}")
+    page.get_by_role("button", name="show all", exact=True).click()
+    expect(rows_of(page, "Every collective")).to_have_text("20,000 rows")
+
+
+def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large) -> None:
+    page = open_page(large, "#/communication")
+    matrix = large.communication.matrix
+    sender, receiver = matrix.sender[0], matrix.receiver[0]
+    grid = page.get_by_role("slider", name="bytes from rank to rank")
+    grid.focus()
+    page.keyboard.press("ArrowDown")
+    size = format_bytes(matrix.num_bytes[0])
+    expect(grid).to_have_attribute(
+        "aria-valuetext", f"rank {matrix.ranks[sender]} to rank {matrix.ranks[receiver]}: {size}"
+    )
+    tip = page.get_by_role("tooltip")
+    expect(tip).to_contain_text("pp 0, dp 0, tp 1")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    pairs = zip(matrix.sender, matrix.receiver, strict=True)
+    size = format_bytes(dict(zip(pairs, matrix.num_bytes, strict=True))[0, 4])
+    expect(grid).to_have_attribute("aria-valuetext", f"rank 0 to rank {matrix.ranks[4]}: {size}")
+    box = grid.locator("canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] - 3)
+    expect(tip).to_contain_text("rank 63")
+    expect(tip).to_contain_text("0 B")
+    expect(region(page, "Ranks that issued the same")).to_contain_text("4 different lists")
+
+
+def test_without_a_matrix_a_sentence_says_why(open_page, large) -> None:
+    note = "Not drawn: 1,024 ranks are too many to tell apart."
+    said = replace(large.communication, matrix=None, matrix_note=note)
+    page = open_page(replace(large, communication=said), "#/communication")
+    expect(region(page, "Who sends to whom")).to_contain_text(note)
+    expect(page.get_by_role("slider", name="bytes from rank to rank")).to_have_count(0)
+
+
+def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
+    page = open_page(large, "#/communication")
+    lanes = page.get_by_role("slider", name="timeline of collectives")
+    whole = picture_of(page)
+    lanes.scroll_into_view_if_needed()
+    box = lanes.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 300, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 400, middle, steps=3)
+    page.mouse.up()
+    assert picture_of(page) != whole
+    page.get_by_role("button", name="whole").click()
+    assert picture_of(page) == whole
+    lanes.focus()
+    page.keyboard.press("+")
+    assert picture_of(page) != whole
+    page.keyboard.press("0")
+    assert picture_of(page) == whole
+    page.keyboard.press("Home")
+    expect(lanes).to_have_attribute("aria-valuetext", re.compile(r"all_gather\[dp\] of rank 0"))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(lanes).to_have_attribute("aria-valuetext", re.compile(r"all_gather\[tp\] of rank 1"))
+    page.keyboard.press("Enter")
+    for name in ("Timeline", "Every collective"):
+        detail = region(page, name).locator(".table-detail")
+        for text in ("unasked", "x = self.attention(x)", "pp 0, dp 0, tp 1", "ranks, 0-3"):
+            expect(detail).to_contain_text(text)
+    chosen = region(page, "Every collective").locator("[role=row][aria-selected=true]")
+    expect(chosen.get_by_role("gridcell").nth(2)).to_have_text("1")
+    expect(page.locator(".timeline-chosen")).to_have_count(1)
+    region(page, "Timeline").get_by_role("button", name="close").click()
+    expect(page.locator(".table-detail, .timeline-chosen")).to_have_count(0)
+    page.get_by_role("button", name="Order").click()
+    assert "along=order" in page.url
+
+
+def test_the_pointer_finds_a_collective_on_the_timeline(open_page, large) -> None:
+    page = open_page(large, "#/communication?kind=all_reduce&lanes=alike")
+    lanes = page.get_by_role("slider", name="timeline of collectives")
+    lanes.scroll_into_view_if_needed()
+    box = lanes.bounding_box()
+    # The first lane begins below the axis; calls are in its lower part.
+    page.mouse.move(box["x"] + 500, box["y"] + 80)
+    tip = page.get_by_role("tooltip")
+    expect(tip).to_contain_text("all_reduce[tp]")
+    named = tip.locator(".mono").last.inner_text()
+    page.mouse.down()
+    page.mouse.up()
+    expect(region(page, "Timeline").locator(".table-detail")).to_contain_text(named)
+    expect(region(page, "Every collective").locator(".table-detail")).to_contain_text(named)
+    page.mouse.move(box["x"] + 500, box["y"] + 32)
+    expect(tip).to_contain_text("900 ms")
+
+
+def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
+    page = open_page(large, "#/communication")
+    why = region(page, "Why")
+    expect(why.locator(".badge")).to_have_text(["unasked", "unasked"])
+    why.get_by_role("row").nth(2).click()
+    detail = why.locator(".table-detail")
+    expect(detail).to_contain_text("No plan and no call asked for it")
+    expect(detail).to_contain_text("x = self.attention(x)")
+    link = detail.get_by_role("link").first
+    name = link.inner_text()
+    link.click()
+    expect(rows_of(page, "Every collective")).to_contain_text(f"of 20,000 rows in {name}")
+    owners = set(
+        region(page, "Every collective").locator(".table-body .module-link").all_inner_texts()
+    )
+    assert owners == {name}
+
+
+def test_a_simulated_run_is_drawn_in_order_and_spans_need_no_collectives(open_page) -> None:
+    llama = build_page(samples.make_llama())
+    simulated = replace(llama, run=replace(llama.run, reality="simulated"))
+    page = open_page(simulated, "#/communication")
+    chosen = region(page, "Timeline").get_by_role("button", name="Order")
+    expect(chosen).to_have_attribute("aria-pressed", "true")
+    page = open_page(build_page(samples.make_phases()), "#/communication")
+    expect(region(page, "Timed stretches")).to_contain_text("step")
+    expect(region(page, "Timeline").get_by_role("button", name="Order")).to_have_count(0)
+    expect(region(page, "Every collective")).to_have_count(0)

@@ -1,0 +1,92 @@
+"""Memory, coverage, the compiler and comparisons, in a real browser."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from compared_recordings import make_pair
+from shardscope.report.page.build import build_page
+from shardscope.report.units import format_bytes
+
+
+def foot_of(page: Page, name: str) -> str:
+    return page.get_by_role("region", name=re.compile(name)).locator(".table-foot").inner_text()
+
+
+def test_the_peak_of_memory_is_the_pages_and_keys_walk_over_the_step(open_page, large) -> None:
+    page = open_page(large, "#/memory")
+    curve = large.memory[0]
+    expect(page.locator(".area-peak text")).to_have_text(f"peak {format_bytes(curve.peak_bytes)}")
+    area = page.get_by_role("slider", name="memory over the step")
+    area.focus()
+    page.keyboard.press("Home")
+    first = sum(column[0] for column in curve.num_bytes)
+    expect(area).to_have_attribute("aria-valuenow", "0")
+    expect(area).to_have_attribute("aria-valuetext", format_bytes(first))
+    page.keyboard.press("ArrowRight")
+    second = sum(column[1] for column in curve.num_bytes)
+    expect(page.get_by_role("tooltip")).to_contain_text(format_bytes(second))
+    expect(page.locator(".area-cursor")).to_have_count(1)
+    kinds = page.get_by_role("region", name="At the peak, by category")
+    shown = kinds.locator(".memory-kind").all_inner_texts()
+    assert len(shown) == sum(any(column) for column in curve.num_bytes)
+    module = page.get_by_role("grid").get_by_role("link").first
+    name = module.inner_text()
+    module.click()
+    expect(page.get_by_text(f"{name} is answerable for")).to_be_visible()
+
+
+def test_a_verdict_keeps_its_ops_and_an_op_tells_where_it_is_called(open_page, large) -> None:
+    page = open_page(large, "#/coverage")
+    level = large.coverage[0]
+    verdict, count = next(
+        (one, num) for one, num in zip(level.verdicts, level.counts, strict=True) if num
+    )
+    button = page.get_by_role("group", name="verdicts").get_by_role("button", name=verdict)
+    expect(button).to_have_text(f"{count} {verdict}")
+    button.click()
+    assert foot_of(page, "Ops$") == f"{count} of {len(level.ops)} rows"
+    ops = page.get_by_role("grid", name="ops")
+    assert set(ops.locator(".table-body .badge").all_inner_texts()) == {verdict}
+    ops.get_by_role("row").nth(1).click()
+    detail = page.locator(".table-detail")
+    expect(detail).to_contain_text("(Tensor self, Tensor other) -> Tensor")
+    expect(detail.get_by_role("link").first).to_have_text("layers.0.attention.wq")
+
+
+def test_the_compiler_shows_what_breaks_graphs_and_the_ops_of_one(open_page, large) -> None:
+    page = open_page(large, "#/compiler")
+    broken = page.get_by_role("region", name=re.compile("Lines that break graphs"))
+    for text in ("call of print", "print(x.shape)", "block.py:31", "Leave it out."):
+        expect(broken).to_contain_text(text)
+    graph = large.compiler.explanations[0].graphs[0]
+    button = page.get_by_role("button", name=re.compile("graph 0"))
+    expect(button).to_contain_text("broken at line 31")
+    button.click()
+    ops = page.get_by_role("grid", name="ops of graph 0")
+    expect(ops).to_have_attribute("aria-rowcount", str(len(graph.op) + 1))
+    expect(ops).to_contain_text("aten.mm.default")
+    diagnosis = large.compiler.diagnoses[0]
+    expect(page.locator("#view")).to_contain_text(diagnosis.fact)
+
+
+def test_a_comparison_lists_changes_and_filters_them(open_page) -> None:
+    before, after = make_pair()
+    record = build_page(after, against=before)
+    page = open_page(record, "#/compare")
+    comparison = record.comparison
+    assert foot_of(page, "Changes") == f"{len(comparison.changes)} rows"
+    area = next(i for i, one in enumerate(comparison.areas) if one.name == "collectives")
+    rows = [one for one in comparison.changes if one.area == area]
+    page.get_by_role("button", name=re.compile("^collectives")).click()
+    assert foot_of(page, "Changes").startswith(f"{len(rows)} of ")
+    changes = page.get_by_role("grid", name="changes")
+    row = changes.get_by_role("row").nth(1)
+    expect(row).to_contain_text("layers.{0…3}.attention.wo")
+    row.locator(".badge").click()
+    detail = page.locator(".table-detail")
+    expect(detail).to_contain_text("unasked")
+    page.get_by_role("group", name="which changes").get_by_role("button", name="Gone").click()
+    assert foot_of(page, "Changes").startswith("0 of ")

@@ -1,0 +1,141 @@
+/** One collective: in a tooltip, and in full. */
+import type { Communication } from "../../page";
+import { Badge } from "../../parts/badge";
+import { ModuleLink } from "../../parts/module_link";
+import { SourceLine } from "../../parts/source_line";
+import { formatBytes, formatDuration, formatNumber } from "../../parts/units";
+import { nameOf } from "../../store/modules";
+import { page } from "../../store/page";
+import { placeOfRank } from "./mesh";
+import { nameAxis } from "./totals";
+
+function read(): Communication {
+  return page.value.communication!;
+}
+
+/** `all_gather[tp]`. */
+export function nameCall(row: number): string {
+  const communication = read();
+  const { kind, axis } = communication.calls;
+  return `${communication.kinds[kind[row]!]}[${nameAxis(communication, axis[row]!)}]`;
+}
+
+export function describeCall(row: number): string {
+  const { calls } = read();
+  return `${nameCall(row)} of rank ${calls.rank[row]}, ${formatBytes(calls.wire_bytes[row]!)} on the wire, ${nameOf(calls.owner[row]!)}`;
+}
+
+export function CallTip({ row }: { row: number }) {
+  const { calls, phases, causes } = read();
+  const start = calls.start_ns[row]!;
+  return (
+    <>
+      <div class="tooltip-title">{nameCall(row)}</div>
+      <div class="dim mono">{nameOf(calls.owner[row]!)}</div>
+      <dl>
+        <dt>rank</dt>
+        <dd>
+          {calls.rank[row]}, number {formatNumber(calls.order[row]!)}
+        </dd>
+        <dt>phase</dt>
+        <dd>{phases[calls.phase[row]!]}</dd>
+        <dt>on the wire</dt>
+        <dd>{formatBytes(calls.wire_bytes[row]!)}</dd>
+        {start > 0 && (
+          <>
+            <dt>after</dt>
+            <dd>{formatDuration(start)}</dd>
+          </>
+        )}
+      </dl>
+      <div>{causes[calls.cause[row]!]}</div>
+    </>
+  );
+}
+
+export function SpanTip({ row }: { row: number }) {
+  const { spans } = read();
+  return (
+    <>
+      <div class="tooltip-title">{spans.names[spans.name[row]!]}</div>
+      <dl>
+        <dt>took</dt>
+        <dd>{formatDuration(spans.duration_ns[row]!)}</dd>
+        <dt>after</dt>
+        <dd>{formatDuration(spans.start_ns[row]!)}</dd>
+        <dt>rank, clock</dt>
+        <dd>
+          {spans.rank[row]}, {spans.names[spans.device[row]!]}
+        </dd>
+      </dl>
+    </>
+  );
+}
+
+/** Whether anything with its cause was put in unasked. */
+function isUnasked({ reasons, calls }: Communication, row: number): boolean {
+  return reasons.some((one) => one.is_implicit && one.words === calls.cause[row]);
+}
+
+export function CallDetail({ row }: { row: number }) {
+  const communication = read();
+  const { calls, causes, groups, phases, dtypes } = communication;
+  const { mesh, world_size } = page.value.run;
+  const group = groups[calls.group[row]!];
+  const place = placeOfRank(calls.rank[row]!, mesh, world_size);
+  const [owner, trigger] = [calls.owner[row]!, calls.trigger[row]!];
+  const start = calls.start_ns[row]!;
+  return (
+    <div class="op-detail">
+      <p class="cause-head">
+        <b class="mono">{nameCall(row)}</b>
+        {isUnasked(communication, row) && <Badge word="unasked" tone="warn" />}
+        <span class="wrap">{causes[calls.cause[row]!]}</span>
+      </p>
+      <SourceLine source={calls.source[row]!} />
+      <dl class="detail-list">
+        <div>
+          <dt>belongs to</dt>
+          <dd>
+            <ModuleLink module={owner} />
+          </dd>
+        </div>
+        {trigger !== owner && (
+          <div>
+            <dt>issued in</dt>
+            <dd>
+              <ModuleLink module={trigger} />
+            </dd>
+          </div>
+        )}
+        <div>
+          <dt>rank</dt>
+          <dd>
+            {calls.rank[row]}
+            {place && <span class="dim"> ({place})</span>}, its number{" "}
+            {formatNumber(calls.order[row]!)}, in {phases[calls.phase[row]!]}
+            {start > 0 && `, ${formatDuration(start)} after the recording began`}
+          </dd>
+        </div>
+        <div>
+          <dt>bytes</dt>
+          <dd>
+            {formatBytes(calls.input_bytes[row]!)} in, {formatBytes(calls.output_bytes[row]!)} out,{" "}
+            {formatBytes(calls.wire_bytes[row]!)} on the wire
+            <span class="dim"> of {dtypes[calls.dtype[row]!]}</span>
+          </dd>
+        </div>
+        {group && (
+          <div>
+            <dt>group</dt>
+            <dd class="wrap">
+              {group.name}: {formatNumber(group.num_ranks)} ranks,{" "}
+              <span class="mono">{group.ranks}</span>
+              {group.backend && <span class="dim"> by {group.backend}</span>}
+            </dd>
+          </div>
+        )}
+      </dl>
+    </div>
+  );
+}

@@ -1,0 +1,135 @@
+/** Every collective, with its cause and its line. */
+import { useCallback, useMemo } from "preact/hooks";
+import type { Communication } from "../../page";
+import { colorOf } from "../../parts/colors";
+import { ModuleLink } from "../../parts/module_link";
+import { Panel } from "../../parts/panel";
+import { placeOf, SourceLine } from "../../parts/source_line";
+import { type Column, Table } from "../../parts/table";
+import { formatBytesCell, formatNumber } from "../../parts/units";
+import { nameOf } from "../../store/modules";
+import { CallDetail } from "./call";
+import { chooseCall, chosen } from "./chosen";
+import { type Facets, markCalls } from "./facets";
+import { nameAxis } from "./totals";
+
+interface Props {
+  readonly communication: Communication;
+  readonly facets: Facets;
+}
+
+export function Calls({ communication, facets }: Props) {
+  const { calls, left_out } = communication;
+  const columns = useMemo(() => makeColumns(communication), [communication]);
+  const { axis, kind, phase } = facets;
+  const isShown = useMemo(() => {
+    const marks = markCalls(communication, { axis, kind, phase });
+    return (row: number): boolean => marks[row] === 1;
+  }, [communication, axis, kind, phase]);
+  const moduleOf = useCallback((row: number) => calls.owner[row]!, [calls]);
+  return (
+    <Panel title="Every collective" note={left_out || "A row tells why it was said, and where."}>
+      <Table
+        label="collectives"
+        numRows={calls.rank.length}
+        columns={columns}
+        isShown={isShown}
+        modules={moduleOf}
+        active={chosen.value.row}
+        onActive={(row) => chooseCall(row)}
+        detail={(row) => <CallDetail row={row} />}
+        empty="No collective was recorded."
+        height="min(60vh, 48rem)"
+      />
+    </Panel>
+  );
+}
+
+function makeColumns(communication: Communication): Column[] {
+  const { calls, kinds, phases, causes, dtypes, groups } = communication;
+  const bytes = (id: string, title: string, hint: string, column: readonly number[]): Column => ({
+    id,
+    title,
+    hint,
+    width: 6.5,
+    align: "end",
+    value: (row) => column[row]!,
+    cell: (row) => formatBytesCell(column[row]!),
+  });
+  const number = (id: string, title: string, hint: string, column: readonly number[]): Column => ({
+    id,
+    title,
+    hint,
+    width: 4.5,
+    align: "end",
+    isText: true, // from the first on
+    value: (row) => column[row]!,
+    cell: (row) => formatNumber(column[row]!),
+  });
+  const text = (
+    id: string,
+    title: string,
+    width: number,
+    read: (row: number) => string,
+  ): Column => ({
+    id,
+    title,
+    width,
+    isText: true,
+    value: read,
+  });
+  const module = (
+    id: string,
+    title: string,
+    width: number,
+    read: (row: number) => number,
+  ): Column => ({
+    id,
+    title,
+    width,
+    grow: 3,
+    isText: true,
+    value: (row) => (read(row) < 0 ? "" : nameOf(read(row))),
+    cell: (row) =>
+      read(row) < 0 ? null : (
+        <span class="clip">
+          <ModuleLink module={read(row)} />
+        </span>
+      ),
+  });
+  const triggerOf = (row: number): number =>
+    calls.trigger[row] === calls.owner[row] ? -1 : calls.trigger[row]!;
+  const hasTriggers = calls.rank.some((_, row) => triggerOf(row) >= 0);
+  return [
+    {
+      ...text("kind", "Collective", 11, (row) => kinds[calls.kind[row]!]!),
+      cell: (row) => (
+        <span class="clip">
+          <span class="swatch" style={{ background: colorOf(calls.kind[row]!) }} />
+          {kinds[calls.kind[row]!]}
+        </span>
+      ),
+    },
+    text("axis", "Axis", 4.5, (row) => nameAxis(communication, calls.axis[row]!)),
+    number("rank", "Rank", "that issued it", calls.rank),
+    number("order", "No.", "in the order in which its rank issued them", calls.order),
+    text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
+    module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
+    bytes("wire", "On wire", "bytes that the rank puts on the wire", calls.wire_bytes),
+    { ...text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!), grow: 3 },
+    {
+      ...text("line", "Line", 13, (row) => placeOf(calls.source[row]!)),
+      grow: 2,
+      cell: (row) => (
+        <span class="clip">
+          <SourceLine source={calls.source[row]!} isShort />
+        </span>
+      ),
+    },
+    bytes("input", "In", "bytes that the rank puts in", calls.input_bytes),
+    bytes("output", "Out", "bytes that the rank gets", calls.output_bytes),
+    text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
+    text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
+    ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),
+  ];
+}

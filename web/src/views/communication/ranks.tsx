@@ -1,0 +1,75 @@
+/** Ranks that issued the same, the busiest first. */
+import { useMemo } from "preact/hooks";
+import type { RankRow } from "../../page";
+import { Bar } from "../../parts/bar";
+import { Panel } from "../../parts/panel";
+import { type Column, Table } from "../../parts/table";
+import { countOf, formatBytes, formatNumber } from "../../parts/units";
+
+export function Ranks({ ranks }: { ranks: readonly RankRow[] }) {
+  const columns = useMemo(() => makeColumns(ranks), [ranks]);
+  if (!ranks.length) return null;
+  return (
+    <Panel title="Ranks that issued the same" note={describe(ranks)}>
+      <Table
+        label="ranks that issued the same"
+        numRows={ranks.length}
+        columns={columns}
+        empty="No rank issued anything."
+        height="18rem"
+      />
+    </Panel>
+  );
+}
+
+function describe(ranks: readonly RankRow[]): string {
+  const num = ranks.reduce((sum, row) => sum + row.num_ranks, 0);
+  if (num === 1) return "One rank was recorded.";
+  return ranks.length === 1
+    ? `All ${formatNumber(num)} recorded ranks issued the same.`
+    : `${formatNumber(num)} recorded ranks issued ${countOf(ranks.length, "different list")} of collectives.`;
+}
+
+function makeColumns(ranks: readonly RankRow[]): Column[] {
+  const most = Math.max(0, ...ranks.map((row) => row.wire_bytes));
+  const at = (row: number): RankRow => ranks[row]!;
+  return [
+    {
+      id: "ranks",
+      title: "Ranks",
+      width: 8,
+      grow: 2,
+      isText: true,
+      value: (row) => at(row).ranks,
+    },
+    {
+      id: "number",
+      title: "Number",
+      width: 5.5,
+      align: "end",
+      value: (row) => at(row).num_ranks,
+      cell: (row) => formatNumber(at(row).num_ranks),
+    },
+    {
+      id: "count",
+      title: "Collectives",
+      hint: "that one of them issued",
+      width: 7,
+      align: "end",
+      value: (row) => at(row).count,
+      cell: (row) => formatNumber(at(row).count),
+    },
+    {
+      id: "wire",
+      title: "On wire",
+      hint: "bytes that one of them puts on the wire",
+      width: 10,
+      grow: 1,
+      align: "end",
+      value: (row) => at(row).wire_bytes,
+      cell: (row) => (
+        <Bar value={at(row).wire_bytes} most={most} text={formatBytes(at(row).wire_bytes)} />
+      ),
+    },
+  ];
+}

@@ -1,0 +1,70 @@
+/** What timed stretches add up to, the longest first. */
+import { useMemo } from "preact/hooks";
+import type { Timing } from "../../page";
+import { Bar } from "../../parts/bar";
+import { Panel } from "../../parts/panel";
+import { type Column, Table } from "../../parts/table";
+import { formatCount, formatDuration } from "../../parts/units";
+
+export function Timings({ timings }: { timings: readonly Timing[] }) {
+  const columns = useMemo(() => makeColumns(timings), [timings]);
+  if (!timings.length) return null;
+  return (
+    <Panel title="Timed stretches" note="Of the rank that took longest; own: less what is within.">
+      <Table
+        label="timed stretches"
+        numRows={timings.length}
+        columns={columns}
+        empty="Nothing was timed."
+        height="18rem"
+      />
+    </Panel>
+  );
+}
+
+function makeColumns(timings: readonly Timing[]): Column[] {
+  const most = Math.max(0, ...timings.map((one) => one.total_ns));
+  const at = (row: number): Timing => timings[row]!;
+  const time = (id: string, title: string, read: (one: Timing) => number): Column => ({
+    id,
+    title,
+    width: 6,
+    align: "end",
+    value: (row) => read(at(row)),
+    cell: (row) => formatDuration(read(at(row))),
+  });
+  return [
+    { id: "name", title: "Name", width: 9, grow: 2, isText: true, value: (row) => at(row).name },
+    { id: "clock", title: "Clock", width: 5, isText: true, value: (row) => at(row).device },
+    {
+      id: "total",
+      title: "Total",
+      width: 10,
+      grow: 1,
+      align: "end",
+      value: (row) => at(row).total_ns,
+      cell: (row) => (
+        <Bar value={at(row).total_ns} most={most} text={formatDuration(at(row).total_ns)} />
+      ),
+    },
+    time("self", "Own", (one) => one.self_ns),
+    time("max", "Longest", (one) => one.max_ns),
+    {
+      id: "count",
+      title: "Times",
+      width: 5,
+      align: "end",
+      value: (row) => at(row).count,
+      cell: (row) => formatCount(at(row).count),
+    },
+    {
+      id: "slowest",
+      title: "Slowest",
+      hint: "the rank that took longest",
+      width: 6,
+      align: "end",
+      value: (row) => at(row).slowest,
+      cell: (row) => `rank ${at(row).slowest}`,
+    },
+  ];
+}

@@ -1,0 +1,93 @@
+/** The audit table's columns; what no parameter has is left out. */
+import type { Parameters } from "../../page";
+import { Badge } from "../../parts/badge";
+import { Highlight } from "../../parts/highlight";
+import type { Column } from "../../parts/table";
+import { formatBytes } from "../../parts/units";
+
+export function makeColumns(parameters: Parameters): Column[] {
+  const text = (
+    id: string,
+    title: string,
+    width: number,
+    column: readonly string[],
+    hint?: string,
+  ): Column => ({
+    id,
+    title,
+    hint,
+    width,
+    isText: true,
+    value: (row) => column[row]!,
+  });
+  const all: (Column | false)[] = [
+    {
+      ...text("name", "Name", 17, parameters.name),
+      grow: 4,
+      cell: (row) => (
+        <span class="clip mono" title={parameters.name[row]}>
+          <Highlight text={parameters.name[row]!} />
+          {parameters.is_buffer[row] && <span class="dim"> buffer</span>}
+        </span>
+      ),
+    },
+    has(parameters.flags) && {
+      ...text("flags", "Findings", 10, parameters.flags, "rules of the audit"),
+      grow: 2,
+      cell: (row) => <Flags flags={parameters.flags[row]!} />,
+    },
+    { ...text("placement", "Placement", 17, parameters.placement), grow: 3 },
+    { ...text("shape", "Shape", 9.5, parameters.shape), grow: 1 },
+    {
+      ...text("local", "On a rank", 9.5, parameters.local_shape, "the shape that one rank holds"),
+      grow: 1,
+    },
+    text("dtype", "Dtype", 6, parameters.dtype),
+    {
+      id: "bytes",
+      title: "Bytes",
+      hint: "of the whole parameter",
+      width: 6.5,
+      align: "end",
+      value: (row) => parameters.global_bytes[row]!,
+      cell: (row) => formatBytes(parameters.global_bytes[row]!),
+    },
+    {
+      id: "held",
+      title: "Held",
+      hint: "bytes of it on one rank",
+      width: 6.5,
+      align: "end",
+      value: (row) => parameters.local_bytes[row]!,
+      cell: (row) => formatBytes(parameters.local_bytes[row]!),
+    },
+    has(parameters.rule) && {
+      ...text("rule", "Rule", 9, parameters.rule, "of the plan that placed it"),
+      grow: 2,
+    },
+    has(parameters.fsdp_group) && {
+      ...text("fsdp", "FSDP group", 8, parameters.fsdp_group, "the module that gathers it"),
+      grow: 1,
+    },
+    has(parameters.alias_group) && {
+      ...text("tie", "Tied as", 7, parameters.alias_group, "those with the same are one tensor"),
+      grow: 1,
+    },
+  ];
+  return all.filter((column) => column !== false);
+}
+
+function has(column: readonly string[]): boolean {
+  return column.some(Boolean);
+}
+
+export function Flags({ flags }: { flags: string }) {
+  if (!flags) return null;
+  return (
+    <span class="flags">
+      {flags.split(", ").map((flag) => (
+        <Badge key={flag} word={flag} tone="warn" />
+      ))}
+    </span>
+  );
+}

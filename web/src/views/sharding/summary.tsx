@@ -1,0 +1,54 @@
+/** How much there is, how much of it one rank holds, and how much of that others hold as well. */
+import type { ShardingTable } from "../../page";
+import { Panel } from "../../parts/panel";
+import { formatBytes, formatShare } from "../../parts/units";
+import { page } from "../../store/page";
+
+export function Summary({ table }: { table: ShardingTable }) {
+  const { global_bytes: whole, local_bytes: local, replicated_bytes: shared } = table;
+  const alone = Math.max(local - shared, 0);
+  return (
+    <Panel
+      title="What a rank holds"
+      note="Parameters, tied ones once, buffers apart; of the rank that holds most."
+    >
+      <div class="held">
+        <Line label="the whole model" text={formatBytes(whole)}>
+          <span class="held-part held-whole" style={{ flexGrow: 1 }} />
+        </Line>
+        <Line
+          label="on one rank"
+          text={`${formatBytes(local)}, ${formatShare(local, whole)} of it`}
+        >
+          <span class="held-part held-local" style={{ flexGrow: local }} />
+          <span class="held-rest" style={{ flexGrow: Math.max(whole - local, 0) }} />
+        </Line>
+        {page.value.run.world_size > 1 && local > 0 && (
+          <Line
+            label="on other ranks as well"
+            text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
+          >
+            <span class="held-part held-shared" style={{ flexGrow: shared }} />
+            <span class="held-part held-local" style={{ flexGrow: alone }} />
+          </Line>
+        )}
+      </div>
+    </Panel>
+  );
+}
+
+interface LineProps {
+  readonly label: string;
+  readonly text: string;
+  readonly children: preact.ComponentChildren;
+}
+
+function Line({ label, text, children }: LineProps) {
+  return (
+    <div class="held-line">
+      <span class="held-label">{label}</span>
+      <span class="held-bar">{children}</span>
+      <span class="held-text">{text}</span>
+    </div>
+  );
+}
