@@ -55,7 +55,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "shardscope needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,ecosystem]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,docs,ecosystem]'
+	# On all cores, where pip compiles on one; a few packages bring files that are not Python.
+	-$(BIN)/python -m compileall -qq -j 0 .venv/lib
 	touch $@
 
 clean:

@@ -28,7 +28,14 @@ def pytest_collection_finish() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+    # Every op that torch traces makes hundreds of objects, most of which live on.
+    gc.set_threshold(10_000)
     gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: a worker without tests cannot take one that has begun."""
+    items.sort(key=lambda item: "integration" not in item.path.parts)
 
 
 _SHAPES = {

@@ -13,6 +13,7 @@ from parallel_cases.by_hand import check_case
 from parallel_cases.case import Case, kinds
 from parallel_cases.layers import layer_cases
 from parallel_cases.ops import op_cases
+from parallel_cases.together import group, together
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.talk import listen
 from shardscope.record import Agreement
@@ -27,11 +28,36 @@ pytestmark = pytest.mark.filterwarnings(
 
 # One op or layer that is trained has its outputs compared there; its rules are proven elsewhere.
 SMALL = {case.name for case in (*op_cases(), *layer_cases())}
+OPS = {tuple(case.name for case in cases) for cases in group(op_cases()) if len(cases) > 1}
+TOGETHER = {name for names in OPS for name in names}
+ALONE = {name: case for name, case in CASES.items() if name not in TOGETHER}
 RUN = [
     name
-    for name, case in CASES.items()
+    for name, case in ALONE.items()
     if case.runs and not (case.trains and case.counts is None and name in SMALL)
 ]
+
+
+@pytest.mark.parametrize("names", sorted(OPS), ids=lambda names: f"{names[0]} … {names[-1]}")
+def test_results_and_gradients_of_ops_are_those_of_one_device(names: tuple[str, ...]) -> None:
+    cases = [CASES[name] for name in names]
+    try:
+        check_alone(together(cases))
+    except Exception as error:
+        wrong = {name: told for name in names if (told := tell_what_fails(CASES[name]))}
+        raise AssertionError(f"wrong alone: {wrong}; together: {error}") from error
+
+
+def check_alone(case: Case) -> None:
+    check(case, case.parallelize(training=case.trains))
+
+
+def tell_what_fails(case: Case) -> str | None:
+    try:
+        check_alone(case)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the case is named
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -47,7 +73,7 @@ def test_outputs_and_buffers_are_those_of_one_device(name: str) -> None:
         assert kinds(program.exported(0).graph.nodes) == case.counts
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.trains])
+@pytest.mark.parametrize("name", [name for name, case in ALONE.items() if case.trains])
 def test_gradients_are_those_of_one_device(name: str) -> None:
     case = CASES[name]
     program = case.parallelize(training=True)
