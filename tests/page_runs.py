@@ -78,6 +78,7 @@ def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
 def _settle(folder: Path) -> None:
     """Surroundings that do not depend on where tests run."""
     os.chdir(folder)
+    Path("examples").symlink_to(ROOT / "examples")
     sys.argv = ["guide.py"]
     sys.path.insert(0, str(folder))
     os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", OMP_NUM_THREADS="1")
@@ -152,13 +153,14 @@ class Reader:
 
     def _run_commands(self, block: Block) -> str:
         lines = [line for line in _join_lines(block.text) if shlex.split(line, comments=True)]
+        ends = [int(code) for code in block.said.get("exit", "0").split()]
+        codes = dict(zip(lines, [0] * (len(lines) - len(ends)) + ends, strict=True))
         printed = ""
         for line in lines:
-            expected = int(block.said.get("exit", 0)) if line is lines[-1] else 0
             name, *args = shlex.split(line, comments=True)
             code, said = _run_shell(line) if name in _HARMLESS else self._command(name, args)
             printed += said
-            if code != expected:
+            if code != codes[line]:
                 raise PageError(f"{line} ends with {code}:\n{said}")
         return printed
 
@@ -213,6 +215,11 @@ def _shown_version() -> str:
 
 
 def _call_verb(args: list[str]) -> tuple[int, str]:
+    if ">" in args:
+        *args, _, file = args
+        code, said = _call_verb(args)
+        Path(file).write_text(said)
+        return code, ""
     with mock.patch.object(sys, "argv", ["shardscope", *args]):
         done = CliRunner().invoke(main, args, catch_exceptions=False)
     return done.exit_code, done.output

@@ -35,7 +35,7 @@ SCRIPT = _load_script()
 
 def comparable(recording: Recording) -> Any:
     """All of a recording but versions."""
-    return SCRIPT._change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
+    return SCRIPT.change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
 
 
 @pytest.mark.filterwarnings("default")
