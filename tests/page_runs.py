@@ -27,7 +27,6 @@ from unittest import mock
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 
 import shardscope
@@ -40,10 +39,19 @@ __all__ = ["PageError", "Reader", "is_run", "run_page"]
 
 WIDTH = 100
 _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
+_BUILD = re.compile(r"(?<=torch \d\.\d\d\.\d)\+\w+")  # for which devices it was built
 _HARMLESS = ("ls", "sed")
+
+
+def _parse_yaml(text: str) -> object:
+    import yaml  # comes with mkdocs, and not with torch
+
+    return yaml.safe_load(text)
+
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     "toml": tomllib.loads,
-    "yaml": yaml.safe_load,
+    "yaml": _parse_yaml,
     "json": json.loads,
 }
 _KINDS = ("python", "sh", "first", "file", "text", *_PARSERS)
@@ -262,7 +270,7 @@ def _expand(args: list[str]) -> list[str]:
 
 
 def _words(line: str, varies: bool) -> str:
-    words = " ".join(line.split())
+    words = _BUILD.sub("", " ".join(line.split()))
     return _ROUNDED.sub("#", words) if varies else words
 
 
