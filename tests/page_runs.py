@@ -34,6 +34,7 @@ from home_workers import stay_at_home
 from page_blocks import ROOT, Block, read_blocks
 from rank_processes import run_ranks
 from shardscope.cli import main
+from shardscope.record import load
 
 __all__ = ["PageError", "Reader", "is_run", "run_page"]
 
@@ -228,6 +229,9 @@ def _call_verb(args: list[str]) -> tuple[int, str]:
         code, said = _call_verb(args)
         Path(file).write_text(said)
         return code, ""
+    if args[0] == "tui":  # takes over a terminal: that there is such a verb, and a file, will do
+        load(args[1])
+        args = ["tui", "--help"]
     with mock.patch.object(sys, "argv", ["shardscope", *args]):
         done = CliRunner().invoke(main, args, catch_exceptions=False)
     return done.exit_code, done.output

@@ -13,7 +13,7 @@ import page_runs
 from page_blocks import PAGES, Block, read_blocks
 
 TIMEOUT_S = 240
-MAX_NOT_RUN = 16
+MAX_NOT_RUN = 12
 
 # What forks of one process find imported, so that a page costs no seconds of importing.
 _PRELOADED = ["torch", "torch._dynamo", "torch.distributed.tensor", "shardscope.compat", "pytest"]
