@@ -20,8 +20,8 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.up = nn.Parameter(torch.empty(NUM_EXPERTS, DIM, HIDDEN))
-        self.down = nn.Parameter(torch.empty(NUM_EXPERTS, HIDDEN, DIM))
+        self.up = nn.Parameter(torch.randn(NUM_EXPERTS, DIM, HIDDEN) / DIM**0.5)
+        self.down = nn.Parameter(torch.randn(NUM_EXPERTS, HIDDEN, DIM) / HIDDEN**0.5)
         self.group = None
 
     def forward(self, x):
@@ -68,8 +68,7 @@ class Mixture(nn.Module):
 
 
 def model():
-    with torch.device("meta"):
-        return Mixture()
+    return Mixture()
 
 
 def batch(model):
@@ -85,6 +84,9 @@ def parallelize(model, mesh):
             setattr(experts, name, nn.Parameter(cut))
         # Every rank has tokens of its own: experts are shared along dp, all else along both.
         fully_shard(experts, mesh=mesh["dp"])
+        # They get gradients of all ranks' tokens, and FSDP would average over dp alone.
+        experts.set_gradient_divide_factor(mesh.size())
+        experts.set_force_sum_reduction_for_comms(True)  # which gloo can do
         fully_shard(block, mesh=mesh["dp", "ep"])
     fully_shard(model, mesh=mesh["dp", "ep"])
 

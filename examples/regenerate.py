@@ -1,66 +1,100 @@
 """Writes the recordings of the examples anew: `make examples`, or this file, from the root.
 
-What differs from run to run (times) is set to zero, so that only what changed is seen to change.
+One recording for each example, with all that its commands have found. What differs from run to run
+(times) is set to zero, so that only what changed is seen to change.
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from shardscope.cli import main
 from shardscope.record import Recording, load, save
 
 FOLDER = Path(__file__).parent / "recordings"
+# The first says what ran; of modules, the last that described them is believed.
 COMMANDS = {
-    "llama-trace": "trace examples/llama.py --mesh dp=16,tp=4",
-    "llama-audit": "audit examples/llama.py --mesh dp=16,tp=4",
-    "llama-memory": "memory examples/llama.py --mesh dp=16,tp=4 --gpu-memory 80GiB",
-    "moe-trace": "trace examples/moe.py --mesh dp=4,ep=8",
-    "moe-audit": "audit examples/moe.py --mesh dp=4,ep=8",
-    "moe-memory": "memory examples/moe.py --mesh dp=4,ep=8 --gpu-memory 80GiB",
-    "vision-trace": "trace examples/vision.py --mesh dp=8 --data",
-    "vision-explain": "explain examples/vision.py",
+    "llama": (
+        "trace examples/llama.py --mesh dp=16,tp=4",
+        "memory examples/llama.py --mesh dp=16,tp=4 --gpu-memory 80GiB",
+        "audit examples/llama.py --mesh dp=16,tp=4",
+    ),
+    "moe": (
+        "trace examples/moe.py --mesh dp=4,ep=8",
+        "memory examples/moe.py --mesh dp=4,ep=8 --gpu-memory 80GiB",
+        "coverage examples/moe.py --mesh dp=2,ep=2",
+        "audit examples/moe.py --mesh dp=4,ep=8",
+    ),
+    "vision": (
+        "trace examples/vision.py --mesh dp=8 --data",
+        "explain examples/vision.py",
+    ),
 }
+_JOINED = ("findings", "gaps", "memory", "coverage", "explanations")
 
 
 def regenerate(name: str, folder: Path) -> Path:
-    """Run one command, and keep its recording as FOLDER/NAME.json.gz."""
-    path = folder / f"{name}.json.gz"
-    args = shlex.split(COMMANDS[name])
+    """Run an example's commands, and keep what they find as FOLDER/NAME.json.gz."""
+    recordings = [_record(command) for command in COMMANDS[name]]
+    return save(without_times(combine(recordings)), folder / f"{name}.json.gz", force=True)
+
+
+def _record(command: str) -> Recording:
+    args = shlex.split(command)
     sys.argv = ["shardscope", *args]  # which the recording tells
-    done = CliRunner().invoke(main, [*args, "-o", str(path), "--force"])
-    if done.exit_code == 2:
-        raise SystemExit(f"shardscope {COMMANDS[name]}: {done.output}")
-    return save(without_times(load(path)), path, force=True)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recording.json"
+        done = CliRunner().invoke(main, [*args, "-o", str(path)])
+        if done.exit_code == 2:
+            raise SystemExit(f"shardscope {command}: {done.output}")
+        return load(path)
+
+
+def combine(recordings: Sequence[Recording]) -> Recording:
+    """What several commands found out about the same rank, in one recording."""
+    first = recordings[0]
+    instruments = tuple(chain.from_iterable(one.run.instruments for one in recordings))
+    modules = [one.modules for one in recordings if one.modules][-1]
+    joined = {
+        field: tuple(chain.from_iterable(getattr(one, field) for one in recordings))
+        for field in _JOINED
+    }
+    run = replace(first.run, instruments=instruments)
+    return replace(first, run=run, modules=modules, **joined)
 
 
 def without_times(recording: Recording) -> Recording:
     """The recording with every figure of time set to zero."""
-    return msgspec.convert(_change(msgspec.to_builtins(recording), _is_time, 0), Recording)
+    return msgspec.convert(change(msgspec.to_builtins(recording), _is_time, 0), Recording)
 
 
-def _is_time(key: str) -> bool:
-    return key.endswith(("_ns", "_s"))
+def _is_time(field: str) -> bool:
+    return field.endswith(("_ns", "_s"))
 
 
-def _change(value: Any, is_meant: Callable[[str], bool], new: Any) -> Any:
+def change(value: Any, is_meant: Callable[[str], bool], new: Any) -> Any:
+    """Records as dicts and lists, with another value in the fields that are meant."""
     if isinstance(value, dict):
         return {
-            key: new if is_meant(key) else _change(one, is_meant, new) for key, one in value.items()
+            field: new if is_meant(field) else change(one, is_meant, new)
+            for field, one in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_change(one, is_meant, new) for one in value]
+        return [change(one, is_meant, new) for one in value]
     return value
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for name in COMMANDS:
-        print(regenerate(name, FOLDER))
+    for example in COMMANDS:
+        print(regenerate(example, FOLDER))

@@ -4,7 +4,8 @@ Comments in a page's source, which readers do not see, steer how the blocks afte
 
     <!-- not run: why -->           the next block is not run
     <!-- needs: shardscope tui -->  the next block is run where that verb exists
-    <!-- exit: 1 -->                the next block's last command ends with 1
+    <!-- exit: 1 -->                the next block's last command ends with 1; with several numbers,
+                                    its last commands
     <!-- figures vary -->           decimals in the next output differ from machine to machine
     <!-- same as: plan.toml -->     the next block is the text of a file that the page has written
     <!-- first: code -->            Python that the page's reader is taken to have, run in its place

@@ -27,7 +27,6 @@ from unittest import mock
 
 import pytest
 import torch
-import yaml
 from click.testing import CliRunner
 
 import shardscope
@@ -35,15 +34,25 @@ from home_workers import stay_at_home
 from page_blocks import ROOT, Block, read_blocks
 from rank_processes import run_ranks
 from shardscope.cli import main
+from shardscope.record import load
 
 __all__ = ["PageError", "Reader", "is_run", "run_page"]
 
 WIDTH = 100
 _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
+_BUILD = re.compile(r"(?<=torch \d\.\d\d\.\d)\+\w+")  # for which devices it was built
 _HARMLESS = ("ls", "sed")
+
+
+def _parse_yaml(text: str) -> object:
+    import yaml  # comes with mkdocs, and not with torch
+
+    return yaml.safe_load(text)
+
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     "toml": tomllib.loads,
-    "yaml": yaml.safe_load,
+    "yaml": _parse_yaml,
     "json": json.loads,
 }
 _KINDS = ("python", "sh", "first", "file", "text", *_PARSERS)
@@ -78,6 +87,7 @@ def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
 def _settle(folder: Path) -> None:
     """Surroundings that do not depend on where tests run."""
     os.chdir(folder)
+    Path("examples").symlink_to(ROOT / "examples")
     sys.argv = ["guide.py"]
     sys.path.insert(0, str(folder))
     os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", OMP_NUM_THREADS="1")
@@ -152,13 +162,14 @@ class Reader:
 
     def _run_commands(self, block: Block) -> str:
         lines = [line for line in _join_lines(block.text) if shlex.split(line, comments=True)]
+        ends = [int(code) for code in block.said.get("exit", "0").split()]
+        codes = dict(zip(lines, [0] * (len(lines) - len(ends)) + ends, strict=True))
         printed = ""
         for line in lines:
-            expected = int(block.said.get("exit", 0)) if line is lines[-1] else 0
             name, *args = shlex.split(line, comments=True)
             code, said = _run_shell(line) if name in _HARMLESS else self._command(name, args)
             printed += said
-            if code != expected:
+            if code != codes[line]:
                 raise PageError(f"{line} ends with {code}:\n{said}")
         return printed
 
@@ -213,6 +224,14 @@ def _shown_version() -> str:
 
 
 def _call_verb(args: list[str]) -> tuple[int, str]:
+    if ">" in args:
+        *args, _, file = args
+        code, said = _call_verb(args)
+        Path(file).write_text(said)
+        return code, ""
+    if args[0] == "tui":  # takes over a terminal: that there is such a verb, and a file, will do
+        load(args[1])
+        args = ["tui", "--help"]
     with mock.patch.object(sys, "argv", ["shardscope", *args]):
         done = CliRunner().invoke(main, args, catch_exceptions=False)
     return done.exit_code, done.output
@@ -255,7 +274,7 @@ def _expand(args: list[str]) -> list[str]:
 
 
 def _words(line: str, varies: bool) -> str:
-    words = " ".join(line.split())
+    words = _BUILD.sub("", " ".join(line.split()))
     return _ROUNDED.sub("#", words) if varies else words
 
 

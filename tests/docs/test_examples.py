@@ -35,7 +35,7 @@ SCRIPT = _load_script()
 
 def comparable(recording: Recording) -> Any:
     """All of a recording but versions."""
-    return SCRIPT._change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
+    return SCRIPT.change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
 
 
 @pytest.mark.filterwarnings("default")
@@ -47,7 +47,10 @@ def test_a_committed_recording_is_what_its_command_gives(
     monkeypatch.setattr(sys, "argv", sys.argv)
     made = load(SCRIPT.regenerate(name, tmp_path))
     committed = load(SCRIPT.FOLDER / f"{name}.json.gz")
-    assert comparable(made) == comparable(committed), "run make examples"
+    if made.run.torch_version == committed.run.torch_version:
+        assert comparable(made) == comparable(committed), "run make examples"
+    else:  # its ops may be others, but not what the ranks say
+        assert [one.kind for one in made.collectives] == [one.kind for one in committed.collectives]
 
 
 def test_every_recording_is_small_has_a_command_and_names_no_machine() -> None:
