@@ -243,9 +243,11 @@ def _run_shell(line: str) -> tuple[int, str]:
 
 
 def _run_pytest(args: list[str]) -> tuple[int, str]:
+    # Whoever reads the page starts pytest anew; here our plugin was imported long before.
+    unheard = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        code = pytest.main(["-p", "no:cacheprovider", "--rootdir=.", *args])
+        code = pytest.main(["-p", "no:cacheprovider", "--rootdir=.", *unheard, *args])
     return int(code), said.getvalue()
 
 
