@@ -3,7 +3,7 @@
 Comments in a page's source, which readers do not see, steer how the blocks after them are run:
 
     <!-- not run: why -->           the next block is not run
-    <!-- needs: shardscope tui -->  the next block is run where that verb exists
+    <!-- needs: lightning -->       the next block is run where that package is installed
     <!-- exit: 1 -->                the next block's last command ends with 1; with several numbers,
                                     its last commands
     <!-- figures vary -->           decimals in the next output differ from machine to machine

@@ -20,8 +20,10 @@ import sys
 import tomllib
 import traceback
 import types
+import webbrowser
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -41,6 +43,7 @@ __all__ = ["PageError", "Reader", "is_run", "run_page"]
 WIDTH = 100
 _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
 _BUILD = re.compile(r"(?<=torch \d\.\d\d\.\d)\+\w+")  # for which devices it was built
+_QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that are imported here
 _HARMLESS = ("ls", "sed")
 
 
@@ -63,11 +66,9 @@ class PageError(Exception):
 
 
 def is_run(block: Block) -> bool:
-    """Whether the page does not say otherwise, and the verb that it needs exists."""
-    if "not run" in block.said:
-        return False
-    verb = block.said.get("needs", "").removeprefix("shardscope ").split(" ")[0]
-    return not verb or verb in main.list_commands(None)  # type: ignore[arg-type]
+    """Whether the page does not say otherwise, and the package that it needs is there."""
+    needed = block.said.get("needs", "")
+    return "not run" not in block.said and (not needed or find_spec(needed) is not None)
 
 
 def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
@@ -98,6 +99,7 @@ def _settle(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     stay_at_home(pytest.MonkeyPatch())
+    webbrowser.open = lambda *_, **__: True  # type: ignore[assignment]
 
 
 class Reader:
@@ -243,11 +245,9 @@ def _run_shell(line: str) -> tuple[int, str]:
 
 
 def _run_pytest(args: list[str]) -> tuple[int, str]:
-    # Whoever reads the page starts pytest anew; here our plugin was imported long before.
-    unheard = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        code = pytest.main(["-p", "no:cacheprovider", "--rootdir=.", *unheard, *args])
+        code = pytest.main(["-p", "no:cacheprovider", "--rootdir=.", *_QUIET, *args])
     return int(code), said.getvalue()
 
 

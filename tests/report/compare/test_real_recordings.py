@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate
@@ -15,7 +12,6 @@ from shardscope import Recording, audit, diff, simulate, trace
 from shardscope.report.compare.changes import Area
 from small_models import MLP, Block, Net, Sum, batch, shard_net
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "compare.md"
 COLWISE_ROWWISE = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 ONLY_UP = {"up": ColwiseParallel(output_layouts=Replicate())}
 
@@ -91,13 +87,3 @@ def test_another_plan_moves_communication_and_parameters():
         "changed other | {0,1}.down ×2: weight: placement: tp: Shard(1) → plain",
         "changed other | {0,1}.down ×2: weight: shape on a rank: 8×8 → 8×32",
     ]
-
-
-def test_the_guide_prints_what_it_says(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    program, printed = re.findall(r"```(?:python)?\n(.*?)```", GUIDE.read_text(), re.DOTALL)[:2]
-    Path("guide.py").write_text(program)
-    exec(compile(program, str(tmp_path / "guide.py"), "exec"), {"__name__": "guide"})
-    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert "\n".join(printed.splitlines()) in "\n".join(shown)
