@@ -7,6 +7,7 @@ taken down at the end; tests of those start a real one.
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import runpy
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +40,36 @@ _PRELOADED = [
 _TESTS = Path(__file__).parent
 
 
+def _find_path() -> str:
+    """Where the package that is tested here lies, whatever the current folder is."""
+    found = importlib.util.find_spec("shardscope")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).resolve().parents[1])
+
+
+# Not that of the test which happens to need a program first.
+_BEFORE_TESTS = {**os.environ, "PYTHONPATH": _find_path()}
+
+
+@cache
 def warm_context() -> ForkServerContext:
     """Whose processes have torch at once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    now = dict(os.environ)
+    try:
+        _set_environment(_BEFORE_TESTS)
+        forkserver.ensure_running()
+    finally:
+        _set_environment(now)
     return context
+
+
+def _set_environment(env: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    os.environ.update(env)
 
 
 @final
@@ -111,9 +139,7 @@ def _become(arguments: list[str], env: dict[str, str], folder: str, out: str, er
         file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, fd)
         os.close(file)
-    for name in set(os.environ) - set(env):
-        del os.environ[name]
-    os.environ.update(env)
+    _set_environment(env)
     os.chdir(folder)
     # Tests are found on the path of those who test.
     sys.path[:] = [one for one in sys.path if Path(one) not in (_TESTS, _TESTS.parent)]
