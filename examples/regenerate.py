@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 from click.testing import CliRunner
-from msgspec.structs import replace
 
 from shardscope.cli import main
-from shardscope.record import Recording, load, save
+from shardscope.record import Recording, load, merge, save
 
 FOLDER = Path(__file__).parent / "recordings"
-# The first says what ran; of modules, the last that described them is believed.
 COMMANDS = {
     "llama": (
         "trace examples/llama.py --mesh dp=16,tp=4",
@@ -40,13 +37,12 @@ COMMANDS = {
         "explain examples/vision.py",
     ),
 }
-_JOINED = ("findings", "gaps", "memory", "coverage", "explanations")
 
 
 def regenerate(name: str, folder: Path) -> Path:
     """Run an example's commands, and keep what they find as FOLDER/NAME.json.gz."""
     recordings = [_record(command) for command in COMMANDS[name]]
-    return save(without_times(combine(recordings)), folder / f"{name}.json.gz", force=True)
+    return save(without_times(merge(recordings)), folder / f"{name}.json.gz", force=True)
 
 
 def _record(command: str) -> Recording:
@@ -58,19 +54,6 @@ def _record(command: str) -> Recording:
         if done.exit_code == 2:
             raise SystemExit(f"shardscope {command}: {done.output}")
         return load(path)
-
-
-def combine(recordings: Sequence[Recording]) -> Recording:
-    """What several commands found out about the same rank, in one recording."""
-    first = recordings[0]
-    instruments = tuple(chain.from_iterable(one.run.instruments for one in recordings))
-    modules = [one.modules for one in recordings if one.modules][-1]
-    joined = {
-        field: tuple(chain.from_iterable(getattr(one, field) for one in recordings))
-        for field in _JOINED
-    }
-    run = replace(first.run, instruments=instruments)
-    return replace(first, run=run, modules=modules, **joined)
 
 
 def without_times(recording: Recording) -> Recording:

@@ -26,7 +26,7 @@ __all__ = ["command"]
 def command(
     ctx: click.Context, files: tuple[str, ...], output: str, force: bool, strict: bool
 ) -> None:
-    """Join FILEs, one per rank, into OUT, and check that the ranks agree.
+    """Join FILEs, one for each rank and instrument, into OUT, and check that the ranks agree.
 
     A FILE that cannot be read becomes a gap. Exits with 1 if there is a finding.
     """

@@ -1,4 +1,7 @@
-"""Many ranks' recordings joined into one; a rank that is missing or damaged becomes a gap."""
+"""Many recordings joined into one: of a run's ranks, and of the instruments that looked at it.
+
+A rank that is missing or damaged becomes a gap.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from msgspec.structs import replace
 
 from shardscope.errors import MergeError, RecordingError
 from shardscope.record.codec import load
+from shardscope.record.combine import combine
 from shardscope.record.ranks import RankSpan, compress_ranks, expand_ranks, format_ranks
 from shardscope.record.recording import Gap, Group, Module, Recording, RunInfo
 
@@ -71,13 +75,31 @@ def _explain_none(errors: list[RecordingError]) -> RecordingError:
 
 
 def merge(recordings: Iterable[Recording]) -> Recording:
-    """Join recordings of one run's ranks; the result does not depend on their order."""
+    """Join recordings of one run's ranks, and what several instruments found out about them.
+
+    The result does not depend on their order.
+    """
     return _merge([_Part(recording) for recording in recordings])
 
 
-def _merge(unsorted: Sequence[_Part]) -> Recording:
-    if not unsorted:
+def _merge(parts: Sequence[_Part]) -> Recording:
+    if not parts:
         raise MergeError("there is nothing to merge. Name the recordings of a run's ranks.")
+    alike: dict[tuple[str, ...], list[_Part]] = {}
+    for part in parts:
+        alike.setdefault(part.run.instruments, []).append(part)
+    if len(alike) == 1:
+        return _merge_ranks(parts)
+    # One file of an instrument is all that it was asked for: no rank is missing.
+    return combine(
+        [
+            found[0].recording if len(found) == 1 else _merge_ranks(found)
+            for _, found in sorted(alike.items())
+        ]
+    )
+
+
+def _merge_ranks(unsorted: Sequence[_Part]) -> Recording:
     sources = sorted(unsorted, key=_sort_key)
     _check_same_world(sources)
     _check_no_rank_twice(sources)
