@@ -58,9 +58,7 @@ COVERAGE = _record(
 
 def test_each_instruments_findings_are_there_and_the_trace_says_what_ran():
     combined = merge([COVERAGE, MEMORY, AUDIT, TRACE])
-    assert combined.run == replace(
-        TRACE.run, instruments=("audit", "coverage", "memory", "trace")
-    )
+    assert combined.run == replace(TRACE.run, instruments=("audit", "coverage", "memory", "trace"))
     assert combined.collectives == TRACE.collectives
     assert combined.memory == MEMORY.memory
     assert combined.coverage == COVERAGE.coverage
