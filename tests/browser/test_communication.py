@@ -148,7 +148,7 @@ def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
     page = open_page(large, "#/communication")
     why = region(page, "Why")
     expect(why.locator(".badge")).to_have_text(["unasked", "unasked"])
-    why.get_by_role("row").nth(2).click()
+    why.get_by_role("row").filter(has_text="unasked").first.click()
     detail = why.locator(".table-detail")
     expect(detail).to_contain_text("No plan and no call asked for it")
     expect(detail).to_contain_text("x = self.attention(x)")

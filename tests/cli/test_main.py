@@ -199,12 +199,13 @@ _SLOW = """
 import time
 from importlib import import_module
 verb = import_module("shardscope.cli.{verb}")
+loading = import_module("shardscope.cli.loading")
 merge = import_module("shardscope.record.merge")
 def slowly(path, load=merge.load):
     time.sleep({seconds})
     return load(path)
 if hasattr(verb, "load"): verb.load = slowly
-merge.load = slowly
+loading.load = merge.load = slowly
 from shardscope.cli import main
 main({args!r})
 """

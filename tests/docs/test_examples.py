@@ -18,7 +18,8 @@ from shardscope.record import Recording, load
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 120
 MAX_BYTES = 200_000
-_VERSIONS = ("torch_version", "shardscope_version", "torch_name")
+# Versions, and numbers that count what the process did before.
+_INCIDENTAL = ("torch_version", "shardscope_version", "torch_name", "compile_id")
 
 
 def _load_script() -> ModuleType:
@@ -34,8 +35,8 @@ SCRIPT = _load_script()
 
 
 def comparable(recording: Recording) -> Any:
-    """All of a recording but versions."""
-    return SCRIPT.change(msgspec.to_builtins(recording), _VERSIONS.__contains__, "")
+    """All of a recording that does not depend on when and where it was made."""
+    return SCRIPT.change(msgspec.to_builtins(recording), _INCIDENTAL.__contains__, "")
 
 
 @pytest.mark.filterwarnings("default")

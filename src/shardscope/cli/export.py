@@ -110,7 +110,8 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
 def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:
     if target == "-":
         # On a terminal the output itself says how far it is.
-        with show_progress("writing", is_shown=not sys.stdout.isatty()):
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+        with show_progress("writing", is_shown=not is_terminal):
             write_out(pieces)
         return
     with show_progress(f"writing {target}"):
