@@ -16,6 +16,7 @@ def differs(function, *inputs, seed=1) -> bool:
 
 
 X = numbers(30, 30)
+DOUBLE = X.double()
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,22 @@ X = numbers(30, 30)
         lambda x: x * 2,
         lambda x: x.round().floor(),
         lambda x: x.argsort(),
+        lambda x: torch.cat([-DOUBLE.clone(), DOUBLE.relu()]),
+        lambda x: torch.nn.functional.embedding(torch.arange(3), x),
     ],
-    ids=["max", "moves", "equal", "count", "whole", "zero", "twice", "round", "sort"],
+    ids=[
+        "max",
+        "moves",
+        "equal",
+        "count",
+        "whole",
+        "zero",
+        "twice",
+        "round",
+        "sort",
+        "double",
+        "rows",
+    ],
 )
 def test_what_is_exact_stays(function):
     assert not differs(function, X)

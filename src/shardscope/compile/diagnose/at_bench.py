@@ -23,7 +23,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
 from shardscope.compile.diagnose.isolation.payload import unpack
-from shardscope.compile.diagnose.judging.judge import judge
+from shardscope.compile.diagnose.judging.judge import glance, judge
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
 from shardscope.compile.diagnose.repro.script import PASSING
@@ -44,6 +44,7 @@ __all__ = [
     "check_program",
     "describe",
     "load",
+    "point_at",
     "recall",
     "run_passing",
     "set_up",
@@ -124,10 +125,12 @@ def check(bench: Bench, piece: Piece, compiler: Compiler) -> Outcome:
 
 def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
     """Judge a fragment by all values in it, in order: the first that is off may be to blame."""
-    exposed = in_order(_recorded(bench, key).expose())
-    outcome = judge(exposed, compiler, announce=bench.announce)
-    name = name_output(exposed, outcome)
-    return replace(outcome, hints=(name,)) if name else outcome
+    return _hinting(_expose(bench, key), partial(judge, announce=bench.announce), compiler)
+
+
+def point_at(bench: Bench, key: int, compiler: Compiler) -> Outcome:
+    """The same at a glance, for a fragment that is known to be wrong."""
+    return _hinting(_expose(bench, key), partial(glance, announce=bench.announce), compiler)
 
 
 def check_program(bench: Bench, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
@@ -226,6 +229,17 @@ class _Counted:
     def __call__(self, fragment: Fragment, compiler: Compiler) -> Outcome:
         self.num_calls += 1
         return judge(fragment, compiler)
+
+
+def _expose(bench: Bench, key: int) -> Fragment:
+    return in_order(_recorded(bench, key).expose())
+
+
+def _hinting(exposed: Fragment, judge: Callable[..., Outcome], compiler: Compiler) -> Outcome:
+    """With the node as a hint whose value is off."""
+    outcome = judge(exposed, compiler)
+    name = name_output(exposed, outcome)
+    return replace(outcome, hints=(name,)) if name else outcome
 
 
 def _cut(bench: Bench, piece: Piece) -> Fragment:

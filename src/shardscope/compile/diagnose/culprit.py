@@ -13,8 +13,8 @@ from shardscope.compile.diagnose.at_bench import (
     Loaded,
     Piece,
     attempt,
-    check_exposed,
     describe,
+    point_at,
 )
 from shardscope.compile.diagnose.blaming.announcements import blame_last
 from shardscope.compile.diagnose.blaming.blame import Blame
@@ -123,7 +123,7 @@ class Culprit:
         if whole.hints or whole.condition not in NUMBERS:
             return whole.hints
         try:
-            outcome: Outcome = self._queries.run(check_exposed, key, self._compiler)
+            outcome: Outcome = self._queries.run(point_at, key, self._compiler)
         except CompileError:  # it is only slower without
             return ()
         return outcome.hints if is_alike(outcome, whole) else ()

@@ -23,7 +23,7 @@ from compile_backends import (
     wrong_backward,
 )
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.judging.judge import Judge, judge
+from shardscope.compile.diagnose.judging.judge import Judge, glance, judge
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
 
@@ -67,6 +67,15 @@ def test_an_output_cut_off_from_its_inputs_is_a_fault_of_backward():
     outcome = judge(layered(), Compiler(after(lambda outputs: [one.detach() for one in outputs])))
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
     assert outcome.fact == "gradient of input 0 is missing"
+
+
+def test_a_glance_names_the_first_output_that_is_off_and_pulls_nothing_back():
+    piece = fragment(lambda x: (x + 1, x * 2, x * 3), numbers(5).requires_grad_())
+    spoil = after(lambda outputs: [outputs[0], outputs[1] + 1, outputs[2] + 1])
+    assert glance(piece, Compiler(spoil)).deviation.tensor == "output 1"
+    assert glance(piece, Compiler(wrong_backward)).condition is Condition.FINE
+    assert judge(piece, Compiler(wrong_backward)).condition is Condition.WRONG_RESULT
+    assert glance(piece, Compiler(raises)).condition is Condition.COMPILE_ERROR
 
 
 def test_a_nan_is_told_as_such():

@@ -181,10 +181,22 @@ def test_a_suspect_that_fails_alone_costs_one_question() -> None:
     assert (keep, shrunk.num_queries, shrunk.is_minimal) == (frozenset({311}), 1, True)
 
 
-def test_wrong_suspects_cost_two_questions_at_most() -> None:
-    keep, shrunk = search(400, lambda ops: 311 in ops, suspects=["gone", "n1", "n2", "n3"])
-    assert keep == {311}
-    assert shrunk.num_queries <= 12
+@pytest.mark.parametrize(("suspects", "bar"), [(("gone", "n1", "n2", "n3"), 24), (("n300",), 20)])
+def test_wrong_suspects_cost_few_questions(suspects: tuple[str, ...], bar: int) -> None:
+    keep, shrunk = search(400, lambda ops: 311 in ops, suspects=suspects)
+    assert (keep, shrunk.is_minimal) == (frozenset({311}), True)
+    assert shrunk.num_queries <= bar
+
+
+@pytest.mark.parametrize("shown", [0, 1])
+@pytest.mark.parametrize(("distance", "bar"), [(1, 5), (3, 10), (60, 18), (240, 22)])
+def test_the_other_of_two_is_searched_for_near_the_one_where_it_showed(
+    distance: int, bar: int, shown: int
+) -> None:
+    pair = (320 - distance, 320)
+    keep, shrunk = search(400, lambda ops: ops.issuperset(pair), suspects=[f"n{pair[shown]}"])
+    assert (keep, shrunk.is_minimal) == (frozenset(pair), True)
+    assert shrunk.num_queries <= bar
 
 
 def test_no_set_is_asked_about_twice() -> None:

@@ -5,6 +5,7 @@ It is started by its path and must import nothing of ours: a repro has to fail w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -16,10 +17,11 @@ import select
 import signal
 import socket
 import sys
+import traceback
 import warnings
 from typing import final
 
-__all__ = ["end_with_parent", "run_nursery", "run_one_script"]
+__all__ = ["end_with_parent", "import_all", "run_nursery", "run_one_script"]
 
 _PR_SET_PDEATHSIG = 1
 _MAX_REQUEST = 1 << 17  # bytes
@@ -39,8 +41,17 @@ def end_with_parent(parent: int, *, is_tied: bool) -> None:
         os._exit(1)
 
 
+def import_all(names: str) -> None:
+    """What any script that compiles imports, and takes long."""
+    for name in names.split(","):
+        importlib.import_module(name)
+
+
 def run_one_script(requests: int, replies: int) -> None:
-    """Say that torch is there, wait for the name of a script, and run it as Python would."""
+    """Say that torch is there, wait for the name of a script, and run it as Python would.
+
+    Except that modules are not taken down at the end: that takes torch longer than many a script.
+    """
     os.close(replies)
     with os.fdopen(requests, "rb") as file:
         asked = file.read()
@@ -49,7 +60,25 @@ def run_one_script(requests: int, replies: int) -> None:
     path, *arguments = json.loads(asked)
     sys.argv[:] = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    runpy.run_path(path, run_name="__main__")
+    code = _find_exit_code(path)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _find_exit_code(path: str) -> int:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:  # noqa: BLE001 - as Python itself does
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 @final
@@ -152,14 +181,14 @@ def run_nursery(control: int) -> None:
     if code:
         exec(code, {"__name__": "__main__"})
     else:
-        run_one_script(*map(int, sys.argv[1:]))
+        names, *fds = sys.argv[1:]
+        import_all(names)
+        run_one_script(*map(int, fds))
 
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]), is_tied=sys.argv[2] == "tied")
-    # What any script that compiles imports, and takes long.
-    for name in sys.argv[3].split(","):
-        importlib.import_module(name)
+    import_all(sys.argv[3])
     fds = [int(one) for one in sys.argv[4:]]
     if len(fds) == 1:
         run_nursery(*fds)

@@ -20,7 +20,7 @@ from typing import final
 
 import torch
 
-from shardscope._torch.preloading import FOR_SCRIPTS
+from shardscope._torch.preloading import FOR_FORKS
 from shardscope.compile.diagnose.isolation.child import (
     LAST_WAIT_S,
     Child,
@@ -33,7 +33,7 @@ from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 __all__ = ["FRESH", "Nursery", "open_nursery"]
 
 FRESH = Path(__file__).with_name("fresh.py")
-_IMPORTED = ",".join(FOR_SCRIPTS)
+_IMPORTED = ",".join(FOR_FORKS)
 _KILLED = -9
 _MAX_REPLY = 1024
 

@@ -22,6 +22,7 @@ from shardscope.compile.diagnose.isolation.nursery import FRESH, Nursery
 
 __all__ = ["FreshProcess", "ScriptResult", "prewarm", "run_script"]
 
+_IMPORTED = ",".join(FOR_SCRIPTS)
 _START_LIMIT_S = 300.0
 _LOOK_MS = 100
 
@@ -100,9 +101,9 @@ def _start(
 ) -> Child:
     if nursery is not None:
         assert extra is None, "a process that has begun keeps its environment"
-        return nursery.fork("", pass_fds=fds)
+        return nursery.fork("", _IMPORTED, pass_fds=fds)
     is_tied = threading.current_thread() is threading.main_thread()
-    told = (os.getpid(), "tied" if is_tied else "free", ",".join(FOR_SCRIPTS), *fds)
+    told = (os.getpid(), "tied" if is_tied else "free", _IMPORTED, *fds)
     return spawn(
         [sys.executable, "-P", str(FRESH), *map(str, told)],
         environment=enclosure.environment(extra),

@@ -30,10 +30,11 @@ from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["Judge", "describe_error", "judge", "resolve"]
+__all__ = ["Judge", "describe_error", "glance", "judge", "resolve"]
 
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
 _MESSAGE = 4000  # characters of an error that are kept
+_NUM_AT_A_GLANCE = 3  # runs with other roundings
 _SAME_DRAWS = {"fallback_random": True}  # inductor's: draw as eager execution does
 
 
@@ -42,6 +43,17 @@ def judge(
 ) -> Outcome:
     """Compile a fragment, run it, and say how it compares with eager execution."""
     return Judge(fragment, seed=seed).judge(compiler, announce=announce)
+
+
+def glance(fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing) -> Outcome:
+    """The first output that is off, forward, run once: what is known to be wrong gives a hint."""
+    backend, runs = resolve(compiler), FragmentRuns(fragment, pulls_back=False)
+    with kept_random_state(), patched_inductor(compiler.config):
+        _ = runs.eager
+        try:
+            return weigh(_Trial.make(runs, backend, announce).run(), _Hurried(runs))
+        except _Failure as failure:
+            return failure.outcome
 
 
 @final
@@ -180,6 +192,28 @@ def describe_error(error: BaseException, phase: str) -> Outcome:
         signature=make_signature(error),
         hints=find_hints(error),
     )
+
+
+@final
+@dataclass(frozen=True)
+class _Hurried:
+    """Eager runs, of which few have to do."""
+
+    runs: FragmentRuns
+
+    @property
+    def eager(self) -> Result:
+        return self.runs.eager
+
+    @property
+    def exact(self) -> Result | None:
+        return self.runs.exact
+
+    def run_others(self, count: int) -> Sequence[Result]:
+        return self.runs.run_others(min(count, _NUM_AT_A_GLANCE))
+
+    def run_again(self, count: int) -> Sequence[Result]:
+        return self.runs.run_again(count)
 
 
 @final

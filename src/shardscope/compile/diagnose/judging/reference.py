@@ -30,9 +30,10 @@ Call = Callable[[Sequence[Any]], Any]
 class FragmentRuns:
     """A fragment's eager runs, and others of the same kind."""
 
-    def __init__(self, fragment: Fragment, *, seed: int = 0) -> None:
+    def __init__(self, fragment: Fragment, *, seed: int = 0, pulls_back: bool = True) -> None:
         self.fragment = fragment
         self._seed = seed
+        self._pulls_back = pulls_back  # gradients too
         self._others: list[Result] = []
         self._again: list[Result] = []
         self._is_roundable = True
@@ -97,6 +98,7 @@ class FragmentRuns:
                 inputs,
                 seed=self._seed,
                 with_gradients=self.fragment.with_gradients,
+                pulls_back=self._pulls_back,
                 announce=announce,
             )
         return Result({**result.values, **self._find_changed(inputs)}, result.gradients)

@@ -33,6 +33,7 @@ def run(
     *,
     seed: int,
     with_gradients: bool,
+    pulls_back: bool = True,
     announce: Announce = say_nothing,
 ) -> Result:
     """Call with `inputs`, which are changed; outputs that can be are pulled back to them."""
@@ -42,7 +43,7 @@ def run(
     settle_device()
     named = _name_outputs(outputs)
     values = {name: _keep(one) for name, one in named.items()}
-    if not with_gradients:
+    if not with_gradients or not pulls_back:
         return Result(values, {})
     announce("backward")
     gradients = pull_back(named, name_inputs(inputs))

@@ -1,9 +1,10 @@
 """The fewest ops that still fail, in as few trials as possible.
 
-One op is to blame nearly always, and halving finds it. If that leads nowhere, several are needed
-together: then the last of them is searched for, then the first, then those in between. What passes
-need not pass when more is taken away from it, so nothing is concluded from one answer to another
-set: at the end each op is taken away once, and the result stands only if none of that fails.
+One op is to blame nearly always, and halving finds it where none is suspected. If that leads
+nowhere, several are needed together: then the last of them is searched for, then the first, then
+those in between. What passes need not pass when more is taken away from it, so nothing is concluded
+from one answer to another set: at the end each op is taken away once, and the result stands only if
+none of that fails.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shardscope.compile.diagnose.searching.asking import Answer, BudgetSpentErro
 __all__ = ["Answer", "Progress", "Shrunk", "shrink"]
 
 _MAX_SUSPECTS = 2
+_FEW_OF = 4  # parts that a program is divided by for what is still near
 _STRIDE = 4  # how much wider each look is than the one before, where what is sought is near
 
 
@@ -43,16 +45,19 @@ def shrink(
 ) -> Shrunk:
     """Find ops of which none can be spared, in a program that is known to fail as a whole.
 
-    `suspects` are tried alone first; `reads` says whose results an op reads, and lets the search
-    try the ops that connect two others before it looks at all between them.
+    `suspects` are tried alone first, then the first of them with its neighbours; `reads` says
+    whose results an op reads, and lets the search try the ops that connect two others before it
+    looks at all between them.
     """
     trials = Trials(names, ask, budget=budget, on_progress=on_progress)
     is_minimal = is_interrupted = False
+    suspects = [name for name in suspects if name in names]
     try:
         _try_suspects(trials, suspects)
-        _halve(trials)
+        if not suspects:
+            _halve(trials)
         while not is_minimal:
-            _gather(trials, reads or {})
+            _gather(trials, reads or {}, suspects)
             is_minimal = _is_minimal(trials)
     except BudgetSpentError:
         is_minimal = False  # nobody has looked whether more can be spared
@@ -68,9 +73,14 @@ def shrink(
 
 
 def _try_suspects(trials: Trials, suspects: Sequence[str]) -> None:
-    trials.num_left = _MAX_SUSPECTS + _num_halvings(trials.best) + 1
-    for name in [name for name in suspects if name in trials.best][:_MAX_SUSPECTS]:
-        if trials.is_failing([name]):
+    """One alone, then the first with its neighbours: the others that it takes are often near."""
+    names = trials.best
+    trials.num_left = _MAX_SUSPECTS + _num_halvings(names) + 1
+    if not suspects or any(trials.is_failing([name]) for name in suspects[:_MAX_SUSPECTS]):
+        return
+    place = names.index(suspects[0])
+    for size in _first_sizes(len(names) // _FEW_OF, near=0):
+        if trials.is_failing(names[max(0, place - size) : place + size + 1]):
             return
 
 
@@ -87,25 +97,39 @@ def _halve(trials: Trials) -> None:
     trials.is_failing(part)
 
 
-def _gather(trials: Trials, reads: Mapping[str, Sequence[str]]) -> None:
+def _gather(trials: Trials, reads: Mapping[str, Sequence[str]], suspects: Sequence[str]) -> None:
     """Collect ops without which what is left does not fail, until these alone do."""
     names = trials.best
     if len(names) <= 1:
         return
     trials.num_left = 2 * _num_halvings(names) + 4
-    end = _first_failing_size(trials, [], names)
-    last, rest = names[end - 1], names[: end - 1]
-    if trials.is_failing([last]):
+    outermost, others = _find_outermost(trials, suspects)
+    if trials.is_failing([outermost]):
         return
     # Ops that only fail together are near each other more often than not.
-    trials.num_left = _num_halvings(rest) + 4
-    backwards = rest[::-1]
-    start = _first_failing_size(trials, [last], backwards, near=0)
-    first, rest = backwards[start - 1], backwards[: start - 1][::-1]
-    if trials.is_failing([first, last]):
+    trials.num_left = _num_halvings(others) + 4
+    size = _first_failing_size(trials, [outermost], others, near=0)
+    opposite, rest = others[size - 1], trials.sort(others[: size - 1])
+    if trials.is_failing([outermost, opposite]):
         return
+    first, last = trials.sort([outermost, opposite])
     rest = _connecting(trials, first, last, rest, reads)
     _gather_between(trials, [first, last], rest)
+
+
+def _find_outermost(trials: Trials, suspects: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """The first or last op that it takes, and those after or before it, the nearest first.
+
+    A suspect may be either; otherwise it is the last, which is searched for.
+    """
+    names = trials.best
+    for place in [names.index(name) for name in suspects[:1] if name in names]:
+        if trials.is_failing(names[: place + 1]):
+            return names[place], names[:place][::-1]
+        if trials.is_failing(names[place:]):
+            return names[place], names[place + 1 :]
+    end = _first_failing_size(trials, [], names)
+    return names[end - 1], names[: end - 1][::-1]
 
 
 def _gather_between(trials: Trials, needed: list[str], rest: tuple[str, ...]) -> None:
