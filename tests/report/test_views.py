@@ -17,12 +17,16 @@ from sample_recordings import (
     make_run,
 )
 from shardscope.record import (
+    Axis,
     Finding,
     MemoryKind,
     MemoryProfile,
     MemorySample,
     MemoryUse,
+    Module,
+    Parameter,
     Phase,
+    RankSpan,
     Severity,
 )
 from shardscope.report.layout import format_bar
@@ -172,6 +176,28 @@ def test_placements_are_drawn_with_the_piece_of_one_rank(llama):
     assert "■ □ □ □ □ □ □ □" in text
     assert "cut dim 0 in 128 and dim 1 in 8" in text
     assert "dp: Shard(dim=0), tp: Shard(dim=1)" in text
+
+
+def test_placements_are_read_as_a_page_reads_them():
+    run = make_run(world_size=8, axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
+
+    def draw(*placements, axes=("dp", "tp")):
+        weight = Parameter(
+            name="w",
+            shape=(8, 6),
+            local_shape=(8, 2),
+            dtype="float32",
+            placements=placements,
+            axes=axes,
+        )
+        module = Module(name="", type="M", ranks=(RankSpan(0),), parameters=(weight,))
+        return show(make_recording(modules=(module,), run=run), "sharding")
+
+    assert "cut dim 1 in 8" in draw("Shard(-1)", "S(1)")
+    assert "cut dim 0 in 8" in draw("_StridedShard(dim=0, sf=2)", "Shard(dim=0)")
+    assert "whole on every rank" in draw("Replicate()", "Shard(5)")
+    # The size of an axis that the mesh does not have is told by the shapes.
+    assert "cut dim 1 in 3" in draw("Shard(1)", axes=("ep",))
 
 
 def test_one_module_keeps_what_is_its_own_and_below_it(llama):
