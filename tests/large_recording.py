@@ -52,21 +52,7 @@ NUM_RANKS = PP * DP * TP
 NUM_CALLS = 20_000
 NUM_MODULES = 5_000
 NUM_SAMPLES = 6_000  # of memory, on each rank
-_BLOCK = (
-    ("", "TransformerBlock"),
-    (".attention_norm", "RMSNorm"),
-    (".attention", "Attention"),
-    (".attention.wq", "Linear"),
-    (".attention.wk", "Linear"),
-    (".attention.wv", "Linear"),
-    (".attention.wo", "Linear"),
-    (".ffn_norm", "RMSNorm"),
-    (".feed_forward", "FeedForward"),
-    (".feed_forward.w1", "Linear"),
-    (".feed_forward.w2", "Linear"),
-    (".feed_forward.w3", "Linear"),
-)
-_NUM_LAYERS = (NUM_MODULES - 5) // len(_BLOCK)
+_NUM_LAYERS = (NUM_MODULES - 5) // len(samples.LLAMA_BLOCK)
 _FILE = "/home/somebody/projects/a-rather-long-name/src/training/models/transformer/block.py"
 _SIZES = (4096, 4096)
 
@@ -139,7 +125,7 @@ def _make_modules() -> Iterator[Module]:
         yield Module(name=name, type=kind, ranks=everybody)
     for layer in range(_NUM_LAYERS):
         ranks = (RankSpan(_stage_of(layer) * DP * TP, DP * TP),)
-        for suffix, kind in _BLOCK:
+        for suffix, kind in samples.LLAMA_BLOCK:
             name = f"layers.{layer}{suffix}"
             yield Module(
                 name=name,
@@ -148,7 +134,7 @@ def _make_modules() -> Iterator[Module]:
                 parameters=tuple(_make_parameters(name, kind)),
                 marks=(Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",)),) if not suffix else (),
             )
-    rest = NUM_MODULES - 2 - _NUM_LAYERS * len(_BLOCK)
+    rest = NUM_MODULES - 2 - _NUM_LAYERS * len(samples.LLAMA_BLOCK)
     for index in range(rest):
         yield Module(name=f"head{index}", type="Linear", ranks=everybody)
 

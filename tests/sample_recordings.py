@@ -446,7 +446,8 @@ def _hostile_memory() -> MemoryProfile:
     )
 
 
-_BLOCK = (
+# The modules of one layer, by what their names add to its own.
+LLAMA_BLOCK = (
     ("", "TransformerBlock"),
     (".attention_norm", "RMSNorm"),
     (".attention", "Attention"),
@@ -469,7 +470,7 @@ def make_llama(
     """One step of a Llama under FSDP2 + TP, the same on each of `ranks`."""
     layers = [f"layers.{index}" for index in range(num_layers)]
     names = [("", "Llama"), ("tok_embeddings", "Embedding"), ("layers", "ModuleList")]
-    names += [(layer + suffix, kind) for layer in layers for suffix, kind in _BLOCK]
+    names += [(layer + suffix, kind) for layer in layers for suffix, kind in LLAMA_BLOCK]
     names += [("norm", "RMSNorm"), ("output", "Linear")]
     weight = Parameter(
         name="weight",

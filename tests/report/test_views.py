@@ -17,19 +17,20 @@ from sample_recordings import (
     make_run,
 )
 from shardscope.record import (
-    CollectiveKind,
+    Axis,
     Finding,
-    Group,
     MemoryKind,
     MemoryProfile,
     MemorySample,
     MemoryUse,
+    Module,
+    Parameter,
     Phase,
     RankSpan,
     Severity,
 )
 from shardscope.report.layout import format_bar
-from shardscope.report.matrix import render_matrix, sum_pairs
+from shardscope.report.matrix import render_matrix
 from shardscope.report.memory_area import MemoryArea
 from shardscope.report.select import keep_modules
 from shardscope.report.show import show as print_result
@@ -141,51 +142,6 @@ def test_memory_is_drawn_in_colours_where_there_are_any():
     assert "A" not in capture.get().split("activations")[0].replace("\x1b", "")
 
 
-def _in_group(rank, kind, **changes):
-    return make_collective(rank=rank, group="g", kind=kind, num_ranks=4, wire_bytes=300, **changes)
-
-
-def _with_group(*calls):
-    group = Group(name="g", torch_name="1", ranks=(RankSpan(0, 4, 2),), num_ranks=4)
-    return make_recording(tuple(calls), groups=(group,))
-
-
-def test_rings_send_to_the_next_rank_of_their_group():
-    recording = _with_group(
-        _in_group(0, CollectiveKind.ALL_REDUCE), _in_group(6, CollectiveKind.ALL_GATHER)
-    )
-    assert sum_pairs(recording) == {(0, 2): 300, (6, 0): 300}
-
-
-def test_what_is_not_a_ring_goes_where_it_goes():
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.ALL_TO_ALL))) == {
-        (2, 0): 100,
-        (2, 4): 100,
-        (2, 6): 100,
-    }
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.SEND, peer=6))) == {(2, 6): 300}
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.RECV, peer=6))) == {}
-    assert sum_pairs(_with_group(_in_group(3, CollectiveKind.ALL_REDUCE))) == {}
-
-
-def test_groups_of_a_million_ranks_are_not_listed_for_each_call():
-    size = 2**20
-    whole = (RankSpan(0, size),)
-    groups = tuple(
-        Group(name=f"g{index}", torch_name="", ranks=whole, num_ranks=size) for index in range(2000)
-    )
-    calls = tuple(
-        make_collective(group=group.name, rank=index, kind=CollectiveKind.ALL_REDUCE)
-        for index, group in enumerate(groups)
-    )
-    recording = make_recording(calls, world_size=size, groups=groups)
-    assert sum_pairs(recording)[1999, 2000] == 7168
-    shared = replace(calls[0], kind=CollectiveKind.ALL_TO_ALL)
-    recording = make_recording((*calls, shared), world_size=size, groups=groups)
-    assert sum_pairs(recording) is None
-    assert "too many pairs" in render_plain(next(render_matrix(recording)), width=100)
-
-
 def test_a_matrix_of_many_ranks_shares_cells(llama):
     calls = tuple(make_collective(rank=rank, num_ranks=1000) for rank in range(1000))
     recording = make_recording(calls, world_size=1000)
@@ -220,6 +176,28 @@ def test_placements_are_drawn_with_the_piece_of_one_rank(llama):
     assert "■ □ □ □ □ □ □ □" in text
     assert "cut dim 0 in 128 and dim 1 in 8" in text
     assert "dp: Shard(dim=0), tp: Shard(dim=1)" in text
+
+
+def test_placements_are_read_as_a_page_reads_them():
+    run = make_run(world_size=8, axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
+
+    def draw(*placements, axes=("dp", "tp")):
+        weight = Parameter(
+            name="w",
+            shape=(8, 6),
+            local_shape=(8, 2),
+            dtype="float32",
+            placements=placements,
+            axes=axes,
+        )
+        module = Module(name="", type="M", ranks=(RankSpan(0),), parameters=(weight,))
+        return show(make_recording(modules=(module,), run=run), "sharding")
+
+    assert "cut dim 1 in 8" in draw("Shard(-1)", "S(1)")
+    assert "cut dim 0 in 8" in draw("_StridedShard(dim=0, sf=2)", "Shard(dim=0)")
+    assert "whole on every rank" in draw("Replicate()", "Shard(5)")
+    # The size of an axis that the mesh does not have is told by the shapes.
+    assert "cut dim 1 in 3" in draw("Shard(1)", axes=("ep",))
 
 
 def test_one_module_keeps_what_is_its_own_and_below_it(llama):

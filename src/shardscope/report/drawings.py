@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
@@ -13,6 +12,7 @@ from rich.text import Text
 from shardscope.record import Parameter, Recording
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.numbered import fold_numbers
+from shardscope.report.placements import read_cuts
 from shardscope.report.units import format_bytes
 
 __all__ = ["render_drawings"]
@@ -21,7 +21,6 @@ _MAX_DRAWINGS = 12
 _MAX_ROWS = 4
 _MAX_COLUMNS = 8
 _WIDTH = 2 * _MAX_COLUMNS + 1
-_CUT = re.compile(r"(?:Strided)?Shard\((?:dim=)?(\d{1,3})\b")
 _HELD, _OTHER = "■", "□"
 
 
@@ -69,16 +68,12 @@ def _gather(recording: Recording) -> dict[_Way, _Users]:
 
 def _count_parts(one: Parameter, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """How many parts each dim is cut into, by the mesh or else by the size of this rank's."""
+    axes = [(axis, sizes.get(axis, 0)) for axis in one.axes]
     parts = [1] * len(one.shape)
-    for axis, placement in zip(one.axes, one.placements, strict=False):
-        found = _CUT.match(placement)
-        if found is None:
-            continue
-        dim = int(found[1])
-        if dim >= len(parts) or axis not in sizes:
-            return _compare_shapes(one)
-        parts[dim] *= sizes[axis]
-    return tuple(parts)
+    for cut in read_cuts(axes, one.placements, len(one.shape)):
+        if cut.dim is not None:
+            parts[cut.dim] *= cut.size
+    return tuple(parts) if all(parts) else _compare_shapes(one)
 
 
 def _compare_shapes(one: Parameter) -> tuple[int, ...]:

@@ -1,92 +1,25 @@
-"""Who sends to whom: bytes from rank to rank, as numbers and as a picture of shades."""
+"""Who sends to whom: bytes from rank to rank as a picture of shades."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import final
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from shardscope.record import (
-    Collective,
-    CollectiveKind,
-    Group,
-    RankSpan,
-    Recording,
-    count_ranks,
-    expand_ranks,
-)
+from shardscope.record import Recording
 from shardscope.report.layout import make_title, plural
+from shardscope.report.pairs import Pair, Pairs, describe_unknown, sum_pairs
 from shardscope.report.units import format_bytes
 
-__all__ = ["render_matrix", "sum_pairs"]
+__all__ = ["render_matrix"]
 
-_MAX = 1 << 20  # pairs of ranks
 _MAX_SIDE = 32  # rows and columns of a picture
 _CELL = 2  # cells of a terminal that one shade takes
 _TOTAL = 10  # cells of a row's sum
 _SHADES = " ░▒▓█"
-_ROOTED = (CollectiveKind.SEND, CollectiveKind.GATHER, CollectiveKind.REDUCE)
-_SHARED_OUT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SCATTER)
-_SILENT = (CollectiveKind.RECV, CollectiveKind.BARRIER)
-
-Pair = tuple[int, int]
-
-
-def sum_pairs(recording: Recording) -> dict[Pair, int] | None:
-    """Bytes by sender and receiver, if groups run rings and all-to-alls share out evenly.
-
-    Senders are ranks that were recorded; a transfer to or from one rank names it itself. None where
-    there are so many pairs that nobody could look at them.
-    """
-    groups = {group.name: group for group in recording.groups}
-    pairs: dict[Pair, int] = defaultdict(int)
-    for (rank, name, kind, peer), num_bytes in _sum_calls(recording.collectives).items():
-        group = groups.get(name)
-        if len(pairs) + (count_ranks(group.ranks) if group and kind in _SHARED_OUT else 1) > _MAX:
-            return None
-        receivers = _find_receivers(rank, group, kind, peer)
-        for receiver in receivers:
-            pairs[rank, receiver] += num_bytes // len(receivers)
-    return dict(pairs)
-
-
-_Route = tuple[int, str, CollectiveKind, int | None]
-
-
-def _sum_calls(calls: Sequence[Collective]) -> dict[_Route, int]:
-    sums: dict[_Route, int] = defaultdict(int)
-    for call in calls:
-        if call.wire_bytes and call.kind not in _SILENT:
-            peer = call.peer if call.kind in _ROOTED else None
-            sums[call.rank, call.group, call.kind, peer] += call.wire_bytes
-    return sums
-
-
-def _find_receivers(
-    rank: int, group: Group | None, kind: CollectiveKind, peer: int | None
-) -> Sequence[int]:
-    if peer is not None:
-        return [peer] if peer != rank else []
-    if group is None:
-        return []
-    if kind in _SHARED_OUT:
-        members = expand_ranks(group.ranks)
-        return [member for member in members if member != rank] if rank in members else []
-    following = _find_next(rank, group.ranks)
-    return [following] if following not in (None, rank) else []
-
-
-def _find_next(rank: int, spans: Sequence[RankSpan]) -> int | None:
-    """The rank after one in a ring; a group may have too many ranks to list for each call."""
-    for index, span in enumerate(spans):
-        steps, rest = divmod(rank - span.first, span.step)
-        if rest == 0 and 0 <= steps < span.count:
-            is_last = steps == span.count - 1
-            return spans[(index + 1) % len(spans)].first if is_last else rank + span.step
-    return None
 
 
 def render_matrix(recording: Recording) -> Iterator[RenderableType]:
@@ -94,11 +27,19 @@ def render_matrix(recording: Recording) -> Iterator[RenderableType]:
     pairs = sum_pairs(recording)
     if pairs is None:
         yield make_title("From rank to rank", "too many pairs of ranks for a picture")
-    if not pairs:
         return
-    senders = plural(len({sender for sender, _ in pairs}), "recorded rank")
-    yield make_title("From rank to rank", f"what {senders} sent, if groups run rings")
-    yield _Picture(pairs)
+    if pairs.sent or pairs.num_unknown:
+        yield make_title("From rank to rank", "; ".join(_describe(pairs)))
+    if pairs.sent:
+        yield _Picture(pairs.sent)
+
+
+def _describe(pairs: Pairs) -> Iterator[str]:
+    if pairs.sent:
+        senders = plural(len({sender for sender, _ in pairs.sent}), "recorded rank")
+        yield f"what {senders} sent, if groups run rings"
+    if pairs.num_unknown:
+        yield describe_unknown(pairs.num_unknown)
 
 
 @final

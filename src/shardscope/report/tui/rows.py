@@ -66,11 +66,6 @@ class Rows(ScrollView, can_focus=True):
             self.rows = rows
             self.row = row
 
-        @property
-        def control(self) -> Rows:
-            """Where it happened, as handlers choose it."""
-            return self.rows
-
     @final
     class Selected(Message):
         """The user pressed enter on a row, or clicked it twice."""
@@ -79,11 +74,6 @@ class Rows(ScrollView, can_focus=True):
             super().__init__()
             self.rows = rows
             self.row = row
-
-        @property
-        def control(self) -> Rows:
-            """Where it happened, as handlers choose it."""
-            return self.rows
 
     def __init__(self, columns: Mapping[str, RowsColumn], *, empty: str, id: str) -> None:
         super().__init__(id=id)

@@ -10,7 +10,7 @@ from shardscope.record import Stretches, TensorLayout, cut_stretches, format_ran
 from shardscope.report.page.sharding import Drawing
 from shardscope.report.page.views.holders import Mesh
 from shardscope.report.page.views.pieces import MAX_PIECES, Part, Sides, cut_pieces, tell_sizes
-from shardscope.report.page.views.placements import Cut, describe_cuts, order_cuts, read_cuts
+from shardscope.report.placements import Cut, describe_cuts, order_cuts, read_cuts
 
 __all__ = ["draw_layout", "draw_placements"]
 

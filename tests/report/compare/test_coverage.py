@@ -1,0 +1,30 @@
+"""Which ops shard."""
+
+from __future__ import annotations
+
+from compared_recordings import make_coverage, told
+from sample_recordings import make_recording
+from shardscope.record import Level, Verdict
+from shardscope.report.compare.changes import Area
+
+
+def test_coverage_compares_verdicts_per_op_and_level():
+    before = make_recording(
+        coverage=(
+            make_coverage({"mm": Verdict.SHARDED, "sort": Verdict.MISSING, "add": Verdict.SHARDED}),
+            make_coverage({"mm": Verdict.SHARDED}, Level.INDUCTOR),
+        )
+    )
+    after = make_recording(
+        coverage=(
+            make_coverage({"mm": Verdict.REPLICATED, "sort": Verdict.DECOMPOSED}),
+            make_coverage({"mm": Verdict.SHARDED, "cat": Verdict.WRONG}, Level.INDUCTOR),
+        )
+    )
+    place = "layers.{0,1}.up"
+    assert told(before, after, Area.COVERAGE) == [
+        f"changed worse | {place}: mm (exported): sharded → replicated",
+        f"changed better | {place}: sort (exported): missing → decomposed",
+        f"added worse | {place}: cat (inductor): – → wrong",
+        f"gone other | {place}: add (exported): sharded → –",
+    ]
