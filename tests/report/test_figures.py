@@ -5,8 +5,8 @@ from __future__ import annotations
 from sample_recordings import make_collective, make_recording, make_run
 from shardscope.record import MemoryProfile, Phase, Recording
 from shardscope.report.figures import list_figures
+from shardscope.report.mentioned import add_mentioned_modules
 from shardscope.report.page.build import build_page
-from shardscope.report.page.views.mentioned import add_mentioned_modules
 from shardscope.report.traffic import fold_ranks
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
+from compared_recordings import make_program
 from sample_recordings import (
     make_collective,
     make_holdings,
@@ -26,6 +27,8 @@ from shardscope.record import (
     Module,
     Parameter,
     Phase,
+    Placed,
+    PlacedKind,
     RankSpan,
     Severity,
 )
@@ -97,6 +100,25 @@ def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
     assert "module forward backward optim. put in on wire at peak" in rows
     assert any(row.startswith("Llama") and row.endswith("96.0 MiB") for row in rows)
     assert any("0 … 1 ×2" in row and row.endswith("64.0 MiB") for row in rows)
+
+
+def test_a_program_that_was_cut_has_modules_and_holdings_though_none_were_listed():
+    weight = Placed(
+        name="layers.0.up.weight",
+        kind=PlacedKind.PARAMETER,
+        shape=(8, 4),
+        local_shape=(2, 4),
+        dtype="float32",
+        placements=("S(0)",),
+        local_bytes=32,
+    )
+    recording = replace(make_recording(), parallel=(make_program(placed=(weight,)),))
+    rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
+    assert any(row.endswith("up 32 B") for row in rows)
+    sharding = show(recording, "sharding")
+    assert "tp: Shard(0)" in sharding
+    assert "layers.0.up\n" in sharding
+    assert "1 parameter, 128 B in all, 32 B on a rank" in show(recording, "overview")
 
 
 def _make_profile():

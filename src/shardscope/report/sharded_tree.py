@@ -31,7 +31,7 @@ class TreeLine:
         name = self.module.name
         if self.repeat > 1:
             name = f"{name}-{self.last.rpartition('.')[2]}"
-        return f"{name}[{self.module.type}]"
+        return f"{name}[{self.module.type}]" if self.module.type else name
 
     @property
     def is_fully_sharded(self) -> bool:

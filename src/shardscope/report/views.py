@@ -24,6 +24,7 @@ from shardscope.report.layout import make_title
 from shardscope.report.matrix import render_matrix
 from shardscope.report.memory import find_worst, render_memory
 from shardscope.report.memory_area import MemoryArea
+from shardscope.report.mentioned import add_mentioned_modules
 from shardscope.report.overview import render_figures
 from shardscope.report.parallel import render_parallel
 from shardscope.report.parity import render_parity
@@ -102,7 +103,7 @@ class Views:
         is_folded: bool = True,
         whole: Recording | None = None,
     ) -> None:
-        self._recording = recording
+        self._recording = add_mentioned_modules(recording)
         self._whole = whole
         self._by = by
         self._is_folded = is_folded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardscope.record import Recording
+from shardscope.report.mentioned import add_mentioned_modules
 from shardscope.report.page.comparison import build_comparison
 from shardscope.report.page.inert import make_page_inert
 from shardscope.report.page.records import Page
@@ -10,7 +11,6 @@ from shardscope.report.page.views.communication import make_communication
 from shardscope.report.page.views.compiler import make_compiler
 from shardscope.report.page.views.coverage import make_coverage
 from shardscope.report.page.views.memory import make_memory
-from shardscope.report.page.views.mentioned import add_mentioned_modules
 from shardscope.report.page.views.module_tree import ModuleTree
 from shardscope.report.page.views.modules import make_modules
 from shardscope.report.page.views.overview import make_facts, make_run

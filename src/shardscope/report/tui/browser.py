@@ -14,6 +14,7 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from shardscope.record import Recording
 from shardscope.report.heading import describe_world
+from shardscope.report.mentioned import add_mentioned_modules
 from shardscope.report.tui.browse import Browse
 from shardscope.report.tui.help import HelpScreen
 from shardscope.report.tui.walk import Walk
@@ -65,6 +66,7 @@ class Browser(App[None]):
         # Of the terminal's own colours Textual can leave out all; of its own it makes greys.
         super().__init__(ansi_color=not has_colors)
         self.animation_level = "none"
+        recording = add_mentioned_modules(recording)
         self._recording = recording
         self._views = Views(recording)
         self._drawn: set[str] = set()
