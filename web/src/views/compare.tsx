@@ -72,7 +72,9 @@ function Areas({ areas }: { areas: readonly AreaSum[] }) {
                   ]
                     .filter(Boolean)
                     .join(", ")
-                : "the same"}
+                : area.before === area.after
+                  ? "the same"
+                  : "told by other rows"}
             </span>
           </button>
         );

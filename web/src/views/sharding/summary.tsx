@@ -29,7 +29,7 @@ export function Summary({ table }: { table: ShardingTable }) {
             text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
           >
             <span class="held-part held-shared" style={{ flexGrow: shared }} />
-            <span class="held-part held-local" style={{ flexGrow: alone }} />
+            <span class="held-rest" style={{ flexGrow: alone }} />
           </Line>
         )}
       </div>
