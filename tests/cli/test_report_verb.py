@@ -88,6 +88,16 @@ def test_what_cannot_be_read_is_one_sentence(here: Path, against: bool) -> None:
     assert not list(here.glob("*.html"))
 
 
+@pytest.mark.parametrize("verb", [["report"], ["export", "--to", "csv"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(("name", "fact"), [(".", "'.' is a folder"), ("", "there is no file ''")])
+def test_a_folder_or_nothing_at_all_is_no_recording(
+    here: Path, verb: list[str], name: str, fact: str
+) -> None:
+    result = CliRunner().invoke(main, [*verb, name])
+    assert result.exit_code == 2
+    assert fact in result.stderr
+
+
 def test_a_place_that_cannot_be_written_is_told_before_any_work(here: Path) -> None:
     result = run("missing.json", "-o", "nowhere/run.html")
     assert result.exit_code == 2

@@ -171,7 +171,7 @@ def _name_output(file: str, form: str, table: str | None) -> str:
         stem = stem.removesuffix(ending)
     if table is not None:
         stem = f"{stem}.{table}"
-    target = str(path.with_name(stem + _ENDINGS[form]))
+    target = str(path.parent / (stem + _ENDINGS[form]))  # a folder is refused when read
     if target == str(path):
         raise OutputError(
             f"'{file}' is JSON already, and would be written over itself. Name another with -o."

@@ -74,4 +74,4 @@ def _name_output(file: str) -> str:
     stem = path.name
     for ending in _INPUT_ENDINGS:
         stem = stem.removesuffix(ending)
-    return str(path.with_name(stem + _ENDING))
+    return str(path.parent / (stem + _ENDING))  # of a folder too, which is refused when read
