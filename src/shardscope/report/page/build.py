@@ -45,7 +45,9 @@ def build_page(
         compiler=make_compiler(recording, index),
         memory=make_memory(recording, index),
         proof=make_proof(recording, index),
-        comparison=against and build_comparison(against, recording, index.positions, titles=titles),
+        comparison=build_comparison(against, recording, index.positions, titles=titles)
+        if against
+        else None,
         sources=index.sources(),  # last: views ask for lines as they are made
     )
     return make_page_inert(page)
