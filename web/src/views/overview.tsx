@@ -6,6 +6,7 @@ import { countOf } from "../parts/units";
 import { page } from "../store/page";
 import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
+import { Named } from "./overview/named";
 import type { View } from "./view";
 
 function Overview() {
@@ -15,6 +16,7 @@ function Overview() {
       {facts.length > 0 && <Facts facts={facts} />}
       <div class="overview">
         <div class="overview-main">
+          <Named />
           <Findings />
           <Gaps gaps={gaps} />
         </div>
