@@ -109,6 +109,16 @@ def test_a_search_shows_marks_and_empties(open_page) -> None:
     expect(page.get_by_text("No module's path or type has these words.")).to_be_visible()
 
 
+def test_a_search_in_the_overview_names_modules_that_fit(open_page) -> None:
+    page = open_page(make_page())
+    page.get_by_role("searchbox").fill("attention.wo")
+    named = page.get_by_role("region", name="Modules named so (32)")
+    expect(named.get_by_role("link", name="and 24 more")).to_be_visible()
+    named.get_by_role("link", name="layers.3.attention.wo").click()
+    expect(page.get_by_role("tab", name="Modules")).to_have_attribute("aria-selected", "true")
+    assert "m=layers.3.attention.wo" in page.url
+
+
 def test_keys_walk_tabs_and_the_tree(open_page) -> None:
     page = open_page(make_page())
     page.get_by_role("tab", name="Overview").focus()

@@ -36,6 +36,37 @@ def test_every_view_of_a_large_page_has_data_and_fits(open_page, large) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+_ROWS_OF_TILES = """() => {
+    const frame = document.querySelector(".facts").getBoundingClientRect();
+    const rows = new Map();
+    for (const tile of document.querySelectorAll(".fact")) {
+        const { top, left, right } = tile.getBoundingClientRect();
+        const row = rows.get(top) ?? [0, Infinity, -Infinity];
+        rows.set(top, [row[0] + 1, Math.min(row[1], left), Math.max(row[2], right)]);
+    }
+    return [...rows.values()].map(
+        ([count, left, right]) => [count, left - frame.left <= 2 && frame.right - right <= 2]
+    );
+}"""
+
+
+def test_tiles_fill_their_rows_evenly(open_page, large) -> None:
+    assert len(large.facts) == 8
+    page = open_page(large, "#/overview")
+    assert page.evaluate(_ROWS_OF_TILES) == [[4, True], [4, True]]
+    page.set_viewport_size({"width": 400, "height": 900})
+    expect(page.locator(".fact").first).to_have_css("flex-basis", "33.3333%")
+    assert page.evaluate(_ROWS_OF_TILES) == [[3, True], [3, True], [2, True]]
+
+
+def test_a_share_that_is_nearly_nothing_has_a_bar_of_that_length(open_page, large) -> None:
+    page = open_page(large, "#/sharding")
+    line = page.locator(".held-line", has_text="on other ranks as well")
+    expect(line).to_contain_text("<1% of that")
+    widths = [part.bounding_box()["width"] for part in line.locator(".held-part").all()]
+    assert sum(widths) < 0.02 * line.bounding_box()["width"]
+
+
 def test_every_shape_of_recording_opens_in_every_view(open_page, any_recording) -> None:
     page = open_page(build_page(any_recording), "#/overview")
     for view in (*VIEWS, "proof", "compare"):

@@ -60,6 +60,8 @@ def test_chakra_writes_nothing_where_one_file_is_in_the_way(export: Callable[...
         (("csv", "--step", "3"), "--step is for --to tensorboard"),
         (("tensorboard", "--step", "-1"), "is not in the range"),
         (("csv", "--table", "nothing"), "'nothing' is not one of"),
+        (("csv", "-o", "run.json.gz", "--force"), "is the recording that is read"),
+        (("markdown", "--against", "held.json", "-o", "held.json", "--force"), "would be lost"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_a_sentence(

@@ -49,6 +49,26 @@ def test_a_file_that_is_there_stays_unless_forced(here: Path) -> None:
     assert (here / "run.html").read_text() != "mine"
 
 
+@pytest.mark.parametrize("target", ["run.json", "./old.json", "link.json"])
+def test_a_recording_that_is_read_is_never_written_over(here: Path, target: str) -> None:
+    for name in ("run.json", "old.json"):
+        save(make_llama(num_layers=1), here / name)
+    (here / "link.json").symlink_to("run.json")
+    result = run("run.json", "--against", "old.json", "-o", target, "--force")
+    assert result.exit_code == 2
+    assert f"'{target}' is the recording that is read, and would be lost" in result.stderr
+    load(here / target)
+
+
+def test_a_comparison_names_its_files(here: Path) -> None:
+    save(make_llama(num_layers=1), here / "old.json")
+    save(make_llama(num_layers=2), here / "new.json")
+    assert run("new.json", "--against", "old.json").exit_code == 0
+    comparison = read_page((here / "new.html").read_text(encoding="utf-8")).comparison
+    assert comparison is not None
+    assert (comparison.before, comparison.after) == ("old.json", "new.json")
+
+
 def test_standard_output_gets_the_document(here: Path) -> None:
     save(make_llama(num_layers=1), here / "run.json")
     result = run("run.json", "-o", "-")
@@ -66,6 +86,16 @@ def test_what_cannot_be_read_is_one_sentence(here: Path, against: bool) -> None:
     assert result.stderr.startswith("shardscope: 'bad.json' is ")
     assert result.stderr.count("\n") == 1
     assert not list(here.glob("*.html"))
+
+
+@pytest.mark.parametrize("verb", [["report"], ["export", "--to", "csv"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize(("name", "fact"), [(".", "'.' is a folder"), ("", "there is no file ''")])
+def test_a_folder_or_nothing_at_all_is_no_recording(
+    here: Path, verb: list[str], name: str, fact: str
+) -> None:
+    result = CliRunner().invoke(main, [*verb, name])
+    assert result.exit_code == 2
+    assert fact in result.stderr
 
 
 def test_a_place_that_cannot_be_written_is_told_before_any_work(here: Path) -> None:

@@ -54,6 +54,12 @@ def test_layers_of_a_stack_share_a_finding():
     assert "32 times in 32 modules, 64.0 MiB received" in finding.fact
 
 
+def test_large_gathers_are_told_in_gibibytes():
+    calls = tuple(_gather(output_bytes=2**30, order=index) for index in range(1500))
+    (finding,) = find_comm_problems(make_recording(calls))
+    assert finding.fact.endswith(": 1,500 times, 1,500.0 GiB received")
+
+
 def test_numbers_inside_words_are_not_layers():
     calls = tuple(_gather(owner=f"block{index}") for index in range(2))
     assert [f.subject for f in find_comm_problems(make_recording(calls))] == ["block0", "block1"]

@@ -16,7 +16,15 @@ from compared_recordings import (
     make_parameter,
     make_traced,
 )
-from sample_recordings import HOSTILE_NAMES, make_recording, make_varied
+from sample_recordings import (
+    HOSTILE_NAMES,
+    make_diagnosed,
+    make_holdings,
+    make_parallel,
+    make_recording,
+    make_run,
+    make_varied,
+)
 from shardscope.record import Finding, Gap, MemoryKind, Severity
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import render_changes_markdown
@@ -143,6 +151,17 @@ def test_findings_memory_breaks_and_gaps_are_in_the_summary():
     assert "| `/home/me/train.py:7` | 2 | call of a builtin |" in text
     assert "- `stream`: It ends early." in text
     assert text.count("### torch.compile") == 1
+
+
+def test_what_has_no_section_of_its_own_is_told_in_a_figure():
+    text = render_markdown(make_diagnosed())
+    assert "\n- compiler: " in text
+    assert " compiled functions wrong\n" in text
+    assert "No collectives" not in text
+    assert "\n- proof: " in render_markdown(make_parallel())
+    silent = make_recording(run=make_run(instruments=("trace",)))
+    assert "\n\nNo collectives were recorded." in render_markdown(silent)
+    assert "\n- sharding: " in render_markdown(make_holdings())
 
 
 def test_changes_are_a_table_of_totals_and_one_for_each_area():

@@ -11,7 +11,7 @@ import click
 
 from shardscope.cli.chakra import check_chakra, write_chakra
 from shardscope.cli.console import print_line, show_progress, write_out
-from shardscope.cli.loading import load_reviewed
+from shardscope.cli.loading import check_apart, load_reviewed
 from shardscope.cli.options import force_option, strict_option
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
@@ -69,7 +69,7 @@ def command(
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
-    _check_target(target, form, force=force)
+    _check_target(target, form, file, against, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
     _tell_gaps(recording)
@@ -128,12 +128,13 @@ def _check_options(form: str, *, table: str | None, step: int | None, against: s
         raise click.UsageError(f"--step is for --to tensorboard; --to {form} has no steps.")
 
 
-def _check_target(target: str, form: str, *, force: bool) -> None:
+def _check_target(target: str, form: str, file: str, against: str | None, *, force: bool) -> None:
     if form == "chakra":
         check_chakra(target)
     elif target != "-":
         if form == "tensorboard":
             _check_event_file(target)
+        check_apart(target, [file, *filter(None, [against])])
         check_output(target, force=force)
 
 
@@ -170,7 +171,7 @@ def _name_output(file: str, form: str, table: str | None) -> str:
         stem = stem.removesuffix(ending)
     if table is not None:
         stem = f"{stem}.{table}"
-    target = str(path.with_name(stem + _ENDINGS[form]))
+    target = str(path.parent / (stem + _ENDINGS[form]))  # a folder is refused when read
     if target == str(path):
         raise OutputError(
             f"'{file}' is JSON already, and would be written over itself. Name another with -o."

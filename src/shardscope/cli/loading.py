@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os.path import realpath
 
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
-from shardscope.errors import RecordingError
+from shardscope.errors import OutputError, RecordingError
 from shardscope.record import Recording, load, merge_files
 from shardscope.report.names import shorten
 from shardscope.report.select import keep_modules, list_paths
 
-__all__ = ["choose_modules", "load_reviewed"]
+__all__ = ["check_apart", "choose_modules", "load_reviewed"]
 
 _MAX_NAMED = 5
 
@@ -25,6 +26,17 @@ def load_reviewed(files: Sequence[str], report: Callable[[str], None]) -> Record
         recording = load(files[0])
     report("comparing ranks")
     return review_explanations(review(recording))
+
+
+def check_apart(output: str, files: Sequence[str]) -> None:
+    """Raise OutputError if what is written would take the place of what is read."""
+    # Links count: what stands behind a name is lost all the same.
+    target = realpath(output)
+    for file in files:
+        if realpath(file) == target:
+            raise OutputError(
+                f"'{output}' is the recording that is read, and would be lost. Name another file."
+            )
 
 
 def choose_modules(recording: Recording, pattern: str) -> Recording:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from shardscope.cli.console import print_line, show_progress, write_out
-from shardscope.cli.loading import load_reviewed
+from shardscope.cli.loading import check_apart, load_reviewed
 from shardscope.cli.options import force_option
 from shardscope.record import Recording, check_output, write_file
 from shardscope.report.html import render_html
@@ -35,6 +35,7 @@ def command(
     """
     target = output or _name_output(files[0])
     if target != "-":
+        check_apart(target, [*files, *filter(None, [against])])
         check_output(target, force=force)
     with show_progress("reporting") as report:
         document = _draw(files, against, report)
@@ -53,7 +54,13 @@ def _draw(files: tuple[str, ...], against: str | None, report: Callable[[str], N
         other = load_reviewed([against], report)
     recording = load_reviewed(files, report)
     report("drawing")
-    return render_html(recording, against=other).encode("utf-8")
+    titles = (against or "", _name_files(files))
+    return render_html(recording, against=other, titles=titles).encode("utf-8")
+
+
+def _name_files(files: tuple[str, ...]) -> str:
+    more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+    return files[0] + more
 
 
 def _open(target: str) -> None:
@@ -67,4 +74,4 @@ def _name_output(file: str) -> str:
     stem = path.name
     for ending in _INPUT_ENDINGS:
         stem = stem.removesuffix(ending)
-    return str(path.with_name(stem + _ENDING))
+    return str(path.parent / (stem + _ENDING))  # of a folder too, which is refused when read

@@ -51,7 +51,7 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
     ranks = {call.rank for call in calls}
     outside = "outside any module" if first.owner is None else "the root module"
     subject = (pattern if len(owners) > 1 else first.owner) or outside
-    places = f" in {len(owners)} modules" if len(owners) > 1 else ""
+    places = f" in {len(owners):,} modules" if len(owners) > 1 else ""
     on_ranks = f" on {name_ranks(ranks)}" if len(ranks) > 1 else ""
     cause = first.cause
     assert isinstance(cause, Redistribute)
@@ -61,7 +61,7 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
         subject=subject,
         fact=f"{asked_by} could not keep its input sharded, so DTensor gathered it unasked "
         f"({', '.join(cause.before)} → {', '.join(cause.after)}): "
-        f"{_times(len(calls))}{places}{on_ranks}, {_mebibytes(calls)} received",
+        f"{_times(len(calls))}{places}{on_ranks}, {_size(calls)} received",
         remedy=f"Give {asked_by} inputs whose placements it can use, or redistribute explicitly "
         "where the tensor is smallest.",
         rank=first.rank if len(ranks) == 1 else None,
@@ -70,8 +70,10 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
 
 
 def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+    return "once" if count == 1 else f"{count:,} times"
 
 
-def _mebibytes(calls: list[Collective]) -> str:
-    return f"{sum(call.output_bytes for call in calls) / 1024**2:.1f} MiB"
+def _size(calls: list[Collective]) -> str:
+    """Of gathers that are worth a finding, so that no unit is below."""
+    mebibytes = sum(call.output_bytes for call in calls) / 1024**2
+    return f"{mebibytes:.1f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:,.1f} GiB"

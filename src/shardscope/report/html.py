@@ -57,9 +57,14 @@ _APOLOGY = (
 )
 
 
-def render_html(recording: Recording, *, against: Recording | None = None) -> str:
-    """The document; the same recording gives the same text."""
-    return render_page(build_page(recording, against=against))
+def render_html(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("before", "after"),
+) -> str:
+    """The document; the same recording gives the same text. `titles` are of a comparison's two."""
+    return render_page(build_page(recording, against=against, titles=titles))
 
 
 def render_inline(recording: Recording) -> str:

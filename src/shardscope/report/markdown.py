@@ -20,6 +20,7 @@ from shardscope.report.fold import build_tree, fold_repeated_layers
 from shardscope.report.heading import describe_traffic, list_run_facts
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.layout import format_share, plural
+from shardscope.report.overview import list_figures
 from shardscope.report.paper import Paper
 from shardscope.report.traffic import RankClass, Tally, add_up, fold_ranks, name_axis, tally
 from shardscope.report.units import format_bytes
@@ -31,6 +32,9 @@ _MAX_GAPS = 10
 _MAX_MODULES = 10
 _MAX_SITES = 20
 _MAX_SUMS = 30
+_TRACE = "trace"
+# What has no section here, or a short one.
+_TOLD_IN_FIGURES = ("sharding", "coverage", "compiler", "proof")
 _MARKS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.INFO: "🔵"}
 
 
@@ -63,6 +67,10 @@ def _write_heading(paper: Paper, recording: Recording, classes: tuple[RankClass,
     paper.add(" · ".join(make_prose(fact, width=120) for fact in list_run_facts(recording)))
     if recording.collectives:
         paper.add(make_prose(describe_traffic(classes).plain))
+    elif _TRACE in recording.run.instruments:
+        paper.add("No collectives were recorded.")
+    figures = [one for one in list_figures(recording, classes) if one.view in _TOLD_IN_FIGURES]
+    paper.add_list(figures, lambda one: f"{one.view}: {make_prose(one.words)}", most=len(figures))
 
 
 def _write_findings(paper: Paper, findings: tuple[Finding, ...]) -> None:

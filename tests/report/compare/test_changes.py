@@ -16,7 +16,7 @@ from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area, Change, Status, Unit
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.document import ChangesDocument, encode_changes
-from shardscope.report.compare.fold import name_layers
+from shardscope.report.compare.fold import fold_layers, name_paths
 from shardscope.report.compare.text import render_changes, render_changes_text
 
 GOLDEN = """\
@@ -123,11 +123,24 @@ def test_long_areas_are_cut_and_say_so():
         ([f"layers.{index}" for index in range(0, 20, 2)], "layers.{0,2,4,6,…}"),
         ([f"l.{a}.experts.{b}" for a in range(2) for b in range(8)], "l.{0,1}.experts.{0…7}"),
         (["0.up", "1.up"], "{0,1}.up"),
+        (["0", "1", "2"], "{0…2}"),
         (["conv1.x", "conv1.x"], "conv1.x"),
     ],
 )
 def test_layers_have_one_name(texts, name):
-    assert name_layers(texts) == name
+    assert name_paths(texts) == name
+
+
+def test_layers_whose_names_are_numbers_alone_fold_but_sizes_do_not():
+    before = make_traced({str(index): 1 for index in range(8)})
+    after = make_traced({str(index): 2 for index in range(8)})
+    counts = compare(before, after).of(Area.COLLECTIVES)
+    assert [(row.path, row.repeat, row.modules[-1]) for row in counts] == [("{0…7}", 8, "7")]
+    sizes = [
+        Change(area=Area.PLACEMENTS, what="shape", before=size, after="8", path=str(index))
+        for index, size in enumerate(("16", "64"))
+    ]
+    assert fold_layers(sizes) == sizes
 
 
 def test_layers_fold_only_if_their_changes_are_the_same():

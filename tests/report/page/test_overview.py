@@ -68,7 +68,9 @@ def test_findings_that_differ_by_layer_or_rank_are_one() -> None:
     page = build_page(make_recording(findings=(*findings, finding("other")), modules=modules))
     first, other = page.findings
     assert (first.subject, first.fact) == ("layers.0-3.up", "layers.0-3.up is odd")
-    assert (first.count, first.ranks, other.count, other.ranks) == (8, "1-2", 1, "")
+    assert (first.count, first.ranks, other.count, other.ranks) == (8, "ranks 1-2", 1, "")
+    (alone,) = build_page(make_recording(findings=findings[:1], modules=modules)).findings
+    assert alone.ranks == "rank 1"
     assert page.modules.path[first.module] == "layers.0.up"
     assert (first.source, other.source, other.module) == (0, -1, -1)
 

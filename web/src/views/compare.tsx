@@ -72,7 +72,9 @@ function Areas({ areas }: { areas: readonly AreaSum[] }) {
                   ]
                     .filter(Boolean)
                     .join(", ")
-                : "the same"}
+                : area.before === area.after
+                  ? "the same"
+                  : "told by other rows"}
             </span>
           </button>
         );
@@ -172,7 +174,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       id: "before",
       title: "Before",
       width: 8,
-      grow: 1,
+      grow: 2,
       align: "end",
       value: (row) => at(row).before,
     },
@@ -181,7 +183,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       title: "After",
       hint: "sorted by how much it changed",
       width: 8,
-      grow: 1,
+      grow: 2,
       align: "end",
       value: (row) => at(row).delta,
       cell: (row) => <span class={`clip ${toneOf(at(row))}`}>{at(row).after || "none"}</span>,

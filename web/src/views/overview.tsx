@@ -1,11 +1,12 @@
 /** What ran, what was found, how much of everything, and what was not understood. */
 import "./overview.css";
-import type { Fact, GapItem } from "../page";
+import type { GapItem } from "../page";
 import { Panel } from "../parts/panel";
 import { countOf } from "../parts/units";
 import { page } from "../store/page";
-import { hrefTo } from "../store/route";
+import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
+import { Named } from "./overview/named";
 import type { View } from "./view";
 
 function Overview() {
@@ -15,38 +16,13 @@ function Overview() {
       {facts.length > 0 && <Facts facts={facts} />}
       <div class="overview">
         <div class="overview-main">
+          <Named />
           <Findings />
           <Gaps gaps={gaps} />
         </div>
         <Run />
       </div>
     </>
-  );
-}
-
-function Facts({ facts }: { facts: readonly Fact[] }) {
-  return (
-    <section class="facts" aria-label="figures">
-      {facts.map((fact) => (
-        <FactTile key={fact.label} fact={fact} />
-      ))}
-    </section>
-  );
-}
-
-function FactTile({ fact }: { fact: Fact }) {
-  const content = (
-    <>
-      <span class="fact-label">{fact.label}</span>
-      <span class="fact-value">{fact.value}</span>
-      <span class="fact-note">{fact.note}</span>
-    </>
-  );
-  if (!fact.view) return <div class="fact">{content}</div>;
-  return (
-    <a class="fact" href={hrefTo(fact.view)}>
-      {content}
-    </a>
   );
 }
 

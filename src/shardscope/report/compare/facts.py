@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from msgspec import Struct
 
 from shardscope.report.compare.changes import Area, Change, Unit, Value
-from shardscope.report.compare.fold import fold_numbers, name_layers
+from shardscope.report.compare.fold import fold_path, name_paths
 
 __all__ = ["Fact", "match_facts"]
 
@@ -78,9 +78,9 @@ def _name_some(modules: tuple[str, ...]) -> str | None:
     """The modules as one name: all of them if they are alike but for numbers, else the first."""
     if not modules:
         return None
-    alike = [name for name in modules if fold_numbers(name) == fold_numbers(modules[0])]
+    alike = [name for name in modules if fold_path(name) == fold_path(modules[0])]
     more = len(modules) - len(alike)
-    return name_layers(alike) + (f" and {more:,} more" if more else "")
+    return name_paths(alike) + (f" and {more:,} more" if more else "")
 
 
 def _is_worse(before: Fact | None, after: Fact | None) -> bool | None:

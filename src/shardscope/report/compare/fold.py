@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from shardscope.report.compare.changes import Change, Value
 
-__all__ = ["fold_layers", "fold_numbers", "name_layers"]
+__all__ = ["fold_layers", "fold_path", "name_paths"]
 
 _NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?=\.\w)|(?<=\w\.)[0-9]{1,9}(?!\w)")
+# A module may be a number and nothing else, as those of `nn.Sequential`; a text with one is a size.
+_LAYER = re.compile(rf"{_NUMBER.pattern}|^[0-9]{{1,9}}$")
 _MAX_RUNS = 4  # of numbers that are named
 
 
@@ -19,30 +21,36 @@ def fold_layers(changes: Sequence[Change]) -> list[Change]:
     """Changes that differ in numbers of layers alone become one, where the first of them was."""
     groups: dict[object, list[Change]] = {}
     for index, one in enumerate(changes):
-        key = _likeness(one) if one.path and fold_numbers(one.path) != one.path else index
+        key = _likeness(one) if one.path and fold_path(one.path) != one.path else index
         groups.setdefault(key, []).append(one)
     return [_join(group) for group in groups.values()]
 
 
-def name_layers(texts: Sequence[str]) -> str:
+def fold_path(path: str) -> str:
+    """The same for modules that differ in numbers of layers alone."""
+    return _LAYER.sub("*", path)
+
+
+def name_paths(paths: Sequence[str]) -> str:
+    """One name for several modules that fold to the same."""
+    return _name_all(paths, _LAYER)
+
+
+def _name_all(texts: Sequence[str], number: re.Pattern[str]) -> str:
     """One text for several that are the same but for numbers."""
-    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    columns = zip(*(number.findall(text) for text in texts), strict=True)
     numbers = iter([_name_numbers(sorted({int(one) for one in column})) for column in columns])
-    return _NUMBER.sub(lambda _: next(numbers), texts[0])
-
-
-def fold_numbers(text: str) -> str:
-    """The same for texts that differ in numbers of layers alone."""
-    return _NUMBER.sub("*", text)
+    return number.sub(lambda _: next(numbers), texts[0])
 
 
 def _likeness(change: Change) -> tuple[object, ...]:
-    texts = (change.path, change.what, change.before, change.after)
-    return (change.area, change.unit, change.is_worse, *map(_fold_value, texts))
+    texts = (change.what, change.before, change.after)
+    path = fold_path(change.path or "")
+    return (change.area, change.unit, change.is_worse, path, *map(_fold_value, texts))
 
 
 def _fold_value(value: Value | None) -> object:
-    return fold_numbers(value) if isinstance(value, str) else value
+    return _NUMBER.sub("*", value) if isinstance(value, str) else value
 
 
 def _join(group: Sequence[Change]) -> Change:
@@ -51,8 +59,8 @@ def _join(group: Sequence[Change]) -> Change:
         return first
     return replace(
         first,
-        path=name_layers([one.path or "" for one in group]),
-        what=name_layers([one.what for one in group]),
+        path=name_paths([one.path or "" for one in group]),
+        what=_name_all([one.what for one in group], _NUMBER),
         before=_join_values([one.before for one in group]),
         after=_join_values([one.after for one in group]),
         modules=tuple(name for one in group for name in one.modules),
@@ -62,7 +70,7 @@ def _join(group: Sequence[Change]) -> Change:
 
 def _join_values(values: Sequence[Value | None]) -> Value | None:
     texts = [value for value in values if isinstance(value, str)]
-    return name_layers(texts) if texts else values[0]
+    return _name_all(texts, _NUMBER) if texts else values[0]
 
 
 def _name_numbers(numbers: Sequence[int]) -> str:

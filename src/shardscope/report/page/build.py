@@ -22,7 +22,12 @@ from shardscope.report.traffic import fold_ranks
 __all__ = ["build_page"]
 
 
-def build_page(recording: Recording, *, against: Recording | None = None) -> Page:
+def build_page(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("before", "after"),
+) -> Page:
     """All that a page shows of a recording, compared with an earlier one if there is one."""
     recording = add_mentioned_modules(recording)
     classes = fold_ranks(recording)
@@ -40,7 +45,9 @@ def build_page(recording: Recording, *, against: Recording | None = None) -> Pag
         compiler=make_compiler(recording, index),
         memory=make_memory(recording, index),
         proof=make_proof(recording, index),
-        comparison=build_comparison(against, recording, index.positions) if against else None,
+        comparison=build_comparison(against, recording, index.positions, titles=titles)
+        if against
+        else None,
         sources=index.sources(),  # last: views ask for lines as they are made
     )
     return make_page_inert(page)

@@ -51,7 +51,7 @@ class FindingItem(Struct, frozen=True, kw_only=True):
     subject: str
     fact: str
     remedy: str
-    ranks: str = ""
+    ranks: str = ""  # `rank 0`, `ranks 0-7`; empty where it is of none
     count: int = 1  # findings that are alike but for their layer or rank
     module: int = -1
     source: int = -1

@@ -28,8 +28,8 @@ export function Summary({ table }: { table: ShardingTable }) {
             label="on other ranks as well"
             text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
           >
-            <span class="held-part held-shared" style={{ flexGrow: shared }} />
-            <span class="held-part held-local" style={{ flexGrow: alone }} />
+            {shared > 0 && <span class="held-part held-shared" style={{ flexGrow: shared }} />}
+            <span class="held-rest" style={{ flexGrow: alone }} />
           </Line>
         )}
       </div>

@@ -40,11 +40,17 @@ def _make_finding(group: Sequence[Finding], index: Index, subjects: Subjects) ->
         subject=name_all([one.subject for one in group]),
         fact=name_all([one.fact for one in group]),
         remedy=name_all([one.remedy for one in group]),
-        ranks=format_ranks(compress_ranks(ranks)),
+        ranks=_name_ranks(ranks),
         count=len(group),
         module=next(iter(subjects.find(first.subject)), NOWHERE),
         source=index.source(first.source),
     )
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    """Where there is one rank, its number alone would be a riddle."""
+    named = format_ranks(compress_ranks(ranks))
+    return named and f"{'rank' if len(ranks) == 1 else 'ranks'} {named}"
 
 
 def make_gaps(recording: Recording) -> tuple[GapItem, ...]:

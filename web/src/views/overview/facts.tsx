@@ -1,0 +1,46 @@
+/** The figures of a run as tiles, in rows that are as even as they can be. */
+import { useRef } from "preact/hooks";
+import type { Fact } from "../../page";
+import { useSize } from "../../parts/size";
+import { hrefTo } from "../../store/route";
+import { countColumns } from "./columns";
+
+export function Facts({ facts }: { facts: readonly Fact[] }) {
+  const frame = useRef<HTMLElement>(null);
+  const { width } = useSize(frame);
+  const basis = `${100 / countColumns(facts.length, width, remSize())}%`;
+  return (
+    <section class="facts" aria-label="figures" ref={frame}>
+      {facts.map((fact) => (
+        <FactTile key={fact.label} fact={fact} basis={basis} />
+      ))}
+    </section>
+  );
+}
+
+function remSize(): number {
+  return Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
+}
+
+function FactTile({ fact, basis }: { fact: Fact; basis: string }) {
+  const style = { flexBasis: basis };
+  const content = (
+    <>
+      <span class="fact-label">{fact.label}</span>
+      <span class="fact-value">{fact.value}</span>
+      <span class="fact-note">{fact.note}</span>
+    </>
+  );
+  if (!fact.view) {
+    return (
+      <div class="fact" style={style}>
+        {content}
+      </div>
+    );
+  }
+  return (
+    <a class="fact" style={style} href={hrefTo(fact.view)}>
+      {content}
+    </a>
+  );
+}
