@@ -16,11 +16,11 @@ from shardscope.record import (
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import write_changes
 from shardscope.report.costliest import list_costs
+from shardscope.report.figures import list_figures
 from shardscope.report.fold import build_tree, fold_repeated_layers
 from shardscope.report.heading import describe_traffic, list_run_facts
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.layout import format_share, plural
-from shardscope.report.overview import list_figures
 from shardscope.report.paper import Paper
 from shardscope.report.traffic import RankClass, Tally, add_up, fold_ranks, name_axis, tally
 from shardscope.report.units import format_bytes
