@@ -214,6 +214,16 @@ def test_the_recompile_limit_is_an_error() -> None:
     assert explained.explanation.skipped_frames[0].reason.startswith("it was compiled too often")
 
 
+def test_modules_that_a_function_calls_have_the_names_it_has_for_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def with_loss(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    (graph,) = explain_one(with_loss, torch.ones(2, 4)).graphs
+    assert [op.module for op in graph.ops] == ["model.0", ""]
+
+
 def test_ops_have_readable_names_modules_lines_and_results() -> None:
     model = nn.Sequential(Attributed(), nn.ReLU())
     (graph,) = explain_one(model, torch.ones(2, 4)).graphs

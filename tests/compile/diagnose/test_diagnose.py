@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -241,6 +242,21 @@ def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder
     assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
+def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.sin(x.numpy()))
+
+    found = diagnose(
+        through_numpy, numbers(3), folder=folder, **fault("nan", "sin", stage="decomposed")
+    )
+    (suspect,) = found.diagnosis.suspects
+    assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
+    assert found.diagnosis.is_verified, found.diagnosis.notes
+    assert found.diagnosis.notes[-1] == "The script has the whole function."
+
+
 def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
     workers: HomeWorkers, folder: Path
 ) -> None:
@@ -308,6 +324,26 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(workers: HomeWorkers, tmp_
     with pytest.raises(OutputError, match="Name another one"):
         diagnose(models.broken, numbers(3), backend="eager", folder=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["repro.py", "repro_inputs.pt"])
+def test_a_repro_never_takes_the_place_of_a_file_of_the_users(
+    workers: HomeWorkers, folder: Path, name: str
+) -> None:
+    folder.mkdir()
+    (folder / name).write_text("import torch  # mine")
+    with pytest.raises(OutputError, match=f"has a {name} that no diagnosis wrote"):
+        diagnose(nn.ReLU(), numbers(3), folder=folder, **fault("nan", "relu"))
+    assert [(one.name, one.read_text()) for one in folder.iterdir()] == [
+        (name, "import torch  # mine")
+    ]
+
+
+def test_a_repro_takes_the_place_of_an_earlier_one(workers: HomeWorkers, folder: Path) -> None:
+    for op in ("relu", "tanh"):
+        found = diagnose(lambda x: x.relu().tanh(), numbers(3), folder=folder, **fault("nan", op))
+        assert found.repro == folder / "repro.py"
+        assert f"Tensor.{op} " in found.repro.read_text()
 
 
 def test_without_queries_left_the_best_so_far_is_kept_and_flagged(

@@ -12,7 +12,7 @@ from shardscope.comm.run import read_identity
 from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
 from shardscope.compile.diagnose.capture import Captured
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Culprit
+from shardscope.compile.diagnose.culprit import Culprit, add_note
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.localizing.plain import make_plain
 from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, make_signature
@@ -73,13 +73,21 @@ class Examination:
             self._teller.doing(f"compiling graph {key} of {len(fragments)}")
             outcome = self._queries.ask(Piece(key))
             if outcome.is_bad:
-                return self._pin_down(self._begin(outcome), key, loaded, outcome)
+                told = self._pin_down(self._begin(outcome), key, loaded, outcome)
+                return told if told.repro else self._show_whole(told, outcome)
             outcomes.append((key, loaded, outcome))
         is_by_chance = any(one.condition is Condition.RNG for _, _, one in outcomes)
         return self._examine_whole(is_by_chance) or self._look_closer(outcomes)
 
     def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
         return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
+
+    def _show_whole(self, told: Diagnosis, outcome: Outcome) -> Diagnosis:
+        """With a script of the whole function, because its ops cannot be written down."""
+        shown = self._scribe.record_whole(told, self._program.call, outcome)
+        if not shown.repro:
+            return told
+        return add_note(shown, "The script has the whole function.")
 
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
         for key, fragment in enumerate(fragments):

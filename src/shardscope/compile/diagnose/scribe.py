@@ -96,7 +96,7 @@ class Scribe:
                 settings=self._settings,
             )
         except Exception as error:  # noqa: BLE001 - whatever cannot be pickled says so in its own way
-            return add_note(begun, f"No script could be written ({error}).")
+            return add_note(begun, _describe_unwritable(error))
         return self._verified(replace(begun, repro=_shown(path), script=_read(path)), path, outcome)
 
     def _attempt(self, found: Found, piece: Piece) -> Diagnosis:
@@ -104,7 +104,7 @@ class Scribe:
         try:
             written = self._write(found, piece)
         except CompileError as error:
-            return add_note(found.diagnosis, f"No script could be written ({error}).")
+            return add_note(found.diagnosis, _describe_unwritable(error, " of these ops"))
         except KeyboardInterrupt:
             if self._is_interrupted:
                 raise
@@ -177,6 +177,10 @@ class Scribe:
         limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
         result = process.run(path, timeout_s=limit_s, arguments=arguments)
         return result.exit_code, result.output
+
+
+def _describe_unwritable(error: Exception, of_what: str = "") -> str:
+    return f"No script{of_what} could be written ({str(error).rstrip('.')})."
 
 
 def _describe_failure(seen: Verified) -> str:
