@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -242,6 +243,19 @@ def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder
     assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
+def test_an_error_that_only_a_graph_alone_has_is_no_fault_of_the_compiler(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    def jagged(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[:2], x[:3]], layout=torch.jagged) * 2
+
+    found = diagnose(jagged, numbers(8, 2), backend="aot_eager", folder=folder)
+    assert found.condition is Condition.FINE, found.diagnosis.fact
+    assert "Graph 0 could not be judged alone" in found.diagnosis.notes[0]
+    assert "results agree" in found.diagnosis.fact
+    assert not folder.exists()
+
+
 def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     workers: HomeWorkers, folder: Path
 ) -> None:
@@ -255,6 +269,16 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
     assert found.diagnosis.is_verified, found.diagnosis.notes
     assert found.diagnosis.notes[-1] == "The script has the whole function."
+
+
+def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
+    def two_faced(x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(y=x + 1 if torch.compiler.is_compiling() else x)
+
+    found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
+    assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
+    assert found.diagnosis.fact.startswith("output.y is off by")
+    assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
 def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
