@@ -330,6 +330,11 @@ def test_what_cannot_be_called_is_refused() -> None:
         explain(3)  # type: ignore[arg-type]
 
 
+def test_a_model_without_shapes_yet_is_refused() -> None:
+    with pytest.raises(CompileError, match="Call it once before"):
+        explain(nn.LazyLinear(4), X)
+
+
 def test_explain_says_so_if_the_compiler_is_off() -> None:
     with torch._dynamo.config.patch(disable=True), pytest.raises(CompileError, match="off"):
         explain(lambda x: x, X)

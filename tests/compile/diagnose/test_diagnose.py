@@ -15,8 +15,9 @@ from torch import nn
 import diagnosed_models as models
 from home_workers import HomeWorkers, stay_at_home
 from shardscope import Diagnosed, diagnose
+from shardscope.compile.diagnose.records import make_recording
 from shardscope.errors import CompileError, OutputError
-from shardscope.record import Condition, Phase, Stage
+from shardscope.record import Condition, Diagnosis, Phase, Stage
 
 
 @pytest.fixture
@@ -269,6 +270,21 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
     assert found.diagnosis.is_verified, found.diagnosis.notes
     assert found.diagnosis.notes[-1] == "The script has the whole function."
+
+
+@pytest.mark.parametrize(
+    ("backend", "remedy"),
+    [
+        ("inductor", "Report it; backend='aot_eager' or 'eager' may serve until it is mended."),
+        ("aot_eager", "Report it; backend='eager' may serve until it is mended."),
+        ("eager", "Report it."),
+    ],
+)
+def test_no_backend_is_a_remedy_for_itself(backend: str, remedy: str) -> None:
+    told = Diagnosis(
+        rank=0, target="f", backend=backend, condition=Condition.RUNTIME_ERROR, fact="it fails"
+    )
+    assert make_recording(told).findings[0].remedy == remedy
 
 
 def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
