@@ -214,6 +214,16 @@ def test_the_recompile_limit_is_an_error() -> None:
     assert explained.explanation.skipped_frames[0].reason.startswith("it was compiled too often")
 
 
+def test_modules_that_a_function_calls_have_the_names_it_has_for_them() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def with_loss(x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    (graph,) = explain_one(with_loss, torch.ones(2, 4)).graphs
+    assert [op.module for op in graph.ops] == ["model.0", ""]
+
+
 def test_ops_have_readable_names_modules_lines_and_results() -> None:
     model = nn.Sequential(Attributed(), nn.ReLU())
     (graph,) = explain_one(model, torch.ones(2, 4)).graphs
@@ -318,6 +328,11 @@ def test_nothing_is_to_be_read_before_the_block_ends() -> None:
 def test_what_cannot_be_called_is_refused() -> None:
     with pytest.raises(CompileError, match="got int, which cannot be called"):
         explain(3)  # type: ignore[arg-type]
+
+
+def test_a_model_without_shapes_yet_is_refused() -> None:
+    with pytest.raises(CompileError, match="Call it once before"):
+        explain(nn.LazyLinear(4), X)
 
 
 def test_explain_says_so_if_the_compiler_is_off() -> None:

@@ -97,6 +97,11 @@ def test_a_nan_is_told_with_what_should_be_there():
     assert verdict.deviation.got is None
 
 
+def test_iterators_of_another_kind_are_fine():
+    verdict = compare_value("output 0", iter((1,)), iter([1]), lambda: None)
+    assert verdict.condition is Condition.FINE
+
+
 def test_whole_numbers_are_told_as_they_are():
     verdict = judge(WRONG["large whole numbers"])
     big = 2**60

@@ -119,6 +119,8 @@ def test_units_in_the_last_place_are_told_while_they_mean_something() -> None:
     full = samples.make_diagnosis(Condition.WRONG_RESULT, "y")
     assert full.deviation is not None
     assert "off by up to 3,204 units in the last place of y" in shown(full)
+    one = replace(full, deviation=replace(full.deviation, max_ulp=1.0))
+    assert "off by up to 1 unit in the last place of y" in shown(one)
     for amount in (7e44, 0.0):  # of a NaN, the numbers beside it are no news
         other = replace(full, deviation=replace(full.deviation, max_ulp=amount))
         assert "last place" not in shown(other)

@@ -113,7 +113,8 @@ def _describe_suspect(suspect: SuspectOp) -> Text:
 
 def describe_deviation(one: Deviation) -> str:
     """What the verdict does not say."""
-    return f"up to {one.max_ulp:,.0f} units in the last place of {one.tensor}"
+    count = f"{one.max_ulp:,.0f}"  # or inf
+    return f"up to {count} unit{'' if count == '1' else 's'} in the last place of {one.tensor}"
 
 
 def _render_error(one: Diagnosis) -> Iterator[tuple[str, Text]]:

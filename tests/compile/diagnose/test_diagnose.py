@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -13,8 +15,9 @@ from torch import nn
 import diagnosed_models as models
 from home_workers import HomeWorkers, stay_at_home
 from shardscope import Diagnosed, diagnose
+from shardscope.compile.diagnose.records import make_recording
 from shardscope.errors import CompileError, OutputError
-from shardscope.record import Condition, Phase, Stage
+from shardscope.record import Condition, Diagnosis, Phase, Stage
 
 
 @pytest.fixture
@@ -241,6 +244,59 @@ def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder
     assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
+def test_an_error_that_only_a_graph_alone_has_is_no_fault_of_the_compiler(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    def jagged(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([x[:2], x[:3]], layout=torch.jagged) * 2
+
+    found = diagnose(jagged, numbers(8, 2), backend="aot_eager", folder=folder)
+    assert found.condition is Condition.FINE, found.diagnosis.fact
+    assert "Graph 0 could not be judged alone" in found.diagnosis.notes[0]
+    assert "results agree" in found.diagnosis.fact
+    assert not folder.exists()
+
+
+def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
+    workers: HomeWorkers, folder: Path
+) -> None:
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.sin(x.numpy()))
+
+    found = diagnose(
+        through_numpy, numbers(3), folder=folder, **fault("nan", "sin", stage="decomposed")
+    )
+    (suspect,) = found.diagnosis.suspects
+    assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
+    assert found.diagnosis.is_verified, found.diagnosis.notes
+    assert found.diagnosis.notes[-1] == "The script has the whole function."
+
+
+@pytest.mark.parametrize(
+    ("backend", "remedy"),
+    [
+        ("inductor", "Report it; backend='aot_eager' or 'eager' may serve until it is mended."),
+        ("aot_eager", "Report it; backend='eager' may serve until it is mended."),
+        ("eager", "Report it."),
+    ],
+)
+def test_no_backend_is_a_remedy_for_itself(backend: str, remedy: str) -> None:
+    told = Diagnosis(
+        rank=0, target="f", backend=backend, condition=Condition.RUNTIME_ERROR, fact="it fails"
+    )
+    assert make_recording(told).findings[0].remedy == remedy
+
+
+def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
+    def two_faced(x: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(y=x + 1 if torch.compiler.is_compiling() else x)
+
+    found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
+    assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
+    assert found.diagnosis.fact.startswith("output.y is off by")
+    assert found.diagnosis.is_verified, found.diagnosis.notes
+
+
 def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
     workers: HomeWorkers, folder: Path
 ) -> None:
@@ -308,6 +364,26 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(workers: HomeWorkers, tmp_
     with pytest.raises(OutputError, match="Name another one"):
         diagnose(models.broken, numbers(3), backend="eager", folder=tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["repro.py", "repro_inputs.pt"])
+def test_a_repro_never_takes_the_place_of_a_file_of_the_users(
+    workers: HomeWorkers, folder: Path, name: str
+) -> None:
+    folder.mkdir()
+    (folder / name).write_text("import torch  # mine")
+    with pytest.raises(OutputError, match=f"has a {name} that no diagnosis wrote"):
+        diagnose(nn.ReLU(), numbers(3), folder=folder, **fault("nan", "relu"))
+    assert [(one.name, one.read_text()) for one in folder.iterdir()] == [
+        (name, "import torch  # mine")
+    ]
+
+
+def test_a_repro_takes_the_place_of_an_earlier_one(workers: HomeWorkers, folder: Path) -> None:
+    for op in ("relu", "tanh"):
+        found = diagnose(lambda x: x.relu().tanh(), numbers(3), folder=folder, **fault("nan", op))
+        assert found.repro == folder / "repro.py"
+        assert f"Tensor.{op} " in found.repro.read_text()
 
 
 def test_without_queries_left_the_best_so_far_is_kept_and_flagged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import final
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from shardscope.comm.run import read_identity
 from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
 from shardscope.compile.diagnose.capture import Captured
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Culprit
+from shardscope.compile.diagnose.culprit import Culprit, add_note
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.localizing.plain import make_plain
 from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, make_signature
@@ -28,6 +28,7 @@ __all__ = ["Examination"]
 _EAGER = Compiler("eager")
 # What is not bad is told in this order: the first that was met says most.
 _TOLD = (Condition.RNG, Condition.MORE_ACCURATE)
+_ERRORS = (Condition.COMPILE_ERROR, Condition.RUNTIME_ERROR)
 _BY_VALUES = (*NUMBERS, Condition.NONDETERMINISTIC)
 
 
@@ -51,6 +52,7 @@ class Examination:
         self._scribe = scribe
         self._teller = teller
         self._notes: list[str] = []
+        self._has_graphs = False
 
     def run(self) -> Diagnosis:
         """The diagnosis."""
@@ -73,7 +75,12 @@ class Examination:
             self._teller.doing(f"compiling graph {key} of {len(fragments)}")
             outcome = self._queries.ask(Piece(key))
             if outcome.is_bad:
-                return self._pin_down(self._begin(outcome), key, loaded, outcome)
+                told = self._pin_down(self._begin(outcome), key, loaded, outcome)
+                if not self._is_ours_alone(told, outcome):
+                    return told if told.repro else self._show_whole(told, outcome)
+                self._scribe.withdraw()
+                self._notes.append(f"Graph {key} could not be judged alone ({outcome.fact}).")
+                continue
             outcomes.append((key, loaded, outcome))
         is_by_chance = any(one.condition is Condition.RNG for _, _, one in outcomes)
         return self._examine_whole(is_by_chance) or self._look_closer(outcomes)
@@ -81,12 +88,32 @@ class Examination:
     def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
         return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
 
+    def _is_ours_alone(self, told: Diagnosis, outcome: Outcome) -> bool:
+        """Whether an error shows at our bench alone: no script has it, nor the whole function."""
+        is_doubtful = told.repro and not told.is_verified and not self._scribe.is_interrupted
+        if not is_doubtful or outcome.condition not in _ERRORS or self._program.packed is None:
+            return False
+        self._teller.doing("compiling the whole function")
+        try:
+            found = self._queries.run(check_program, self._program.packed, self._compiler)
+        except CompileError:  # it does not run in another process
+            return False
+        return not found.is_bad
+
+    def _show_whole(self, told: Diagnosis, outcome: Outcome) -> Diagnosis:
+        """With a script of the whole function, because its ops cannot be written down."""
+        shown = self._scribe.record_whole(told, self._program.call, outcome)
+        if not shown.repro:
+            return told
+        return add_note(shown, "The script has the whole function.")
+
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
         for key, fragment in enumerate(fragments):
             plain = make_plain(fragment)
             self._notes += plain.notes
             loaded = self._queries.load(key, plain.fragment)
             if loaded.ops:
+                self._has_graphs = True
                 yield key, loaded
 
     def _examine_whole(self, is_by_chance: bool) -> Diagnosis | None:
@@ -133,7 +160,12 @@ class Examination:
                     return self._pin_down(begun, key, loaded, inner)
         mild = [one for _, _, one in outcomes if one.condition in _TOLD]
         mild.sort(key=lambda one: _TOLD.index(one.condition))
-        return self._begin(mild[0] if mild else Outcome(Condition.FINE, _say_fine(outcomes)))
+        return self._begin(mild[0] if mild else Outcome(Condition.FINE, self._say_fine()))
+
+    def _say_fine(self) -> str:
+        if not self._has_graphs:
+            return "there is nothing that the compiler does: the function makes no graph"
+        return "compiled and eager results agree, as far as eager execution itself is right"
 
     def _expose(self, key: int) -> Outcome:
         try:
@@ -175,9 +207,3 @@ class Examination:
             deviation=outcome.deviation,
             error=outcome.error,
         )
-
-
-def _say_fine(outcomes: Sequence[Any]) -> str:
-    if not outcomes:
-        return "there is nothing that the compiler does: the function makes no graph"
-    return "compiled and eager results agree, as far as eager execution itself is right"

@@ -11,7 +11,13 @@ from typing import final
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.errors import OutputError
 
-__all__ = ["Folder"]
+__all__ = ["FIRST_LINE", "SAVED_NAME", "SCRIPT_NAME", "Folder"]
+
+SCRIPT_NAME = "repro.py"
+SAVED_NAME = "repro_inputs.pt"
+"""The file beside the script with what is too big to be written into it."""
+# Of each script: who has one that begins otherwise wrote it themselves.
+FIRST_LINE = "# A bug that torch.compile shows, in a script that needs torch and nothing else."
 
 _DEFAULT = "shardscope-diagnosis"
 _SCRATCH = "scratch"
@@ -24,6 +30,8 @@ class Folder:
     def __init__(self, path: Path | None) -> None:
         self.path = path or Path(_DEFAULT)
         self._is_ours = path is None or not path.exists()
+        if path is not None:
+            _check_free(path)
         try:
             if path is None:
                 self.path = _make_first_free(self.path)
@@ -42,6 +50,25 @@ class Folder:
         if self._is_ours:
             with suppress(OSError):  # it is not empty
                 self.path.rmdir()
+
+
+def _check_free(path: Path) -> None:
+    """Refuse a folder in which a script would take the place of something that is not one."""
+    name = next((one for one in (SCRIPT_NAME, SAVED_NAME) if (path / one).exists()), None)
+    if name is None or _begins_as_ours(path / SCRIPT_NAME):
+        return
+    raise OutputError(
+        f"The folder {path} has a {name} that no diagnosis wrote, and the repro would take its "
+        "place. Name another one."
+    )
+
+
+def _begins_as_ours(script: Path) -> bool:
+    try:
+        with script.open(encoding="utf-8", errors="replace") as file:
+            return file.readline().rstrip() == FIRST_LINE
+    except OSError:  # it is none, or not to be read
+        return False
 
 
 def _make_first_free(path: Path) -> Path:

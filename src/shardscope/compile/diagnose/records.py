@@ -17,7 +17,7 @@ _MEANWHILE = {
     "may avoid it.",
     Stage.PARTITION: "; under torch.no_grad() nothing is partitioned.",
 }
-_UNLOCATED = "; backend='aot_eager' or 'eager' may serve until it is mended."
+_UNLOCATED = "; backend={} may serve until it is mended."
 
 
 def make_recording(diagnosis: Diagnosis, *, world_size: int = 1) -> Recording:
@@ -58,7 +58,14 @@ def _suggest(diagnosis: Diagnosis) -> str:
 
 def _say_meanwhile(diagnosis: Diagnosis) -> str:
     if diagnosis.stage is None:
-        return _UNLOCATED
+        return _name_simpler(diagnosis.backend)
     what = "op" if len(diagnosis.suspects) == 1 else "ops"
     disabled = f", and keep the {what} out of the compiler with @torch.compiler.disable until "
     return _MEANWHILE.get(diagnosis.stage, f"{disabled}{diagnosis.backend} is mended.")
+
+
+def _name_simpler(backend: str) -> str:
+    """Backends that do less than this one."""
+    if backend == "eager":
+        return "."
+    return _UNLOCATED.format("'eager'" if backend == "aot_eager" else "'aot_eager' or 'eager'")

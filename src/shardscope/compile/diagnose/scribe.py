@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shardscope.compile.diagnose.at_bench import Piece, Request, Written, run_passing, write
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Found, add_note
-from shardscope.compile.diagnose.folder import Folder
+from shardscope.compile.diagnose.folder import SAVED_NAME, SCRIPT_NAME, Folder
 from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
 from shardscope.compile.diagnose.outcome import Outcome
@@ -54,7 +54,7 @@ class Scribe:
         self._compile_s = compile_s
         self._settings = settings
         self._nursery = nursery
-        self._is_interrupted = False  # by the user, who wants what there is
+        self.is_interrupted = False  # by the user, who wants what there is
         self._num_passing_calls = 0  # of the backend, by the variant that passes
         self._waiting: list[FreshProcess] = []
         self._running: list[FreshProcess] = []
@@ -72,9 +72,9 @@ class Scribe:
 
     def record(self, found: Found) -> Diagnosis:
         """A diagnosis with a script that shows it, if one can be written."""
-        self._is_interrupted = found.is_interrupted
+        self.is_interrupted = found.is_interrupted
         told = self._attempt(found, found.piece)
-        if told.is_verified or self._is_interrupted or found.piece.keep is None:
+        if told.is_verified or self.is_interrupted or found.piece.keep is None:
             return told
         # What was cut off may be what a process without our bench needs to fail.
         whole = self._attempt(found, Piece(found.piece.key))
@@ -96,19 +96,24 @@ class Scribe:
                 settings=self._settings,
             )
         except Exception as error:  # noqa: BLE001 - whatever cannot be pickled says so in its own way
-            return add_note(begun, f"No script could be written ({error}).")
+            return add_note(begun, _describe_unwritable(error))
         return self._verified(replace(begun, repro=_shown(path), script=_read(path)), path, outcome)
+
+    def withdraw(self) -> None:
+        """Remove the script that was written last: there is nothing that it could show."""
+        for name in (SCRIPT_NAME, SAVED_NAME):
+            (self._folder.path / name).unlink(missing_ok=True)
 
     def _attempt(self, found: Found, piece: Piece) -> Diagnosis:
         self._teller.doing("writing the script")
         try:
             written = self._write(found, piece)
         except CompileError as error:
-            return add_note(found.diagnosis, f"No script could be written ({error}).")
+            return add_note(found.diagnosis, _describe_unwritable(error, " of these ops"))
         except KeyboardInterrupt:
-            if self._is_interrupted:
+            if self.is_interrupted:
                 raise
-            self._is_interrupted = True
+            self.is_interrupted = True
             return self._attempt(found, piece)
         if isinstance(written, Outcome):
             return add_note(found.diagnosis, f"No script could be written: {written.fact}.")
@@ -118,7 +123,7 @@ class Scribe:
             script=_read(written.path),
             passing=f"the same {written.passing}",
         )
-        if self._is_interrupted:
+        if self.is_interrupted:
             return add_note(
                 told, "It was interrupted: this is the best found so far, not verified."
             )
@@ -147,7 +152,7 @@ class Scribe:
     def _may_try(self, outcome: Outcome) -> bool:
         """Whether to call the backend for a better script: not if that kills, or nobody waits."""
         is_deadly = outcome.condition in _DEADLY or is_of_device(outcome.error)
-        return not is_deadly and not self._is_interrupted
+        return not is_deadly and not self.is_interrupted
 
     def _find_limit(self, outcome: Outcome) -> float:
         """Seconds that the script may take before it is said to hang."""
@@ -160,7 +165,7 @@ class Scribe:
         try:
             seen = verify(path, outcome=outcome, runner=self._run)
         except KeyboardInterrupt:
-            self._is_interrupted = True
+            self.is_interrupted = True
             self.close()
             return add_note(told, "The script was not verified: it was interrupted.")
         if seen.is_same:
@@ -177,6 +182,10 @@ class Scribe:
         limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
         result = process.run(path, timeout_s=limit_s, arguments=arguments)
         return result.exit_code, result.output
+
+
+def _describe_unwritable(error: Exception, of_what: str = "") -> str:
+    return f"No script{of_what} could be written ({str(error).rstrip('.')})."
 
 
 def _describe_failure(seen: Verified) -> str:

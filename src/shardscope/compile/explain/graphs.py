@@ -116,8 +116,9 @@ def module_of(node: fx.Node) -> str:
 
 
 def _clean(name: str) -> str:
-    """`layers.0.up` for `L['self'].layers[0].up` and the like."""
+    """`layers.0.up` for `L['self'].layers[0].up`, `model.up` for `L['model'].up` and the like."""
     name = name.removeprefix("L['self']").removeprefix("L['fn']").replace("._modules", "")
+    name = name.removeprefix("L").removeprefix("G") if name.startswith(("L['", "G['")) else name
     for one, other in (("['", "."), ("']", ""), ("[", "."), ("]", "")):
         name = name.replace(one, other)
     return name.removeprefix(".")

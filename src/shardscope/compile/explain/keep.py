@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from shardscope._torch.kept_tensors import KeptTensors
 from shardscope._torch.modules import every_module
 from shardscope._torch.restoring import Kept, find_changeable, find_named
+from shardscope.errors import CompileError
 
 __all__ = ["everything_kept"]
 
@@ -105,6 +107,11 @@ def _find_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 def _keep_tensors(some: Iterable[torch.Tensor], kept: Kept, tensors: KeptTensors) -> None:
     for tensor in some:
+        if is_lazy(tensor):
+            raise CompileError(
+                "The model has parameters that get their shape when it is first called. Call it "
+                "once before."
+            )
         kept.keep_gradients([tensor])
         tensors.keep(tensor)
         if tensor.is_leaf and tensor.grad is not None:

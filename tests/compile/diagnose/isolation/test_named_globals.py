@@ -16,14 +16,25 @@ from shardscope.compile.diagnose.isolation.named_globals import pickle_for_scrip
 from shardscope.compile.diagnose.isolation.payload import pack, unpack
 
 _CODE = """
+import functools
+
 import torch
 import torch.nn.functional as strange
 
 SCALE = 2.0
 
 
+@functools.cache
+def factor():
+    return SCALE
+
+
 def scale(x):
     return SCALE * x
+
+
+def scale_by_factor(x):
+    return factor() * x
 
 
 class Block(torch.nn.Module):
@@ -71,3 +82,15 @@ def test_the_program_that_runs_there_keeps_its_own_names(home: ModuleType) -> No
     send, receive = _TO_WORKER
     assert receive(send(home.scale))(3.0) == 6.0
     assert vars(sys.modules["__main__"]) == before
+
+
+@pytest.mark.parametrize("way", [_TO_WORKER, _TO_SCRIPT], ids=["worker", "script"])
+def test_functions_that_remember_results_arrive_without_them(home: ModuleType, way: Way) -> None:
+    send, receive = way
+    assert home.scale_by_factor(3.0) == 6.0
+    sent = send((home.scale_by_factor, home.factor))
+    sys.modules.pop(home.__name__ if home.__name__ != "__main__" else "", None)
+    scale_by_factor, factor = receive(sent)
+    assert factor.cache_info() == (0, 0, None, 0)
+    assert scale_by_factor(3.0) == 6.0
+    assert factor.cache_info().misses == 1

@@ -5,6 +5,7 @@ The compiler looks names up in the module that a function says it is from, so th
 
 from __future__ import annotations
 
+import functools
 import io
 from types import FunctionType, ModuleType
 from typing import Any, final
@@ -23,6 +24,9 @@ _FIND = """(
     or known.update({name: __import__("types").ModuleType(name)})
     or known[name]
 ).__dict__"""
+# What `functools.cache` makes says where it is, as a class does, but not how to make it.
+_CACHED = type(functools.cache(len))
+_CACHE = """__import__("functools").lru_cache(maxsize, typed)(function)"""
 _KEPT = ("__package__", "__path__", "__file__")
 
 
@@ -40,11 +44,21 @@ def reduce_code(pickler: cloudpickle.Pickler, value: Any, by_value: ByValue) -> 
         return eval, (_FIND, {"name": value["__name__"]}), None, None, iter(value.items())
     if isinstance(value, FunctionType):
         _name_globals(pickler, value)
+    if isinstance(value, _CACHED):
+        by_value.consider(value.__module__)
+        return _reduce_cached(value)
     if isinstance(value, FunctionType | type):
         by_value.consider(value.__module__)
     elif isinstance(value, ModuleType):
         by_value.consider(value.__name__)
     return None
+
+
+def _reduce_cached(value: Any) -> Any:
+    """A function that remembers its results, without them."""
+    if value.__module__ not in (_MAIN, *cloudpickle.list_registry_pickle_by_value()):
+        return None
+    return eval, (_CACHE, {**value.cache_parameters(), "function": value.__wrapped__})
 
 
 @final

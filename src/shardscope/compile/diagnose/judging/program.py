@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -189,7 +189,7 @@ class ProgramRuns:
 def _collect(outputs: Any, program: Program, announce: Announce) -> Result:
     """What a run gave and changed, with gradients, be they the function's own or ours."""
     held = _name_held(program)
-    named = {f"output {path}".strip(): one for path, one in flatten(outputs)}
+    named = dict(_name_outputs(outputs))
     values = {name: _keep(one) for name, one in named.items()}
     values |= {f"{name}, after the call": _keep(one) for name, one in held.items()}
     gradients = {
@@ -202,6 +202,15 @@ def _collect(outputs: Any, program: Program, announce: Announce) -> Result:
     pulled = {} if gradients else pull_back(named, leaves)
     settle_device()
     return Result(values, gradients | pulled)
+
+
+def _name_outputs(outputs: Any) -> Iterator[tuple[str, Any]]:
+    """Whatever it returns, and the tensors in objects of the user's."""
+    for path, one in flatten(outputs):
+        name = f"output {path}".strip()
+        yield name, one
+        if not isinstance(one, Tensor) and not callable(one):
+            yield from ((f"{name}.{inner}", held) for inner, held in find_tensors(one).items())
 
 
 def _name_held(program: Program) -> dict[str, Tensor]:

@@ -70,6 +70,8 @@ def flatten(value: Any) -> tuple[Any, ...]:
         value = tuple(value.values())
     if isinstance(value, (list, tuple)):
         return tuple(inner for one in value for inner in flatten(one))
+    if hasattr(value, "__dict__") and not torch.is_tensor(value) and not callable(value):
+        return tuple(one for one in vars(value).values() if torch.is_tensor(one))
     return (value,)
 
 

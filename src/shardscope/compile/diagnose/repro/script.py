@@ -8,20 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from shardscope.compile.diagnose.folder import SAVED_NAME
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.repro import harness
 from shardscope.compile.diagnose.repro.inlining import Definitions
 from shardscope.numerics.plain import check, comparison_source
 from shardscope.record import Condition
 
-__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "SAVED_NAME", "Case", "assemble", "failure_line"]
+__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "Case", "assemble", "failure_line"]
 
 EXIT_PASSES, EXIT_FAILS = 0, 1
 PASSING = "--passing"
 """The argument that has a script run the variant that does not fail."""
-
-SAVED_NAME = "repro_inputs.pt"
-"""The file beside the script with what is too big to be written into it."""
 
 _STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
 

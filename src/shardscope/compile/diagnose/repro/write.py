@@ -12,6 +12,7 @@ import torch
 
 from shardscope.comm.lines import user_line
 from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.folder import FIRST_LINE, SAVED_NAME, SCRIPT_NAME
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.repro import harness
@@ -22,15 +23,14 @@ from shardscope.compile.diagnose.repro.inputs import print_inputs
 from shardscope.compile.diagnose.repro.layout import lay_out_call
 from shardscope.compile.diagnose.repro.names import comment
 from shardscope.compile.diagnose.repro.program import Program, print_program
-from shardscope.compile.diagnose.repro.script import SAVED_NAME, Case, assemble
+from shardscope.compile.diagnose.repro.script import Case, assemble
 from shardscope.compile.diagnose.repro.simplify import Recipe, simplify
 from shardscope.compile.diagnose.repro.spelling import name_op
 from shardscope.compile.diagnose.repro.variant import Change, Variant
 from shardscope.record import Stage
 
-__all__ = ["SCRIPT_NAME", "print_header", "save_script", "write_repro"]
+__all__ = ["print_header", "save_script", "write_repro"]
 
-SCRIPT_NAME = "repro.py"
 _WIDTH = 98
 _MOST_OPS_NAMED = 5
 _CHANGES: dict[Change, Any] = {
@@ -200,7 +200,7 @@ def print_header(
 ) -> Iterator[str]:
     """What a script shows and how to run it, as comments."""
     # The first two lines are ours alone: Python looks for an encoding there.
-    yield "# A bug that torch.compile shows, in a script that needs torch and nothing else."
+    yield FIRST_LINE
     yield "#"
     yield from _wrap("", title or f"{outcome.condition} with {compiler.name}")
     yield from _wrap("Verdict: ", f"{outcome.condition} in {outcome.phase}. {outcome.fact}")
