@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -129,13 +130,18 @@ def _tell_parameters(recording: Recording) -> Iterator[Figure]:
 def _tell_proof(recording: Recording) -> Iterator[Figure]:
     for compared in recording.parity:
         place, verdict = f"on {name_mesh(compared.axes)}", summarize_parity(compared).plain
-        card = Card(label="parity", value=verdict, note=place)
-        yield Figure("proof", f"{place}: {verdict}", (card,))
+        yield Figure("proof", f"{place}: {verdict}", (_set_off("parity", verdict, place),))
     for found in recording.parallel:
         proof = summarize_proof(found).plain
         made = f"on {name_mesh(found.axes)}: {summarize_parallel(found).plain}"
-        card = Card(label="parallel program", value=proof, note=made)
+        card = _set_off("parallel program", proof, made)
         yield Figure("proof", f"{made}. {proof}", (card,))
+
+
+def _set_off(label: str, verdict: str, where: str) -> Card:
+    """A verdict without what it says in brackets, or after a colon: that is for the note."""
+    value = re.split(r" \(|: ", verdict, maxsplit=1)[0].rstrip(".")
+    return Card(label=label, value=value, note=where + verdict.removeprefix(value).rstrip("."))
 
 
 def _tell_coverage(recording: Recording) -> Iterator[Figure]:
