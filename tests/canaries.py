@@ -49,12 +49,14 @@ Probe = Callable[[], object]
 class Canary:
     """A private name, the shims that need it, and what they need it for.
 
-    `probe` returns something true if the name is there; without one, the name is looked up.
+    `probe` returns something true if the name is there; without one, the name is looked up. One
+    that `is_new` is not in all versions that we support, whose shims do without it.
     """
 
     shims: str
     purpose: str
     probe: Probe | None = None
+    is_new: bool = False
 
 
 @contextmanager
@@ -945,16 +947,25 @@ CANARIES: dict[str, Canary] = {
         "list a module's own parameters, tied ones too",
         lambda: list(nn.Linear(1, 1)._parameters) == ["weight", "bias"],
     ),
+    # inductor_vectors.py
+    "torch._inductor.cpu_vec_isa.supported_vec_isa_list": Canary(
+        "inductor_vectors.py", "try all vector instructions at once, which inductor tries in turn"
+    ),
+    "torch._inductor.cpu_vec_isa.x86_isa_checker": Canary(
+        "inductor_vectors.py", "try only vector instructions that the processor says it has"
+    ),
     # pipelining.py
     "._warmup_forward_vote": Canary(
         "pipelining.py",
         "let a pipeline stage start in a simulated world",
         lambda: PipelineStage._warmup_forward_vote,
+        is_new=True,
     ),
     "._warmup_backward_result": Canary(
         "pipelining.py",
         "let a pipeline stage start in a simulated world",
         lambda: PipelineStage._warmup_backward_result,
+        is_new=True,
     ),
     "._recv_meta": Canary(
         "pipelining.py",
@@ -965,6 +976,7 @@ CANARIES: dict[str, Canary] = {
         "pipelining.py",
         "know whether a pipeline stage was told its shapes",
         lambda: stage_is_told() and not stage_is_told(input_args=None),
+        is_new=True,
     ),
     # played_group.py
     "torch._C._distributed_c10d._set_thread_isolation_mode": Canary(
@@ -972,6 +984,9 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch.distributed.distributed_c10d._store_based_barrier": Canary(
         "played_group.py", "let ranks that take turns not wait for each other's store"
+    ),
+    "torch.utils._config_module": Canary(
+        "rank_state.py", "know whether a setting of the compiler is one thread's or the process's"
     ),
     "torch.utils._python_dispatch": Canary(
         "rank_state.py", "know for each rank that is a thread whether a dispatch mode is active"

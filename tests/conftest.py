@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Under pytest's importlib mode test modules are called tests.…, and other processes import them.
 sys.path.append(str(Path(__file__).parents[1]))
 
+import older_torch
 import sample_recordings as samples
 from shardscope.record import Recording
 from warm_python import warm_context
@@ -36,6 +37,18 @@ def pytest_collection_finish() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: a worker without tests cannot take one that has begun."""
     items.sort(key=lambda item: "integration" not in item.path.parts)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """A test of something that an older torch does not have is skipped there, and says so."""
+    try:
+        yield
+    except Exception as error:
+        missing = older_torch.find_missing(error)
+        if missing is None:
+            raise
+        pytest.skip(missing)
 
 
 _SHAPES = {

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from older_torch import IS_OLDER
 from shardscope import World, trace
 from shardscope._torch.calls import OPS
 from small_models import Block, Net, batch, shard_net
@@ -24,7 +25,8 @@ from small_models import Block, Net, batch, shard_net
 def packets() -> list[Any]:
     found = []
     for namespace, table in OPS.items():
-        for op in table:
+        known = [op for op in table if not IS_OLDER or hasattr(getattr(torch.ops, namespace), op)]
+        for op in known:
             packet = getattr(getattr(torch.ops, namespace), op)
             found += [packet, packet.default]
     return found

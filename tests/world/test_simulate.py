@@ -164,7 +164,7 @@ def snapshot() -> dict[str, Any]:
         "functional ops": (functional._op, functional.default._op),
         "module call": nn.Module.__call__,
         "stage methods": {
-            name: getattr(PipelineStage, name)
+            name: getattr(PipelineStage, name, None)  # older versions do not vote
             for name in ("_warmup_forward_vote", "_warmup_backward_result", "_recv_meta")
         },
         "modes": torch._C._len_torch_dispatch_stack(),

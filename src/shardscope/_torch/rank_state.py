@@ -11,7 +11,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
-from torch.utils import _python_dispatch
+from torch.utils import _config_module, _python_dispatch
 
 from shardscope._torch.propagation import op_handlers
 
@@ -57,6 +57,11 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 
 
+# Of the compiler. Before torch 2.13 a patch that one thread makes of them holds for all.
+_CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+_IS_EACH_THREADS = hasattr(_config_module, "ContextVar")
+
+
 @final
 class RankState:
     """What torch and Python keep once for a process: each rank has its own while it runs."""
@@ -93,6 +98,7 @@ def _read_state() -> dict[str, Any]:
     state["random"] = random.getstate()
     state["torch"] = torch.get_rng_state()
     state["switches"] = [read() for read, _ in _SWITCHES]
+    state["configs"] = {name: _read_config(name) for name in _CONFIGS if name in sys.modules}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
@@ -118,10 +124,24 @@ def _write_state(state: dict[str, Any]) -> None:
     for (read, write), value in zip(_SWITCHES, state["switches"], strict=True):
         if read() != value:
             write(value)
+    for name, settings in state["configs"].items():
+        _write_config(name, settings)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _read_config(name: str) -> dict[str, Any]:
+    return {} if _IS_EACH_THREADS else sys.modules[name].get_config_copy()
+
+
+def _write_config(name: str, settings: dict[str, Any]) -> None:
+    module = sys.modules[name]
+    now = _read_config(name)
+    for key, value in settings.items():
+        if now[key] is not value and now[key] != value:
+            setattr(module, key, value)
 
 
 def _fresh_state() -> dict[str, Any]:

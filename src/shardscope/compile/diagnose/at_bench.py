@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.compiler_settings import apply_settings
+from shardscope._torch.inductor_vectors import try_vector_instructions
 from shardscope.compile.diagnose.blaming.announcements import announced
 from shardscope.compile.diagnose.blaming.switching import Report, Trial
 from shardscope.compile.diagnose.blaming.try_out import try_out
@@ -48,6 +49,7 @@ __all__ = [
     "recall",
     "run_passing",
     "set_up",
+    "warm_up",
     "write",
 ]
 
@@ -102,6 +104,11 @@ class Written:
 def set_up(_: Bench, settings: tuple[str, ...]) -> None:
     """Tell torch what the user told it."""
     apply_settings(settings)
+
+
+def warm_up(_: Bench) -> None:
+    """Let inductor know this machine before it is asked for anything."""
+    try_vector_instructions()
 
 
 def load(bench: Bench, key: int, form: FragmentForm) -> None:

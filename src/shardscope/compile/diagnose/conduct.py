@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from shardscope._torch.compiler_settings import read_settings
+from shardscope._torch.preloading import FOR_INDUCTOR, FOR_SCRIPTS
 from shardscope.comm.run import read_identity
-from shardscope.compile.diagnose.at_bench import set_up
+from shardscope.compile.diagnose.at_bench import set_up, warm_up
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Culprit
 from shardscope.compile.diagnose.examine import Examination
@@ -45,6 +48,8 @@ def conduct(subject: Subject, compiler: Compiler, means: Means) -> Recording:
     _check_can_be_sent(compiler)
     if "inductor" in compiler.name:
         borrow_from_inductor(means.folder.enclosure)
+        if not torch.accelerator.is_available():
+            means.workers.prepare(warm_up, name="vector instructions")
     _, world_size = read_identity()
     return make_recording(_examine(subject, compiler, means), world_size=world_size)
 
@@ -75,6 +80,7 @@ def _examine(subject: Subject, compiler: Compiler, means: Means) -> Diagnosis:
             compile_s=means.compile_s,
             settings=settings,
             nursery=means.nursery,
+            imports=FOR_INDUCTOR if "inductor" in compiler.name else FOR_SCRIPTS,
         )
         try:
             return Examination(subject, compiler, queries, culprit, scribe, teller).run()

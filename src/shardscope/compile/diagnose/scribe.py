@@ -9,6 +9,7 @@ from typing import final
 
 from msgspec.structs import replace
 
+from shardscope._torch.preloading import FOR_SCRIPTS
 from shardscope.compile.diagnose.at_bench import Piece, Request, Written, run_passing, write
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.culprit import Found, add_note
@@ -46,6 +47,7 @@ class Scribe:
         compile_s: float,
         settings: tuple[str, ...],
         nursery: Nursery | None = None,
+        imports: Sequence[str] = FOR_SCRIPTS,
     ) -> None:
         self._queries = queries
         self._compiler = compiler
@@ -54,6 +56,7 @@ class Scribe:
         self._compile_s = compile_s
         self._settings = settings
         self._nursery = nursery
+        self._imports = imports  # of a process that waits for a script
         self.is_interrupted = False  # by the user, who wants what there is
         self._num_passing_calls = 0  # of the backend, by the variant that passes
         self._waiting: list[FreshProcess] = []
@@ -62,7 +65,8 @@ class Scribe:
     def prepare(self) -> None:
         """Begin to start the process that a script is to run in: its imports take longest."""
         if not self._waiting:
-            self._waiting.append(prewarm(self._folder.enclosure, nursery=self._nursery))
+            fresh = prewarm(self._folder.enclosure, imports=self._imports, nursery=self._nursery)
+            self._waiting.append(fresh)
 
     def close(self) -> None:
         """End processes that nobody needs any more."""

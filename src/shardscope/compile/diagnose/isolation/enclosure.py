@@ -130,13 +130,6 @@ def _module_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))}
 
 
-def _search_path() -> dict[str, str]:
-    """Where modules are: what is relative there, processes in another folder would not find."""
-    path = os.environ.get("PYTHONPATH", "")
-    places = [os.path.abspath(one) for one in path.split(os.pathsep)] if path else []
-    return {"PYTHONPATH": os.pathsep.join(places)} if places else {}
-
-
 def _threads() -> dict[str, str]:
     """Sums depend on how many threads share them, so others use as many as this process."""
     torch = sys.modules.get("torch")

@@ -22,7 +22,6 @@ from shardscope.compile.diagnose.isolation.nursery import FRESH, Nursery
 
 __all__ = ["FreshProcess", "ScriptResult", "prewarm", "run_script"]
 
-_IMPORTED = ",".join(FOR_SCRIPTS)
 _START_LIMIT_S = 300.0
 _LOOK_MS = 100
 
@@ -47,13 +46,14 @@ class FreshProcess:
         enclosure: Enclosure,
         *,
         extra: Mapping[str, str] | None = None,
+        imports: Sequence[str] = FOR_SCRIPTS,
         nursery: Nursery | None = None,
     ) -> None:
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
         self._close = weakref.finalize(self, _close, self._requests, self._replies)
         try:
-            self._child = _start((theirs_in, theirs_out), enclosure, extra, nursery)
+            self._child = _start((theirs_in, theirs_out), enclosure, extra, imports, nursery)
         except BaseException:
             self._close()
             raise
@@ -97,13 +97,14 @@ def _start(
     fds: tuple[int, int],
     enclosure: Enclosure,
     extra: Mapping[str, str] | None,
+    imports: Sequence[str],
     nursery: Nursery | None,
 ) -> Child:
     if nursery is not None:
         assert extra is None, "a process that has begun keeps its environment"
-        return nursery.fork("", _IMPORTED, pass_fds=fds)
+        return nursery.fork("", ",".join(imports), pass_fds=fds)
     is_tied = threading.current_thread() is threading.main_thread()
-    told = (os.getpid(), "tied" if is_tied else "free", _IMPORTED, *fds)
+    told = (os.getpid(), "tied" if is_tied else "free", ",".join(imports), *fds)
     return spawn(
         [sys.executable, "-P", str(FRESH), *map(str, told)],
         environment=enclosure.environment(extra),
@@ -112,9 +113,14 @@ def _start(
     )
 
 
-def prewarm(enclosure: Enclosure, *, nursery: Nursery | None = None) -> FreshProcess:
+def prewarm(
+    enclosure: Enclosure,
+    *,
+    imports: Sequence[str] = FOR_SCRIPTS,
+    nursery: Nursery | None = None,
+) -> FreshProcess:
     """Begin to start a process for a script that is to run later."""
-    return FreshProcess(enclosure, nursery=nursery)
+    return FreshProcess(enclosure, imports=imports, nursery=nursery)
 
 
 def run_script(

@@ -45,19 +45,20 @@ def shrink(
 ) -> Shrunk:
     """Find ops of which none can be spared, in a program that is known to fail as a whole.
 
-    `suspects` are tried alone first, then the first of them with its neighbours; `reads` says
-    whose results an op reads, and lets the search try the ops that connect two others before it
-    looks at all between them.
+    `suspects` are tried alone first, then the first of them with one other; `reads` says whose
+    results an op reads, and lets the search try the ops that connect two others before it looks at
+    all between them.
     """
     trials = Trials(names, ask, budget=budget, on_progress=on_progress)
     is_minimal = is_interrupted = False
     suspects = [name for name in suspects if name in names]
     try:
-        _try_suspects(trials, suspects)
-        if not suspects:
-            _halve(trials)
+        if suspects:
+            _try_suspects(trials, suspects)
+        else:
+            _halve(trials, names)
         while not is_minimal:
-            _gather(trials, reads or {}, suspects)
+            _gather(trials, reads or {})
             is_minimal = _is_minimal(trials)
     except BudgetSpentError:
         is_minimal = False  # nobody has looked whether more can be spared
@@ -73,63 +74,51 @@ def shrink(
 
 
 def _try_suspects(trials: Trials, suspects: Sequence[str]) -> None:
-    """One alone, then the first with its neighbours: the others that it takes are often near."""
+    """One alone, then the first with one other, among its neighbours if that is enough."""
     names = trials.best
-    trials.num_left = _MAX_SUSPECTS + _num_halvings(names) + 1
-    if not suspects or any(trials.is_failing([name]) for name in suspects[:_MAX_SUSPECTS]):
+    trials.num_left = _MAX_SUSPECTS + 2 * _num_halvings(names) + 1
+    if any(trials.is_failing([name]) for name in suspects[:_MAX_SUSPECTS]):
         return
-    place = names.index(suspects[0])
+    first = suspects[0]
+    place = names.index(first)
     for size in _first_sizes(len(names) // _FEW_OF, near=0):
         if trials.is_failing(names[max(0, place - size) : place + size + 1]):
-            return
+            break
+    _halve(trials, [name for name in trials.best if name != first], [first])
 
 
-def _halve(trials: Trials) -> None:
+def _halve(trials: Trials, part: Sequence[str], needed: Sequence[str] = ()) -> None:
     """Follow the half that fails; if the left one does not, believe that the right one does.
 
     Believing costs nothing if one op is to blame, and the parts that are tried stay small.
     """
-    part = trials.best
     trials.num_left = _num_halvings(part) + 1
     while len(part) > 1:
         middle = len(part) // 2
-        part = part[:middle] if trials.is_failing(part[:middle]) else part[middle:]
-    trials.is_failing(part)
+        is_left = trials.is_failing([*needed, *part[:middle]])
+        part = part[:middle] if is_left else part[middle:]
+    trials.is_failing([*needed, *part])
 
 
-def _gather(trials: Trials, reads: Mapping[str, Sequence[str]], suspects: Sequence[str]) -> None:
+def _gather(trials: Trials, reads: Mapping[str, Sequence[str]]) -> None:
     """Collect ops without which what is left does not fail, until these alone do."""
     names = trials.best
     if len(names) <= 1:
         return
     trials.num_left = 2 * _num_halvings(names) + 4
-    outermost, others = _find_outermost(trials, suspects)
-    if trials.is_failing([outermost]):
+    end = _first_failing_size(trials, [], names)
+    last, rest = names[end - 1], names[: end - 1]
+    if trials.is_failing([last]):
         return
     # Ops that only fail together are near each other more often than not.
-    trials.num_left = _num_halvings(others) + 4
-    size = _first_failing_size(trials, [outermost], others, near=0)
-    opposite, rest = others[size - 1], trials.sort(others[: size - 1])
-    if trials.is_failing([outermost, opposite]):
+    trials.num_left = _num_halvings(rest) + 4
+    backwards = rest[::-1]
+    start = _first_failing_size(trials, [last], backwards, near=0)
+    first, rest = backwards[start - 1], backwards[: start - 1][::-1]
+    if trials.is_failing([first, last]):
         return
-    first, last = trials.sort([outermost, opposite])
     rest = _connecting(trials, first, last, rest, reads)
     _gather_between(trials, [first, last], rest)
-
-
-def _find_outermost(trials: Trials, suspects: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The first or last op that it takes, and those after or before it, the nearest first.
-
-    A suspect may be either; otherwise it is the last, which is searched for.
-    """
-    names = trials.best
-    for place in [names.index(name) for name in suspects[:1] if name in names]:
-        if trials.is_failing(names[: place + 1]):
-            return names[place], names[:place][::-1]
-        if trials.is_failing(names[place:]):
-            return names[place], names[place + 1 :]
-    end = _first_failing_size(trials, [], names)
-    return names[end - 1], names[: end - 1][::-1]
 
 
 def _gather_between(trials: Trials, needed: list[str], rest: tuple[str, ...]) -> None:
