@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import is_overload
-from shardscope._torch.programs import fake_mode_of, flatten
+from shardscope._torch.programs import fake_mode_of, flatten, traced
 from shardscope.parallel.flow import Flow, Move, Step, Value, map_nest, values_in
 
 __all__ = ["Gradients"]
@@ -24,6 +24,7 @@ class Gradients:
 
     def __init__(self, flow: Flow) -> None:
         self._mode = fake_mode_of([value.example for value, _ in flow.inputs if value.is_tensor])
+        self._is_open = bool(flow.sizes.known)
         self._known: dict[Any, tuple[bool, ...]] = {}
         self._trained = {
             value
@@ -72,7 +73,8 @@ class Gradients:
     def _probe(self, step: Step, position: int) -> tuple[bool, ...]:
         key = (step.op, position, tuple(one.dtype for one in step.inputs), len(step.outputs))
         if key not in self._known:
-            with self._mode, torch.enable_grad():
+            # Asked without care, an op may fix sizes that the program leaves open.
+            with traced(self._mode, has_open_sizes=self._is_open), torch.enable_grad():
                 self._known[key] = _differentiate(step, position)
         return self._known[key]
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from shardscope._torch.programs import fake_mode_of
+from shardscope._torch.programs import expression_of, fake_mode_of
 from shardscope._torch.programs import traced as without_data
 from shardscope.errors import ParallelError
 from shardscope.parallel.exported import local_example
 from shardscope.parallel.flow import Flow, Role, Value, values_in
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.partition import RankProgram
+from shardscope.parallel.symbols import symbols_in
 from shardscope.parallel.tidy import own_outputs, tidy
 
 __all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
@@ -43,11 +44,23 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
     with without_data(mode, has_open_sizes=is_open), torch.fx.traceback.preserve_node_meta():
         examples = [_example(value, role, flow, rank.seat) for value, role in flow.inputs]
         traced = _trace(run, examples)
+    _check_open(flow)
     tidy(traced.graph)
     _relax_views(traced.graph)
     own_outputs(traced.graph, start=len(flow.outputs))
     traced.recompile()
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
+
+
+def _check_open(flow: Flow) -> None:
+    """That differentiating left open what export left open, or other sizes would be wrong."""
+    fixed = [one for one in map(expression_of, flow.sizes.known.values()) if not symbols_in(one)]
+    if fixed:
+        raise ParallelError(
+            f"torch {torch.__version__} fixes sizes that the program leaves open when it "
+            f"differentiates it ({', '.join(map(str, fixed))} is what they were exported with). "
+            "Export it for fixed sizes, cut it for inference, or use a newer torch."
+        )
 
 
 def _relax_views(graph: fx.Graph) -> None:

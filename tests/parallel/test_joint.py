@@ -1,0 +1,45 @@
+"""The program with its gradients leaves open what was exported open."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from shardscope import parallelize
+from shardscope.errors import ParallelError
+from shardscope.parallel import joint
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x).relu()).square().mean()
+
+
+def test_sizes_are_open_in_the_joint_program_too() -> None:
+    open_sizes = ({0: Dim("batch", max=64), 1: Dim("length", max=64)},)
+    program = export(Model(), (torch.randn(3, 4, 8),), dynamic_shapes=open_sizes)
+    plan = {"up": "colwise", "down": "rowwise"}
+    cut = parallelize(program, mesh={"tp": 2}, plan=plan, training=True)
+    shapes = [
+        node.args[1]
+        for node in cut.joint(0).graph_module.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.reshape.default
+        )
+    ]
+    assert shapes
+    assert not any(isinstance(shape[0], int) for shape in shapes)
+
+
+def test_a_size_that_was_fixed_on_the_way_is_refused() -> None:
+    flow = SimpleNamespace(sizes=SimpleNamespace(known={"s0": 3}))
+    with pytest.raises(ParallelError, match=r"\(3 is what they were exported with\)"):
+        joint._check_open(flow)
