@@ -27,6 +27,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from older_torch import IS_OLDER
 from shardscope import simulate
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.compile_events import watch_compiles
@@ -971,6 +972,7 @@ CANARIES: dict[str, Canary] = {
         "pipelining.py",
         "say that a simulated stage has nobody to ask for shapes",
         lambda: PipelineStage._recv_meta,
+        is_new=True,
     ),
     "._user_meta": Canary(
         "pipelining.py",
@@ -984,6 +986,16 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch.distributed.distributed_c10d._store_based_barrier": Canary(
         "played_group.py", "let ranks that take turns not wait for each other's store"
+    ),
+    "._in_optimized_module": Canary(
+        "rank_state.py",
+        "know for each rank that is a thread whether a compiled module is running",
+        lambda: import_module("torch._dynamo.eval_frame")._in_optimized_module is False,
+    ),
+    "torch._C._dynamo.eval_frame": Canary(
+        "rank_state.py",
+        "know for each rank that is a thread whether frames inside of compiled ones are left alone",
+        lambda: not IS_OLDER or torch._C._dynamo.eval_frame.set_eval_frame_override,
     ),
     "torch.utils._config_module": Canary(
         "rank_state.py", "know whether a setting of the compiler is one thread's or the process's"

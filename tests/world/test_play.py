@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import eval_frame
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
@@ -454,3 +457,31 @@ def test_meshes_that_cannot_be_played_are_refused(mesh):
 
 def test_a_mesh_of_one_rank_is_played():
     assert play({"tp": 1}, lambda rank, mesh: (rank, mesh.size())) == [(0, 1)]
+
+
+def test_compiled_ranks_that_wait_for_each_other_leave_dynamo_as_it_was() -> None:
+    class Summed(nn.Module):
+        def __init__(self, group: dist.ProcessGroup) -> None:
+            super().__init__()
+            self.group = group
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            once = functional.all_reduce(x, "sum", self.group) + 1
+            return functional.all_reduce(once, "sum", self.group) + 1
+
+    def program(rank: int, mesh: DeviceMesh) -> torch.Tensor:
+        model = torch.compile(Summed(mesh.get_group()), backend="eager", fullgraph=True)
+        return model(torch.full((2,), float(rank)))
+
+    assert [one.tolist() for one in play({"dp": 2}, program)] == [[5.0, 5.0]] * 2
+    assert not eval_frame._in_optimized_module
+    graphs = []
+
+    @torch.compile(backend=lambda graph, _: graphs.append(graph) or graph)
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    assert broken(torch.ones(2)).tolist() == [4.0, 4.0]
+    assert len(graphs) == 2

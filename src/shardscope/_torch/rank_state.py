@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _random as dtensor_random
@@ -57,6 +58,11 @@ _SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 
 
+# Of dynamo: whether a compiled module is running, on whichever thread.
+_DYNAMO, _RUNNING_STATE = "torch._dynamo.eval_frame", "_in_optimized_module"
+# Before torch 2.13, and whether frames inside of one are left alone.
+_OVERRIDE, _OVERRIDES = "set_eval_frame_override", "_EvalFrameOverride"
+
 # Of the compiler. Before torch 2.13 a patch that one thread makes of them holds for all.
 _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 _IS_EACH_THREADS = hasattr(_config_module, "ContextVar")
@@ -98,6 +104,9 @@ def _read_state() -> dict[str, Any]:
     state["random"] = random.getstate()
     state["torch"] = torch.get_rng_state()
     state["switches"] = [read() for read, _ in _SWITCHES]
+    if _DYNAMO in sys.modules:
+        state["running"] = getattr(sys.modules[_DYNAMO], _RUNNING_STATE, None)
+        state["override"] = _read_override()
     state["configs"] = {name: _read_config(name) for name in _CONFIGS if name in sys.modules}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -124,12 +133,26 @@ def _write_state(state: dict[str, Any]) -> None:
     for (read, write), value in zip(_SWITCHES, state["switches"], strict=True):
         if read() != value:
             write(value)
+    if state.get("running") is not None:
+        setattr(sys.modules[_DYNAMO], _RUNNING_STATE, state["running"])
+    if state.get("override") is not None:
+        getattr(eval_frame, _OVERRIDE)(state["override"])
     for name, settings in state["configs"].items():
         _write_config(name, settings)
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def _read_override() -> Any:
+    """None where there is no such thing. Torch tells it only to who sets it."""
+    if not hasattr(eval_frame, _OVERRIDE):
+        return None
+    set_override = getattr(eval_frame, _OVERRIDE)
+    now = set_override(getattr(eval_frame, _OVERRIDES).NONE)
+    set_override(now)
+    return now
 
 
 def _read_config(name: str) -> dict[str, Any]:
@@ -153,6 +176,7 @@ def _fresh_state() -> dict[str, Any]:
     state |= {"_group_count": 0, "_default_pg_init_method": None}
     state["world"] = dict(vars(type(distributed_c10d._world)()))
     state["tracker"] = None
+    state["running"] = False if "running" in state else None
     state["modes"] = dict.fromkeys(state["modes"], False)
     return {name: one for name, one in state.items() if name not in _C10D_STATE or _has(name)}
 
