@@ -85,6 +85,12 @@ def test_a_view_with_nothing_names_the_verb_that_would_fill_it(subject, verb):
     assert text.endswith(".")
 
 
+def test_a_trace_of_silence_is_not_told_to_trace():
+    recording = make_recording(run=make_run(instruments=("trace",)))
+    text = render_plain(Views(recording).render("communication"), width=200).strip()
+    assert text == "No collectives were issued while it was traced."
+
+
 def test_overview_has_a_figure_of_each_view(llama):
     text = show(llama, "overview")
     assert "No findings, and no gaps." in text

@@ -71,6 +71,7 @@ _FIELDS: dict[Subject, tuple[str, ...]] = {
     "coverage": ("coverage",),
     "proof": ("parity",),
 }
+_SILENT = "No collectives were issued while it was traced."
 _CUT = "Nothing in this view belongs to the modules that were asked for."
 
 
@@ -129,8 +130,10 @@ class Views:
         return Group(*sections) if sections else Text(f"\n{self._explain_nothing(subject)}")
 
     def _explain_nothing(self, subject: Subject) -> str:
-        has_more = any(getattr(self._whole, field, ()) for field in _FIELDS.get(subject, ()))
-        return _CUT if has_more else _REMEDIES[subject]
+        if any(getattr(self._whole, field, ()) for field in _FIELDS.get(subject, ())):
+            return _CUT
+        is_silent = subject == "communication" and "trace" in self._recording.run.instruments
+        return _SILENT if is_silent else _REMEDIES[subject]
 
     @cached_property
     def _roots(self) -> tuple[ModuleNode, ...]:
