@@ -26,6 +26,8 @@ from shardscope.record import (
     Parallelization,
     Parameter,
     Phase,
+    Placed,
+    PlacedKind,
     RankSpan,
     Recording,
     Redistribute,
@@ -168,6 +170,13 @@ def make_program(**changes: Any) -> Parallelization:
     """A program that was cut over tp."""
     facts: dict[str, Any] = {"program": "Model", "is_training": True, "num_ops": 9}
     return Parallelization(axes=(Axis(name="tp", size=4),), **(facts | changes))
+
+
+def make_placed(name: str, **changes: Any) -> Placed:
+    """A parameter that tp cuts in four."""
+    facts: dict[str, Any] = {"shape": (8, 4), "local_shape": (2, 4), "local_bytes": 32}
+    facts |= {"kind": PlacedKind.PARAMETER, "dtype": "float32", "placements": ("S(0)",)}
+    return Placed(name=name, **(facts | changes))
 
 
 def make_fallback(module: str) -> FallbackRecord:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-from compared_recordings import make_program
+from compared_recordings import make_placed, make_program
 from sample_recordings import (
     make_collective,
     make_holdings,
@@ -27,8 +27,6 @@ from shardscope.record import (
     Module,
     Parameter,
     Phase,
-    Placed,
-    PlacedKind,
     RankSpan,
     Severity,
 )
@@ -109,15 +107,7 @@ def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
 
 
 def test_a_program_that_was_cut_has_modules_and_holdings_though_none_were_listed():
-    weight = Placed(
-        name="layers.0.up.weight",
-        kind=PlacedKind.PARAMETER,
-        shape=(8, 4),
-        local_shape=(2, 4),
-        dtype="float32",
-        placements=("S(0)",),
-        local_bytes=32,
-    )
+    weight = make_placed("layers.0.up.weight")
     recording = replace(make_recording(), parallel=(make_program(placed=(weight,)),))
     rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
     assert any(row.endswith("up 32 B") for row in rows)

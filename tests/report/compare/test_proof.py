@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from compared_recordings import make_fallback, make_program, told
+from compared_recordings import make_fallback, make_placed, make_program, told
 from sample_recordings import make_recording
 from shardscope.record import (
     Agreement,
@@ -14,8 +14,6 @@ from shardscope.record import (
     Inserted,
     Parity,
     Phase,
-    Placed,
-    PlacedKind,
     RankMemory,
     RankSpan,
     Suspect,
@@ -63,15 +61,7 @@ def test_parallel_programs_compare_collectives_fallbacks_placements_and_memory()
         module="a",
         cause="the plan",
     )
-    placed = Placed(
-        name="a.weight",
-        kind=PlacedKind.PARAMETER,
-        shape=(8, 8),
-        local_shape=(2, 8),
-        dtype="float32",
-        placements=("S(0)",),
-        local_bytes=64,
-    )
+    placed = make_placed("a.weight", shape=(8, 8), local_shape=(2, 8), local_bytes=64)
     held = RankMemory(
         ranks=(RankSpan(0, 4),),
         parameter_bytes=1,

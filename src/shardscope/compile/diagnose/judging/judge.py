@@ -47,11 +47,12 @@ def judge(
 
 def glance(fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing) -> Outcome:
     """The first output that is off, forward, run once: what is known to be wrong gives a hint."""
-    backend, runs = resolve(compiler), FragmentRuns(fragment, pulls_back=False)
+    backend = resolve(compiler)
+    runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
     with kept_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
-            return weigh(_Trial.make(runs, backend, announce).run(), _Hurried(runs))
+            return weigh(_Trial.make(runs, backend, announce).run(), runs)
         except _Failure as failure:
             return failure.outcome
 
@@ -192,28 +193,6 @@ def describe_error(error: BaseException, phase: str) -> Outcome:
         signature=make_signature(error),
         hints=find_hints(error),
     )
-
-
-@final
-@dataclass(frozen=True)
-class _Hurried:
-    """Eager runs, of which few have to do."""
-
-    runs: FragmentRuns
-
-    @property
-    def eager(self) -> Result:
-        return self.runs.eager
-
-    @property
-    def exact(self) -> Result | None:
-        return self.runs.exact
-
-    def run_others(self, count: int) -> Sequence[Result]:
-        return self.runs.run_others(min(count, _NUM_AT_A_GLANCE))
-
-    def run_again(self, count: int) -> Sequence[Result]:
-        return self.runs.run_again(count)
 
 
 @final

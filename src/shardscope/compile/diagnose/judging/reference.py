@@ -30,10 +30,20 @@ Call = Callable[[Sequence[Any]], Any]
 class FragmentRuns:
     """A fragment's eager runs, and others of the same kind."""
 
-    def __init__(self, fragment: Fragment, *, seed: int = 0, pulls_back: bool = True) -> None:
+    def __init__(
+        self,
+        fragment: Fragment,
+        *,
+        seed: int = 0,
+        pulls_back: bool = True,
+        max_others: int | None = None,
+    ) -> None:
         self.fragment = fragment
         self._seed = seed
         self._pulls_back = pulls_back  # gradients too
+        self._max_others = (
+            max_others  # runs with other roundings; as many as are asked for, if None
+        )
         self._others: list[Result] = []
         self._again: list[Result] = []
         self._is_roundable = True
@@ -67,6 +77,7 @@ class FragmentRuns:
 
     def run_others(self, count: int) -> Sequence[Result]:
         """So many with other roundings, or as many as there can be."""
+        count = count if self._max_others is None else min(count, self._max_others)
         while len(self._others) < count and self._is_roundable:
             rounding = RandomRounding(self._seed + len(self._others) + 1)
             try:
