@@ -461,6 +461,26 @@ CANARIES: dict[str, Canary] = {
         "name FSDP1's strategy",
         fsdp1_module(lambda model: model._handle._sharding_strategy.name == "FULL_SHARD"),
     ),
+    "torch.distributed.fsdp._flat_param.FlatParameter": Canary(
+        "fsdp_groups.py",
+        "tell a parameter that stands for many, as FSDP1 makes them",
+        fsdp1_module(
+            lambda model: isinstance(
+                model._handle.flat_param,
+                resolve("torch.distributed.fsdp._flat_param.FlatParameter"),
+            )
+        ),
+    ),
+    "._numels": Canary(
+        "fsdp_groups.py",
+        "share out the memory of a flat parameter that FSDP1 has gathered",
+        fsdp1_module(lambda model: len(model._handle.flat_param._numels) == 2),
+    ),
+    "._sharded_size": Canary(
+        "fsdp_groups.py",
+        "tell the shard of a flat parameter of FSDP1's from all of it",
+        fsdp1_module(lambda model: model._handle.flat_param._sharded_size.numel() > 0),
+    ),
     "._shared_param_infos": Canary(
         "fsdp_groups.py",
         "know which parameters FSDP1 holds once for several",
@@ -602,6 +622,16 @@ CANARIES: dict[str, Canary] = {
             and resolve(
                 "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward"
             )
+        ),
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": Canary(
+        "frames.py", "tell whose gradient tensor parallelism reduces when FSDP2 asks for it"
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._get_grad_inner_tensor": Canary(
+        "frames.py",
+        "tell whose gradient tensor parallelism reduces when FSDP2 asks for it",
+        in_sharded_model(
+            lambda model: callable(param_group(model).fsdp_params[0]._get_grad_inner_tensor)
         ),
     ),
     "torch.distributed.fsdp._runtime_utils": Canary(

@@ -12,6 +12,7 @@ import torch.autograd.graph
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch.distributed.fsdp import _runtime_utils as fsdp1
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, _redistribute
 from torch.distributed.tensor._dispatch import OpDispatcher
@@ -33,6 +34,7 @@ FUNCTIONS: list[tuple[Role, Callable[..., Any]]] = [
     (Role.EXPLICIT, SequenceParallel._prepare_input_fn),
     (Role.FSDP_UNSHARD, FSDPParamGroup.unshard),
     (Role.FSDP_REDUCE, FSDPParamGroup.post_backward),
+    (Role.FSDP_GRADIENT, FSDPParam._get_grad_inner_tensor),
     (Role.FSDP1_UNSHARD, fsdp1._unshard),
     (Role.FSDP1_REDUCE, fsdp1._reduce_grad),
     (Role.FSDP1_REDUCE, fsdp1._reduce_grad_no_shard),

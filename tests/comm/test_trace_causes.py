@@ -21,7 +21,12 @@ from torch.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from shardscope import World, load, simulate, trace
 from shardscope.record import (
@@ -111,6 +116,37 @@ def test_fully_shard_says_what_it_does_and_for_how_many_parameters(world: World)
     assert set(causes) == {
         FullyShard(action="unshard", num_parameters=2),
         FullyShard(action="reduce", num_parameters=2),
+    }
+
+
+def test_collectives_of_modules_sharded_together_belong_to_what_has_them_all(world: World) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
+    fully_shard([net[1][0], net[1][1]], mesh=world.mesh)
+    fully_shard(net, mesh=world.mesh)
+    with trace(net) as t:
+        net(batch()).sum().backward()
+    owners = {(cause.num_parameters, owner) for cause, owner in facts(t, "cause", "owner")}
+    assert owners == {(2, ""), (4, "1")}
+
+
+def test_gradients_that_tensor_parallelism_reduces_are_not_fsdps() -> None:
+    """FSDP asks DTensor for it, over an axis that is not FSDP's."""
+    with simulate({"dp": 2, "tp": 2}) as world:
+        model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU())
+        plan = {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1))}
+        parallelize_module(model, world.mesh["tp"], plan)
+        fully_shard(model, mesh=world.mesh["dp"])
+        with trace(model) as t:
+            model(torch.randn(2, 4, 8)).sum().backward()
+    reductions = [one for one in t.recording.collectives if one.kind is K.ALL_REDUCE]
+    assert {(one.axis, one.owner) for one in reductions} == {("tp", "0")}
+    assert {one.cause for one in reductions} == {
+        Redistribute(
+            before=("Partial(sum)",),
+            after=("Replicate",),
+            asked_by="parameter gradient",
+            is_implicit=False,
+        )
     }
 
 

@@ -118,7 +118,7 @@ def test_step_goes_on_when_buckets_cannot_be_read(
 def test_step_goes_on_when_shard_owners_cannot_be_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causes, "param_group_module", broken)
+    monkeypatch.setattr(causes, "param_group_modules", broken)
     t = run_step(shard_net(Net(depth=1), world.mesh))
     assert [kind for (kind,) in facts(t, "kind")] == ["all_reduce", "all_reduce"]
     assert {gap.place for gap in gaps(t)} == {

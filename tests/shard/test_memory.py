@@ -10,12 +10,17 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardscope import Memory, ShardscopeError, load, memory, simulate
+from shardscope import Memory, ShardscopeError, World, load, memory, simulate
 from shardscope._torch.workspaces import CUBLAS_BYTES
 from shardscope.record import MemoryKind, MemoryProfile, Phase
 
@@ -389,6 +394,77 @@ class TestWorlds:
             fully_shard(model, mesh=world.mesh)
             told = memory(model, backward(model), torch.optim.SGD(model.parameters()))
         assert most(told, K.PARAMETERS) == WEIGHT
+
+
+class TestOwners:
+    """Memory that holds tensors of several modules is charged to each of them."""
+
+    def step(self, model: nn.Module) -> Callable[[], object]:
+        """A step whose peak comes when backward is over and all gradients are there."""
+
+        def step() -> object:
+            model(rows(4)).sum().backward()
+            return torch.zeros(20 * WEIGHT // 4)
+
+        return step
+
+    def held(self, told: Memory, kind: MemoryKind) -> dict[str | None, int]:
+        return {use.module: use.num_bytes for use in told.profile.at_peak if use.kind is kind}
+
+    def sharded(self, world: World, groups: list[list[int]]) -> nn.Sequential:
+        model = chain(3)
+        for group in groups:
+            fully_shard([model[index] for index in group], mesh=world.mesh)
+        return fully_shard(model, mesh=world.mesh)
+
+    @pytest.mark.parametrize("groups", [[], [[1, 2]], [[0, 1, 2]], [[0], [1], [2]]])
+    def test_gradients_that_fsdp_reduces_together_are_each_parameters(
+        self, groups: list[list[int]]
+    ) -> None:
+        with simulate({"dp": 4}) as world:
+            model = self.sharded(world, groups)
+            told = memory(model, self.step(model))
+        assert self.held(told, K.GRADIENTS) == dict.fromkeys("012", WEIGHT // 4)
+
+    def test_buffers_that_fsdp_gathers_and_reduces_with_are_each_parameters(self) -> None:
+        with simulate({"dp": 4}) as world:
+            model = self.sharded(world, [[1, 2]])
+            told = memory(model, lambda: model(rows(4)).sum().backward())
+        buffers = self.held(told, K.COMMUNICATION)
+        assert buffers["1"] == buffers["2"] >= WEIGHT
+        assert None not in buffers
+        assert "" not in buffers
+
+    def test_modules_of_other_sizes_are_charged_for_their_own(self) -> None:
+        with simulate({"dp": 4}) as world:
+            model = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 4 * DIM, bias=False))
+            fully_shard([model[0], model[1]], mesh=world.mesh)
+            fully_shard(model, mesh=world.mesh)
+            told = memory(model, self.step(model))
+        norm = 2 * DIM * 4 // 4
+        assert self.held(told, K.GRADIENTS) == {"0": norm, "1": WEIGHT}
+
+    @pytest.mark.parametrize("has_views", [False, True])
+    def test_buckets_of_ddp_are_each_parameters(self, has_views: bool) -> None:
+        with simulate({"dp": 2}):
+            model = nn.parallel.DistributedDataParallel(chain(3), gradient_as_bucket_view=has_views)
+            told = memory(model, self.step(model))
+        each = dict.fromkeys("012", WEIGHT)
+        assert self.held(told, K.GRADIENTS) == each
+        assert self.held(told, K.COMMUNICATION) == ({} if has_views else each)
+
+    @pytest.mark.parametrize("has_originals", [False, True])
+    def test_flat_parameters_of_fsdp1_are_those_that_they_are_made_of(
+        self, has_originals: bool
+    ) -> None:
+        with simulate({"dp": 3}):
+            model = FullyShardedDataParallel(
+                chain(3), use_orig_params=has_originals, device_id=torch.device("cpu")
+            )
+            told = memory(model, backward(model))
+        # Rank 0 of 3 has the first of three equal parameters; all three are gathered together.
+        assert self.held(told, K.PARAMETERS) == {"0": WEIGHT}
+        assert self.held(told, K.GATHERED) == dict.fromkeys("012", WEIGHT)
 
 
 class TestWithoutAWorld:

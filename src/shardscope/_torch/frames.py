@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import IntEnum, auto
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch.autograd.graph
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch.distributed.fsdp import _runtime_utils as fsdp1
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, _redistribute
 from torch.distributed.tensor._dispatch import OpDispatcher
@@ -24,7 +25,14 @@ from torch.optim import Optimizer
 
 from shardscope._torch.module_calls import CALL_CODE
 
-__all__ = ["COMPILED_MODULES", "WITNESSES", "Role", "find_roles", "nested_code"]
+__all__ = [
+    "COMPILED_MODULES",
+    "WITNESSES",
+    "Role",
+    "find_roles",
+    "nested_code",
+    "running_param_group",
+]
 
 
 COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
@@ -43,6 +51,7 @@ class Role(IntEnum):
     EXPLICIT = auto()
     FSDP_UNSHARD = auto()
     FSDP_REDUCE = auto()
+    FSDP_GRADIENT = auto()
     FSDP1_UNSHARD = auto()
     FSDP1_REDUCE = auto()
     REDUCTION = auto()
@@ -53,6 +62,7 @@ WITNESSES: dict[Role, tuple[str, ...]] = {
     Role.IMPLICIT: ("suggested_input_schema",),
     Role.FSDP_UNSHARD: ("self",),
     Role.FSDP_REDUCE: ("self",),
+    Role.FSDP_GRADIENT: ("self",),
     Role.FSDP1_UNSHARD: ("handle",),
     Role.FSDP1_REDUCE: ("handle",),
     Role.REDUCTION: ("op",),
@@ -74,6 +84,7 @@ def find_roles() -> dict[int, Role]:
         _code(OpDispatcher.redistribute_local_args): Role.IMPLICIT,
         _code(FSDPParamGroup.unshard): Role.FSDP_UNSHARD,
         _code(FSDPParamGroup.post_backward): Role.FSDP_REDUCE,
+        _code(FSDPParam._get_grad_inner_tensor): Role.FSDP_GRADIENT,
         _code(fsdp1._unshard): Role.FSDP1_UNSHARD,
         _code(fsdp1._reduce_grad): Role.FSDP1_REDUCE,
         _code(fsdp1._reduce_grad_no_shard): Role.FSDP1_REDUCE,
@@ -81,6 +92,19 @@ def find_roles() -> dict[int, Role]:
     roles |= dict.fromkeys(_explicit_redistributions(), Role.EXPLICIT)
     roles |= dict.fromkeys(_reductions(), Role.REDUCTION)
     return {id(code): role for code, role in roles.items()}
+
+
+def running_param_group(frame: FrameType | None) -> Any:
+    """FSDP2's parameter group that gathers its parameters or reduces its gradients around `frame`.
+
+    None if none does.
+    """
+    codes = (_code(FSDPParamGroup.unshard), _code(FSDPParamGroup.post_backward))
+    while frame is not None and frame.f_code is not CALL_CODE:
+        if frame.f_code in codes:
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
 
 
 def _explicit_redistributions() -> list[CodeType]:

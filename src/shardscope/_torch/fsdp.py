@@ -21,7 +21,8 @@ __all__ = [
     "is_fully_sharded",
     "is_offloaded",
     "outermost_module",
-    "param_group_module",
+    "param_group_modules",
+    "param_group_shares",
     "param_group_size",
     "param_groups_within",
     "param_places",
@@ -33,15 +34,20 @@ __all__ = [
 _MADE_NAMES = ("FSDP", "DDP", "Replicate")
 
 
-def param_group_module(group: Any) -> nn.Module:
-    """The module that `fully_shard` was called on for this parameter group."""
-    module: nn.Module = group.modules[0]
-    return module
+def param_group_modules(group: Any) -> tuple[nn.Module, ...]:
+    """The modules that `fully_shard` was called on, together, for this parameter group."""
+    return tuple(group.modules)
 
 
 def param_group_size(group: Any) -> int:
     """How many parameters the group gathers together."""
     return len(group.fsdp_params)
+
+
+def param_group_shares(group: Any) -> list[tuple[nn.Module, int]]:
+    """The module of each of a group's parameters, and the parameter's elements; none of None."""
+    params = () if group is None else group.fsdp_params
+    return [(param_places(param)[0][0], param.sharded_param.numel()) for param in params]
 
 
 def flat_handle_size(handle: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp._flat_param import FlatParameter
 
 from shardscope._torch.fsdp import flat_handle_module, param_groups_within, param_places
 from shardscope._torch.meshes import axis_names
@@ -20,6 +21,8 @@ __all__ = [
     "FlatPiece",
     "ManagedGroup",
     "flat_pieces",
+    "flat_shares",
+    "has_flat_parameters",
     "managed_groups",
     "modules_under_fsdp",
 ]
@@ -125,6 +128,26 @@ def flat_pieces(model: nn.Module) -> dict[tuple[int, str], FlatPiece]:
             first = pieces[id(info.prim_module), info.prim_param_name]
             pieces[id(info.module), info.param_name] = first
     return pieces
+
+
+def has_flat_parameters(model: nn.Module) -> bool:
+    """Whether FSDP1 manages any parameter of `model`."""
+    return any(True for _ in _flat_handles(model))
+
+
+def flat_shares(parameter: torch.Tensor, tensor: torch.Tensor) -> list[tuple[nn.Module, int]]:
+    """Whose elements are in `tensor`, which is a flat parameter or has its layout.
+
+    Modules with the number of their elements: of the shard that this rank holds, or of all where
+    the tensor is larger than that. None if `parameter` is no flat parameter.
+    """
+    if not isinstance(parameter, FlatParameter):
+        return []
+    flat: Any = parameter
+    local = [info.numel_in_shard or 0 for info in flat._shard_param_infos]
+    sizes = local if tensor.numel() <= flat._sharded_size.numel() else flat._numels
+    modules = [info.module for info in flat._param_infos]
+    return [(module, size) for module, size in zip(modules, sizes, strict=True) if size]
 
 
 def _is_trainable(flat: Any, info: Any) -> bool:

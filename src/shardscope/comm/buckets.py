@@ -5,7 +5,7 @@ DDP rebuilds its buckets in its second forward, so they are read at the end of e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -41,6 +41,13 @@ class BucketBook:
             self._last[module] = -1
 
     def find(self, num_elements: int, parameter: torch.Tensor | None) -> BucketReduce | None:
+        """The same as a record, with the names of its parameters."""
+        bucket = self.find_bucket(num_elements, parameter)
+        if bucket is None:
+            return None
+        return BucketReduce(bucket=bucket.index, parameters=self._parameter_names(bucket))
+
+    def find_bucket(self, num_elements: int, parameter: torch.Tensor | None) -> Bucket | None:
         """The bucket of this size that is due when `parameter`, or all, have got their gradient."""
         for module, buckets in self._buckets.items():
             if parameter is not None and not _hold(buckets, parameter):
@@ -49,7 +56,7 @@ class BucketBook:
             due = [bucket for bucket in fitting if bucket.index > self._last[module]]
             for bucket in due or fitting:
                 self._last[module] = bucket.index
-                return BucketReduce(bucket=bucket.index, parameters=self._parameter_names(bucket))
+                return bucket
         return None
 
     def _parameter_names(self, bucket: Bucket) -> tuple[str, ...]:
@@ -61,9 +68,9 @@ def _hold(buckets: list[Bucket], parameter: torch.Tensor) -> bool:
     return any(parameter is known for bucket in buckets for known in bucket.parameters)
 
 
-def common_module(parameters: tuple[str, ...]) -> str:
-    """The innermost module that holds all these parameters."""
-    paths = [name.split(".")[:-1] for name in parameters]
+def common_module(names: Sequence[str]) -> str:
+    """The innermost module that has all of these, which are parameters or modules below it."""
+    paths = [name.split(".")[:-1] for name in names]
     common = []
     for parts in zip(*paths, strict=False):
         if len(set(parts)) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 from torch import nn
@@ -11,8 +11,9 @@ from shardscope._torch.frames import Role
 from shardscope._torch.fsdp import (
     flat_handle_module,
     flat_handle_size,
-    param_group_module,
+    param_group_modules,
     param_group_size,
+    param_places,
 )
 from shardscope._torch.meshes import describe_placements
 from shardscope.comm.stack import Stack
@@ -25,13 +26,18 @@ _FSDP = {Role.FSDP_UNSHARD: "unshard", Role.FSDP_REDUCE: "reduce"}
 _FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
 
 
-def hold_lightly(stack: Stack, find: Callable[[nn.Module], int]) -> None:
-    """Keep of torch's own objects, which hold parameters and more, what will be asked of them."""
+def hold_lightly(stack: Stack, find: Callable[[Sequence[nn.Module]], int]) -> None:
+    """Keep of torch's own objects, which hold parameters and more, what will be asked of them.
+
+    `find` gives the index of the module that has others in common.
+    """
     for role, (first, *_) in stack.held.items():
         if role in _FSDP:
-            stack.held[role] = (find(param_group_module(first)), param_group_size(first))
+            stack.held[role] = (find(param_group_modules(first)), param_group_size(first))
+        elif role is Role.FSDP_GRADIENT:
+            stack.held[role] = (find([param_places(first)[0][0]]),)
         elif role in _FSDP1:
-            stack.held[role] = (find(flat_handle_module(first)), flat_handle_size(first))
+            stack.held[role] = (find([flat_handle_module(first)]), flat_handle_size(first))
         elif role is Role.IMPLICIT:
             stack.held[role] = (first.op,)
 
@@ -42,13 +48,15 @@ def find_cause(payload: Payload, stack: Stack, node: str | None) -> tuple[Cause 
     `node` is the name of the autograd node being executed.
     """
     kind = payload.kind
+    if Role.REDISTRIBUTE in stack.held:
+        # In FSDP too: it reduces gradients over its own axes, after DTensor did over the others.
+        (owner,) = stack.held.get(Role.FSDP_GRADIENT, (None,))
+        return _redistribution(stack, node), owner
     for role, held in stack.held.items():
         action = _FSDP.get(role) or _FSDP1.get(role)
         if action is not None:
             owner, num_parameters = held
             return FullyShard(action=_action(kind, action), num_parameters=num_parameters), owner
-    if Role.REDISTRIBUTE in stack.held:
-        return _redistribution(stack, node), None
     if stack.graph is not None:
         return Compiled(graph=stack.graph.co_name), None
     if stack.api is not None:
@@ -74,6 +82,8 @@ def _redistribution(stack: Stack, node: str | None) -> Redistribute:
 
 
 def _asked_by(stack: Stack, node: str | None) -> str:
+    if Role.FSDP_GRADIENT in stack.held:
+        return "parameter gradient"
     if Role.IMPLICIT in stack.held:
         (op,) = stack.held[Role.IMPLICIT]
         return str(op)

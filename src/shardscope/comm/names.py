@@ -73,6 +73,10 @@ class ModuleNames:
         """The name behind an index."""
         return None if index < 0 else self.names[index]
 
+    def index(self, name: str) -> int:
+        """The index of a name."""
+        return self._index.get(name, NO_MODULE)
+
     def module(self, index: int) -> nn.Module | None:
         """The module behind an index, unwrapped, if it is still alive."""
         return self._modules[index]()

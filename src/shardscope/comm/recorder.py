@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import CodeType
 from typing import final
@@ -279,9 +279,13 @@ class Recorder:
         if self._emit is not None:
             self._emit(collective)
 
-    def _find_sharded(self, module: nn.Module) -> int:
-        index = self._names.only_places.get(id(module))
-        return self._names.find(module, self.calls.running()) if index is None else index
+    def _find_sharded(self, modules: Sequence[nn.Module]) -> int:
+        """The module that FSDP was applied to; of several, the innermost that has them all."""
+        if len(modules) > 1:
+            found = [self._names.find(module, self.calls.running()) for module in modules]
+            return self._names.index(common_module([self._names.names[one] for one in found]))
+        index = self._names.only_places.get(id(modules[0]))
+        return self._names.find(modules[0], self.calls.running()) if index is None else index
 
     def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
         """Of the group, which the run may have destroyed by the time the record is written."""

@@ -6,11 +6,15 @@ an allocation is written down as it happens and may be claimed for a kind at any
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple, final
 
 from shardscope.record import MemoryKind, Phase
 
-__all__ = ["Allocation", "Event", "Ledger", "Place"]
+__all__ = ["Allocation", "Event", "Ledger", "Place", "Shares"]
+
+Shares = Mapping[Hashable, tuple[int, int]]
+"""What is in an allocation: by anything that tells the parts apart, the owner and the bytes."""
 
 
 class Place(NamedTuple):
@@ -43,13 +47,15 @@ class Allocation:
         "num_bytes",
         "owner",
         "place",
+        "shares",
         "start",
     )
 
     def __init__(self, num_bytes: int, place: Place) -> None:
         self.num_bytes = num_bytes
         self.place = place
-        self.owner = place.module
+        self.owner = place.module  # of what no share names
+        self.shares: dict[Hashable, tuple[int, int]] = {}
         self.start = 0
         self.end: int | None = None
         self.kind: MemoryKind | None = None  # as claimed
@@ -57,12 +63,36 @@ class Allocation:
         self.is_communicated = False
         self.is_on_host = False
 
-    def claim(self, kind: MemoryKind, owner: int | None = None) -> None:
-        """It is of this kind, unless a stronger claim was made; `owner` answers for it."""
-        if self.kind is None or _CLAIMS.index(kind) > _CLAIMS.index(self.kind):
+    def claim(self, kind: MemoryKind, shares: Shares | None = None) -> None:
+        """It is of this kind, unless a stronger claim was made.
+
+        `shares` name the modules whose it is. One storage may hold the gradients or parameters of
+        many modules, as FSDP's and DDP's buffers do: claims of the same kind add their shares.
+        """
+        strength = _CLAIMS.index(kind) - (-1 if self.kind is None else _CLAIMS.index(self.kind))
+        if strength > 0:
             self.kind = kind
-            if owner is not None:
-                self.owner = owner
+            if shares:
+                self.shares = dict(shares)
+        elif strength == 0:
+            for part, share in (shares or {}).items():
+                self.shares.setdefault(part, share)
+
+    def split(self, num_bytes: int) -> Iterator[tuple[int, int]]:
+        """The owners of an allocation of `num_bytes`, each with its part, which add up to all.
+
+        Padding and rounding are divided as the shares are.
+        """
+        total = sum(size for _, size in self.shares.values())
+        if not total:
+            yield self.owner, num_bytes
+            return
+        upto = given = 0
+        for owner, size in self.shares.values():
+            upto += size
+            part = num_bytes * upto // total - given
+            given += part
+            yield owner, part
 
 
 class Event(NamedTuple):

@@ -79,10 +79,16 @@ class LiveStorages:
 
     def meet_held(self, tensor: torch.Tensor) -> Iterator[Allocation]:
         """The allocations behind a tensor that was made while nobody looked, wrapped or not."""
+        for allocation, _, _ in self.meet_parts(tensor):
+            yield allocation
+
+    def meet_parts(self, tensor: torch.Tensor) -> Iterator[tuple[Allocation, int, int]]:
+        """The same, with where in each of them the tensor begins, and its size, both in bytes."""
         for plain in plain_tensors(tensor):
             allocation = self.meet_old(plain)
             if allocation is not None:
-                yield allocation
+                size = plain.element_size()
+                yield allocation, int(plain.storage_offset()) * size, plain.numel() * size
 
     def resize(self, storage: torch.UntypedStorage) -> None:
         """A storage has become larger or smaller: what it had is given back, what it has begins."""
@@ -102,6 +108,7 @@ class LiveStorages:
             assert held.allocation is not None
             held.allocation.kind = old.kind
             held.allocation.owner = old.owner
+            held.allocation.shares = dict(old.shares)
 
     def _is_counted(self, tensor: torch.Tensor) -> bool:
         # A sparse tensor has no storage of its own: its indices and values have.

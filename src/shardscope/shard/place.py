@@ -21,6 +21,7 @@ from shardscope._torch.autograd import (
     next_sequence_number,
     node_origin,
 )
+from shardscope._torch.ddp import Bucket
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.recompute import find_recomputed
 from shardscope._torch.running import is_optimizer_running
@@ -39,7 +40,8 @@ class Places:
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
-        self._calls = ModuleCalls(names, BucketBook(names, _ignore), _ignore)
+        self._buckets = BucketBook(names, _ignore)
+        self._calls = ModuleCalls(names, self._buckets, _ignore)
         self._thread = threading.get_ident()
         self._num_optimizers = 0
 
@@ -73,6 +75,17 @@ class Places:
             if find_recomputed(sys._getframe()) is not None:
                 return Place(Phase.RECOMPUTE, self._calls.recomputing())
         return Place(Phase.BACKWARD, self._find_maker())
+
+    def find_bucket(self, num_elements: int) -> Bucket | None:
+        """The bucket that DDP reduces now, if it does and the bucket has so many elements."""
+        if not self._names.has_data_parallel or not is_in_backward():
+            return None
+        node = current_node()
+        origin = None if node is None else node_origin(node)
+        if node is not None and not isinstance(origin, torch.Tensor):
+            return None  # a collective of the program's own
+        last = origin if isinstance(origin, torch.Tensor) else None
+        return self._buckets.find_bucket(num_elements, last)
 
     def _find_maker(self) -> int:
         node = current_node()

@@ -136,9 +136,11 @@ def _uses_at(
     for allocation in (*ledger.before, *started):
         is_held = allocation.end is None or allocation.end > order
         if is_held and id(allocation) in sizes and allocation.kind is not None:
-            uses[allocation.kind, names.name(allocation.owner)] += sizes[id(allocation)]
+            for owner, num_bytes in allocation.split(sizes[id(allocation)]):
+                uses[allocation.kind, names.name(owner)] += num_bytes
     for (kind, module), num_bytes in uses.most_common():
-        yield MemoryUse(kind=kind, module=module, num_bytes=num_bytes)
+        if num_bytes:
+            yield MemoryUse(kind=kind, module=module, num_bytes=num_bytes)
 
 
 def _choose(step: list[_Moment], peak: _Moment) -> list[_Moment]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
@@ -21,7 +21,9 @@ from shardscope._torch.dispatch import (
     without_modes,
 )
 from shardscope._torch.fake_models import StandIns
-from shardscope._torch.fsdp import is_fully_sharded
+from shardscope._torch.frames import running_param_group
+from shardscope._torch.fsdp import is_fully_sharded, param_group_shares
+from shardscope._torch.fsdp_groups import flat_shares, has_flat_parameters
 from shardscope._torch.intercept import Issued, intercept
 from shardscope._torch.modules import every_module
 from shardscope._torch.running import is_compiled_running, watched_offloading
@@ -30,7 +32,7 @@ from shardscope._torch.trial_runs import TrialRuns
 from shardscope._torch.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
 from shardscope.comm.names import NO_MODULE, ModuleNames
 from shardscope.record import MemoryKind
-from shardscope.shard.ledger import Ledger
+from shardscope.shard.ledger import Ledger, Shares
 from shardscope.shard.live import LiveStorages
 from shardscope.shard.place import Places
 
@@ -69,6 +71,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger, device_type=device_type, read_place=places.read, stand_ins=stand_ins
         )
         self._is_fully_sharded = any(map(is_fully_sharded, names.roots()))
+        self._has_flat_parameters = any(map(has_flat_parameters, names.roots()))
         self._trials = TrialRuns()
         self._is_wrapper: dict[type, bool] = {}
         self._has_workspace: set[bool] = set()  # of cuBLAS, in forward and in backward
@@ -125,11 +128,20 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Collectives: what they read and write is for communication, if for nothing else."""
         for single in issued.singles():
             call = single.read()
+            shares = self._find_bucket(call.inputs)
             for tensor in (*call.inputs, *(call.outputs or ())):
                 for allocation in self._live.meet_held(tensor):
                     allocation.is_communicated = True
-                    if allocation.is_buffer and issued.op.startswith("c10d."):
-                        allocation.claim(MemoryKind.COMMUNICATION)
+                    is_buffer = allocation.is_buffer and issued.op.startswith("c10d.")
+                    if is_buffer or shares:
+                        allocation.claim(MemoryKind.COMMUNICATION, shares)
+
+    def _find_bucket(self, tensors: Sequence[_Tensor]) -> Shares | None:
+        """Whose gradients are in a bucket that DDP reduces, if these tensors are one."""
+        bucket = self._places.find_bucket(sum(tensor.numel() for tensor in tensors))
+        if bucket is None:
+            return None
+        return {id(one): (self._names.owner_of(one), one.numel()) for one in bucket.parameters}
 
     def _read_value(self, tensor: _Tensor) -> Any:
         """Zero, where there is no value: losses are logged and norms looked at in most steps."""
@@ -153,29 +165,42 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_on_device = bool(group.get("capturable") or group.get("fused"))
             for parameter in group["params"]:
                 self.claim_gradient(parameter)
-                owner = self._names.owner_of(parameter)
                 for value in optimizer.state.get(parameter, {}).values():
                     if isinstance(value, _Tensor):
+                        self._claim(value, MemoryKind.OPTIMIZER_STATE, of=parameter)
                         for allocation in self._live.meet_held(value):
-                            allocation.claim(MemoryKind.OPTIMIZER_STATE, owner)
                             # Counters of steps stay on the host unless a kernel wants them.
                             allocation.is_on_host = value.dim() == 0 and not is_on_device
 
     def claim_gradient(self, parameter: _Tensor) -> None:
         """What is in a parameter's `.grad` is a gradient."""
         if parameter.grad is not None:
-            owner = self._names.owner_of(parameter)
-            for allocation in self._live.meet_held(parameter.grad):
-                allocation.claim(MemoryKind.GRADIENTS, owner)
+            self._claim(parameter.grad, MemoryKind.GRADIENTS, of=parameter)
+
+    def _claim(
+        self, tensor: _Tensor, kind: MemoryKind, *, of: _Tensor, otherwise: int = NO_MODULE
+    ) -> None:
+        """The tensor is of this kind, and belongs to the module that holds a parameter.
+
+        `otherwise` is whose it is where no module holds the parameter. A flat parameter of FSDP1's
+        stands for many, each of which has a share.
+        """
+        owner = self._names.owner_of(of)
+        for allocation, start, size in self._live.meet_parts(tensor):
+            shares: dict[Hashable, tuple[int, int]] = {
+                (start, number): (self._names.find(module), num_elements)
+                for number, (module, num_elements) in enumerate(flat_shares(of, tensor))
+            }
+            if not shares and max(owner, otherwise) != NO_MODULE:
+                shares[start] = (otherwise if owner == NO_MODULE else owner, size)
+            allocation.claim(kind, shares)
 
     def _meet_model(self, model: nn.Module) -> None:
         for module in every_module(model):
             index = self._names.find(module)
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                # A tied one is one module's, which answers for its gradient and state as well.
-                owner = self._names.owner_of(tensor)
-                for allocation in self._live.meet_held(tensor):
-                    allocation.claim(MemoryKind.PARAMETERS, index if owner == NO_MODULE else owner)
+                # A tied one is one module's, to which its gradient and state belong as well.
+                self._claim(tensor, MemoryKind.PARAMETERS, of=tensor, otherwise=index)
                 self._watch_gradient(tensor)
                 self.claim_gradient(tensor)
 
@@ -187,13 +212,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._meet_parameter(tensor)
 
     def _meet_parameter(self, parameter: nn.Parameter) -> None:
-        """A parameter that the model did not have when the step began: FSDP has gathered it."""
-        if id(parameter) in self._hooks:
+        """A parameter that the model did not have when the step began: FSDP has gathered it.
+
+        FSDP1 keeps the parameter, and gives it other memory.
+        """
+        if id(parameter) in self._hooks and not self._has_flat_parameters:
             return
-        kind = MemoryKind.GATHERED if self._is_fully_sharded else MemoryKind.PARAMETERS
-        owner = self._names.owner_of(parameter)
-        for allocation in self._live.meet_held(parameter):
-            allocation.claim(kind, None if owner == NO_MODULE else owner)
+        is_sharded = self._is_fully_sharded or self._has_flat_parameters
+        kind = MemoryKind.GATHERED if is_sharded else MemoryKind.PARAMETERS
+        self._claim(parameter, kind, of=parameter)
         self._watch_gradient(parameter)
 
     def _watch_gradient(self, tensor: _Tensor) -> None:
@@ -221,10 +248,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_fsdp(self, args: Any, kwargs: Any) -> None:
         """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
+        group = running_param_group(sys._getframe())
+        shares: Shares = {
+            number: (self._names.find(module), num_elements)
+            for number, (module, num_elements) in enumerate(param_group_shares(group))
+        }
         for tensor in _tensors((*args, *(kwargs or {}).values())):
             for allocation in self._live.meet_held(tensor):
                 if allocation.is_buffer:
-                    allocation.claim(MemoryKind.COMMUNICATION)
+                    allocation.claim(MemoryKind.COMMUNICATION, shares)
 
     def _stand_in(self, value: Any) -> Any:
         """Arguments in which tensors with data have given way to their stand-ins."""
