@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "shardscope"
 _OPEN_BASES = (
     "Protocol",
     "Struct",
+    "Record",
     "Enum",
     "NamedTuple",
     "TypedDict",

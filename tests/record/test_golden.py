@@ -1,8 +1,10 @@
-"""A file of schema 1, as it was written once, still reads as it was meant."""
+"""Files of each schema, as they were written once, still read as they were meant."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from shardscope.record import (
     Axis,
@@ -11,11 +13,20 @@ from shardscope.record import (
     Collective,
     CollectiveKind,
     Compiled,
+    Coverage,
+    Explanation,
     Finding,
     FullyShard,
     Gap,
     Group,
+    Level,
+    Mark,
+    MarkKind,
+    MemoryKind,
+    MemoryProfile,
+    MemoryUse,
     Module,
+    OpCoverage,
     Parameter,
     Phase,
     RankSpan,
@@ -23,11 +34,15 @@ from shardscope.record import (
     Redistribute,
     RunInfo,
     Severity,
+    Sharding,
     Source,
+    StageTime,
+    Verdict,
+    encode,
     load,
 )
 
-_GOLDEN = Path(__file__).parents[1] / "golden" / "recording_v1.json"
+_FOLDER = Path(__file__).parents[1] / "golden"
 
 
 def _collective(order, kind, phase, cause, **changes):
@@ -53,8 +68,8 @@ def _collective(order, kind, phase, cause, **changes):
     return Collective(**(facts | changes))
 
 
-def make_golden() -> Recording:
-    """What the golden file holds."""
+def make_first() -> Recording:
+    """What the file of schema 1 holds: a simulation's clock and zeros for sizes are left out."""
     source = Source(file="train.py", line=12, function="forward", text="h = self.wq(x)")
     odd = "[red]\n\x1b[31m</script>=1+1 \u202e 🚀"
     gather = Redistribute(
@@ -130,7 +145,7 @@ def make_golden() -> Recording:
                 peer=3,
             ),
             _collective(4, CollectiveKind.ALL_TO_ALL, Phase.OPTIMIZER, Compiled(graph="0/1")),
-            _collective(5, CollectiveKind.BARRIER, Phase.OUTSIDE, None, owner=odd, start_ns=5000),
+            _collective(5, CollectiveKind.BARRIER, Phase.OUTSIDE, None, owner=odd),
         ),
         findings=(
             Finding(
@@ -147,5 +162,63 @@ def make_golden() -> Recording:
     )
 
 
-def test_golden_file_reads_as_it_was_meant():
-    assert load(_GOLDEN) == make_golden()
+def make_second() -> Recording:
+    """What the file of schema 2 holds: figures, zeros among them, and what was not recorded."""
+    first = make_first()
+    root, layer = first.modules
+    sized = replace(layer.parameters[0], name="bias", global_bytes=1024, local_bytes=0)
+    marks = (
+        Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",), num_parameters=0),
+        Mark(kind=MarkKind.COMPILED),
+    )
+    calls = (replace(first.collectives[0], start_ns=0), *first.collectives[1:])
+    ops = (
+        OpCoverage(op="aten.mm.default", schema="mm", verdict=Verdict.SHARDED, flops=0),
+        OpCoverage(
+            op="aten.sin.default",
+            schema="sin",
+            verdict=Verdict.LOCAL,
+            shardings=(
+                Sharding(inputs=(), verdict=Verdict.LOCAL),
+                Sharding(inputs=("self: Shard(0)",), verdict=Verdict.SHARDED, num_bytes=0),
+            ),
+        ),
+    )
+    profiles = (
+        MemoryProfile(rank=0, peak_bytes=4096, peak_order=3, peak_phase=Phase.BACKWARD),
+        MemoryProfile(
+            rank=3,
+            peak_bytes=4096,
+            peak_order=3,
+            peak_phase=Phase.BACKWARD,
+            at_peak=(MemoryUse(kind=MemoryKind.GRADIENTS, module="layers.0", num_bytes=4096),),
+            first_peak_bytes=2048,
+            reserved_bytes=0,
+            needed_bytes=8192,
+            device_bytes=0,
+        ),
+    )
+    stages = (
+        StageTime(stage="tracing", num_calls=1, total_ns=0),
+        StageTime(stage="aot", num_calls=2, total_ns=None),
+    )
+    axes = first.run.axes
+    return replace(
+        first,
+        run=replace(first.run, is_simulated=False, instruments=("trace", "audit"), num_forwards=2),
+        modules=(root, replace(layer, parameters=(*layer.parameters, sized), marks=marks)),
+        collectives=calls,
+        coverage=(Coverage(rank=0, level=Level.EXPORTED, axes=axes, has_plan=True, ops=ops),),
+        memory=profiles,
+        explanations=(Explanation(rank=0, target="step", fingerprint="f", stages=stages),),
+    )
+
+
+def test_golden_file_of_schema_1_reads_as_it_was_meant():
+    assert load(_FOLDER / "recording_v1.json") == make_first()
+
+
+def test_golden_file_of_schema_2_reads_and_is_written_as_it_was():
+    path = _FOLDER / "recording_v2.json"
+    assert load(path) == make_second()
+    assert encode(make_second()) == path.read_bytes()

@@ -79,7 +79,7 @@ from shardscope.record.schema import make_schema
 _ROOT = Path(__file__).parents[2]
 _PUBLISHED = _ROOT / "docs" / "reference" / "recording.schema.json"
 _REFERENCE = _ROOT / "docs" / "reference" / "recording.md"
-_GOLDEN = _ROOT / "tests" / "golden" / "recording_v1.json"
+_GOLDEN = _ROOT / "tests" / "golden" / "recording_v2.json"
 
 
 @cache
@@ -126,7 +126,7 @@ def test_schema_refuses_a_file_that_does_not_say_what_it_is(field, change):
     if change == "missing":
         del plain[field]
     else:
-        plain[field] = {"format": "chrome.trace", "schema": 2}[field]
+        plain[field] = {"format": "chrome.trace", "schema": 3}[field]
     with pytest.raises(jsonschema.ValidationError, match=rf"{field}|was expected"):
         _validator().validate(plain)
 

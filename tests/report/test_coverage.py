@@ -57,8 +57,8 @@ MIXED = make_coverage(
 def test_the_share_of_calls_and_of_flops_that_shard_is_told_of_every_level() -> None:
     core = make_coverage(make_op("aten.t.default"), level=Level.CORE_ATEN)
     text = render_text(make_covered(MIXED, core), width=100)
-    assert "exported  73% of 11 calls, 75% of 4.00 MFLOP; 1 of 3 ops" in text
-    assert "core_aten 100% of 1 call, 0% of 0 FLOP; 1 of 1 op" in text
+    assert "exported  73% of 11 calls, 75% of 4.00 MFLOP; 1 of 3 ops shard" in text
+    assert "core_aten 100% of 1 call; 1 of 1 op shard\n" in text
     assert "on tp=2, each dim of each input in turn" in text
 
 

@@ -58,7 +58,7 @@ def shown(one: Diagnosis, width: int = 110) -> str:
 
 def test_what_is_fine_says_so_and_little_else() -> None:
     one = diagnosis(Condition.FINE, fact="compiled and eager results agree")
-    assert shown(one).splitlines()[2:] == [
+    assert shown(one).splitlines()[3:] == [
         "Diagnosis of train compiled by inductor",
         "verdict fine: compiled and eager results agree",
         "tried 9 compilations",
@@ -67,7 +67,7 @@ def test_what_is_fine_says_so_and_little_else() -> None:
 
 def test_everything_that_was_found_has_a_line() -> None:
     text = shown(located(part="aten.relu.default", notes=("Something else.",)))
-    assert text.splitlines()[2:] == [
+    assert text.splitlines()[3:] == [
         "Diagnosis of train compiled by inductor",
         "verdict wrong result: output 0 is off by 1.0e-03 of its size",
         "stage backend: aten.relu.default",

@@ -28,7 +28,7 @@ def test_a_sentence_says_what_its_cards_say(any_recording: Recording) -> None:
 def test_ranks_that_differ_are_told_as_the_most() -> None:
     calls = tuple(make_collective(rank=rank) for rank in range(3) for _ in range(rank))
     words = tell(make_recording(calls, ranks=(0, 1, 2)))["communication"]
-    assert words == "a rank issues ≤ 2 collectives, ≤ 14.0 KiB on the wire"
+    assert words == "≤ 2 collectives per rank, ≤ 14.0 KiB sent (ring estimate); ranks 0-2 of 8"
 
 
 def test_a_first_step_that_needs_most_is_told() -> None:
@@ -40,7 +40,8 @@ def test_a_first_step_that_needs_most_is_told() -> None:
         first_peak_bytes=2**31,
     )
     told = tell(make_recording(memory=(profile,)))
-    assert told["memory"] == "2.00 GiB at the peak, in the first step, on rank 3"
+    estimate = "(estimated: the step ran on tensors without data)"
+    assert told["memory"] == f"2.00 GiB at the peak, in the first step, on rank 3 {estimate}"
 
 
 def test_a_trace_of_silence_is_told() -> None:

@@ -124,7 +124,8 @@ def test_hostile_recordings_leave_only_tags_of_ours(any_recording):
 def test_a_summary_says_what_ran_and_what_it_cost(llama):
     text = render_markdown(llama)
     assert text.startswith("## shardscope: `Llama`\n\ndp=128 × tp=8 · rank 0 of 1,024 · simulated")
-    assert "356 collectives per rank, 12.9 GiB put in, 21.5 GiB on the wire (rings)" in text
+    assert "356 collectives per rank · 12.9 GiB input · 21.5 GiB sent (ring estimate)" in text
+    assert "### Collectives (per rank, rank 0 of 1,024, simulated)" in text
     assert "| `tp` | all_gather | 128 | 1.00 GiB | 7.00 GiB | 33% |" in text
     assert "| `layers.{0…31}.attention` | 64 | 3.50 GiB | 16% |" in text
     assert "What changed" not in text
@@ -145,7 +146,9 @@ def test_findings_memory_breaks_and_gaps_are_in_the_summary():
     text = render_markdown(recording)
     assert "### Findings (1)" in text
     assert "- 🔴 **error** `torn-tie` `head`: It is two.<br>→ Tie." in text
-    assert "**1.00 MiB** at the peak, in backward · needs 2 B of 1 B: **does not fit**" in text
+    needs = "needs 2 B including the CUDA context: **does not fit** in 1 B"
+    assert f"**1.00 MiB** at the peak, in backward · {needs}" in text
+    assert "### Memory, rank 0 (estimated: the step ran on tensors without data)" in text
     assert "| parameters | 1.00 MiB | 100% |" in text
     assert "1 graph, 1 line that breaks graphs, 0 recompilations" in text
     assert "| `/home/me/train.py:7` | 2 | call of a builtin |" in text
@@ -161,7 +164,7 @@ def test_what_has_no_section_of_its_own_is_told_in_a_figure():
     assert "No collectives" not in text
     assert "\n- proof: " in render_markdown(make_parallel())
     silent = make_recording(run=make_run(instruments=("trace",)))
-    assert "\n\nNo collectives were recorded." in render_markdown(silent)
+    assert "\n\nNo collectives were issued while it was traced." in render_markdown(silent)
     assert "\n- sharding: " in render_markdown(make_holdings())
 
 
@@ -174,7 +177,7 @@ def test_changes_are_a_table_of_totals_and_one_for_each_area():
     (row,) = [line for line in text.splitlines() if "`all_reduce[tp] in forward`" in line]
     assert row.startswith("| 🔴&nbsp;added | `layers.{0…3}.attention.wo` ×4 | ")
     assert row.endswith(" | – | 1 |")
-    assert "What was put in changed alike (1 row)." in text
+    assert "Inputs changed alike (1 row)." in text
 
 
 def test_no_change_and_notes_are_said():

@@ -60,7 +60,11 @@ def test_peak_first_step_and_reserved_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("device", "verdict"),
-    [(8, "fits, 1.00 GiB to spare"), (7, "fits, 0 B to spare"), (4, "does not fit, 3.00 GiB too")],
+    [
+        (8, "fits in 8.00 GiB, 1.00 GiB free"),
+        (7, "fits in 7.00 GiB, 0 B free"),
+        (4, "does not fit in 4.00 GiB, 3.00 GiB too much"),
+    ],
 )
 def test_the_verdict_says_by_how_much(device: int, verdict: str) -> None:
     profile = replace(PROFILE, device_bytes=device * GIB)
@@ -135,6 +139,7 @@ def test_the_course_and_its_mark_fit_the_terminal(width: int, peak: int) -> None
 def test_kinds_for_which_there_is_no_room_are_named() -> None:
     uses = tuple(use(kind, "layers.0.up", GIB) for kind in MemoryKind)
     narrow = render_text(recorded(replace(PROFILE, at_peak=uses)), width=60)
-    assert "no room for columns:" in narrow
+    assert "hidden at this width: " in narrow
+    assert "(widen the terminal)" in narrow
     wide = render_text(recorded(replace(PROFILE, at_peak=uses)), width=200)
-    assert "no room for columns" not in wide
+    assert "hidden at this width" not in wide

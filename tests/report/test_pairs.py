@@ -84,4 +84,4 @@ def test_calls_of_which_nobody_knows_the_receiver_are_counted():
     (title,) = render_matrix(_with_group(*lost))
     assert "2 calls left out: nobody knows to whom they went" in title.plain
     title, _ = render_matrix(_with_group(*lost, _in_group(0, CollectiveKind.BROADCAST)))
-    assert "what 1 recorded rank sent, if groups run rings; 2 calls left out" in title.plain
+    assert "what 1 recorded rank sent (ring estimate); 2 calls left out" in title.plain

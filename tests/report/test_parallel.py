@@ -79,7 +79,7 @@ def test_a_header_says_which_program_on_which_mesh() -> None:
     text = render_text(make())
     assert "dp=2 × tp=4 · all 8 ranks" in text
     assert "Parallel program  Llama on dp=2 × tp=4, forward only, 1,234 ops" in text
-    assert "80 collectives per rank (80 all_reduce), 320 KiB put in; 0 fallbacks" in text
+    assert "80 collectives per rank (80 all_reduce), 320 KiB input; 0 fallbacks" in text
 
 
 @pytest.mark.parametrize("width", [80, 140])

@@ -137,16 +137,32 @@ def test_phases_and_collectives_of_a_rank_share_a_clock():
 
 
 def test_a_process_per_rank_and_a_track_per_axis():
-    names = _events(make_llama(num_layers=1, dp=1, ranks=(0, 1)), "M")
+    llama = make_llama(num_layers=1, dp=1, ranks=(0, 1))
+    names = _events(replace(llama, run=replace(llama.run, is_simulated=False)), "M")
     processes = {e["pid"]: e["args"]["name"] for e in names if e["name"] == "process_name"}
     assert processes == {0: "rank 0", 1: "rank 1"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in names if e["name"] == "thread_name"}
-    assert threads == {(0, 1): "dp", (0, 2): "tp", (1, 1): "dp", (1, 2): "tp"}
+    dp, tp = (f"{axis} (start times, durations not measured)" for axis in ("dp", "tp"))
+    assert threads == {(0, 1): dp, (0, 2): tp, (1, 1): dp, (1, 2): tp}
+
+
+def test_a_simulation_has_an_order_and_no_times(llama):
+    spans = (make_span("step", 7_000, 5_000),)
+    names = _events(replace(llama, spans=spans), "M")
+    tracks = [one["args"]["name"] for one in names if one["name"] == "thread_name"]
+    assert tracks == [
+        "dp (simulated order, not time)",
+        "tp (simulated order, not time)",
+        "phases, main thread (time of the simulation, not of a run)",
+    ]
+    calls = [event for event in _events(llama) if event["cat"] != "phase"]
+    assert [event["ts"] for event in calls] == [10 * number for number in range(len(calls))]
+    assert "have no times, only an order" in json.loads(render_perfetto(llama))["otherData"]["note"]
 
 
 def test_groups_without_an_axis_have_their_own_track():
     events = _events(make_recording((make_collective(group="pair"),)), "M")
-    assert "pair" in [event["args"].get("name") for event in events]
+    assert "pair (order, not time)" in [event["args"].get("name") for event in events]
 
 
 def test_slice_carries_all_details(llama):
@@ -163,7 +179,8 @@ def test_slice_carries_all_details(llama):
 
 
 def test_metadata_says_that_durations_were_not_measured(llama):
-    other = json.loads(render_perfetto(llama))["otherData"]
+    real = replace(llama, run=replace(llama.run, is_simulated=False))
+    other = json.loads(render_perfetto(real))["otherData"]
     assert "Durations were not measured" in other["note"]
     assert other["run"]["world_size"] == 1024
 
@@ -171,7 +188,7 @@ def test_metadata_says_that_durations_were_not_measured(llama):
 def test_collectives_without_times_keep_their_order():
     calls = tuple(make_collective(order=order, group_order=order) for order in range(5))
     starts = [event["ts"] for event in _events(make_recording(calls))]
-    assert starts == [0, 1, 2, 3, 4]
+    assert starts == [0, 10, 20, 30, 40]
 
 
 def _starts(calls):

@@ -18,6 +18,7 @@ from sample_recordings import (
     make_parallel,
     make_ranks,
     make_recording,
+    make_run,
 )
 from shardscope.record import (
     CollectiveKind,
@@ -83,7 +84,45 @@ def test_first_line_says_what_ran(llama):
     first = render_text(llama).splitlines()[0]
     assert first == ("shardscope · dp=128 × tp=8 · rank 0 of 1,024 · simulated · torch 2.13.0")
     assert "real process group" in render_text(make_recording())
-    assert "356 collectives per rank, 12.9 GiB put in, 21.5 GiB on the wire" in render_text(llama)
+    traffic = "356 collectives per rank · 12.9 GiB input · 21.5 GiB sent (ring estimate)"
+    assert traffic in render_text(llama)
+
+
+@pytest.mark.parametrize(
+    ("instruments", "words"),
+    [
+        ((), "No findings (which checks ran was not recorded)."),
+        (
+            ("trace",),
+            "No findings (checked by: trace of 1 of 8 ranks; not run: audit, coverage, memory, "
+            "parity, explain, diagnose).",
+        ),
+        (
+            ("audit", "parallelize"),
+            "No findings (checked by: audit, parallelize; not run: trace, coverage, memory, "
+            "parity, explain, diagnose).",
+        ),
+    ],
+)
+def test_no_findings_says_which_checks_ran_and_which_did_not(instruments, words):
+    recording = make_recording(run=make_run(instruments=instruments))
+    assert words in " ".join(render_text(recording).split())
+    finding = Finding(rule="r", severity=Severity.INFO, subject="s", fact="f", remedy="x")
+    assert "No findings" not in render_text(replace(recording, findings=(finding,)))
+
+
+def test_several_forward_passes_are_not_presented_as_one(llama):
+    twice = replace(llama, run=replace(llama.run, num_forwards=2))
+    lines = [" ".join(line.split()) for line in render_text(twice, width=140).splitlines()]
+    about = [line for line in lines if "over 2 forward passes" in line]
+    assert [line.split()[0] for line in about] == ["356", "Modules", "By", "Most", "Causes"]
+    once = replace(llama, run=replace(llama.run, num_forwards=1))
+    assert "forward pass" not in render_text(once)
+
+
+def test_figures_of_which_records_were_lost_are_called_incomplete(llama):
+    lossy = replace(llama, gaps=(Gap(place="stream", fact="it was cut", is_loss=True),))
+    assert "sent (ring estimate) · incomplete: records were lost" in render_text(lossy, width=140)
 
 
 def test_empty_recording_says_so_and_what_may_be_the_reason():
@@ -95,7 +134,7 @@ def test_empty_recording_says_so_and_what_may_be_the_reason():
 def test_tree_counts_phases_and_folds_layers(llama):
     lines = render_text(llama).splitlines()
     rows = {" ".join(line.split()) for line in lines}
-    assert "module forward backward optim. put in on wire" in rows
+    assert "module forward backward optim. input sent" in rows
     assert "Llama 161 193 · 12.9 GiB 21.5 GiB" in rows
     assert "└ 0 … 31 ×32 5 6 · 398 MiB 664 MiB" in rows
     assert "│ └ wo 1 1 · 128 MiB 112 MiB" in rows
@@ -116,7 +155,7 @@ def test_wide_terminals_show_types_and_kinds(llama):
 
 def test_totals_by_kind_and_axis_add_up(llama):
     rows = [line.split() for line in render_text(llama).splitlines()]
-    start = rows.index(["kind", "axis", "count", "put", "in", "got", "out", "on", "wire", "share"])
+    start = rows.index(["kind", "axis", "count", "input", "output", "sent", "share"])
     counts = [int(row[2] if len(row[0]) > 2 else row[1]) for row in rows[start + 1 : start + 7]]
     assert sum(counts) == len(llama.collectives)
     assert rows[start + 7][:2] == ["total", "356"]
@@ -140,7 +179,7 @@ def _deep_names(width):
         for order, (layer, part) in enumerate(product(range(4), "qkvo"))
     )
     text = render_text(make_recording(calls), width=width)
-    table = text.split("Costliest modules")[1].split("Why")[0].splitlines()
+    table = text.split("Most expensive modules")[1].split("Causes")[0].splitlines()
     return [line.split()[0] for line in table if "_proj" in line]
 
 
@@ -179,25 +218,25 @@ def test_names_and_numbers_are_whole_at_any_sensible_width(llama, width, by):
 @pytest.mark.parametrize(
     ("width", "headers"),
     [
-        (140, ["count", "each", "on wire", "share"]),
-        (70, ["count", "each", "on wire", "share"]),
-        (60, ["count", "each", "on wire"]),
-        (50, ["count", "on wire"]),
-        (40, ["on wire"]),
+        (140, ["count", "each", "sent", "share"]),
+        (70, ["count", "each", "sent", "share"]),
+        (60, ["count", "each", "sent"]),
+        (50, ["count", "sent"]),
+        (40, ["sent"]),
     ],
 )
 def test_narrow_tables_leave_out_what_matters_least(llama, width, headers):
-    text = render_text(llama, width=width).split("Costliest modules")[1]
+    text = render_text(llama, width=width).split("Most expensive modules")[1]
     (line,) = [line for line in text.splitlines() if line.startswith("module ")]
     assert re.split(r"  +", line) == ["module", *headers]
 
 
 def test_phases_are_counted_together_where_there_is_no_room_for_each(llama):
     rows = [" ".join(line.split()) for line in render_text(llama, width=40).splitlines()]
-    assert "module count on wire" in rows
+    assert "module count sent" in rows
     assert "└ 0 … 31 ×32 11 664 MiB" in rows
     apart = [" ".join(line.split()) for line in render_text(llama, width=60).splitlines()]
-    assert "module forward backward optim. on wire" in apart
+    assert "module forward backward optim. sent" in apart
 
 
 def test_no_column_is_so_narrow_that_rows_become_columns(llama):
@@ -208,7 +247,7 @@ def test_no_column_is_so_narrow_that_rows_become_columns(llama):
 
 def test_causes_have_an_example_line(llama):
     text = render_text(llama, by="cause", width=140)
-    assert "DTensor Partial(sum) → Shard(dim=1) for RowwiseParallel" in text
+    assert "redistribution Partial(sum) → Shard(dim=1) for RowwiseParallel" in text
     assert "shardscope/cli/_llama.py:152 forward  return self.w2(" in text
     assert "FSDP unshard" in text
     assert "call of torch.nn.utils.clip_grad_norm_" in text
@@ -216,7 +255,7 @@ def test_causes_have_an_example_line(llama):
 
 def test_every_cause_is_described(varied):
     text = render_text(varied, by="cause", width=140)
-    words = ["unasked, for aten.mm.default", "FSDP unshard", "DDP gradient bucket"]
+    words = [", required by aten.mm", "FSDP unshard", "DDP gradient bucket"]
     words += ["call of torch.distributed.all_reduce", "compiled graph 0/0", "unknown cause"]
     assert [word for word in words if word not in text] == []
 
@@ -268,11 +307,11 @@ _THREE_KINDS = [CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, Collective
 
 def test_rank_that_said_nothing_is_not_said_to_have_issued_any():
     text = " ".join(render_text(_one_call_on_some_ranks(kinds=_THREE_KINDS)).split())
-    assert "≤ 1 collective per rank, ≤ 4.00 KiB put in, ≤ 7.00 KiB on the wire" in text
+    assert "≤ 1 collective per rank · ≤ 4.00 KiB input · ≤ 7.00 KiB sent" in text
 
 
 def test_one_collective_is_one():
-    assert "\n1 collective per rank, 4.00" in render_text(make_recording((make_collective(),)))
+    assert "\n1 collective per rank · 4.00" in render_text(make_recording((make_collective(),)))
 
 
 @pytest.mark.parametrize("by", ["module", "kind", "axis"])
@@ -316,8 +355,8 @@ def test_world_without_a_group_is_one_process():
 
 @pytest.mark.parametrize("by", ["module", "cause"])
 def test_lines_are_announced_only_if_there_are_any(llama, by):
-    assert "with a line that led to it" in render_text(llama, by=by)
-    assert "line that led" not in render_text(make_recording((make_collective(),)), by=by)
+    assert "one source line each" in render_text(llama, by=by)
+    assert "source line" not in render_text(make_recording((make_collective(),)), by=by)
 
 
 def test_groups_without_an_axis_are_named_by_size():

@@ -30,7 +30,7 @@ from shardscope.record import (
     RankSpan,
     Severity,
 )
-from shardscope.report.layout import format_bar
+from shardscope.report.layout import draw_level, format_bar
 from shardscope.report.matrix import render_matrix
 from shardscope.report.memory_area import MemoryArea
 from shardscope.report.select import keep_modules
@@ -91,8 +91,9 @@ def test_a_trace_of_silence_is_not_told_to_trace():
 
 def test_overview_has_a_figure_of_each_view(llama):
     text = show(llama, "overview")
-    assert "No findings, and no gaps." in text
-    assert "each rank issues 356 collectives, 21.5 GiB on the wire" in text
+    assert "No findings (which checks ran was not recorded)." in text
+    assert "No gaps: every collective was attributed." in text
+    assert "356 collectives per rank, 21.5 GiB sent (ring estimate); rank 0 of 1,024" in text
     text = show(make_holdings(), "overview")
     assert "at the peak, in backward, on rank 0" in text
     assert "ops shard" in text
@@ -101,7 +102,7 @@ def test_overview_has_a_figure_of_each_view(llama):
 def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
     recording = replace(make_llama(num_layers=2), memory=(_make_profile(),))
     rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
-    assert "module forward backward optim. put in on wire at peak" in rows
+    assert "module forward backward optim. input sent at peak" in rows
     assert any(row.startswith("Llama") and row.endswith("96.0 MiB") for row in rows)
     assert any("0 … 1 ×2" in row and row.endswith("64.0 MiB") for row in rows)
 
@@ -177,7 +178,8 @@ def test_a_timeline_has_a_strip_for_each_axis_of_one_rank_and_for_each_of_many(l
     assert alone[0].strip().startswith("ffff")
     many = make_llama(num_layers=2, dp=2, ranks=tuple(range(20)))
     title, strips, more = (render_plain(one, width=60) for one in render_timeline(many))
-    assert "over" in title
+    assert "in simulated order, not time" in " ".join(title.split())
+    assert "µs" not in title
     assert len(strips.splitlines()) == 17
     assert "4 more ranks" in more
 
@@ -185,14 +187,28 @@ def test_a_timeline_has_a_strip_for_each_axis_of_one_rank_and_for_each_of_many(l
 def test_a_timeline_without_a_clock_goes_by_order():
     calls = tuple(make_collective(order=order) for order in range(4))
     title, strips = (render_plain(one, width=60) for one in render_timeline(make_recording(calls)))
-    assert "in order" in title
+    assert "in order of issue, not time" in title
     assert strips.splitlines()[1].count("█") == 4
+
+
+def test_a_timeline_of_a_real_run_goes_by_its_clock():
+    calls = tuple(make_collective(order=order, start_ns=order * 1000) for order in range(4))
+    title, _ = (render_plain(one, width=60) for one in render_timeline(make_recording(calls)))
+    assert "bytes sent over 3.00 µs" in title
+    title, _ = (render_plain(one, width=60) for one in render_timeline(make_recording(calls[:1])))
+    assert "bytes sent by one collective" in title
+    assert "0 ns" not in title
+
+
+def test_bars_are_as_high_as_their_figures():
+    assert "".join(draw_level(value, 100) for value in (0, 1, 6, 12, 25, 50, 75, 100)) == " ··▁▂▄▆█"
+    assert draw_level(3, 0) == " "
 
 
 def test_placements_are_drawn_with_the_piece_of_one_rank(llama):
     text = show(llama, "sharding")
     assert "■ □ □ □ □ □ □ □" in text
-    assert "cut dim 0 in 128 and dim 1 in 8" in text
+    assert "sharded: dim 0 in 128 and dim 1 in 8" in text
     assert "dp: Shard(dim=0), tp: Shard(dim=1)" in text
 
 
@@ -211,11 +227,11 @@ def test_placements_are_read_as_a_page_reads_them():
         module = Module(name="", type="M", ranks=(RankSpan(0),), parameters=(weight,))
         return show(make_recording(modules=(module,), run=run), "sharding")
 
-    assert "cut dim 1 in 8" in draw("Shard(-1)", "S(1)")
-    assert "cut dim 0 in 8" in draw("_StridedShard(dim=0, sf=2)", "Shard(dim=0)")
-    assert "whole on every rank" in draw("Replicate()", "Shard(5)")
+    assert "sharded: dim 1 in 8" in draw("Shard(-1)", "S(1)")
+    assert "sharded: dim 0 in 8" in draw("_StridedShard(dim=0, sf=2)", "Shard(dim=0)")
+    assert "replicated on every rank" in draw("Replicate()", "Shard(5)")
     # The size of an axis that the mesh does not have is told by the shapes.
-    assert "cut dim 1 in 3" in draw("Shard(1)", axes=("ep",))
+    assert "sharded: dim 1 in 3" in draw("Shard(1)", axes=("ep",))
 
 
 def test_one_module_keeps_what_is_its_own_and_below_it(llama):
@@ -250,7 +266,7 @@ def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
     recording = make_holdings()
     kept = keep_modules(recording, "layers.8.*")
     text = show(kept, "coverage", "compiler", whole=recording, width=200)
-    assert "belongs to the modules that were asked for" in text
+    assert "belongs to the modules that match" in text
     assert "shardscope coverage" not in text
     assert "shardscope explain" in text
 
@@ -269,6 +285,6 @@ def test_show_prints_one_view_of_whatever_has_a_recording(llama, capsys):
 def test_views_of_a_silent_run_leave_traffic_out():
     recording = replace(make_llama(num_layers=2), collectives=(), run=make_run())
     text = show(recording, "modules", "communication")
-    assert "on wire" not in text
+    assert "sent" not in text
     assert "└ 0 … 1 ×2" in text
-    assert "No collectives were recorded" in text
+    assert "Collectives were not recorded" in text

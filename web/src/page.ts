@@ -35,6 +35,8 @@ export interface BreakRow {
 
 /**
  * Collectives in columns, by rank and then in the order in which it issued them.
+ *
+ * `start_ns` is empty where the run's clock was not recorded, as in a simulation.
  */
 export interface Calls {
   rank: readonly number[];
@@ -55,7 +57,7 @@ export interface Calls {
 }
 
 /**
- * Why something was said; the costliest come first.
+ * A cause and its collectives; the most expensive come first.
  */
 export interface CauseRow {
   words: number;
@@ -85,7 +87,7 @@ export interface ChangeRow {
 }
 
 /**
- * Who said what to whom, and why. Lists of names come first; all else points into them.
+ * All collectives and their causes. Lists of names come first; all else points into them.
  */
 export interface Communication {
   axes: readonly string[];
@@ -103,6 +105,8 @@ export interface Communication {
   matrix: Matrix | null;
   matrix_note: string;
   left_out: string;
+  scope: string;
+  clock: string;
 }
 
 /**
@@ -165,7 +169,7 @@ export interface DivergenceItem {
 }
 
 /**
- * How tensors of one shape and placement lie; `pieces` is empty where there are too many.
+ * The layout of tensors of one shape and placement; `pieces` is empty if there are too many.
  */
 export interface Drawing {
   shape: readonly number[];
@@ -349,10 +353,12 @@ export interface MemoryCurve {
   peak_phase: string;
   peak_module: number;
   at_peak: readonly HeldRow[];
-  first_peak_bytes: number;
-  reserved_bytes: number;
-  needed_bytes: number;
+  first_peak_bytes: number | null;
+  reserved_bytes: number | null;
+  needed_bytes: number | null;
   device_bytes: number | null;
+  room: string;
+  caveat: string;
 }
 
 /**
@@ -361,9 +367,11 @@ export interface MemoryCurve {
  * Where ranks differ they are the busiest rank's, and `is_uneven` says so. A module that is like
  * an earlier sibling but for its number has that one's position in `alike`, others their own;
  * folding leaves out whatever is not its own, with all below it. Columns of phases are in the
- * order of `phases`. `own` figures leave out children, `total` figures do not.
+ * order of `phases`. `own` figures leave out children, `total` figures do not. `recorded` names
+ * the columns whose figures were recorded: zeros of the others mean nothing.
  */
 export interface Modules {
+  recorded: readonly string[];
   phases: readonly string[];
   path: readonly string[];
   label: readonly string[];
@@ -396,7 +404,7 @@ export interface OpRow {
   verdict: string;
   num_forward: number;
   num_backward: number;
-  flops: number;
+  flops: number | null;
   moved_bytes: number;
   detail: string;
   remedy: string;
@@ -424,7 +432,7 @@ export interface Page {
   proof: Proof | null;
   comparison: Comparison | null;
   format: "shardscope.page";
-  schema: 1;
+  schema: 2;
 }
 
 /**
@@ -451,8 +459,8 @@ export interface Parameters {
   dtype: readonly string[];
   drawing: readonly number[];
   placement: readonly string[];
-  global_bytes: readonly number[];
-  local_bytes: readonly number[];
+  global_bytes: readonly (number | null)[];
+  local_bytes: readonly (number | null)[];
   is_trainable: readonly boolean[];
   is_buffer: readonly boolean[];
   rule: readonly string[];
@@ -541,6 +549,10 @@ export interface RunFacts {
   shardscope_version: string;
   command: string;
   instruments: readonly string[];
+  checks: string;
+  no_gaps: string;
+  scope: string;
+  num_forwards: number | null;
 }
 
 /**
@@ -550,19 +562,19 @@ export interface ShardingRow {
   inputs: string;
   verdict: string;
   outputs: string;
-  num_bytes: number;
+  num_bytes: number | null;
   detail: string;
 }
 
 /**
- * All parameters, and a drawing for each way in which they lie.
+ * All parameters, and a drawing for each of their layouts.
  */
 export interface ShardingTable {
   parameters: Parameters;
   drawings: readonly Drawing[];
-  global_bytes: number;
-  local_bytes: number;
-  replicated_bytes: number;
+  global_bytes: number | null;
+  local_bytes: number | null;
+  replicated_bytes: number | null;
   layouts: readonly LayoutRow[];
 }
 
@@ -605,11 +617,11 @@ export interface Spans {
 export interface StageRow {
   stage: string;
   num_calls: number;
-  total_ns: number;
+  total_ns: number | null;
 }
 
 /**
- * What the busiest rank said of one kind along one axis in one phase.
+ * Collectives of the busiest rank of one kind along one axis in one phase.
  */
 export interface Sum {
   axis: number;

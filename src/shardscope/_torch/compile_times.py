@@ -15,6 +15,9 @@ _STAGES = {
     "backend": "OutputGraph.call_user_compiler",
     "aot": "create_aot_dispatcher_function",
     "inductor": "compile_fx_inner",
+    # AOT autograd compiles backward when it first runs, which no other stage includes.
+    "backward": "backward._backward_impl",
+    "inductor in backward": "compile_fx.<locals>.bw_compiler",
 }
 
 

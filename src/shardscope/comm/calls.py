@@ -73,6 +73,7 @@ class ModuleCalls:
         "_only_places",
         "_report_gap",
         "_thread",
+        "num_forwards",
     )
 
     def __init__(
@@ -82,6 +83,7 @@ class ModuleCalls:
         self._only_places = names.only_places
         self._buckets = buckets
         self._report_gap = report_gap
+        self.num_forwards: dict[int, int] = {}  # calls of modules that no other module called
         self._marks: list[_Marks] = []
         # Threads that may have made nodes while nobody watched.
         self._old_threads: set[int] = set()
@@ -108,6 +110,8 @@ class ModuleCalls:
         index = self._only_places.get(id(module))
         if index is None:
             index = self._find(module, marks.stack[-1])
+        if marks.stack[-1] == NO_MODULE and index >= 0 and not is_in_backward():
+            self.num_forwards[index] = self.num_forwards.get(index, 0) + 1
         marks.stack.append(index)
         number = next_sequence_number()
         starts = marks.starts

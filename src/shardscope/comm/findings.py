@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from shardscope.comm.side import name_ranks
 from shardscope.record.kinds import CollectiveKind
@@ -51,26 +51,34 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
     ranks = {call.rank for call in calls}
     outside = "outside any module" if first.owner is None else "the root module"
     subject = (pattern if len(owners) > 1 else first.owner) or outside
-    places = f" in {len(owners):,} modules" if len(owners) > 1 else ""
     on_ranks = f" on {name_ranks(ranks)}" if len(ranks) > 1 else ""
     cause = first.cause
     assert isinstance(cause, Redistribute)
+    op = asked_by.removesuffix(".default")
     return Finding(
         rule=IMPLICIT_GATHER,
         severity=Severity.WARNING,
         subject=subject,
-        fact=f"{asked_by} could not keep its input sharded, so DTensor gathered it unasked "
-        f"({', '.join(cause.before)} → {', '.join(cause.after)}): "
-        f"{_times(len(calls))}{places}{on_ranks}, {_size(calls)} received",
-        remedy=f"Give {asked_by} inputs whose placements it can use, or redistribute explicitly "
+        fact=f"{op} cannot run on a sharded input ({', '.join(cause.before)} → "
+        f"{', '.join(cause.after)}), so DTensor inserted an implicit all-gather: "
+        f"{_count_calls(calls)}{on_ranks}, {_size(calls)} received",
+        remedy=f"Give {op} inputs whose placements it can use, or redistribute explicitly "
         "where the tensor is smallest.",
         rank=first.rank if len(ranks) == 1 else None,
         source=first.source,
     )
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
+def _count_calls(calls: list[Collective]) -> str:
+    """`4 calls, one in each of blocks.0 … blocks.3`."""
+    count = "1 call" if len(calls) == 1 else f"{len(calls):,} calls"
+    owners = list(dict.fromkeys(call.owner or "the root module" for call in calls))
+    if len(owners) == 1:
+        return count
+    counts = Counter((call.owner, call.rank) for call in calls).values()
+    each = "one in each of" if set(counts) == {1} else "in"
+    named = " and ".join(owners) if len(owners) == 2 else f"{owners[0]} … {owners[-1]}"
+    return f"{count}, {each} {named} ({len(owners):,} modules)"
 
 
 def _size(calls: list[Collective]) -> str:

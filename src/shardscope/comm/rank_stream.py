@@ -50,10 +50,14 @@ class RankStream:
         """
         if not self._writer.is_own:
             self._open_forked(run, early)
-        elif run != self._run:
+        self.describe_run(run)
+        self.take_name()
+
+    def describe_run(self, run: RunInfo) -> None:
+        """The run is this one, of the same rank, and more is known of it than before."""
+        if run != self._run:
             self._writer.write_run(run)
         self._run = run
-        self.take_name()
 
     def take_name(self) -> None:
         """Name the file for the rank; OutputError if that cannot be, and it is as it was."""

@@ -37,6 +37,7 @@ from shardscope.comm.calls import ModuleCalls
 from shardscope.comm.causes import find_cause, hold_lightly
 from shardscope.comm.groups import GroupBook, Membership
 from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.comm.run import is_simulated
 from shardscope.comm.signals import raise_if_from_signal
 from shardscope.comm.stack import Stack, find_backward_caller, read_stack
 from shardscope.comm.threads import thread_name
@@ -62,7 +63,7 @@ class _Note:
     reached: int | None = None  # by the thread that called backward, where that is this one
     bucket: BucketReduce | None = None
 
-    def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int) -> None:
+    def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int | None) -> None:
         self.payload = payload
         self.stack = stack
         self.phase = phase
@@ -104,6 +105,7 @@ class Recorder:
         self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
         self._issuers = defaultdict(dict)
         self.start_ns = time.perf_counter_ns()
+        self._is_simulated = is_simulated()
 
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
@@ -151,7 +153,8 @@ class Recorder:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
     def _note(self, issued: Issued, stack: Stack) -> None:
-        start_ns = time.perf_counter_ns() - self.start_ns
+        # A simulation's own time says nothing of a run's.
+        start_ns = None if self._is_simulated else time.perf_counter_ns() - self.start_ns
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
@@ -181,6 +184,7 @@ class Recorder:
     def join_world(self) -> None:
         """The world that this process is in now is the one to record."""
         self.groups.start_world()
+        self._is_simulated = is_simulated()
         default = default_group()
         self._world = (lambda: None) if default is None else weakref.ref(default)
 

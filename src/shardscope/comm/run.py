@@ -14,7 +14,9 @@ from shardscope.record import Axis, RankSpan, RunInfo, replace_surrogates
 from shardscope.version import __version__
 from shardscope.world import current_world
 
-__all__ = ["describe_run", "read_identity"]
+__all__ = ["describe_run", "is_simulated", "read_identity"]
+
+_FAKE_BACKEND = "fake"
 
 
 def read_identity() -> tuple[int, int]:
@@ -27,6 +29,13 @@ def read_identity() -> tuple[int, int]:
     return 0, 1
 
 
+def is_simulated() -> bool:
+    """Whether this process's world is ours, or torch's own fake one: no other rank is there."""
+    return current_world() is not None or (
+        dist.is_initialized() and str(dist.get_backend()) == _FAKE_BACKEND
+    )
+
+
 def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrument: str) -> RunInfo:
     """The record of the run that this process is, now, a rank of."""
     return RunInfo(
@@ -35,7 +44,7 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrume
         world_size=world_size,
         ranks=(RankSpan(rank),),
         axes=axes,
-        is_simulated=current_world() is not None,
+        is_simulated=is_simulated(),
         command=_describe_command(),
         instruments=(instrument,),
     )

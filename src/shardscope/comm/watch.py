@@ -29,6 +29,7 @@ from shardscope.record import (
     Module,
     RankSpan,
     Recording,
+    RunInfo,
     SpanBegin,
 )
 from shardscope.record.stream import StreamRecord
@@ -99,7 +100,7 @@ class Watch:
         self._describe_modules()
         collectives = self.recorder.collectives
         recording = Recording(
-            run=self._run,
+            run=self._count_forwards(),
             groups=self.recorder.groups.groups,
             modules=tuple(self._modules),
             collectives=tuple(collectives),
@@ -112,6 +113,13 @@ class Watch:
         except Exception as error:  # noqa: BLE001 - watching must not kill
             self.recorder.report_gap("findings", f"they could not be looked for ({error!r})")
             return msgspec.structs.replace(recording, gaps=self._gaps())
+
+    def _count_forwards(self) -> RunInfo:
+        """The run, with how often its model has run forward; of several, the one that did most."""
+        counts = self.recorder.calls.num_forwards
+        roots = [counts.get(self._names.find(root), 0) for root in self._names.roots()]
+        most = max(roots, default=0) or max(counts.values(), default=0)
+        return msgspec.structs.replace(self._run, num_forwards=most or None)
 
     def _gaps(self) -> tuple[Gap, ...]:
         return (*self.recorder.gaps, *self.spans.gaps())
@@ -142,6 +150,7 @@ class Watch:
         except OutputError as error:
             self.recorder.report_gap("stream", str(error))
         self._emit_findings()
+        self._stream.describe_run(self._count_forwards())
         self._stream.close()
         if self._stream.failure is not None:
             self.recorder.report_gap("stream", self._stream.failure)

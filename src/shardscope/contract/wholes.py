@@ -121,7 +121,7 @@ _COMPILER: dict[Figure, Callable[[Explanation], Iterable[Evidence]]] = {
 
 def _count_ops(coverage: Coverage, verdicts: tuple[Verdict, ...]) -> Whole:
     ops = [op for op in coverage.ops if op.verdict in verdicts]
-    ops.sort(key=lambda op: (verdicts.index(op.verdict), -op.flops))
+    ops.sort(key=lambda op: (verdicts.index(op.verdict), -(op.flops or 0)))
     return Whole(
         value=len(ops),
         ranks=(RankSpan(coverage.rank),),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
+from shardscope.record.base import Record
+from shardscope.record.coverage import Coverage, OpCoverage, Verdict
 from shardscope.record.encoding import encode_json
 from shardscope.record.header import FileHeader, brief, check_schema, explain_damage, read_header
 from shardscope.record.input import read_file
+from shardscope.record.memory import MemoryProfile
 from shardscope.record.output import write_file
 from shardscope.record.ranks import RankSpan, count_ranks
-from shardscope.record.recording import FORMAT, Recording
+from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
 from shardscope.record.sharing import SharedValues
 from shardscope.record.stream import STREAM_FORMAT
@@ -23,6 +29,14 @@ __all__ = ["encode", "encode_pieces", "load", "save"]
 
 _DECODER = msgspec.json.Decoder(Recording)
 _PIECE_SIZE = 4096  # records
+# Why ops were called sharded, before there was another word for those that run on local tensors.
+_LOCAL_DETAILS = (
+    "on plain tensors, each rank's own",
+    "takes no tensors",
+    "no input has a dim to shard",
+)
+
+_T = TypeVar("_T", bound=Record)
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -45,7 +59,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     check_schema(header, name)
     recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
     _check_ranks(recording, name)
-    return recording
+    return _upgrade(recording, header.schema)
 
 
 def _decode(data: bytes, name: str) -> Recording:
@@ -135,3 +149,59 @@ def _places_with_ranks(recording: Recording) -> list[tuple[str, tuple[RankSpan, 
             if one.rank >= recording.run.world_size
         ),
     ]
+
+
+def _upgrade(recording: Recording, schema: int) -> Recording:
+    """The same recording in the current schema.
+
+    Until schema 2, zero stood for what was not recorded, and simulations recorded their own clock.
+    """
+    if schema >= SCHEMA:
+        return recording
+    is_timed = any(call.start_ns for call in recording.collectives)
+    if recording.run.is_simulated or not is_timed:
+        calls = tuple(replace(call, start_ns=None) for call in recording.collectives)
+    else:
+        calls = recording.collectives
+    return replace(
+        recording,
+        modules=tuple(map(_upgrade_module, recording.modules)),
+        collectives=calls,
+        coverage=tuple(map(_upgrade_coverage, recording.coverage)),
+        memory=tuple(map(_upgrade_memory, recording.memory)),
+        explanations=tuple(
+            replace(one, stages=tuple(_without_zeros(stage, "total_ns") for stage in one.stages))
+            for one in recording.explanations
+        ),
+        schema=SCHEMA,
+    )
+
+
+def _without_zeros(record: _T, *names: str) -> _T:
+    """The record with None for each of these fields that is zero."""
+    return replace(record, **{name: None for name in names if getattr(record, name) == 0})
+
+
+def _upgrade_module(module: Module) -> Module:
+    marks: tuple[Mark, ...] = tuple(_without_zeros(one, "num_parameters") for one in module.marks)
+    parameters = tuple(map(_upgrade_parameter, module.parameters))
+    return replace(module, parameters=parameters, marks=marks)
+
+
+def _upgrade_parameter(one: Parameter) -> Parameter:
+    """One that has elements has bytes: if there are none, they were not recorded."""
+    has_bytes = one.global_bytes or not math.prod(one.shape)
+    return one if has_bytes else _without_zeros(one, "global_bytes", "local_bytes")
+
+
+def _upgrade_memory(profile: MemoryProfile) -> MemoryProfile:
+    return _without_zeros(profile, "first_peak_bytes", "reserved_bytes", "needed_bytes")
+
+
+def _upgrade_coverage(coverage: Coverage) -> Coverage:
+    return replace(coverage, ops=tuple(map(_upgrade_op, coverage.ops)))
+
+
+def _upgrade_op(op: OpCoverage) -> OpCoverage:
+    is_local = op.verdict is Verdict.SHARDED and op.detail in _LOCAL_DETAILS
+    return replace(_without_zeros(op, "flops"), verdict=Verdict.LOCAL if is_local else op.verdict)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Axis, Source
 
@@ -26,6 +25,7 @@ class Level(StrEnum):
 class Verdict(StrEnum):
     """What happens to an op when its inputs are sharded."""
 
+    LOCAL = "local"  # on each rank by itself: none of its inputs is sharded
     SHARDED = "sharded"  # by a rule, without communication
     REDISTRIBUTED = "redistributed"  # by a rule, after some input was moved
     DECOMPOSED = "decomposed"  # by the rules of the ops that it is made of
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     WRONG = "wrong"  # it runs and gives another result
 
 
-class Move(Struct, frozen=True, kw_only=True, gc=False):
+class Move(Record, frozen=True, kw_only=True, gc=False):
     """An input that must be moved before the op can run."""
 
     argument: str
@@ -43,7 +43,7 @@ class Move(Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: Natural  # that this rank sends
 
 
-class Sharding(Struct, frozen=True, kw_only=True, gc=False):
+class Sharding(Record, frozen=True, kw_only=True, gc=False):
     """One way to lay out an op's inputs, and what came of it.
 
     `inputs` are those that lie somewhere, as `mat2: Shard(0)`; without a plan those that are not
@@ -53,11 +53,11 @@ class Sharding(Struct, frozen=True, kw_only=True, gc=False):
     inputs: tuple[str, ...]
     verdict: Verdict
     outputs: tuple[str, ...] = ()
-    num_bytes: Natural = 0  # that this rank sends, at the most
+    num_bytes: Natural | None = None  # that this rank sends, at the most; None if it is not known
     detail: str = ""
 
 
-class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
+class OpCoverage(Record, frozen=True, kw_only=True, gc=False):
     """One op of a model, with the worst that happens to any of its calls."""
 
     op: str
@@ -65,7 +65,7 @@ class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
     verdict: Verdict
     num_forward: Natural = 0
     num_backward: Natural = 0
-    flops: Natural = 0  # of all its calls
+    flops: Natural | None = None  # of all its calls; None where torch has no formula for it
     detail: str = ""
     remedy: str = ""
     moves: tuple[Move, ...] = ()
@@ -74,7 +74,7 @@ class OpCoverage(Struct, frozen=True, kw_only=True, gc=False):
     sources: tuple[Source, ...] = ()
 
 
-class Coverage(Struct, frozen=True, kw_only=True, gc=False):
+class Coverage(Record, frozen=True, kw_only=True, gc=False):
     """All ops of a model at one level, on one mesh.
 
     `has_plan` says that the placements were the model's own; without them every sharding of one

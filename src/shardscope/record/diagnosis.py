@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Phase, Source
 
@@ -42,7 +41,7 @@ class Stage(StrEnum):
     BACKEND = "backend"
 
 
-class Deviation(Struct, frozen=True, kw_only=True, gc=False):
+class Deviation(Record, frozen=True, kw_only=True, gc=False):
     """How far one tensor is off; errors are relative to the size of the exact result."""
 
     tensor: str  # output 0, gradient of input 2, …
@@ -54,7 +53,7 @@ class Deviation(Struct, frozen=True, kw_only=True, gc=False):
     got: float | None = None
 
 
-class SuspectOp(Struct, frozen=True, kw_only=True, gc=False):
+class SuspectOp(Record, frozen=True, kw_only=True, gc=False):
     """One op of the smallest program that still fails."""
 
     op: str  # torch.relu, Tensor.relu, aten.relu.default, …
@@ -62,7 +61,7 @@ class SuspectOp(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class Diagnosis(Struct, frozen=True, kw_only=True, gc=False):
+class Diagnosis(Record, frozen=True, kw_only=True, gc=False):
     """What was found out about one function and one backend."""
 
     rank: Rank

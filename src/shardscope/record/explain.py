@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank, RankSpan
 from shardscope.record.source import Source
 
@@ -42,7 +41,7 @@ class GraphEnd(StrEnum):
     OTHER = "other"
 
 
-class GraphOp(Struct, frozen=True, kw_only=True, gc=False):
+class GraphOp(Record, frozen=True, kw_only=True, gc=False):
     """One op of a graph.
 
     `within` names the higher-order ops whose graph it lies in: `cond_0.true`; most lie in none.
@@ -56,7 +55,7 @@ class GraphOp(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class CompiledGraph(Struct, frozen=True, kw_only=True, gc=False):
+class CompiledGraph(Record, frozen=True, kw_only=True, gc=False):
     """A graph that was given to the backend."""
 
     index: Natural
@@ -77,7 +76,7 @@ class CompiledGraph(Struct, frozen=True, kw_only=True, gc=False):
         return sum(one.kind is not OpKind.BOOKKEEPING for one in self.ops)
 
 
-class BreakSite(Struct, frozen=True, kw_only=True, gc=False):
+class BreakSite(Record, frozen=True, kw_only=True, gc=False):
     """A line of the user's that a graph cannot hold.
 
     `num_events` is how many traces stopped there; one that the compiler tried again in each of the
@@ -93,7 +92,7 @@ class BreakSite(Struct, frozen=True, kw_only=True, gc=False):
     fix: str = ""  # an example of what to write instead
 
 
-class Recompile(Struct, frozen=True, kw_only=True, gc=False):
+class Recompile(Record, frozen=True, kw_only=True, gc=False):
     """A function that was compiled again because a guard failed."""
 
     function: str
@@ -104,7 +103,7 @@ class Recompile(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class SkippedFrame(Struct, frozen=True, kw_only=True, gc=False):
+class SkippedFrame(Record, frozen=True, kw_only=True, gc=False):
     """A function that the compiler gave up: Python runs it, or the rest of it after a break."""
 
     function: str
@@ -114,15 +113,18 @@ class SkippedFrame(Struct, frozen=True, kw_only=True, gc=False):
     is_rest: bool = False  # what came before a break was compiled
 
 
-class StageTime(Struct, frozen=True, kw_only=True, gc=False):
-    """Time that a stage of the compiler took, other stages not included."""
+class StageTime(Record, frozen=True, kw_only=True, gc=False):
+    """Time that a stage of the compiler took, other stages not included.
 
-    stage: str  # tracing, guards, backend, aot, inductor, other
+    None where what it took cannot be told from what the stages that it calls took.
+    """
+
+    stage: str  # tracing, guards, backend, aot, inductor, backward, other
     num_calls: Natural
-    total_ns: Natural
+    total_ns: Natural | None
 
 
-class FrameGuards(Struct, frozen=True, kw_only=True, gc=False):
+class FrameGuards(Record, frozen=True, kw_only=True, gc=False):
     """What has to hold for a compilation to be used again, but for torch's own modules."""
 
     compile_id: str
@@ -130,7 +132,7 @@ class FrameGuards(Struct, frozen=True, kw_only=True, gc=False):
     guards: tuple[str, ...]
 
 
-class GraphCollective(Struct, frozen=True, kw_only=True, gc=False):
+class GraphCollective(Record, frozen=True, kw_only=True, gc=False):
     """A collective in a graph."""
 
     graph: Natural  # index into Explanation.graphs
@@ -140,7 +142,7 @@ class GraphCollective(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class Explanation(Struct, frozen=True, kw_only=True, gc=False):
+class Explanation(Record, frozen=True, kw_only=True, gc=False):
     """What the compiler did with a function on one rank."""
 
     rank: Rank

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Phase
 
@@ -24,15 +23,15 @@ class MemoryKind(StrEnum):
     TEMPORARIES = "temporaries"  # all else, kernels' workspaces among it
 
 
-class MemoryUse(Struct, frozen=True, kw_only=True, gc=False):
-    """Bytes of one kind that one module is answerable for; None where no module is."""
+class MemoryUse(Record, frozen=True, kw_only=True, gc=False):
+    """Bytes of one kind that belong to one module; None where they belong to none."""
 
     kind: MemoryKind
     module: str | None
     num_bytes: Natural
 
 
-class MemorySample(Struct, frozen=True, kw_only=True, gc=False):
+class MemorySample(Record, frozen=True, kw_only=True, gc=False):
     """What was held at one moment; `order` counts allocations and releases."""
 
     order: Natural
@@ -41,13 +40,14 @@ class MemorySample(Struct, frozen=True, kw_only=True, gc=False):
     num_bytes: tuple[Natural, ...]  # one for each kind, in the order of MemoryKind
 
 
-class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
+class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     """A step's memory on one rank.
 
     Bytes are those of the allocator's blocks, as `torch.cuda.max_memory_allocated` counts them.
     `peak_bytes` and all below it are those of a step that finds the optimizer's state there;
     `first_peak_bytes` is the first step's, which makes it. `reserved_bytes` is the most that the
-    allocator has taken from the device in both, which is more where free blocks do not fit.
+    allocator has taken from the device in both, which is more where free blocks do not fit. None is
+    what was not recorded.
     """
 
     rank: Rank
@@ -57,7 +57,7 @@ class MemoryProfile(Struct, frozen=True, kw_only=True, gc=False):
     peak_module: str | None = None
     at_peak: tuple[MemoryUse, ...] = ()
     samples: tuple[MemorySample, ...] = ()
-    first_peak_bytes: Natural = 0
-    reserved_bytes: Natural = 0
-    needed_bytes: Natural = 0  # of a device: the peak, and what CUDA takes beside it
+    first_peak_bytes: Natural | None = None
+    reserved_bytes: Natural | None = None
+    needed_bytes: Natural | None = None  # of a device: the peak, and what CUDA takes beside it
     device_bytes: Natural | None = None  # what the device has, if that was asked

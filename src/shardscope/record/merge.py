@@ -168,7 +168,14 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     axes = next((run.axes for run in runs if run.axes), ())
     instruments = dict.fromkeys(one for run in runs for one in run.instruments)
     ranks = _unite(run.ranks for run in runs)
-    return replace(runs[0], ranks=ranks, axes=axes, instruments=tuple(instruments))
+    counts = [run.num_forwards for run in runs if run.num_forwards is not None]
+    return replace(
+        runs[0],
+        ranks=ranks,
+        axes=axes,
+        instruments=tuple(instruments),
+        num_forwards=max(counts, default=None),
+    )
 
 
 def _find_missing(run: RunInfo) -> list[Gap]:

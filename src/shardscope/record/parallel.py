@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.parity import TensorVerdict
 from shardscope.record.ranks import Natural, RankSpan
@@ -40,7 +39,7 @@ class PlacedKind(StrEnum):
     MUTATION = "mutation"  # the new value of a buffer or an input
 
 
-class Inserted(Struct, frozen=True, kw_only=True, gc=False):
+class Inserted(Record, frozen=True, kw_only=True, gc=False):
     """One collective that was put into a rank's program.
 
     `node` is its name there; a backward one has that of the value whose gradient it moves. `module`
@@ -58,7 +57,7 @@ class Inserted(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class Fallback(Struct, frozen=True, kw_only=True, gc=False):
+class Fallback(Record, frozen=True, kw_only=True, gc=False):
     """An op that has no way to run on pieces that lie as `placements` says."""
 
     axis: str
@@ -72,7 +71,7 @@ class Fallback(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class Placed(Struct, frozen=True, kw_only=True, gc=False):
+class Placed(Record, frozen=True, kw_only=True, gc=False):
     """How a parameter, buffer, input or output lies; `local_shape` is the first rank's.
 
     Where the program leaves sizes open (`is_open`), they are those that it was exported with.
@@ -90,7 +89,7 @@ class Placed(Struct, frozen=True, kw_only=True, gc=False):
     is_open: bool = False
 
 
-class RankMemory(Struct, frozen=True, kw_only=True, gc=False):
+class RankMemory(Record, frozen=True, kw_only=True, gc=False):
     """What each of these ranks holds, in bytes of tensors; each storage counts once.
 
     `intermediate_bytes` is the most of all else that is held at once, outputs included, and
@@ -109,7 +108,7 @@ class RankMemory(Struct, frozen=True, kw_only=True, gc=False):
     peak_module: str = ""
 
 
-class Parallelization(Struct, frozen=True, kw_only=True, gc=False):
+class Parallelization(Record, frozen=True, kw_only=True, gc=False):
     """One program, cut for one mesh.
 
     `verdicts` compare all its ranks with the single device; where that was not done, `unverified`

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis, Phase, Source
 
@@ -55,7 +54,7 @@ class Suspect(StrEnum):
     UNKNOWN = "unknown"
 
 
-class TensorVerdict(Struct, frozen=True, kw_only=True, gc=False):
+class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
     """One tensor, compared; errors are those of the rank that is furthest off.
 
     `error` is the root mean square of what it is off from the exact result, `noise` the same of
@@ -78,7 +77,7 @@ class TensorVerdict(Struct, frozen=True, kw_only=True, gc=False):
     detail: str = ""
 
 
-class Divergence(Struct, frozen=True, kw_only=True, gc=False):
+class Divergence(Record, frozen=True, kw_only=True, gc=False):
     """Where the two versions part: the first module whose result differs, in the order they ran."""
 
     module: str
@@ -91,7 +90,7 @@ class Divergence(Struct, frozen=True, kw_only=True, gc=False):
     remedy: str = ""
 
 
-class Parity(Struct, frozen=True, kw_only=True, gc=False):
+class Parity(Record, frozen=True, kw_only=True, gc=False):
     """All tensors of a model, compared.
 
     `has_exact` says that a reference in double precision gave the noise; without it, the noise is

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec.structs import astuple
 
 from shardscope.drawing import draw_inline, draw_page
+from shardscope.record.base import Record
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
 from shardscope.record.explain import Explanation
@@ -14,7 +15,7 @@ from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
 from shardscope.record.parity import Parity
-from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan
+from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks
 from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span
@@ -41,8 +42,9 @@ __all__ = [
     "Severity",
 ]
 
+_MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
 FORMAT = "shardscope.recording"
-SCHEMA = 1
+SCHEMA = 2
 
 # gc=False throughout: records are frozen and so cannot refer to themselves, and the collector
 # would spend most of the time it takes to load a million of them on looking.
@@ -56,8 +58,12 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
-    """Which run this is. `ranks` are the ranks whose records are in this recording."""
+class RunInfo(Record, frozen=True, kw_only=True, gc=False):
+    """Which run this is. `ranks` are the ranks whose records are in this recording.
+
+    `num_forwards` is how often the model ran forward while it was traced, None where that was not
+    counted: figures of collectives are of all of these together.
+    """
 
     torch_version: str
     shardscope_version: str
@@ -67,9 +73,10 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     is_simulated: bool = False
     command: str = ""
     instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, …
+    num_forwards: Natural | None = None
 
 
-class Group(Struct, frozen=True, kw_only=True, gc=False):
+class Group(Record, frozen=True, kw_only=True, gc=False):
     """A process group. `name` is ours, readable and the same on every rank: `tp[0-7]`."""
 
     name: str
@@ -80,14 +87,14 @@ class Group(Struct, frozen=True, kw_only=True, gc=False):
     backend: str = ""
 
 
-class Parameter(Struct, frozen=True, kw_only=True, gc=False):
+class Parameter(Record, frozen=True, kw_only=True, gc=False):
     """One parameter or buffer of one module, as one rank holds it.
 
     Names but the first are filled in by an audit, and are full ones. `live_name` is the one that
     the wrapped model gives it (`_orig_mod.layers.0.weight`), `checkpoint_key` its key in a state
     dict made for saving, None if it is not saved. Tied tensors share an `alias_group`, which is the
     clean name of the first of them. `fsdp_group` is the module whose FSDP group manages it, `rule`
-    the rule of the plan that matched it.
+    the rule of the plan that matched it. Bytes are None where they were not recorded.
     """
 
     name: str
@@ -103,8 +110,8 @@ class Parameter(Struct, frozen=True, kw_only=True, gc=False):
     fsdp_group: str | None = None
     alias_group: str | None = None
     rule: str | None = None
-    global_bytes: Natural = 0
-    local_bytes: Natural = 0
+    global_bytes: Natural | None = None
+    local_bytes: Natural | None = None
 
 
 class MarkKind(StrEnum):
@@ -118,16 +125,16 @@ class MarkKind(StrEnum):
     CHECKPOINTED = "checkpointed"
 
 
-class Mark(Struct, frozen=True, kw_only=True, gc=False):
+class Mark(Record, frozen=True, kw_only=True, gc=False):
     """One thing that was done to a module; `detail` is the style, policy or strategy."""
 
     kind: MarkKind
     detail: str = ""
     axes: tuple[str, ...] = ()
-    num_parameters: Natural = 0  # that an FSDP or DDP group manages
+    num_parameters: Natural | None = None  # that an FSDP or DDP group manages
 
 
-class Module(Struct, frozen=True, kw_only=True, gc=False):
+class Module(Record, frozen=True, kw_only=True, gc=False):
     """One module and its own parameters; `ranks` hold it in exactly this form.
 
     The root's name is the empty string. `aliases` are further names of a shared module.
@@ -141,7 +148,7 @@ class Module(Struct, frozen=True, kw_only=True, gc=False):
     marks: tuple[Mark, ...] = ()
 
 
-class Redistribute(Struct, frozen=True, kw_only=True, gc=False, tag="redistribute"):
+class Redistribute(Record, frozen=True, kw_only=True, gc=False, tag="redistribute"):
     """DTensor moved a tensor from one placement to another.
 
     `asked_by` is the op that needed it (`aten.mm.default`) or the call that wanted it
@@ -154,27 +161,27 @@ class Redistribute(Struct, frozen=True, kw_only=True, gc=False, tag="redistribut
     is_implicit: bool
 
 
-class FullyShard(Struct, frozen=True, kw_only=True, gc=False, tag="fully_shard"):
+class FullyShard(Record, frozen=True, kw_only=True, gc=False, tag="fully_shard"):
     """FSDP gathered parameters (`unshard`) or reduced gradients (`reduce`, `all_reduce`)."""
 
     action: str
     num_parameters: Natural
 
 
-class BucketReduce(Struct, frozen=True, kw_only=True, gc=False, tag="ddp_bucket"):
+class BucketReduce(Record, frozen=True, kw_only=True, gc=False, tag="ddp_bucket"):
     """DDP reduced a bucket of gradients; `bucket` is None where the bucket is not known."""
 
     bucket: Natural | None
     parameters: tuple[str, ...]
 
 
-class Call(Struct, frozen=True, kw_only=True, gc=False, tag="call"):
+class Call(Record, frozen=True, kw_only=True, gc=False, tag="call"):
     """The program called a collective itself, through `api`."""
 
     api: str
 
 
-class Compiled(Struct, frozen=True, kw_only=True, gc=False, tag="compiled"):
+class Compiled(Record, frozen=True, kw_only=True, gc=False, tag="compiled"):
     """A graph made by torch.compile issued it."""
 
     graph: str
@@ -183,7 +190,7 @@ class Compiled(Struct, frozen=True, kw_only=True, gc=False, tag="compiled"):
 Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled
 
 
-class Collective(Struct, frozen=True, kw_only=True, gc=False):
+class Collective(Record, frozen=True, kw_only=True, gc=False):
     """One collective as one rank issued it."""
 
     rank: Rank
@@ -196,8 +203,8 @@ class Collective(Struct, frozen=True, kw_only=True, gc=False):
     axis: str | None
     dtype: str
     num_tensors: Natural
-    input_bytes: Natural  # payload this rank puts in, logical bytes (not storage bytes)
-    output_bytes: Natural  # payload this rank gets out
+    input_bytes: Natural  # payload of this rank's input, logical bytes (not storage bytes)
+    output_bytes: Natural  # payload of this rank's output
     wire_bytes: Natural  # what this rank sends if the group runs a ring
     phase: Phase
     owner: str | None  # module it belongs to; "" is the root, None is no module
@@ -207,10 +214,10 @@ class Collective(Struct, frozen=True, kw_only=True, gc=False):
     reduce_op: str | None = None
     peer: Rank | None = None  # global rank of the root, sender or receiver
     thread: str = ""
-    start_ns: Natural = 0  # host clock since the recording began
+    start_ns: Natural | None = None  # host clock since the recording began; simulations have none
 
 
-class Finding(Struct, frozen=True, kw_only=True, gc=False):
+class Finding(Record, frozen=True, kw_only=True, gc=False):
     """Something a user should act on."""
 
     rule: str
@@ -222,7 +229,7 @@ class Finding(Struct, frozen=True, kw_only=True, gc=False):
     source: Source | None = None
 
 
-class Gap(Struct, frozen=True, kw_only=True, gc=False):
+class Gap(Record, frozen=True, kw_only=True, gc=False):
     """Something we saw and did not understand.
 
     `is_loss` says that records of `rank` (of any rank, where it is None) were lost: what its
@@ -235,7 +242,7 @@ class Gap(Struct, frozen=True, kw_only=True, gc=False):
     is_loss: bool = False
 
 
-class Recording(Struct, frozen=True, kw_only=True, gc=False):
+class Recording(Record, frozen=True, kw_only=True, gc=False):
     """What one run told us, for one rank or for many."""
 
     run: RunInfo
@@ -254,6 +261,22 @@ class Recording(Struct, frozen=True, kw_only=True, gc=False):
     explanations: tuple[Explanation, ...] = ()
     format: str = FORMAT
     schema: int = SCHEMA
+
+    def __repr__(self) -> str:
+        """What ran and how much is known of it, in one line."""
+        run = self.run
+        root = next((module.type for module in self.modules if not module.name), "")
+        mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
+        ranks = f"{count_ranks(run.ranks):,} of {run.world_size:,} ranks"
+        names = [root, mesh, ranks, "simulated" * run.is_simulated, "+".join(run.instruments)]
+        facts = ", ".join(name[:_MAX_NAME] for name in names if name)
+        counts = [
+            f"{len(value):,} {field}"
+            for field, value in zip(self.__struct_fields__, astuple(self), strict=True)
+            if isinstance(value, tuple) and value
+        ]
+        more = ["…"] if len(counts) > _MAX_COUNTS else []
+        return f"Recording({facts}: {', '.join(counts[:_MAX_COUNTS] + more) or 'empty'})"
 
     def html(self) -> str:
         """All of it as one HTML document that opens offline; `shardscope report` writes the same.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural
 
 __all__ = ["Axis", "Phase", "Source"]
@@ -21,14 +20,14 @@ class Phase(StrEnum):
     OUTSIDE = "outside"
 
 
-class Axis(Struct, frozen=True, kw_only=True, gc=False):
+class Axis(Record, frozen=True, kw_only=True, gc=False):
     """One axis of a device mesh."""
 
     name: str
     size: Natural
 
 
-class Source(Struct, frozen=True, kw_only=True, gc=False):
+class Source(Record, frozen=True, kw_only=True, gc=False):
     """A line of the user's program."""
 
     file: str

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
-
+from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 
 __all__ = ["PhaseTotal", "Span", "SpanBegin", "sum_spans"]
 
 
-class Span(Struct, frozen=True, kw_only=True, gc=False):
+class Span(Record, frozen=True, kw_only=True, gc=False):
     """One stretch of one phase on one rank, since the recording began.
 
     `device` is whose clock it was: "cpu", or "cuda:0" where events on a stream timed it. A phase
@@ -29,7 +28,7 @@ class Span(Struct, frozen=True, kw_only=True, gc=False):
     is_inner: bool = False  # whether one of them has the same name
 
 
-class SpanBegin(Struct, frozen=True, kw_only=True, gc=False):
+class SpanBegin(Record, frozen=True, kw_only=True, gc=False):
     """That a stretch began, shortly before its span's `start_ns`. Only streams have these.
 
     If no such span follows, it is what the rank was doing when it was killed.
@@ -41,7 +40,7 @@ class SpanBegin(Struct, frozen=True, kw_only=True, gc=False):
     thread: str = ""
 
 
-class PhaseTotal(Struct, frozen=True, kw_only=True, gc=False):
+class PhaseTotal(Record, frozen=True, kw_only=True, gc=False):
     """What the spans of one phase add up to, on one rank and one clock.
 
     `total_ns` counts time once where a phase lies within itself; that of several threads adds up.

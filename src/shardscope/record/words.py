@@ -21,8 +21,9 @@ def describe_cause(cause: Cause | None) -> str:
     """A cause in a few words; causes with the same words are counted together."""
     match cause:
         case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
-            word = "unasked, for" if is_implicit else "for"
-            return f"DTensor {', '.join(before)} → {', '.join(after)} {word} {asked_by}"
+            move = f"redistribution {', '.join(before)} → {', '.join(after)}"
+            op = asked_by.removesuffix(".default")
+            return f"implicit {move}, required by {op}" if is_implicit else f"{move} for {op}"
         case FullyShard(action=action):
             return f"FSDP {action}"
         case BucketReduce():

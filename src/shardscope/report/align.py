@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 
-from shardscope.record import Collective, CollectiveKind
+from shardscope.record import Collective, CollectiveKind, Recording
 
-__all__ = ["align_clocks"]
+__all__ = ["align_clocks", "has_clock"]
 
 # What two ranks can have in common: a group, or a group and the route of a transfer.
 Meeting = tuple[str, int, int]
 
 
+def has_clock(recording: Recording) -> bool:
+    """Whether collectives have times of the run's own clock; a simulation's are not."""
+    times = (call.start_ns for call in recording.collectives)
+    return not recording.run.is_simulated and all(time is not None for time in times)
+
+
 def align_clocks(calls: Mapping[int, Sequence[Collective]]) -> dict[int, int]:
-    """Nanoseconds to add to each rank's clock; ranks that never meet keep their own."""
+    """Nanoseconds to add to each rank's clock; ranks that never meet keep their own.
+
+    All calls must have times: see `has_clock`.
+    """
     # Ranks disagree on clocks, so align on the first collective they share, not on time.
     meetings = {rank: _first_meetings(mine) for rank, mine in calls.items()}
     attendants: dict[Meeting, list[int]] = defaultdict(list)
@@ -33,7 +42,7 @@ def _first_meetings(calls: Sequence[Collective]) -> dict[Meeting, int]:
     """When a rank first took part in each thing it shares with others, in that order."""
     first: dict[Meeting, int] = {}
     for call in sorted(calls, key=lambda call: call.order):
-        first.setdefault(_meeting(call), call.start_ns)
+        first.setdefault(_meeting(call), call.start_ns or 0)
     return first
 
 

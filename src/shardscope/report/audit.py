@@ -1,4 +1,4 @@
-"""What each rank holds: the sharded module tree, and every parameter with where it lies."""
+"""What each rank holds: the sharded module tree, and every parameter with its placements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.report.grid import Column, Grid, Look, Row, leave_out
 from shardscope.report.holdings import sum_holdings
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.sharded_tree import FULLY_SHARDED, TreeLine, list_tree
-from shardscope.report.units import format_bytes
+from shardscope.report.units import UNKNOWN, format_bytes
 
 __all__ = ["render_audit"]
 
@@ -29,8 +29,8 @@ _COLUMNS = {
     "group": Column("FSDP group", Look.NAME, 8),
     "rule": Column("rule", Look.NAME, 8),
     "tied": Column("tied to", Look.NAME, 8),
-    "whole": Column("whole"),
-    "here": Column("here"),
+    "whole": Column("global"),
+    "here": Column("local"),
 }
 _GROUPS = (MarkKind.FULLY_SHARD, MarkKind.FSDP1)
 _WORDS = {
@@ -58,14 +58,19 @@ def render_audit(recording: Recording, *, is_folded: bool = True) -> Iterator[Re
         yield Text(f"… {len(lines) - len(shown):,} more: --no-fold shows all", "dim")
     rows = list(_list_parameters(recording, is_folded=is_folded))
     if rows:
-        yield make_title("Parameters and buffers", "S: sharded, R: replicated; here: on one rank")
+        yield make_title("Parameters and buffers", "S: sharded, R: replicated; local: on one rank")
         yield _render_parameters(rows, is_folded=is_folded)
 
 
 def _describe_total(recording: Recording) -> str:
     held = sum_holdings(recording)
+    if held is None:
+        return "parameters were not recorded"
+    count = plural(held.num_parameters, "parameter")
+    if held.global_bytes is None or held.local_bytes is None:
+        return f"{count}; sizes were not recorded"
     whole, here = format_bytes(held.global_bytes), format_bytes(held.local_bytes)
-    return f"{plural(held.num_parameters, 'parameter')}, {whole} in all, {here} a rank"
+    return f"{count}, {whole} in all, {here} a rank" if held.num_parameters else count
 
 
 def _render_line(line: TreeLine) -> Text:
@@ -87,7 +92,8 @@ def _render_mark(mark: Mark) -> Text:
     over = f" over {' × '.join(mark.axes)}" if mark.axes else ""
     if mark.kind in _GROUPS:
         name = "FSDP2" if mark.kind is MarkKind.FULLY_SHARD else "FSDP1"
-        count = plural(mark.num_parameters, "parameter") if mark.num_parameters else ""
+        number = mark.num_parameters
+        count = "" if number is None else plural(number, "parameter")
         return make_text(", ".join(filter(None, [f"{name}{over}", count, mark.detail])), "dim")
     if mark.kind is MarkKind.TENSOR_PARALLEL:
         return make_text(f"{mark.detail}{over}", "cyan")
@@ -130,8 +136,8 @@ def _make_row(row: _Row) -> Row:
         "group": _format_group(row),
         "rule": make_text(one.rule or ""),
         "tied": make_text(one.alias_group or ""),
-        "whole": format_bytes(one.global_bytes),
-        "here": format_bytes(one.local_bytes),
+        "whole": UNKNOWN if one.global_bytes is None else format_bytes(one.global_bytes),
+        "here": UNKNOWN if one.local_bytes is None else format_bytes(one.local_bytes),
     }
 
 

@@ -1,4 +1,4 @@
-"""Why it was said: collectives by what asked for them, each with a line of the program."""
+"""Collectives by their cause, each with a line of the program."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COLUMNS = {
     "what": Column("what", Look.NAME, 14),
     "what and cause": Column("what and cause", Look.PROSE, 20),
     "count": Column("count"),
-    "on wire": Column("on wire"),
+    "sent": Column("sent"),
     "cause": Column("cause", Look.PROSE, 32),
 }
 # Where there is no room for the cause beside the figures it goes below what it led to.
 _LAYOUTS = [
-    ["what", "count", "on wire", "cause"],
-    ["what and cause", "count", "on wire"],
-    ["what and cause", "on wire"],
+    ["what", "count", "sent", "cause"],
+    ["what and cause", "count", "sent"],
+    ["what and cause", "sent"],
 ]
 
 
@@ -93,7 +93,7 @@ def _make_row(reason: Reason) -> Row:
     return {
         "what": make_text(reason.what),
         "count": format_spread(spread(one.count for one in reason.tallies), format_count),
-        "on wire": format_spread(spread(one.wire_bytes for one in reason.tallies), format_bytes),
+        "sent": format_spread(spread(one.wire_bytes for one in reason.tallies), format_bytes),
         "cause": lambda width: _format_reason(reason, width),
         "what and cause": lambda width: Group(
             make_text(reason.what, width=width),

@@ -19,6 +19,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.encoding import encode_json
+from shardscope.report.align import has_clock
 from shardscope.report.protobuf import (
     encode_varint,
     make_bytes,
@@ -57,11 +58,12 @@ def list_chakra_ranks(recording: Recording) -> list[int]:
 def render_chakra(recording: Recording) -> Iterator[tuple[int, bytes]]:
     """Each rank of the recording with its trace."""
     groups = _number_groups(recording)
+    is_timed = has_clock(recording)
     calls: dict[int, list[Collective]] = defaultdict(list)
     for call in recording.collectives:
         calls[call.rank].append(call)
     for rank in list_chakra_ranks(recording):
-        yield rank, b"".join(_render_rank(recording, rank, calls[rank], groups))
+        yield rank, b"".join(_render_rank(recording, rank, calls[rank], groups, is_timed=is_timed))
 
 
 def render_chakra_groups(recording: Recording) -> bytes:
@@ -85,13 +87,19 @@ def _number_groups(recording: Recording) -> dict[str, int]:
 
 
 def _render_rank(
-    recording: Recording, rank: int, calls: list[Collective], groups: dict[str, int]
+    recording: Recording,
+    rank: int,
+    calls: list[Collective],
+    groups: dict[str, int],
+    *,
+    is_timed: bool,
 ) -> Iterator[bytes]:
     yield _delimit(_make_metadata(recording, rank))
     last: dict[Hashable, int] = {}
     for number, call in enumerate(sorted(calls, key=lambda call: call.order), start=1):
         lane = _lane(call)
-        yield _delimit(_make_node(call, number, last.get(lane), groups[call.group]))
+        group = groups[call.group]
+        yield _delimit(_make_node(call, number, last.get(lane), group, is_timed=is_timed))
         last[lane] = number
 
 
@@ -110,6 +118,7 @@ def _make_metadata(recording: Recording, rank: int) -> bytes:
         "producer": f"shardscope {run.shardscope_version}",
         "torch_version": run.torch_version,
         "ranks": format_ranks(run.ranks),
+        "world": "simulated" if run.is_simulated else "real",
     }
     numbers = {"rank": rank, "world_size": run.world_size}
     attributes = [_text(name, text) for name, text in facts.items()]
@@ -117,13 +126,16 @@ def _make_metadata(recording: Recording, rank: int) -> bytes:
     return make_text(1, _SCHEMA) + b"".join(make_bytes(2, one) for one in attributes)
 
 
-def _make_node(call: Collective, number: int, after: int | None, group: int) -> bytes:
+def _make_node(
+    call: Collective, number: int, after: int | None, group: int, *, is_timed: bool
+) -> bytes:
+    start_ns = call.start_ns if is_timed else None
     fields = [
         make_varint(1, number),
         make_text(2, f"{call.kind} {call.owner}" if call.owner else str(call.kind)),
         make_varint(3, _NODE_TYPES.get(call.kind, _COLLECTIVE)),
         b"" if after is None else make_packed(5, [after]),
-        make_varint(6, call.start_ns // 1000),
+        b"" if start_ns is None else make_varint(6, start_ns // 1000),
     ]
     attributes = (*_describe_traffic(call, group), *_describe_origin(call))
     return b"".join(fields) + b"".join(make_bytes(10, one) for one in attributes)

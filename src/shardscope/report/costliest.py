@@ -20,7 +20,7 @@ _COLUMNS = {
     "module": Column("module", Look.NAME, 30),
     "count": Column("count"),
     "each": Column("each"),
-    "on wire": Column("on wire"),
+    "sent": Column("sent"),
     "share": Column("share"),
     "bar": Column("", Look.NAME, 8),
 }
@@ -47,7 +47,7 @@ def render_costliest(roots: tuple[ModuleNode, ...]) -> RenderableType:
             "module": make_text(cost.name),
             "count": format_count(cost.own.count * cost.repeat),
             "each": format_bytes(cost.own.wire_bytes),
-            "on wire": format_bytes(cost.wire_bytes),
+            "sent": format_bytes(cost.wire_bytes),
             "share": format_share(cost.wire_bytes, whole),
             "bar": format_bar(cost.wire_bytes, whole),
         }

@@ -13,13 +13,14 @@ from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_share, make_text, make_title, plural
 from shardscope.report.lines import format_source
 from shardscope.report.table import disarm, write_rows
-from shardscope.report.units import format_bytes, format_count, format_flops
+from shardscope.report.units import UNKNOWN, format_bytes, format_count, format_flops
 
 __all__ = ["render_coverage", "render_coverage_csv", "summarize_level"]
 
 _MAX_BLOCKERS = 5
 _COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
 _STYLES = {
+    Verdict.LOCAL: "dim",
     Verdict.SHARDED: "green",
     Verdict.DECOMPOSED: "green",
     Verdict.REDISTRIBUTED: "yellow",
@@ -61,7 +62,7 @@ def render_coverage(recording: Recording) -> Iterator[RenderableType]:
             yield make_title(_title(coverage, recording), _note(coverage))
             yield _render_ops(coverage)
             yield from _render_blockers(coverage)
-            yield make_title("Levels", "op calls and FLOPs that shard")
+            yield make_title("Levels", "op calls and FLOPs that shard, local ones apart")
         yield make_text(f"{coverage.level:<10}").append_text(summarize_level(coverage))
 
 
@@ -78,25 +79,36 @@ def _note(coverage: Coverage) -> str:
 
 
 def summarize_level(coverage: Coverage) -> Text:
-    """How many of its calls, FLOPs and ops shard."""
+    """How many of its calls, FLOPs and ops shard, of those that could; and how many are local."""
     covered = [one for one in coverage.ops if one.verdict in _COVERED]
-    calls, all_calls = _count(covered), _count(coverage.ops)
-    flops, all_flops = _add_flops(covered), _add_flops(coverage.ops)
-    line = Text(format_share(calls, all_calls), "bold")
-    line.append(f" of {plural(all_calls, 'call')}, ")
-    line.append(format_share(flops, all_flops), "bold")
-    line.append(
-        f" of {format_flops(all_flops)}; {len(covered)} of {plural(len(coverage.ops), 'op')}"
-    )
-    return line
+    judged = [one for one in coverage.ops if one.verdict is not Verdict.LOCAL]
+    local = [one for one in coverage.ops if one.verdict is Verdict.LOCAL]
+    line = Text()
+    if judged:
+        calls, all_calls = _count(covered), _count(judged)
+        line.append(format_share(calls, all_calls), "bold").append(
+            f" of {plural(all_calls, 'call')}"
+        )
+        flops, all_flops = _add_flops(covered), _add_flops(judged)
+        if all_flops is not None:
+            line.append(", ").append(format_share(flops or 0, all_flops), "bold")
+            line.append(f" of {format_flops(all_flops)}")
+        line.append(f"; {len(covered)} of {plural(len(judged), 'op')} shard")
+    if local:
+        line.append("; " if judged else "").append(
+            f"{plural(len(local), 'op')} on local tensors ({plural(_count(local), 'call')})"
+        )
+    return line if coverage.ops else Text("no ops")
 
 
 def _count(ops: Sequence[OpCoverage]) -> int:
     return sum(one.num_forward + one.num_backward for one in ops)
 
 
-def _add_flops(ops: Sequence[OpCoverage]) -> int:
-    return sum(one.flops for one in ops)
+def _add_flops(ops: Sequence[OpCoverage]) -> int | None:
+    """Of the ops that torch has a formula for; None where it has none for any."""
+    known = [one.flops for one in ops if one.flops is not None]
+    return sum(known) if known else None
 
 
 def _render_ops(coverage: Coverage) -> RenderableType:
@@ -113,7 +125,7 @@ def _make_row(one: OpCoverage) -> Row:
         "verdict": make_text(one.verdict, _STYLES[one.verdict]),
         "forward": format_count(one.num_forward),
         "backward": format_count(one.num_backward),
-        "flops": format_flops(one.flops) if one.flops else "·",
+        "flops": UNKNOWN if one.flops is None else format_flops(one.flops) if one.flops else "·",
         "sends": format_bytes(moved) if moved else "",
         "where": make_text(_name_modules(one)),
     }
@@ -129,10 +141,10 @@ def _name_modules(one: OpCoverage) -> str:
 
 def _render_blockers(coverage: Coverage) -> Iterator[RenderableType]:
     """Ops that do not shard, those that compute most first."""
-    blockers = [one for one in coverage.ops if one.verdict not in _COVERED]
+    blockers = [one for one in coverage.ops if one.verdict not in (*_COVERED, Verdict.LOCAL)]
     if not blockers:
         return
-    blockers.sort(key=lambda one: (-one.flops, -one.num_forward - one.num_backward, one.op))
+    blockers.sort(key=lambda one: (-(one.flops or 0), -one.num_forward - one.num_backward, one.op))
     yield make_title("What blocks sharding first", "by FLOPs, then by calls")
     yield from (_render_blocker(one) for one in blockers[:_MAX_BLOCKERS])
     if len(blockers) > _MAX_BLOCKERS:
@@ -167,7 +179,7 @@ def _csv_row(coverage: Coverage, one: OpCoverage) -> list[str | int | None]:
         ",".join(f"{axis.name}={axis.size}" for axis in coverage.axes),
         one.op,
         str(one.verdict),
-        str(one.verdict in _COVERED).lower(),
+        None if one.verdict is Verdict.LOCAL else str(one.verdict in _COVERED).lower(),
         one.num_forward,
         one.num_backward,
         one.flops,

@@ -13,7 +13,7 @@ from shardscope.record import Parameter, Recording
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.numbered import fold_numbers
 from shardscope.report.placements import read_cuts
-from shardscope.report.units import format_bytes
+from shardscope.report.units import format_bytes, sum_known
 
 __all__ = ["render_drawings"]
 
@@ -36,13 +36,17 @@ class _Users(Struct):
     """The parameters that lie so."""
 
     names: dict[str, None]
-    count: int = 0
-    num_bytes: int = 0  # on one rank
+    sizes: list[int | None]  # of each, on one rank
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of all of them, on one rank."""
+        return sum_known(self.sizes)
 
 
 def render_drawings(recording: Recording) -> Iterator[RenderableType]:
     """A picture for each way in which parameters lie, what holds most bytes first."""
-    ways = sorted(_gather(recording).items(), key=lambda item: -item[1].num_bytes)
+    ways = sorted(_gather(recording).items(), key=lambda item: -(item[1].num_bytes or 0))
     if not ways:
         return
     yield make_title("Placements", f"{_HELD} what one rank holds, {_OTHER} what others hold")
@@ -59,10 +63,9 @@ def _gather(recording: Recording) -> dict[_Way, _Users]:
         for one in module.parameters:
             if one.placements:
                 way = _Way(_count_parts(one, sizes), one.placements, one.axes)
-                users = ways.setdefault(way, _Users({}))
+                users = ways.setdefault(way, _Users({}, []))
                 users.names[fold_numbers(f"{module.name}.{one.name}".lstrip("."))] = None
-                users.count += 1
-                users.num_bytes += one.local_bytes
+                users.sizes.append(one.local_bytes)
     return ways
 
 
@@ -108,8 +111,10 @@ def _describe(way: _Way, users: _Users) -> RenderableType:
     placed = zip(way.axes, way.placements, strict=False)
     head = make_text(", ".join(f"{axis}: {placement}" for axis, placement in placed), "bold")
     cuts = [f"dim {dim} in {count:,}" for dim, count in enumerate(way.parts) if count > 1]
-    words = f"cut {' and '.join(cuts)}" if cuts else "whole on every rank"
-    facts = f"{plural(users.count, 'parameter')}, {format_bytes(users.num_bytes)} a rank; {words}"
+    words = f"sharded: {' and '.join(cuts)}" if cuts else "replicated on every rank"
+    size = users.num_bytes
+    held = "sizes not recorded" if size is None else f"{format_bytes(size)} a rank"
+    facts = f"{plural(len(users.sizes), 'parameter')}, {held}; {words}"
     names = list(users.names)
     rest = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return Group(head, Text(facts), make_text(", ".join(names[:3]) + rest, "dim", width=160))

@@ -24,6 +24,7 @@ from shardscope.record import (
 )
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.units import UNKNOWN, format_duration
 
 __all__ = [
     "describe_end",
@@ -62,7 +63,11 @@ _SKIPS = {
     "line": Column("line", Look.NAME, 14),
     "why": Column("why", Look.PROSE, 30),
 }
-_STAGES = {"stage": Column("stage", Look.NAME, 10), "calls": Column("calls"), "ms": Column("ms")}
+_STAGES = {
+    "stage": Column("stage", Look.NAME, 10),
+    "calls": Column("calls"),
+    "time": Column("time"),
+}
 
 
 def render_explanations(recording: Recording) -> Iterator[RenderableType]:
@@ -211,16 +216,17 @@ def _skip_row(one: SkippedFrame, explanation: Explanation) -> Row:
 def render_stage_times(recording: Recording) -> Iterator[RenderableType]:
     """How long compilers took; not part of the rest, since no two runs take the same."""
     for explanation in recording.explanations:
-        yield make_title("Compile time", "by stage, other stages not included")
+        yield make_title("Compile time", "by stage, exclusive")
         rows: list[Row] = [
             {
                 "stage": make_text(one.stage),
                 "calls": f"{one.num_calls:,}",
-                "ms": f"{one.total_ns / 1e6:,.1f}",
+                "time": UNKNOWN if one.total_ns is None else format_duration(one.total_ns),
             }
             for one in explanation.stages
         ]
-        yield Grid(_STAGES, rows, [list(_STAGES)]) if rows else Text("Nothing was compiled.")
+        none = "Times were not recorded." if explanation.graphs else "Nothing was compiled."
+        yield Grid(_STAGES, rows, [list(_STAGES)]) if rows else Text(none)
 
 
 def render_guards(recording: Recording) -> Iterator[RenderableType]:

@@ -11,13 +11,13 @@ from shardscope.record import MemoryProfile, Recording, count_ranks
 from shardscope.report.coverage import summarize_level
 from shardscope.report.diagnosis import name_condition
 from shardscope.report.explain import fold_explanations, summarize_explanation
-from shardscope.report.heading import format_per_rank, name_mesh
+from shardscope.report.heading import describe_scope, format_per_rank, name_mesh
 from shardscope.report.holdings import sum_holdings
 from shardscope.report.layout import plural
-from shardscope.report.memory import describe_room, find_worst, most_bytes
+from shardscope.report.memory import ESTIMATE, describe_room, find_worst, most_bytes
 from shardscope.report.parallel import summarize_parallel, summarize_proof
 from shardscope.report.parity import summarize_parity
-from shardscope.report.phases import gather_phases
+from shardscope.report.phases import SIMULATION_TIME, gather_phases
 from shardscope.report.traffic import RankClass, add_up, tally
 from shardscope.report.units import format_bytes, format_duration
 
@@ -59,52 +59,62 @@ def list_figures(recording: Recording, classes: tuple[RankClass, ...]) -> tuple[
 
 def _tell_traffic(recording: Recording, classes: tuple[RankClass, ...]) -> Iterator[Figure]:
     if not recording.collectives:
-        if "trace" in recording.run.instruments:
-            card = Card(label="collectives per rank", value="0", note="none were issued")
+        is_lossy = any(gap.is_loss for gap in recording.gaps)
+        if "trace" in recording.run.instruments and not is_lossy:
+            scope = describe_scope(recording)
+            card = Card(label="collectives per rank", value="0", note=_join("none issued", scope))
             yield Figure("", "no collectives were issued", (card,))
         return
     sums = [add_up(map(tally, one.calls)) for one in classes]
     count = format_per_rank(sums, "count", "{:,}".format)
     sent = format_per_rank(sums, "wire_bytes", format_bytes)
-    put_in = format_per_rank(sums, "input_bytes", format_bytes)
-    who = "each rank" if len(classes) == 1 else "a rank"
+    inputs = format_per_rank(sums, "input_bytes", format_bytes)
     noun = "collective" if max(one.count for one in sums) == 1 else "collectives"
+    scope = describe_scope(recording)
+    notes = (_note_ranks(recording, classes), f"ring estimate; {inputs} input")
     cards = (
-        Card(label="collectives per rank", value=count, note=_note_ranks(recording, classes)),
-        Card(
-            label="on the wire per rank", value=sent, note=f"if groups run rings; {put_in} put in"
-        ),
+        Card(label="collectives per rank", value=count, note=_join(notes[0], scope)),
+        Card(label="sent per rank", value=sent, note=_join(notes[1], scope)),
     )
-    yield Figure("communication", f"{who} issues {count} {noun}, {sent} on the wire", cards)
+    words = f"{count} {noun} per rank, {sent} sent (ring estimate)"
+    yield Figure("communication", f"{words}; {scope}" if scope else words, cards)
 
 
 def _note_ranks(recording: Recording, classes: tuple[RankClass, ...]) -> str:
     if count_ranks(recording.run.ranks) == 1:
-        return f"of rank {recording.run.ranks[0].first}"
+        return ""
     return "all ranks alike" if len(classes) == 1 else "ranks differ; that of the busiest"
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _tell_memory(recording: Recording) -> Iterator[Figure]:
     if recording.memory:
         worst = find_worst(recording.memory)
         most = format_bytes(most_bytes(worst))
-        is_first = worst.first_peak_bytes > worst.peak_bytes
-        where = "the first step" if is_first else str(worst.peak_phase)
-        card = Card(label="peak memory of a rank", value=most, note=_describe_peak(worst))
-        words = f"{most} at the peak, in {where}, on rank {worst.rank:,}"
+        where = "the first step" if _is_first_worst(worst) else str(worst.peak_phase)
+        note = _join(_describe_peak(worst), f"rank {worst.rank:,}", ESTIMATE)
+        card = Card(label="peak memory of a rank", value=most, note=note)
+        words = f"{most} at the peak, in {where}, on rank {worst.rank:,} ({ESTIMATE})"
         yield Figure("memory", words, (card,))
     for found in recording.parallel:
         if found.rank_memory:
             peak = format_bytes(max(one.peak_bytes for one in found.rank_memory))
-            note = "tensors of one step of the parallel program"
+            note = "tensors of one step of the parallel program, counted without running it"
             card = Card(label="peak of its tensors", value=peak, note=note)
             yield Figure("", f"{peak} at the peak, {note}", (card,))
+
+
+def _is_first_worst(worst: MemoryProfile) -> bool:
+    return (worst.first_peak_bytes or 0) > worst.peak_bytes
 
 
 def _describe_peak(worst: MemoryProfile) -> str:
     if worst.device_bytes is not None:
         return describe_room(worst.device_bytes, worst.needed_bytes).plain
-    if worst.first_peak_bytes > worst.peak_bytes:
+    if _is_first_worst(worst):
         return f"in the first step; {format_bytes(worst.peak_bytes)} in later ones"
     return f"in {worst.peak_phase}"
 
@@ -117,12 +127,14 @@ def _tell_modules(recording: Recording) -> Iterator[Figure]:
 
 def _tell_parameters(recording: Recording) -> Iterator[Figure]:
     held = sum_holdings(recording)
-    if not held.global_bytes:
+    if held is None or held.global_bytes is None or held.local_bytes is None:
+        return
+    if not held.num_parameters:
         return
     whole = format_bytes(held.global_bytes)
     here = f"{format_bytes(held.local_bytes)} on a rank"
     if held.replicated_bytes:
-        here += f", {format_bytes(held.replicated_bytes)} of it on other ranks too"
+        here += f", {format_bytes(held.replicated_bytes)} of it replicated"
     words = f"{plural(held.num_parameters, 'parameter')}, {whole} in all, {here}"
     yield Figure("sharding", words, (Card(label="parameters", value=whole, note=here),))
 
@@ -149,8 +161,13 @@ def _tell_coverage(recording: Recording) -> Iterator[Figure]:
         summary = summarize_level(covered).plain
         value, _, rest = summary.partition(" of ")
         label = f"op calls that shard ({covered.level})"
-        card = Card(label=label, value=value, note=f"of {rest}")
-        yield Figure("coverage", f"{covered.level}: {summary} shard", (card,))
+        is_share = value.endswith("%")
+        card = Card(
+            label=label,
+            value=value if is_share else "none to judge",
+            note=f"of {rest}" if is_share else summary,
+        )
+        yield Figure("coverage", f"{covered.level}: {summary}", (card,))
 
 
 def _tell_compiler(recording: Recording) -> Iterator[Figure]:
@@ -171,5 +188,7 @@ def _tell_time(recording: Recording) -> Iterator[Figure]:
         slowest = line.slowest
         took = format_duration(slowest.total_ns)
         note = f"rank {slowest.rank:,}, {plural(slowest.count, 'time')}"
+        if recording.run.is_simulated:
+            note += f"; {SIMULATION_TIME}"
         card = Card(label=f"time in {line.name}", value=took, note=note)
         yield Figure("communication", f"{took} in {line.name}, {note}", (card,))

@@ -50,7 +50,7 @@ class ModuleNode(Struct, frozen=True, kw_only=True):
         return self._spread("count", facets)
 
     def input_bytes(self) -> Spread:
-        """What a rank put in."""
+        """Input bytes of a rank."""
         return self._spread("input_bytes", {})
 
     def wire_bytes(self) -> Spread:

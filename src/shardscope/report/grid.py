@@ -89,7 +89,8 @@ class Grid:
         shown = self._choose_layout(width)
         missing = [self._columns[key].header for key in self._layouts[0] if key not in shown]
         if missing:
-            yield Text(f"no room for columns: {', '.join(missing)}", "dim")
+            columns = ", ".join(missing)
+            yield Text(f"hidden at this width: {columns} (widen the terminal)", "dim")
 
     def _has_content(self, key: str) -> bool:
         return any(row.get(key, "") for row in self._rows)

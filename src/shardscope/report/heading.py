@@ -13,7 +13,9 @@ from shardscope.report.traffic import RankClass, Tally, add_up, tally
 from shardscope.report.units import Spread, format_bytes, format_spread
 
 __all__ = [
+    "describe_passes",
     "describe_reality",
+    "describe_scope",
     "describe_traffic",
     "describe_world",
     "format_per_rank",
@@ -30,7 +32,7 @@ def render_heading(recording: Recording, classes: tuple[RankClass, ...]) -> Rend
     if recording.run.command:
         lines.append(make_text(recording.run.command, "dim", width=160))
     if recording.collectives:
-        lines.append(describe_traffic(classes))
+        lines.append(describe_traffic(recording, classes))
     return Group(*lines)
 
 
@@ -77,20 +79,45 @@ def describe_reality(recording: Recording) -> str:
     return "one process" if is_alone else "real process group"
 
 
-def describe_traffic(classes: tuple[RankClass, ...]) -> Text:
-    """How much a rank said."""
+def describe_passes(recording: Recording) -> str:
+    """`over 2 forward passes`; nothing of one, or where they were not counted."""
+    num_forwards = recording.run.num_forwards
+    return "" if num_forwards in (None, 1) else f"over {num_forwards:,} forward passes"
+
+
+def describe_scope(recording: Recording) -> str:
+    """What to know of every figure of collectives: what it is of, and what it leaves out."""
+    run = recording.run
+    facts = [
+        name_ranks(run) if count_ranks(run.ranks) < run.world_size else "",
+        "simulated" if run.is_simulated else "",
+        *_list_extent(recording),
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def _list_extent(recording: Recording) -> list[str]:
+    """The part of the scope that the line about the world does not have."""
+    is_lossy = any(gap.is_loss for gap in recording.gaps)
+    return [describe_passes(recording), "incomplete: records were lost" if is_lossy else ""]
+
+
+def describe_traffic(recording: Recording, classes: tuple[RankClass, ...]) -> Text:
+    """`428 collectives per rank · 12.9 GiB input · 21.4 GiB sent (ring estimate)`."""
     sums = [add_up(tally(call) for call in one.calls) for one in classes]
-    line = Text()
     noun = "collective" if max(one.count for one in sums) == 1 else "collectives"
-    line.append(format_per_rank(sums, "count", "{:,}".format), "bold").append(f" {noun} per rank, ")
-    line.append(format_per_rank(sums, "input_bytes", format_bytes), "bold").append(" put in, ")
-    line.append(format_per_rank(sums, "wire_bytes", format_bytes), "bold").append(
-        " on the wire (rings)"
-    )
+    figures = [
+        (format_per_rank(sums, "count", "{:,}".format), f" {noun} per rank"),
+        (format_per_rank(sums, "input_bytes", format_bytes), " input"),
+        (format_per_rank(sums, "wire_bytes", format_bytes), " sent (ring estimate)"),
+    ]
+    line = Text(" · ").join(Text.assemble((figure, "bold"), words) for figure, words in figures)
     if len(classes) > 1:
-        line.append("; ranks differ (≤: the busiest)", "dim")
+        line.append(" · ranks differ (≤: the busiest)", "dim")
     elif count_ranks(classes[0].ranks) > 1:
-        line.append("; all ranks alike", "dim")
+        line.append(" · all ranks alike", "dim")
+    for fact in filter(None, _list_extent(recording)):
+        line.append(f" · {fact}", "dim")
     return line
 
 

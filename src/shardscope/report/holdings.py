@@ -15,17 +15,25 @@ from shardscope.record import (
     count_ranks,
     expand_ranks,
 )
+from shardscope.report.units import sum_known
 
 __all__ = ["Holdings", "is_replicated", "list_parameters", "sum_holdings"]
 
 
-class Holdings(NamedTuple):
-    """Of a model's parameters, tied ones counted once; local figures are of the fullest rank."""
+# These describe modules with all their parameters: where they found none, the model has none.
+_LIST_PARAMETERS = frozenset({"trace", "audit", "memory"})
 
-    num_parameters: int = 0
-    global_bytes: int = 0
-    local_bytes: int = 0
-    replicated_bytes: int = 0  # of local_bytes, what other ranks hold as well
+
+class Holdings(NamedTuple):
+    """Of a model's parameters, tied ones counted once; local figures are of the fullest rank.
+
+    None is what was not recorded.
+    """
+
+    num_parameters: int
+    global_bytes: int | None
+    local_bytes: int | None
+    replicated_bytes: int | None  # of local_bytes, what other ranks hold as well
 
 
 class _Held(NamedTuple):
@@ -40,18 +48,27 @@ def list_parameters(recording: Recording) -> Iterator[tuple[Module, Parameter, s
             yield module, one, f"{module.name}.{one.name}" if module.name else one.name
 
 
-def sum_holdings(recording: Recording) -> Holdings:
-    """All parameters; buffers are left out."""
-    whole: dict[str, int] = {}
+def sum_holdings(recording: Recording) -> Holdings | None:
+    """All parameters, buffers left out; None where parameters were not recorded."""
+    if not any(module.parameters for module in recording.modules):
+        is_listed = bool(_LIST_PARAMETERS.intersection(recording.run.instruments))
+        return Holdings(0, 0, 0, 0) if is_listed and recording.modules else None
+    whole: dict[str, int | None] = {}
     held: defaultdict[tuple[RankSpan, ...], dict[str, _Held]] = defaultdict(dict)
+    is_sized = True
     for module, one, name in list_parameters(recording):
         if not one.is_buffer:
             key = one.alias_group or name
             whole.setdefault(key, one.global_bytes)
-            copies = one.local_bytes if is_replicated(module, one, recording.run) else 0
-            held[module.ranks].setdefault(key, _Held(one.local_bytes, copies))
+            is_sized &= one.local_bytes is not None
+            size = one.local_bytes or 0
+            copies = size if is_replicated(module, one, recording.run) else 0
+            held[module.ranks].setdefault(key, _Held(size, copies))
+    if not whole:  # buffers only
+        return Holdings(0, 0, 0, 0)
     fullest = _find_fullest(held)
-    return Holdings(len(whole), sum(whole.values()), *fullest)
+    local = (fullest.local_bytes, fullest.replicated_bytes) if is_sized else (None, None)
+    return Holdings(len(whole), sum_known(whole.values()), *local)
 
 
 def is_replicated(module: Module, one: Parameter, run: RunInfo) -> bool:

@@ -18,7 +18,10 @@ _NOT_IN_CODE = frozenset("`|\\")  # a table ends its cell at a pipe, in code too
 # Backslashes and pipes among the first: what tables make of an escaped one depends on the reader.
 _ENTITIES = re.compile(r"[\\|`<>&$]")
 _ESCAPED = re.compile(r"[*_~\[\]!#]")
-_LINKED = re.compile(r"(@|#|:(?=//)|\bwww(?=\.)|\bGH(?=-))", re.IGNORECASE)
+# The last is what some readers take for a domain: aten.mm, train.py.
+_LINKED = re.compile(
+    r"(@|#|:(?=//)|\bwww(?=\.)|\bGH(?=-)|(?<=\w)\.(?=[a-z]{2}(?![\w.])))", re.IGNORECASE
+)
 _GAP = "\N{ZERO WIDTH SPACE}"
 # What makes a list, a heading or a rule of a line that begins with it.
 _BLOCK = re.compile(r"^(\s*)([+=-])")

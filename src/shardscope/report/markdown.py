@@ -6,7 +6,6 @@ from collections import defaultdict
 
 from shardscope.record import (
     Explanation,
-    Finding,
     Gap,
     MemoryKind,
     MemoryProfile,
@@ -18,10 +17,12 @@ from shardscope.report.compare.markdown import write_changes
 from shardscope.report.costliest import list_costs
 from shardscope.report.figures import list_figures
 from shardscope.report.fold import build_tree, fold_repeated_layers
-from shardscope.report.heading import describe_traffic, list_run_facts
+from shardscope.report.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.layout import format_share, plural
+from shardscope.report.memory import ESTIMATE, describe_room, find_worst
 from shardscope.report.paper import Paper
+from shardscope.report.problems import describe_checks
 from shardscope.report.traffic import RankClass, Tally, add_up, fold_ranks, name_axis, tally
 from shardscope.report.units import format_bytes
 
@@ -50,7 +51,7 @@ def render_markdown(
     _write_heading(paper, recording, classes)
     if against is not None:
         write_changes(paper, compare(against, recording, titles=titles))
-    _write_findings(paper, recording.findings)
+    _write_findings(paper, recording)
     if recording.collectives:
         _write_traffic(paper, recording, classes)
     if recording.memory:
@@ -66,19 +67,20 @@ def _write_heading(paper: Paper, recording: Recording, classes: tuple[RankClass,
     paper.add(f"## shardscope{': ' if root else ''}{make_code(root) if root else ''}")
     paper.add(" · ".join(make_prose(fact, width=120) for fact in list_run_facts(recording)))
     if recording.collectives:
-        paper.add(make_prose(describe_traffic(classes).plain))
+        paper.add(make_prose(describe_traffic(recording, classes).plain))
     elif _TRACE in recording.run.instruments:
-        paper.add("No collectives were recorded.")
+        paper.add("No collectives were issued while it was traced.")
     figures = [one for one in list_figures(recording, classes) if one.view in _TOLD_IN_FIGURES]
     paper.add_list(figures, lambda one: f"{one.view}: {make_prose(one.words)}", most=len(figures))
 
 
-def _write_findings(paper: Paper, findings: tuple[Finding, ...]) -> None:
+def _write_findings(paper: Paper, recording: Recording) -> None:
     # Ranks find the same.
     known = dict.fromkeys(
-        (one.severity, one.rule, one.subject, one.fact, one.remedy) for one in findings
+        (one.severity, one.rule, one.subject, one.fact, one.remedy) for one in recording.findings
     )
     if not known:
+        paper.add(f"No findings ({make_prose(describe_checks(recording))}).")
         return
     paper.add(f"### Findings ({len(known):,})")
     order = list(_MARKS)
@@ -93,14 +95,15 @@ def _describe_finding(severity: Severity, rule: str, subject: str, fact: str, re
 
 def _write_traffic(paper: Paper, recording: Recording, classes: tuple[RankClass, ...]) -> None:
     whose = "of the busiest rank" if len(classes) > 1 else "per rank"
-    paper.add(f"### Collectives ({whose})")
+    scope = ", ".join(filter(None, [whose, describe_scope(recording)]))
+    paper.add(f"### Collectives ({make_prose(scope)})")
     _write_sums(paper, recording, classes)
     roots = tuple(fold_repeated_layers(root) for root in build_tree(recording, classes))
     costs = list_costs(roots)
     whole = sum(cost.wire_bytes for cost in costs)
-    paper.add("**Costliest modules**, children not included")
+    paper.add("**Most expensive modules**, excluding children")
     paper.add_table(
-        ["module", ">count", ">on the wire", ">share"],
+        ["module", ">count", ">sent", ">share"],
         costs,
         lambda cost: [
             make_code(cost.name),
@@ -120,7 +123,7 @@ def _write_sums(paper: Paper, recording: Recording, classes: tuple[RankClass, ..
     whole = add_up(sums.values())
     ranked = sorted(sums.items(), key=lambda item: (-item[1].wire_bytes, item[0]))
     paper.add_table(
-        ["axis", "kind", ">count", ">put in", ">on the wire", ">share"],
+        ["axis", "kind", ">count", ">input", ">sent (ring estimate)", ">share"],
         ranked,
         lambda item: [
             make_code(item[0][0]),
@@ -135,18 +138,16 @@ def _write_sums(paper: Paper, recording: Recording, classes: tuple[RankClass, ..
 
 
 def _write_memory(paper: Paper, profiles: tuple[MemoryProfile, ...]) -> None:
-    worst = max(profiles, key=lambda one: max(one.peak_bytes, one.first_peak_bytes))
-    rank = f", rank {worst.rank}" if len(profiles) > 1 else ""
-    paper.add(f"### Memory{rank}")
+    worst = find_worst(profiles)
+    paper.add(f"### Memory, rank {worst.rank} ({ESTIMATE})")
     facts = [f"**{format_bytes(worst.peak_bytes)}** at the peak, in {worst.peak_phase}"]
-    if worst.first_peak_bytes:
+    if worst.first_peak_bytes is not None:
         facts.append(f"first step {format_bytes(worst.first_peak_bytes)}")
-    if worst.reserved_bytes:
+    if worst.reserved_bytes is not None:
         facts.append(f"reserved {format_bytes(worst.reserved_bytes)}")
     if worst.device_bytes is not None:
-        verdict = "fits" if worst.needed_bytes <= worst.device_bytes else "**does not fit**"
-        room = format_bytes(worst.device_bytes)
-        facts.append(f"needs {format_bytes(worst.needed_bytes)} of {room}: {verdict}")
+        room = make_prose(describe_room(worst.device_bytes, worst.needed_bytes).plain)
+        facts.append(room.replace("does not fit", "**does not fit**"))
     paper.add(" · ".join(facts))
     held = {
         kind: sum(use.num_bytes for use in worst.at_peak if use.kind is kind) for kind in MemoryKind

@@ -37,7 +37,7 @@ def render_matrix(recording: Recording) -> Iterator[RenderableType]:
 def _describe(pairs: Pairs) -> Iterator[str]:
     if pairs.sent:
         senders = plural(len({sender for sender, _ in pairs.sent}), "recorded rank")
-        yield f"what {senders} sent, if groups run rings"
+        yield f"what {senders} sent (ring estimate)"
     if pairs.num_unknown:
         yield describe_unknown(pairs.num_unknown)
 

@@ -12,14 +12,23 @@ from rich.text import Text
 
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
 from shardscope.report.grid import Column, Grid, Look, Row, leave_out
-from shardscope.report.layout import format_bar, format_share, make_text, make_title, plural
+from shardscope.report.layout import (
+    draw_level,
+    format_bar,
+    format_share,
+    make_text,
+    make_title,
+    plural,
+)
 from shardscope.report.units import format_bytes
 
-__all__ = ["describe_room", "find_worst", "most_bytes", "render_memory"]
+__all__ = ["ESTIMATE", "describe_room", "find_worst", "most_bytes", "render_memory"]
+
+ESTIMATE = "estimated: the step ran on tensors without data"
+"""Where all figures of memory come from."""
 
 _NUM_MODULES = 12
 _NUM_CELLS = 64
-_LEVELS = " ▁▂▃▄▅▆▇█"
 _LETTERS = {
     Phase.FORWARD: "f",
     Phase.BACKWARD: "b",
@@ -52,7 +61,7 @@ def render_memory(
     yield from _render_peak(profile)
     yield Text()
     yield _render_kinds(profile)
-    yield make_title("Memory by module", "at the peak, children not included; ×n: together")
+    yield make_title("Memory by module", "at the peak, excluding children; ×n: together")
     yield _render_modules(profile, is_folded=is_folded)
     if has_course and len(profile.samples) > 1:
         yield make_title("Memory over the step", _describe_letters(profile))
@@ -65,16 +74,17 @@ def find_worst(profiles: Sequence[MemoryProfile]) -> MemoryProfile:
 
 
 def most_bytes(profile: MemoryProfile) -> int:
-    """Of all steps, the first among them."""
-    return max(profile.peak_bytes, profile.first_peak_bytes)
+    """Of all steps, the first among them if it was recorded."""
+    return max(profile.peak_bytes, profile.first_peak_bytes or 0)
 
 
 def _describe_ranks(profiles: Sequence[MemoryProfile]) -> str:
     worst = find_worst(profiles)
     if len(profiles) == 1:
-        return f"rank {worst.rank}"
-    least = min(map(most_bytes, profiles))
-    return f"rank {worst.rank}, the most of {len(profiles):,} ranks (least: {format_bytes(least)})"
+        return f"rank {worst.rank}; {ESTIMATE}"
+    least = format_bytes(min(map(most_bytes, profiles)))
+    ranks = f"rank {worst.rank}, the most of {len(profiles):,} ranks (least: {least})"
+    return f"{ranks}; {ESTIMATE}"
 
 
 def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:
@@ -84,9 +94,9 @@ def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:
         line.append(" of ").append_text(make_text(profile.peak_module or "the model", width=80))
     yield line
     facts = []
-    if profile.first_peak_bytes != profile.peak_bytes:
-        facts.append(f"first step: {format_bytes(profile.first_peak_bytes)}")
-    if profile.reserved_bytes:
+    if profile.first_peak_bytes not in (None, profile.peak_bytes):
+        facts.append(f"first step: {format_bytes(profile.first_peak_bytes or 0)}")
+    if profile.reserved_bytes is not None:
         facts.append(f"reserved by the allocator: {format_bytes(profile.reserved_bytes)}")
     if facts:
         yield Text(" · ".join(facts), "dim")
@@ -94,13 +104,16 @@ def _render_peak(profile: MemoryProfile) -> Iterator[RenderableType]:
         yield describe_room(profile.device_bytes, profile.needed_bytes)
 
 
-def describe_room(device: int, needed: int) -> Text:
+def describe_room(device: int, needed: int | None) -> Text:
     """Whether it fits, and by how much."""
-    rest = abs(device - needed)
-    figures = f"needs {format_bytes(needed)} of {format_bytes(device)} with CUDA's own share: "
+    room = format_bytes(device)
+    if needed is None:
+        return Text(f"whether it fits in {room} is not known: what it needs was not recorded")
+    rest = format_bytes(abs(device - needed))
+    figures = Text(f"needs {format_bytes(needed)} including the CUDA context: ")
     if needed > device:
-        return Text(figures).append(f"does not fit, {format_bytes(rest)} too much", "bold red")
-    return Text(figures).append(f"fits, {format_bytes(rest)} to spare", "bold green")
+        return figures.append(f"does not fit in {room}, {rest} too much", "bold red")
+    return figures.append(f"fits in {room}, {rest} free", "bold green")
 
 
 def _render_kinds(profile: MemoryProfile) -> RenderableType:
@@ -205,8 +218,7 @@ class _Course:
             if cell:
                 top = max(cell, key=lambda sample: sum(sample.num_bytes))
                 held, phase = sum(top.num_bytes), top.phase
-            level = -(-held * (len(_LEVELS) - 1) // max(1, self._profile.peak_bytes))
-            bars += _LEVELS[min(level, len(_LEVELS) - 1)]
+            bars += draw_level(held, self._profile.peak_bytes)
             phases += _LETTERS[phase]
         return bars, phases
 

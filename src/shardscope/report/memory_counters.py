@@ -26,7 +26,7 @@ def make_counters(profile: MemoryProfile) -> Iterator[Event]:
             "pid": profile.rank,
             "tid": 0,
             "ts": (sample.order - first) * _STEP_US,
-            "name": "memory (bytes)",
+            "name": "memory (bytes; order of allocations, not time)",
             "cat": "memory",
             "args": {str(kind): num_bytes for kind, num_bytes in held},
         }

@@ -41,7 +41,7 @@ _COLLECTIVE_COLUMNS = {
     "what and why": Column("collective and cause", Look.PROSE, 24),
     "phase": Column("", Look.NAME, 8),
     "count": Column("count"),
-    "each": Column("each puts in"),
+    "each": Column("input each"),
     "why": Column("because of", Look.PROSE, 32),
 }
 _COLLECTIVE_LAYOUTS = [
@@ -100,7 +100,7 @@ def summarize_parallel(found: Parallelization) -> Text:
     line = Text(plural(len(found.inserted), "collective"), "bold").append(" per rank")
     if kinds:
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-        line.append(f" ({named}), {format_bytes(sent)} put in")
+        line.append(f" ({named}), {format_bytes(sent)} input")
     line.append("; ").append(
         plural(len(found.fallbacks), "fallback"), "yellow" if found.fallbacks else ""
     )

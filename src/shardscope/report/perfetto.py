@@ -1,7 +1,8 @@
 """A recording as a Chrome/Perfetto JSON trace: a process per rank, a track per mesh axis.
 
-Phases, where they were timed, have a track for each thread and clock. Memory, where it was told,
-has a counter for each kind.
+Phases, where they were timed, have a track for each thread and clock. Memory, where it was
+recorded, has a counter for each kind. Tracks whose times are not those of a run say so in their
+names.
 """
 
 from __future__ import annotations
@@ -13,20 +14,32 @@ from msgspec import Struct
 
 from shardscope.record import Collective, Recording, Span
 from shardscope.record.encoding import encode_json
-from shardscope.report.align import align_clocks
+from shardscope.report.align import align_clocks, has_clock
 from shardscope.report.memory_counters import make_counters
+from shardscope.report.phases import SIMULATION_TIME
 from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
 
 __all__ = ["render_perfetto", "render_perfetto_pieces"]
 
 _NOMINAL_NS = 10_000  # durations are not measured; a slice needs one to be seen
 _MIN_STEP_NS = 1_000  # between two collectives of one rank, so that none hides another
-_NOTE = (
+_TIMED_NOTE = (
     "Starts are when the host issued each collective. Durations were not measured: every slice is "
-    "10 µs, or less where the next one on its track begins. Phases were measured, by the clock "
-    "that their track names. Ranks are aligned on the first collective they share. Memory has no "
-    "clock: its counters advance by 1 µs with each allocation or release."
+    "10 µs, or less where the next one on its track begins. Ranks are aligned on the first "
+    "collective they share."
 )
+_ORDER_NOTE = (
+    "Collectives have no times, only an order: each slice begins 10 µs after the one that its rank "
+    "issued before it."
+)
+_NOTE = (
+    "Phases were measured, by the clock that their track names; in a simulation it is the "
+    "simulation's own. Memory has no clock: its counters advance by 1 µs with each allocation or "
+    "release."
+)
+_NO_DURATIONS = "start times, durations not measured"
+_ORDER = "order, not time"
+_SIMULATED_ORDER = "simulated order, not time"
 
 
 def render_perfetto(recording: Recording) -> bytes:
@@ -36,16 +49,20 @@ def render_perfetto(recording: Recording) -> bytes:
 
 def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
     """The same, one rank at a time: all events together would need many times the memory."""
-    other = {"producer": "shardscope", "note": _NOTE, "run": recording.run}
+    is_timed = has_clock(recording)
+    note = f"{_TIMED_NOTE if is_timed else _ORDER_NOTE} {_NOTE}"
+    other = {"producer": "shardscope", "note": note, "run": recording.run}
     head = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": []}
     yield encode_json(head).removesuffix(b"]}")
     before = b""
-    for one in _place_in_time(recording):
+    is_simulated = recording.run.is_simulated
+    caveat = _NO_DURATIONS if is_timed else _SIMULATED_ORDER if is_simulated else _ORDER
+    for one in _place_in_time(recording) if is_timed else _place_in_order(recording):
         tracks = _number_tracks(one.calls)
         events = [
-            *_name_tracks(one.rank, tracks),
+            *_name_tracks(one.rank, tracks, caveat),
             *_make_slices(one.calls, one.starts, tracks),
-            *_make_phases(one, len(tracks)),
+            *_make_phases(one, len(tracks), SIMULATION_TIME if is_simulated else ""),
         ]
         yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
@@ -66,14 +83,31 @@ class _Rank(Struct, frozen=True):
     shift_ns: int  # to add to the rank's own clock
 
 
-def _place_in_time(recording: Recording) -> Iterator[_Rank]:
-    """Each rank's records on one common clock, which begins at zero."""
+def _group_by_rank(
+    recording: Recording,
+) -> tuple[dict[int, list[Collective]], dict[int, list[Span]]]:
     calls: dict[int, list[Collective]] = defaultdict(list)
     spans: dict[int, list[Span]] = defaultdict(list)
     for call in sorted(recording.collectives, key=lambda call: (call.rank, call.order)):
         calls[call.rank].append(call)
     for span in recording.spans:
         spans[span.rank].append(span)
+    return calls, spans
+
+
+def _place_in_order(recording: Recording) -> Iterator[_Rank]:
+    """Each rank's collectives one after the other, and its phases from zero on."""
+    calls, spans = _group_by_rank(recording)
+    for rank in sorted({*calls, *spans}):
+        mine = calls.get(rank, [])
+        starts = [number * _NOMINAL_NS for number in range(len(mine))]
+        timed = spans.get(rank, [])
+        yield _Rank(rank, mine, starts, timed, -min((one.start_ns for one in timed), default=0))
+
+
+def _place_in_time(recording: Recording) -> Iterator[_Rank]:
+    """Each rank's records on one common clock, which begins at zero."""
+    calls, spans = _group_by_rank(recording)
     offsets = dict.fromkeys(spans, 0) | align_clocks(calls)
     firsts = {rank: _first_ns(calls.get(rank), spans.get(rank)) for rank in offsets}
     earliest = min((offsets[rank] + first for rank, first in firsts.items()), default=0)
@@ -83,7 +117,7 @@ def _place_in_time(recording: Recording) -> Iterator[_Rank]:
 
 
 def _first_ns(calls: list[Collective] | None, spans: list[Span] | None) -> int:
-    starts = [calls[0].start_ns] if calls else []
+    starts = [calls[0].start_ns or 0] if calls else []
     return min(starts + [span.start_ns for span in spans or ()])
 
 
@@ -91,15 +125,15 @@ def _space_out(calls: list[Collective], shift_ns: int) -> list[int]:
     starts: list[int] = []
     soonest = 0
     for call in calls:
-        starts.append(max(soonest, call.start_ns + shift_ns))
+        starts.append(max(soonest, (call.start_ns or 0) + shift_ns))
         soonest = starts[-1] + _MIN_STEP_NS
     return starts
 
 
-def _make_phases(one: _Rank, num_tracks: int) -> Iterator[Event]:
+def _make_phases(one: _Rank, num_tracks: int, caveat: str) -> Iterator[Event]:
     """Names and slices of the tracks of phases, which come after the others."""
     for track, (lane, spans) in enumerate(assign_lanes(one.spans).items(), start=num_tracks + 1):
-        yield from _name_track(one.rank, lane[0], track)
+        yield from _name_track(one.rank, _add_caveat(lane[0], caveat), track)
         yield from make_span_slices(spans, track, one.shift_ns)
 
 
@@ -112,11 +146,15 @@ def _number_tracks(calls: list[Collective]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted({*map(_track, calls)}), start=1)}
 
 
-def _name_tracks(rank: int, tracks: dict[str, int]) -> Iterator[Event]:
+def _name_tracks(rank: int, tracks: dict[str, int], caveat: str) -> Iterator[Event]:
     yield _metadata(rank, "process_name", {"name": f"rank {rank}"})
     yield _metadata(rank, "process_sort_index", {"sort_index": rank})
     for name, number in tracks.items():
-        yield from _name_track(rank, name, number)
+        yield from _name_track(rank, _add_caveat(name, caveat), number)
+
+
+def _add_caveat(name: str, caveat: str) -> str:
+    return f"{name} ({caveat})" if caveat else name
 
 
 def _name_track(rank: int, name: str, number: int) -> Iterator[Event]:

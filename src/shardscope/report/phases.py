@@ -19,7 +19,9 @@ from shardscope.report.units import (
     spread,
 )
 
-__all__ = ["PhaseLine", "gather_phases", "render_phases"]
+__all__ = ["SIMULATION_TIME", "PhaseLine", "gather_phases", "render_phases"]
+
+SIMULATION_TIME = "time of the simulation, not of a run"
 
 _MAX_ROWS = 40
 _HOST = "cpu"
@@ -62,6 +64,8 @@ def render_phases(recording: Recording) -> Iterator[RenderableType]:
     note = "self: less phases within it"
     if num_ranks > 1:
         note += "; ≤: ranks differ, and that of the one with most"
+    if recording.run.is_simulated:
+        note += f"; {SIMULATION_TIME}"
     yield make_title("Phases", note)
     longest_ns = sum(max(one.self_ns for one in line.totals) for line in lines)
     rows = [_make_row(line, longest_ns, num_ranks) for line in lines[:_MAX_ROWS]]

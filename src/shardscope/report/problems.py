@@ -16,6 +16,7 @@ from shardscope.record import (
     Recording,
     Severity,
     compress_ranks,
+    count_ranks,
     format_ranks,
 )
 from shardscope.report.layout import make_text, make_title
@@ -24,6 +25,8 @@ from shardscope.report.lines import format_source
 __all__ = [
     "SEVERITIES",
     "SEVERITY_STYLES",
+    "describe_checks",
+    "describe_no_gaps",
     "fold_problem_ranks",
     "render_problems",
     "sort_findings",
@@ -38,13 +41,39 @@ SEVERITY_STYLES = {
 SEVERITIES = tuple(SEVERITY_STYLES)
 """The gravest first."""
 
+# Verbs that look for problems of a program.
+_CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnose")
+
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
-    """Findings, the gravest first, then gaps; nothing if there are none."""
+    """Findings, the gravest first, or what they would have been found by; then gaps."""
     findings = fold_problem_ranks(sort_findings(recording))
+    if not findings:
+        yield make_text(f"No findings ({describe_checks(recording)}).", "dim")
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
+
+
+def describe_checks(recording: Recording) -> str:
+    """`checked by: trace; not run: audit, coverage`: without findings, what that means."""
+    run = recording.run
+    if not run.instruments:
+        return "which checks ran was not recorded"
+    num_ranks = count_ranks(run.ranks)
+    names = dict(zip(run.instruments, run.instruments, strict=True))
+    if "trace" in names and num_ranks < run.world_size:
+        names["trace"] = f"trace of {num_ranks:,} of {run.world_size:,} ranks"
+    missing = [check for check in _CHECKS if check not in names]
+    ran = f"checked by: {', '.join(names.values())}"
+    return f"{ran}; not run: {', '.join(missing)}" if missing else ran
+
+
+def describe_no_gaps(recording: Recording) -> str:
+    """What it means that there are no gaps."""
+    if not recording.collectives:
+        return "No gaps."
+    return "No gaps: every collective was attributed."
 
 
 def sort_findings(recording: Recording) -> tuple[Finding, ...]:

@@ -16,9 +16,9 @@ _MAX_SHOWN = 8
 _COLUMNS = {
     "ranks": Column("ranks", Look.NAME, 16),
     "count": Column("count"),
-    "put in": Column("put in"),
-    "got out": Column("got out"),
-    "on wire": Column("on wire"),
+    "input": Column("input"),
+    "output": Column("output"),
+    "sent": Column("sent"),
 }
 
 
@@ -30,12 +30,12 @@ def render_ranks(classes: tuple[RankClass, ...]) -> RenderableType:
         {
             "ranks": make_text(format_ranks(one.ranks)),
             "count": format_count(total.count),
-            "put in": format_bytes(total.input_bytes),
-            "got out": format_bytes(total.output_bytes),
-            "on wire": format_bytes(total.wire_bytes),
+            "input": format_bytes(total.input_bytes),
+            "output": format_bytes(total.output_bytes),
+            "sent": format_bytes(total.wire_bytes),
         }
         for one, total in sums[:_MAX_SHOWN]
     ]
     num_hidden = len(sums) - _MAX_SHOWN
-    layouts = leave_out(list(_COLUMNS), "got out", "put in", "count")
+    layouts = leave_out(list(_COLUMNS), "output", "input", "count")
     return Grid(_COLUMNS, rows, layouts, note=f"… {num_hidden:,} more" if num_hidden > 0 else "")

@@ -27,9 +27,17 @@ def list_scalars(recording: Recording) -> dict[str, float]:
     """Figures by name, as `comm_by_axis/tp/wire_bytes`.
 
     Communication is a rank's, the mean where ranks differ, so that parts add up to their whole;
-    all else is that of the rank that has most.
+    all else is that of the rank that has most. What was not recorded has no figure; `run/` says
+    what the others are of.
     """
-    makers = (_list_traffic, _list_memory, _list_compiler, _list_coverage, _list_findings)
+    makers = (
+        _list_traffic,
+        _list_memory,
+        _list_compiler,
+        _list_coverage,
+        _list_findings,
+        _list_run,
+    )
     return {make_inert(name): value for make in makers for name, value in make(recording)}
 
 
@@ -67,10 +75,10 @@ def _list_memory(recording: Recording) -> Scalars:
     if not recording.memory:
         return
     most = max(recording.memory, key=lambda one: one.peak_bytes)
-    yield "memory/peak_bytes", most.peak_bytes
-    yield "memory/first_peak_bytes", most.first_peak_bytes
-    yield "memory/reserved_bytes", most.reserved_bytes
-    yield "memory/needed_bytes", most.needed_bytes
+    for name in ("peak_bytes", "first_peak_bytes", "reserved_bytes", "needed_bytes"):
+        value = getattr(most, name)
+        if value is not None:
+            yield f"memory/{name}", value
     held: Counter[MemoryKind] = Counter()
     for use in most.at_peak:
         held[use.kind] += use.num_bytes
@@ -104,3 +112,13 @@ def _list_findings(recording: Recording) -> Scalars:
     for severity in Severity:
         yield f"findings/{severity}", severities[severity]
     yield "findings/gaps", len(recording.gaps)
+
+
+def _list_run(recording: Recording) -> Scalars:
+    """What to know of the other figures: whether they are simulated, and what they are of."""
+    run = recording.run
+    yield "run/is_simulated", float(run.is_simulated)
+    yield "run/recorded_ranks", count_ranks(run.ranks)
+    yield "run/world_size", run.world_size
+    if run.num_forwards is not None:
+        yield "run/forward_passes", run.num_forwards

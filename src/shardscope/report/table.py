@@ -36,12 +36,14 @@ def render_csv(recording: Recording) -> str:
 
 def render_csv_pieces(recording: Recording) -> Iterator[bytes]:
     """The same as UTF-8, some thousand rows at a time."""
-    yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS]])
+    yield write_rows([[*_PLAIN, *_CAUSE_COLUMNS, *_SOURCE_COLUMNS, "is_simulated"]])
+    is_simulated = str(recording.run.is_simulated).lower()
     cached = lru_cache(_CACHE_SIZE)(disarm)  # most cells repeat, many of them thousands of times
     calls = recording.collectives
     for start in range(0, len(calls), _PIECE_SIZE):
         batch = calls[start : start + _PIECE_SIZE]
-        yield write_rows([cached(cell) for cell in _make_row(call)] for call in batch)
+        rows = ([*_make_row(call), is_simulated] for call in batch)
+        yield write_rows([cached(cell) for cell in row] for row in rows)
 
 
 def write_rows(rows: Iterable[list[Cell]]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
@@ -21,6 +21,7 @@ from shardscope.record import (
 )
 from shardscope.report.coverage import render_coverage_csv
 from shardscope.report.table import Cell, disarm, render_csv_pieces, write_rows
+from shardscope.report.units import sum_known
 
 __all__ = ["TABLES", "count_rows", "render_table"]
 
@@ -55,10 +56,16 @@ def count_rows(recording: Recording, name: str) -> int:
 
 def _list_modules(recording: Recording) -> Rows:
     for one in recording.modules:
-        held = sum(parameter.local_bytes for parameter in one.parameters)
-        whole = sum(parameter.global_bytes for parameter in one.parameters)
+        held = _add_bytes(parameter.local_bytes for parameter in one.parameters)
+        whole = _add_bytes(parameter.global_bytes for parameter in one.parameters)
         number = len(one.parameters)
         yield one.name, one.type, one.ranks, one.marks, one.aliases, number, held, whole
+
+
+def _add_bytes(sizes: Iterable[int | None]) -> int | None:
+    """Of a module without parameters none; None where any was not recorded."""
+    known = list(sizes)
+    return sum_known(known) if known else 0
 
 
 def _list_parameters(recording: Recording) -> Rows:

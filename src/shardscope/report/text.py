@@ -17,7 +17,7 @@ from shardscope.report.coverage import render_coverage
 from shardscope.report.diagnosis import render_diagnoses
 from shardscope.report.explain import render_explanations
 from shardscope.report.fold import ModuleNode, Traffic, build_tree, fold_repeated_layers
-from shardscope.report.heading import render_heading
+from shardscope.report.heading import describe_passes, render_heading
 from shardscope.report.layout import make_title
 from shardscope.report.memory import render_memory
 from shardscope.report.parallel import render_parallel
@@ -30,7 +30,16 @@ from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
 
-__all__ = ["View", "add_roots", "note_lines", "render_plain", "render_summary", "render_text"]
+__all__ = [
+    "View",
+    "add_roots",
+    "join_notes",
+    "note_costs",
+    "note_lines",
+    "render_plain",
+    "render_summary",
+    "render_text",
+]
 
 View = Literal["module", "axis", "kind", "cause"]
 
@@ -85,14 +94,14 @@ def _render_collectives(
         yield make_title("Ranks", "those that issued the same share a row")
         yield render_ranks(classes)
     if by == "cause":
-        yield make_title("By cause", note_lines(recording))
+        yield make_title("By cause", join_notes(note_lines(recording), describe_passes(recording)))
         yield render_causes(recording, classes)
         return
     roots = build_tree(recording, classes)
     if by == "module":
         yield from _render_modules(recording, classes, roots, is_folded)
     else:
-        yield make_title(f"By {by}", describe_totals(classes))
+        yield make_title(f"By {by}", describe_totals(recording, classes))
         other = "kind" if by == "axis" else "axis"
         yield render_totals(add_roots(roots), classes, (by, other, "phase"))
 
@@ -120,21 +129,34 @@ def _render_modules(
 ) -> Iterator[RenderableType]:
     if is_folded:
         roots = tuple(fold_repeated_layers(root) for root in roots)
-    yield make_title("Modules", "collectives per rank, children included; ×n: figures of one")
+    passes = describe_passes(recording)
+    note = "collectives per rank, including children; ×n: figures of one"
+    yield make_title("Modules", join_notes(note, passes))
     yield render_tree(roots, is_complete=not is_folded)
-    yield make_title("By kind and mesh axis", describe_totals(classes))
+    yield make_title("By kind and mesh axis", describe_totals(recording, classes))
     yield render_totals(add_roots(roots), classes, ("kind", "axis"))
-    busiest = "; of the busiest rank" if len(classes) > 1 else ""
-    yield make_title("Costliest modules", f"children not included; each: of one layer{busiest}")
+    yield make_title("Most expensive modules", note_costs(recording, classes))
     yield render_costliest(roots)
-    yield make_title("Why", note_lines(recording))
+    yield make_title("Causes", join_notes(note_lines(recording), passes))
     yield render_causes(recording, classes, limit=_NUM_CAUSES)
 
 
+def join_notes(*notes: str) -> str:
+    """Notes beside a title, those that there are."""
+    return "; ".join(filter(None, notes))
+
+
+def note_costs(recording: Recording, classes: tuple[RankClass, ...]) -> str:
+    """What the table of modules by cost says beside its title."""
+    busiest = "of the busiest rank" if len(classes) > 1 else ""
+    note = 'excluding children; "each" = per layer'
+    return join_notes(note, busiest, describe_passes(recording))
+
+
 def note_lines(recording: Recording) -> str:
-    """What the table of causes says beside them."""
+    """What the table of causes says beside its title."""
     has_lines = any(call.source is not None for call in recording.collectives)
-    return "with a line that led to it" if has_lines else ""
+    return "one source line each" if has_lines else ""
 
 
 def add_roots(roots: tuple[ModuleNode, ...]) -> Traffic:

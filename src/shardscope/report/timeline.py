@@ -1,4 +1,4 @@
-"""When it was said: a strip of bars for each rank, from the first collective to the last."""
+"""When collectives were issued: a strip of bars for each rank, from the first to the last."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import Collective, Phase, Recording
-from shardscope.report.align import align_clocks
-from shardscope.report.layout import make_title
+from shardscope.report.align import align_clocks, has_clock
+from shardscope.report.layout import draw_level, make_title
 from shardscope.report.names import make_inert, shorten
 from shardscope.report.traffic import name_axis
 from shardscope.report.units import format_bytes, format_duration
@@ -22,7 +22,6 @@ _MAX_RANKS = 16
 _MAX_AXES = 8
 _NUM_CELLS = 100
 _MAX_LABEL = 16
-_LEVELS = " ▁▂▃▄▅▆▇█"
 _LETTERS = {
     Phase.FORWARD: "f",
     Phase.BACKWARD: "b",
@@ -36,13 +35,13 @@ Moment = tuple[int, int, Phase]
 
 
 def render_timeline(recording: Recording) -> Iterator[RenderableType]:
-    """A strip for each rank or, where there is but one, for each mesh axis; nothing if silent."""
+    """A strip for each rank or, where there is only one, for each mesh axis."""
     calls: dict[int, list[Collective]] = defaultdict(list)
     for call in recording.collectives:
         calls[call.rank].append(call)
     if not calls:
         return
-    times = _place(calls)
+    times = _place(calls, is_timed=has_clock(recording))
     yield make_title("Timeline", _describe(recording, times))
     strips = _by_axis(recording, times) if len(calls) == 1 else _by_rank(calls, times)
     yield _Strips(strips, list(times.values()))
@@ -54,13 +53,12 @@ def render_timeline(recording: Recording) -> Iterator[RenderableType]:
 Times = dict[tuple[int, int], Moment]
 
 
-def _place(calls: Mapping[int, Sequence[Collective]]) -> Times:
-    """On a common clock or, where no clock was read, by position."""
-    has_clock = any(call.start_ns for mine in calls.values() for call in mine)
-    offsets = align_clocks(calls) if has_clock else {}
+def _place(calls: Mapping[int, Sequence[Collective]], *, is_timed: bool) -> Times:
+    """On a common clock or, where the run's clock was not read, by position."""
+    offsets = align_clocks(calls) if is_timed else {}
     return {
         (rank, call.order): (
-            call.start_ns + offsets.get(rank, 0) if has_clock else call.order,
+            (call.start_ns or 0) + offsets[rank] if is_timed else call.order,
             call.wire_bytes,
             call.phase,
         )
@@ -70,12 +68,19 @@ def _place(calls: Mapping[int, Sequence[Collective]]) -> Times:
 
 
 def _describe(recording: Recording, times: Times) -> str:
-    has_clock = any(call.start_ns for call in recording.collectives)
-    starts = [start for start, _, _ in times.values()]
-    span = f"over {format_duration(max(starts) - min(starts))}" if has_clock else "in order"
     met = {phase for _, _, phase in times.values()}
     words = (f"{letter} {phase}" for phase, letter in _LETTERS.items() if phase in met)
-    return f"bytes on the wire {span}; {', '.join(words)}"
+    return f"bytes sent {_describe_span(recording, times)}; {', '.join(words)}"
+
+
+def _describe_span(recording: Recording, times: Times) -> str:
+    if not has_clock(recording):
+        word = "simulated order" if recording.run.is_simulated else "order of issue"
+        return f"in {word}, not time"
+    starts = [start for start, _, _ in times.values()]
+    if len(starts) == 1:
+        return "by one collective"
+    return f"over {format_duration(max(starts) - min(starts))}"
 
 
 def _by_rank(calls: Mapping[int, Sequence[Collective]], times: Times) -> dict[str, list[Moment]]:
@@ -111,7 +116,7 @@ class _Strips:
         for name, cells in sums.items():
             line = Text(no_wrap=True, overflow="crop").append(shorten(name, margin - 1), "dim")
             line.pad_right(margin - line.cell_len)
-            bars = "".join(_draw(cell, most) for cell in cells)
+            bars = "".join(draw_level(cell, most) for cell in cells)
             yield line.append(bars, "cyan").append(f" {format_bytes(sum(cells))}", "dim")
 
     def _sum(self, strip: Sequence[Moment], num_cells: int) -> list[int]:
@@ -133,7 +138,3 @@ class _Strips:
             last = _LETTERS[max(cell, key=lambda phase: cell[phase])] if cell else last
             letters += last
         return letters
-
-
-def _draw(cell: int, most: int) -> str:
-    return _LEVELS[-(-cell * (len(_LEVELS) - 1) // most)] if most else _LEVELS[0]

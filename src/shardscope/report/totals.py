@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from shardscope.record import Phase, count_ranks
+from shardscope.record import Phase, Recording, count_ranks
 from shardscope.report.fold import Traffic
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
+from shardscope.report.heading import describe_passes
 from shardscope.report.layout import format_bar, format_share, make_text, plural
 from shardscope.report.traffic import Facet, RankClass, Tally, add_up
 from shardscope.report.units import format_bytes, format_count
@@ -20,9 +21,9 @@ _MAX_ROWS = 60
 _PHASES = [str(phase) for phase in Phase]
 _FIGURES = {
     "count": Column("count"),
-    "put in": Column("put in"),
-    "got out": Column("got out"),
-    "on wire": Column("on wire"),
+    "input": Column("input"),
+    "output": Column("output"),
+    "sent": Column("sent"),
     "share": Column("share"),
     "bar": Column("", Look.NAME, 8),
 }
@@ -32,12 +33,12 @@ _MIN_WIDTHS = {"kind": 14, "axis": 8, "phase": 9}  # kinds and phases whole
 Sums = list[tuple[tuple[str, ...], Tally]]
 
 
-def describe_totals(classes: tuple[RankClass, ...]) -> str:
+def describe_totals(recording: Recording, classes: tuple[RankClass, ...]) -> str:
     """Whose figures these are: one rank's where all are alike, else those of all together."""
     # The busiest rank of each row would be another rank each time, and the rows never a sum.
-    if len(classes) == 1:
-        return "per rank"
-    return f"{plural(sum(count_ranks(one.ranks) for one in classes), 'rank')} together"
+    num_ranks = sum(count_ranks(one.ranks) for one in classes)
+    whose = "per rank" if len(classes) == 1 else f"{plural(num_ranks, 'rank')} together"
+    return ", ".join(filter(None, [whose, describe_passes(recording)]))
 
 
 def render_totals(
@@ -53,7 +54,7 @@ def render_totals(
     num_hidden = len(sums) - len(shown)
     note = f"… {num_hidden:,} more, which cost less: see shardscope export --to csv"
     columns = {name: Column(name, Look.NAME, _MIN_WIDTHS[name]) for name in facets} | _FIGURES
-    layouts = leave_out(list(columns), "bar", "share", "got out", "put in", "count")
+    layouts = leave_out(list(columns), "bar", "share", "output", "input", "count")
     return Grid(columns, rows, layouts, note=note if num_hidden else "")
 
 
@@ -102,7 +103,7 @@ def _make_rows(sums: Sums, whole: Tally, facets: Sequence[str]) -> list[Row]:
 def _format_tally(one: Tally) -> dict[str, Cell]:
     return {
         "count": format_count(one.count),
-        "put in": format_bytes(one.input_bytes),
-        "got out": format_bytes(one.output_bytes),
-        "on wire": format_bytes(one.wire_bytes),
+        "input": format_bytes(one.input_bytes),
+        "output": format_bytes(one.output_bytes),
+        "sent": format_bytes(one.wire_bytes),
     }

@@ -1,4 +1,4 @@
-"""The module tree as a table: who spoke in which phase, and how much."""
+"""The module tree as a table: collectives of each module in each phase, and their bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.report.fold import ModuleNode
 from shardscope.report.grid import Branch, Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text
 from shardscope.report.names import make_inert
-from shardscope.report.units import format_bytes, format_count, format_spread
+from shardscope.report.units import UNKNOWN, format_bytes, format_count, format_spread
 
 __all__ = ["describe_kinds", "render_tree"]
 
@@ -28,14 +28,14 @@ _COLUMNS = {
     Phase.OPTIMIZER: Column("optim."),
     Phase.OUTSIDE: Column("outside"),
     "count": Column("count"),
-    "put in": Column("put in"),
-    "on wire": Column("on wire"),
+    "input": Column("input"),
+    "sent": Column("sent"),
 }
 
 # A node, and the lines that lead to it.
 Place = tuple[ModuleNode, str]
-# Bytes of a module that are not traffic, by the name of their column.
-Figures = Mapping[str, Callable[[ModuleNode], int]]
+# Bytes of a module that are not traffic, by the name of their column; None is not recorded.
+Figures = Mapping[str, Callable[[ModuleNode], int | None]]
 
 
 def render_tree(
@@ -90,29 +90,32 @@ def _limit(rows: list[Place]) -> tuple[list[Place], int]:
 
 def _make_layouts(phases: list[Phase], figures: list[str]) -> list[list[str]]:
     """Phases stand side by side or, where there is no room for all, are counted together."""
-    traffic = ["put in", "on wire"] if phases else []
+    traffic = ["input", "sent"] if phases else []
     apart = ["module", "type", "what", *phases, *traffic, *figures]
     together = ["module", "count", *traffic, *figures]
-    poorer = leave_out(together, "put in", "count", *figures)
-    return [*leave_out(apart, "type", "what", "put in"), *poorer]
+    poorer = leave_out(together, "input", "count", *figures)
+    return [*leave_out(apart, "type", "what", "input"), *poorer]
 
 
 def _make_row(node: ModuleNode, guide: str, figures: Figures) -> Row:
     cells: dict[str, Cell] = {
         phase: format_spread(node.count(phase=phase), format_count) for phase in Phase
     }
-    cells |= {
-        name: format_bytes(num_bytes) if (num_bytes := read(node)) else "·"
-        for name, read in figures.items()
-    }
+    cells |= {name: _format_figure(read(node)) for name, read in figures.items()}
     return cells | {
         "module": Branch(guide, _format_label(node)),
         "type": make_text("|".join(node.types) if node.path else "", "dim"),
         "what": make_text(describe_kinds(node), "dim"),
         "count": format_spread(node.count(), format_count),
-        "put in": format_spread(node.input_bytes(), format_bytes),
-        "on wire": format_spread(node.wire_bytes(), format_bytes),
+        "input": format_spread(node.input_bytes(), format_bytes),
+        "sent": format_spread(node.wire_bytes(), format_bytes),
     }
+
+
+def _format_figure(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return UNKNOWN
+    return format_bytes(num_bytes) if num_bytes else "·"
 
 
 def _format_label(node: ModuleNode) -> Text:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 __all__ = [
+    "NOT_RECORDED",
+    "UNKNOWN",
     "Spread",
     "format_bytes",
     "format_count",
@@ -13,7 +15,12 @@ __all__ = [
     "format_flops",
     "format_spread",
     "spread",
+    "sum_known",
 ]
+
+NOT_RECORDED = "not recorded"
+UNKNOWN = "–"
+"""What a cell of a table has for a figure that was not recorded, where none would be a dot."""
 
 _TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -76,6 +83,14 @@ def spread(values: Iterable[int]) -> Spread:
     """Over the ranks that have any: a stage of a pipeline says nothing about other stages."""
     present = [value for value in values if value] or [0]
     return Spread(min(present), max(present))
+
+
+def sum_known(values: Iterable[int | None]) -> int | None:
+    """The sum; None if any of them was not recorded, or if there are none."""
+    known = list(values)
+    if not known or None in known:
+        return None
+    return sum(value for value in known if value is not None)
 
 
 def format_spread(values: Spread, form: Callable[[int], str]) -> str:

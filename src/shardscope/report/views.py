@@ -19,24 +19,25 @@ from shardscope.report.diagnosis import render_diagnoses
 from shardscope.report.drawings import render_drawings
 from shardscope.report.explain import render_explanations, render_stage_times
 from shardscope.report.fold import ModuleNode, build_tree, fold_repeated_layers
-from shardscope.report.heading import render_heading
+from shardscope.report.heading import describe_passes, render_heading
 from shardscope.report.layout import make_title
 from shardscope.report.matrix import render_matrix
-from shardscope.report.memory import find_worst, render_memory
+from shardscope.report.memory import ESTIMATE, find_worst, render_memory
 from shardscope.report.memory_area import MemoryArea
 from shardscope.report.mentioned import add_mentioned_modules
 from shardscope.report.overview import render_figures
 from shardscope.report.parallel import render_parallel
 from shardscope.report.parity import render_parity
 from shardscope.report.phases import render_phases
-from shardscope.report.problems import render_problems
+from shardscope.report.problems import describe_no_gaps, render_problems
 from shardscope.report.ranks import render_ranks
 from shardscope.report.slices import render_layout
-from shardscope.report.text import View, add_roots, note_lines
+from shardscope.report.text import View, add_roots, join_notes, note_costs, note_lines
 from shardscope.report.timeline import render_timeline
 from shardscope.report.totals import describe_totals, render_totals
 from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
+from shardscope.report.units import sum_known
 
 __all__ = ["Subject", "Views", "render_views"]
 
@@ -54,15 +55,15 @@ Subject = Literal[
 # What to run so that a view has something to show.
 _REMEDIES: dict[Subject, str] = {
     "overview": "",
-    "modules": "No modules were recorded: shardscope trace and shardscope audit write them down.",
-    "communication": "No collectives were recorded: shardscope trace writes them down.",
-    "sharding": "No parameters were recorded: shardscope audit writes down what each rank holds.",
-    "coverage": "No ops were judged: shardscope coverage finds which of them shard.",
-    "compiler": "Nothing was compiled: shardscope explain tells what breaks a graph, "
-    "shardscope diagnose whether it is right.",
-    "memory": "No memory was measured: shardscope memory tells what a step needs.",
-    "proof": "Nothing was compared: shardscope parity holds a parallel model against the single "
-    "device, shardscope parallelize makes one.",
+    "modules": "Modules were not recorded. Run shardscope trace or shardscope audit.",
+    "communication": "Collectives were not recorded. Run shardscope trace.",
+    "sharding": "Parameters were not recorded. Run shardscope audit.",
+    "coverage": "Op coverage was not recorded. Run shardscope coverage.",
+    "compiler": "Compilation was not recorded. Run shardscope explain to find graph breaks, or "
+    "shardscope diagnose to check results.",
+    "memory": "Memory was not recorded. Run shardscope memory.",
+    "proof": "Correctness was not checked. Run shardscope parity to compare a parallel model with "
+    "a single device, or shardscope parallelize to make one.",
 }
 _FIELDS: dict[Subject, tuple[str, ...]] = {
     "modules": ("modules", "collectives"),
@@ -72,7 +73,7 @@ _FIELDS: dict[Subject, tuple[str, ...]] = {
     "proof": ("parity",),
 }
 _SILENT = "No collectives were issued while it was traced."
-_CUT = "Nothing in this view belongs to the modules that were asked for."
+_CUT = "Nothing in this view belongs to the modules that match."
 
 
 def render_views(
@@ -142,23 +143,25 @@ class Views:
 
     def _render_overview(self) -> Iterator[RenderableType]:
         yield from render_problems(self._recording)
-        if not self._recording.findings and not self._recording.gaps:
-            yield Text("\nNo findings, and no gaps.")
+        if not self._recording.gaps:
+            yield Text(describe_no_gaps(self._recording), "dim")
         yield from render_figures(self._recording, self.classes)
 
     def _render_modules(self) -> Iterator[RenderableType]:
         if not self._roots:
             return
-        yield make_title("Modules", "figures of one rank, children included; ×n: figures of one")
+        note = "figures of one rank, including children; ×n: figures of one"
+        yield make_title("Modules", join_notes(note, describe_passes(self._recording)))
         figures = {"holds": _read_held, "at peak": self._read_peak}
         yield render_tree(self._roots, is_complete=not self._is_folded, figures=figures)
         if self._recording.collectives:
-            busiest = "; of the busiest rank" if len(self.classes) > 1 else ""
-            note = f"children not included; each: of one layer{busiest}"
-            yield make_title("Costliest modules", note)
+            note = note_costs(self._recording, self.classes)
+            yield make_title("Most expensive modules", note)
             yield render_costliest(self._roots)
 
-    def _read_peak(self, node: ModuleNode) -> int:
+    def _read_peak(self, node: ModuleNode) -> int | None:
+        if not self._recording.memory:
+            return None
         return self._peaks[node.path] if node.path or node.types else 0
 
     @cached_property
@@ -176,13 +179,15 @@ class Views:
         recording, classes = self._recording, self.classes
         if recording.collectives:
             facets = ("kind", "axis") if self._by == "kind" else ("axis", "kind")
-            yield make_title(f"By {facets[0]} and {facets[1]}", describe_totals(classes))
+            note = describe_totals(recording, classes)
+            yield make_title(f"By {facets[0]} and {facets[1]}", note)
             yield render_totals(add_roots(self._roots), classes, (*facets, "phase"))
             yield make_title("Ranks", "those that issued the same share a row")
             yield render_ranks(classes)
             yield from render_matrix(recording)
             yield from render_timeline(recording)
-            yield make_title("Causes", note_lines(recording))
+            note = join_notes(note_lines(recording), describe_passes(recording))
+            yield make_title("Causes", note)
             yield render_causes(recording, classes)
         yield from render_phases(recording)
 
@@ -203,7 +208,7 @@ class Views:
             return
         worst = find_worst(self._recording.memory)
         if len(worst.samples) > 1:
-            yield make_title("Memory over the step", f"rank {worst.rank}")
+            yield make_title("Memory over the step", f"rank {worst.rank}; {ESTIMATE}")
             yield MemoryArea(worst)
         yield from render_memory(self._recording, is_folded=self._is_folded, has_course=False)
 
@@ -212,9 +217,13 @@ class Views:
         yield from render_parallel(self._recording, is_folded=self._is_folded)
 
 
-def _read_held(node: ModuleNode) -> int:
-    own = sum(one.local_bytes for one in node.parameters)
-    return own + sum(_read_held(child) * child.repeat for child in node.children)
+def _read_held(node: ModuleNode) -> int | None:
+    """Bytes of parameters of a module and those below it; None where any was not recorded."""
+    sizes = [one.local_bytes for one in node.parameters]
+    for child in node.children:
+        held = _read_held(child)
+        sizes.append(None if held is None else held * child.repeat)
+    return sum_known(sizes) if sizes else 0
 
 
 def _list_upwards(path: str | None) -> Iterator[str]:

@@ -57,7 +57,7 @@ class Advice(NamedTuple):
 
 def needed_bytes(profile: MemoryProfile) -> int:
     """What a device must have for the step: its peak, and what CUDA takes beside it."""
-    return max(profile.peak_bytes, profile.first_peak_bytes) + CONTEXT_BYTES
+    return max(profile.peak_bytes, profile.first_peak_bytes or 0) + CONTEXT_BYTES
 
 
 def find_memory_problems(

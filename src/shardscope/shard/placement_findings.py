@@ -32,7 +32,7 @@ def find_replicated(held: Holdings) -> Iterator[Finding]:
         one
         for one in held.tensors
         if _num_parts(one) < most
-        and one.record.local_bytes >= _LARGE_BYTES
+        and one.local_bytes >= _LARGE_BYTES
         and not one.record.is_buffer
         and not _is_flat(one)
     ]
@@ -43,7 +43,7 @@ def find_replicated(held: Holdings) -> Iterator[Finding]:
 def _describe_replicated(
     name: str, same: list[Held], cutting: dict[str, int], most: int
 ) -> Finding:
-    each, num_copies = same[0].record.local_bytes, most // _num_parts(same[0])
+    each, num_copies = same[0].local_bytes, most // _num_parts(same[0])
     axes = [axis for axis in cutting if axis not in _cut_axes(same[0])]
     is_told = math.prod(cutting[axis] for axis in axes) == num_copies
     where = f"of {join_names(axes)}, which cuts" if is_told else "along axes that cut"

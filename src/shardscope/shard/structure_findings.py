@@ -72,7 +72,7 @@ def find_outside_groups(held: Holdings) -> Iterator[Finding]:
             rule="outside-groups",
             severity=Severity.WARNING,
             subject=name,
-            fact=f"no FSDP group manages it ({format_bytes(same[0].record.local_bytes)} on every "
+            fact=f"no FSDP group manages it ({format_bytes(same[0].local_bytes)} on every "
             "rank): its gradient is not reduced",
             remedy="Call fully_shard on a module that holds it, or, if FSDP was told to ignore it, "
             "reduce its gradient yourself.",

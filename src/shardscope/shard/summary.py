@@ -66,7 +66,7 @@ class Summary:
             verdict=worst.verdict,
             num_forward=total.forward.total(),
             num_backward=total.backward.total(),
-            flops=sum(self._flops.count(call) * use.num_calls for call, use in uses),
+            flops=self._count_flops(uses),
             detail=_describe(worst),
             remedy=suggest(op, worst.verdict, worst.trials),
             moves=_gather_moves(judged),
@@ -74,6 +74,11 @@ class Summary:
             modules=self._modules(total),
             sources=_sources(total),
         )
+
+    def _count_flops(self, uses: list[tuple[Signature, Use]]) -> int | None:
+        counts = ((self._flops.count(call), use.num_calls) for call, use in uses)
+        known = [flops * num_calls for flops, num_calls in counts if flops is not None]
+        return sum(known) if known else None
 
     def _report_unchecked(self, op: Any, trials: list[Trial]) -> None:
         reasons = dict.fromkeys(trial.unchecked for trial in trials if trial.unchecked)
@@ -126,7 +131,7 @@ def _gather_shardings(trials: list[Trial]) -> tuple[Sharding, ...]:
     worst: dict[tuple[tuple[str, ...], Verdict], Sharding] = {}
     for trial in trials:
         key = (trial.inputs(), trial.verdict)
-        if key not in worst or trial.num_bytes > worst[key].num_bytes:
+        if key not in worst or (trial.num_bytes or 0) > (worst[key].num_bytes or 0):
             worst[key] = Sharding(
                 inputs=key[0],
                 verdict=trial.verdict,

@@ -51,6 +51,12 @@ class Held:
     tensor: torch.Tensor | None  # None where FSDP1 has hidden it
     mesh: DeviceMesh | None
 
+    @property
+    def local_bytes(self) -> int:
+        """Of this rank's part, which an audit always records."""
+        assert self.record.local_bytes is not None
+        return self.record.local_bytes
+
 
 @final
 class Holdings:

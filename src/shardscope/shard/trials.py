@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     moves: tuple[Move, ...] = ()
     outputs: tuple[str, ...] = ()
     detail: str = ""
-    num_bytes: int = 0  # that this rank sends, for its inputs or by itself
+    num_bytes: int | None = None  # that this rank sends, for its inputs or by itself, if known
     unchecked: str = ""
     is_unknown: bool = False
     failed_op: Any = None
@@ -111,7 +111,8 @@ class Tryer:
         if outcome.is_unfinished:
             detail = detail or "so it was decided; what it sends in the end is not known"
         unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
-        trial = Trial(call, verdict, moves, outputs, detail, outcome.num_bytes, unchecked)
+        num_bytes = None if outcome.is_unfinished else outcome.num_bytes
+        trial = Trial(call, verdict, moves, outputs, detail, num_bytes, unchecked)
         return trial._replace(num_tried=outcome.num_tried)
 
     def _check(self, call: Signature, outcome: Outcome) -> Numbers:

@@ -19,6 +19,7 @@ BADNESS = {
     verdict: rank
     for rank, verdict in enumerate(
         (
+            Verdict.LOCAL,
             Verdict.SHARDED,
             Verdict.DECOMPOSED,
             Verdict.REDISTRIBUTED,
@@ -59,15 +60,17 @@ class Judge:
 
     def _judge_as_placed(self, call: Signature) -> Judgement:
         if all(spec.placements is None for _, spec in call.tensors()):
-            return Judgement(Verdict.SHARDED, "on plain tensors, each rank's own", ())
+            return Judgement(Verdict.LOCAL, "its inputs are plain tensors, each rank's own", ())
         trial = self._tryer.attempt(call)
         if trial.is_stopped:
             return _judge_unsharded(self._try_whole(call), [], num_skipped=1)
+        if trial.verdict in (Verdict.SHARDED, Verdict.DECOMPOSED) and not trial.inputs():
+            return Judgement(Verdict.LOCAL, "its inputs are replicated", (trial,))
         return Judgement(trial.verdict, trial.detail, (trial,))
 
     def _judge_every_sharding(self, call: Signature) -> Judgement:
         if not any(True for _ in call.tensors()):
-            return Judgement(Verdict.SHARDED, "takes no tensors", ())
+            return Judgement(Verdict.LOCAL, "takes no tensors", ())
         trials: list[Trial] = []
         whole: Trial | None = None
         possible = list(possible_shardings(call, self._mesh))
@@ -106,4 +109,4 @@ def _judge_unsharded(whole: Trial, trials: list[Trial], num_skipped: int) -> Jud
         return Judgement(Verdict.REPLICATED, detail, every, num_skipped)
     if trials:
         return Judgement(Verdict.REPLICATED, trials[0].detail, every)
-    return Judgement(Verdict.SHARDED, "no input has a dim to shard", every)
+    return Judgement(Verdict.LOCAL, "no input has a dim to shard", every)

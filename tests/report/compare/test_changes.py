@@ -23,12 +23,12 @@ GOLDEN = """\
 shardscope diff · before → after
 
 Totals  of the busiest rank, where ranks differ
-             before       after        added  gone  changed
-findings     none         1 warning        1     ·        ·
-collectives  48           52               4     ·        ·
-bytes        2.19 GiB     2.31 GiB         8     ·        ·
-placements   0 B a rank   0 B a rank       ·     ·        8
-run          dp=4 × tp=2  dp=4 × tp=2      ·     ·        1
+             before              after               added  gone  changed
+findings     none                1 warning               1     ·        ·
+collectives  48                  52                      4     ·        ·
+bytes        2.19 GiB            2.31 GiB                8     ·        ·
+placements   sizes not recorded  sizes not recorded      ·     ·        8
+run          dp=4 × tp=2         dp=4 × tp=2             ·     ·        1
 
 Findings  1 added
    module                 what          before → after
@@ -38,16 +38,16 @@ Findings  1 added
 Collectives  4 added
    module                        what                          before  after  by
 +  layers.{0…3}.attention.wo ×4  all_reduce[tp] in forward          –      1  +1
-                                 DTensor Partial(sum) →
-                                 Replicate() unasked, for
-                                 aten.add.Tensor
+                                 implicit redistribution
+                                 Partial(sum) → Replicate(),
+                                 required by aten.add.Tensor
                                  (shardscope/cli/_llama.py:15
                                  2)
 
-Bytes  8 added; on the wire, if groups run rings
+Bytes  8 added; sent (ring estimate)
    module                        what                           before     after
 +  layers.{0…3}.attention.wo ×4  all_reduce[tp] in forward           –  32.0 MiB
-1 row on what was put in left out: --no-fold shows all
+1 row on inputs left out: --no-fold shows all
 
 Placements  8 changed
    module                        what
@@ -248,8 +248,8 @@ def test_a_comparison_as_a_string_has_a_line_for_each_change():
         "collectives: 1 → 2",
         "  ~ a: all_reduce[tp] in forward: 1 → 2",
         "bytes: 7.00 KiB → 14.0 KiB",
-        "  ~ a: all_reduce[tp] in forward, on the wire: 7.00 KiB → 14.0 KiB",
-        "  ~ a: all_reduce[tp] in forward, put in: 4.00 KiB → 8.00 KiB",
+        "  ~ a: all_reduce[tp] in forward, sent: 7.00 KiB → 14.0 KiB",
+        "  ~ a: all_reduce[tp] in forward, input: 4.00 KiB → 8.00 KiB",
     ]
     assert repr(changes) == "<Changes: 3 changes of collectives, bytes>"
     assert repr(diff(make_world({}), make_world({}))) == "<Changes: no change>"

@@ -18,11 +18,17 @@ def test_memory_is_compared_by_kind_and_module():
     )
     assert told(before, after, Area.MEMORY) == [
         "changed worse | peak: 2.00 MiB → 4.00 MiB",
-        "added worse | reserved by the allocator: – → 5.00 MiB",
         "changed worse | activations at the peak: 1.00 MiB → 3.00 MiB",
         "added worse | c: activations at the peak: – → 3.00 MiB",
         "gone better | b: activations at the peak: 1.00 MiB → –",
     ]
+
+
+def test_figures_that_one_recording_does_not_have_are_no_change():
+    sizes = {"first_peak_bytes": 4 * MIB, "needed_bytes": 9 * MIB, "device_bytes": 8 * MIB}
+    before, after = (make_memory((HELD, "a", MIB), **one) for one in ({}, sizes))
+    found = told(make_recording(memory=(before,)), make_recording(memory=(after,)), Area.MEMORY)
+    assert found == ["added worse | on a device of 8.00 MiB: – → does not fit"]
 
 
 def test_a_step_that_no_longer_fits_is_worse():

@@ -84,7 +84,7 @@ def test_parallel_programs_compare_collectives_fallbacks_placements_and_memory()
     assert told(*both, Area.PARALLEL) == [
         "changed worse | peak of tensors: 1.00 KiB → 2.00 KiB",
         "changed worse | a: all_reduce[tp] in forward: 1 → 2",
-        "changed worse | a: all_reduce[tp] in forward, put in: 64 B → 128 B",
+        "changed worse | a: all_reduce[tp] in forward, input: 64 B → 128 B",
         "added worse | layers.{0,1} ×2: fallback of aten.sort.default along tp (replicate): – → 1",
         "changed other | a: parameter weight: S(0); 2×8 float32 → R; 8×8 float32",
     ]

@@ -33,13 +33,13 @@ def test_collectives_of_the_root_and_of_no_module_are_told_apart():
     ]
 
 
-def test_bytes_on_the_wire_and_put_in_are_compared():
+def test_bytes_sent_and_of_inputs_are_compared():
     before = make_recording(make_calls({"a": 1}))
     after = make_recording(make_calls({"a": 1}, input_bytes=8192, wire_bytes=14336))
     assert told(before, after, Area.COLLECTIVES) == []
     assert told(before, after, Area.BYTES) == [
-        "changed worse | a: all_reduce[tp] in forward, on the wire: 7.00 KiB → 14.0 KiB",
-        "changed worse | a: all_reduce[tp] in forward, put in: 4.00 KiB → 8.00 KiB",
+        "changed worse | a: all_reduce[tp] in forward, sent: 7.00 KiB → 14.0 KiB",
+        "changed worse | a: all_reduce[tp] in forward, input: 4.00 KiB → 8.00 KiB",
     ]
 
 
@@ -47,7 +47,7 @@ def test_a_collective_that_is_added_says_why_and_where(llama):
     (row,) = compare(llama, add_reductions(llama)).of(Area.COLLECTIVES)
     assert str(row) == "layers.{0…31}.attention.wo ×32: all_reduce[tp] in forward: – → 1"
     assert row.because == (
-        "DTensor Partial(sum) → Replicate() unasked, for aten.add.Tensor "
+        "implicit redistribution Partial(sum) → Replicate(), required by aten.add.Tensor "
         "(shardscope/cli/_llama.py:152)"
     )
 
@@ -56,7 +56,7 @@ def test_another_cause_of_the_same_collective_is_a_change():
     call = Call(api="dist.all_reduce")
     before = make_recording(make_calls({"a": 2}, cause=call))
     after = make_recording(make_calls({"a": 2}, cause=UNASKED))
-    said = "DTensor Partial(sum) → Replicate() unasked, for aten.add.Tensor"
+    said = "implicit redistribution Partial(sum) → Replicate(), required by aten.add.Tensor"
     what = "a: all_reduce[tp] in forward"
     assert told(before, after, Area.COLLECTIVES) == []
     assert told(before, after, Area.CAUSES) == [

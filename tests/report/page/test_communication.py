@@ -61,7 +61,7 @@ def test_calls_are_columns_by_rank_and_order() -> None:
     assert [page.modules.path[at] for at in said.calls.owner] == ["a.b", "", ""]
     assert (
         said.causes[said.calls.cause[0]]
-        == "DTensor Shard(0) → Replicate unasked, for aten.mm.default"
+        == "implicit redistribution Shard(0) → Replicate, required by aten.mm"
     )
     assert said.calls.source == (0, -1, -1)
     assert said.calls.group == (-1, 0, 0)

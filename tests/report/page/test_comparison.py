@@ -20,7 +20,7 @@ def test_changes_point_at_modules_and_areas():
     assert (row.path, row.repeat) == ("layers.{0…3}.attention.wo", 4)
     assert (row.status, row.before, row.after, row.delta) == ("added", "", "1", 1)
     assert row.is_worse is True
-    assert row.because.startswith("DTensor Partial(sum) → Replicate() unasked")
+    assert row.because.startswith("implicit redistribution Partial(sum) → Replicate(), required")
     (area,) = [one for one in made.areas if one.name == "collectives"]
     assert (area.before, area.after, area.num_added, area.num_gone) == ("48", "52", 4, 0)
     assert msgspec.json.decode(msgspec.json.encode(made), type=Comparison) == made

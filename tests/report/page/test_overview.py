@@ -93,8 +93,8 @@ def test_traffic_is_told_per_rank() -> None:
     told = facts(make_ranks(4, [{"wire_bytes": 1024, "input_bytes": 512}] * 3))
     assert told["collectives per rank"].value == "3"
     assert told["collectives per rank"].note == "all ranks alike"
-    assert told["on the wire per rank"].value == "3.00 KiB"
-    assert told["on the wire per rank"].view == "communication"
+    assert told["sent per rank"].value == "3.00 KiB"
+    assert told["sent per rank"].view == "communication"
 
 
 def test_a_trace_of_silence_says_so() -> None:
@@ -113,7 +113,8 @@ def test_memory_says_whether_it_fits() -> None:
     )
     fact = facts(make_recording(memory=(profile,)))["peak memory of a rank"]
     assert (fact.value, fact.view) == ("1.00 GiB", "memory")
-    assert "does not fit, 1.00 GiB too much" in fact.note
+    assert "does not fit in 2.00 GiB, 1.00 GiB too much" in fact.note
+    assert "estimated" in fact.note
 
 
 def test_parameters_are_those_of_the_fullest_rank() -> None:
@@ -137,12 +138,12 @@ def test_parameters_are_those_of_the_fullest_rank() -> None:
     )
     run = make_run(world_size=2, ranks=(0, 1), axes=(Axis(name="tp", size=2),))
     fact = facts(make_recording(modules=modules, run=run))["parameters"]
-    assert (fact.value, fact.note) == ("300 B", "50 B on a rank, 40 B of it on other ranks too")
+    assert (fact.value, fact.note) == ("300 B", "50 B on a rank, 40 B of it replicated")
 
 
 def test_every_instrument_has_its_fact() -> None:
     told = facts(make_holdings())
-    assert told["op calls that shard (exported)"].value == "54%"
+    assert told["op calls that shard (exported)"].value == "55%"
     assert told["parity"].value == "24 of 52 tensors differ"
     told = facts(make_parallel())
     assert told["parallel program"].view == "proof"

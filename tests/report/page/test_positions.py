@@ -43,7 +43,7 @@ def check(page: Page) -> None:
             assert all(-1 <= at < num_modules for at in numbers(value)), (record, name)
         if name in _SOURCES:
             assert all(-1 <= at < num_sources for at in numbers(value)), (record, name)
-    _check_columns(page.modules, len(page.modules.path), apart={"phases"})
+    _check_columns(page.modules, len(page.modules.path), apart={"phases", "recorded"})
     _check_columns(page.sources, num_sources)
     _check_tree(page)
     if page.communication is not None:
@@ -87,7 +87,8 @@ def _check_communication(one: Communication) -> None:
         "words": one.causes,
         "group": one.groups,
     }
-    _check_columns(one.calls, len(one.calls.rank))
+    _check_columns(one.calls, len(one.calls.rank), apart={"start_ns"})
+    assert len(one.calls.start_ns) in (0, len(one.calls.rank))
     _check_columns(one.spans, len(one.spans.rank), apart={"names"})
     for record, name, value in walk(one):
         if isinstance(record, Calls | Sum | CauseRow) and name in lists:

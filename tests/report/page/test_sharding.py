@@ -220,7 +220,9 @@ def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
         alias_group="up.weight",
         rule="up.*",
     )
-    plain = Parameter(name="scale", shape=(), local_shape=(), dtype="float32", local_bytes=4)
+    plain = Parameter(
+        name="scale", shape=(), local_shape=(), dtype="float32", global_bytes=4, local_bytes=4
+    )
     finding = Finding(
         rule="replicated", severity=Severity.WARNING, subject="up.weight", fact="", remedy=""
     )
@@ -235,7 +237,7 @@ def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
     assert table.flags == ("replicated", "")
     assert [page.modules.path[at] for at in table.module] == ["up", "up"]
     held = (page.sharding.global_bytes, page.sharding.local_bytes, page.sharding.replicated_bytes)
-    assert held == (128, 68, 68)
+    assert held == (132, 68, 68)
 
 
 def test_a_finding_on_a_pattern_flags_every_layer() -> None:

@@ -95,7 +95,7 @@ def test_a_collective_tells_its_cause_line_and_ranks(llama):
     async def steps(app, pilot):
         await pilot.press("tab", "down", "down")
         told = details(app)
-        assert "DTensor Shard(dim=1) → Replicate() for PrepareModuleInput" in told
+        assert "redistribution Shard(dim=1) → Replicate() for PrepareModuleInput" in told
         assert "layers.0.attention" in told
         assert "tp, 8 ranks = ranks 0-7" in told
         assert "shardscope/cli/_llama.py:140 in forward" in told
@@ -313,7 +313,7 @@ def test_an_empty_recording_says_what_would_fill_it():
         seen = screen_text(app)
         assert "No modules" in seen
         assert "shardscope trace" in seen
-        assert "No findings, and no gaps." in seen
+        assert "No findings (which checks ran was not" in seen
         await pilot.press("p", "s", "f", "slash", *"x", "enter", "n")
 
     drive(make_recording(), steps)

@@ -10,7 +10,7 @@ export function colorOf(index: number): string {
 
 /** From nothing (0) to the most (1) in one hue; lightness alone tells it, so that it prints too. */
 export function heatOf(share: number): string {
-  const percent = Math.round(100 * Math.sqrt(Math.min(Math.max(share, 0), 1)));
+  const percent = Math.round(100 * Math.min(Math.max(share, 0), 1));
   return `color-mix(in oklab, var(--heat-high) ${percent}%, var(--heat-low))`;
 }
 

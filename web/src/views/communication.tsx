@@ -1,4 +1,4 @@
-/** Who said what to whom, and why. */
+/** Collectives, who sends to whom, and why. */
 import "./communication.css";
 import { useMemo } from "preact/hooks";
 import type { Communication as Said } from "../page";
@@ -41,19 +41,19 @@ function Communication() {
       {hasCalls && <Narrowed communication={communication} facets={facets} />}
       {hasCalls && <Reasons communication={communication} facets={facets} />}
       <Timeline communication={communication} marks={marks} />
-      <Timings timings={communication.timings} />
+      <Timings timings={communication.timings} clock={communication.clock} />
       {hasCalls && <Calls communication={communication} facets={facets} />}
     </>
   );
 }
 
-/** What is looked at alone, and a way back to everything. */
+/** What the tables below are filtered by, and a way back to everything. */
 function Narrowed({ communication, facets }: { communication: Said; facets: Facets }) {
   if (isOpen(facets)) return null;
   const { kinds, phases } = communication;
   const words = [
     facets.kind < 0 ? "collectives" : kinds[facets.kind],
-    facets.axis >= 0 && `along ${nameAxis(communication, facets.axis)}`,
+    facets.axis >= 0 && `on ${nameAxis(communication, facets.axis)}`,
     facets.phase >= 0 && `in ${phases[facets.phase]}`,
     selected.value >= 0 && `of ${nameOf(selected.value)}`,
   ];
@@ -63,7 +63,7 @@ function Narrowed({ communication, facets }: { communication: Said; facets: Face
     });
   return (
     <p class="narrowed" role="status">
-      Below, <b>{words.filter(Boolean).join(" ")}</b> alone.
+      Filtered: <b>{words.filter(Boolean).join(" ")}</b>.
       <button type="button" class="text-button" onClick={clear}>
         show all
       </button>
@@ -75,7 +75,7 @@ export const view: View = {
   id: "communication",
   title: "Communication",
   hasData: (page) => page.communication !== null,
-  empty: "No collectives were recorded.",
+  empty: "Collectives were not recorded.",
   command: "shardscope trace TARGET -o recording.json",
   Component: Communication,
 };

@@ -163,7 +163,7 @@ function makeColumns({ changes, areas }: Comparison): Column[] {
       value: (row) => at(row).path,
       cell: (row) => (
         <span class="clip">
-          <ModuleLink module={at(row).module} text={at(row).path || "the whole"} />
+          <ModuleLink module={at(row).module} text={at(row).path || "all modules"} />
           {at(row).repeat > 1 && <span class="chip">×{at(row).repeat}</span>}
         </span>
       ),
@@ -203,7 +203,7 @@ function Change({ change, area }: { change: ChangeRow; area: string }) {
       <div>
         <dt>module</dt>
         <dd>
-          <ModuleLink module={change.module} text={change.path || "the whole"} />
+          <ModuleLink module={change.module} text={change.path || "all modules"} />
           {change.repeat > 1 && <span class="dim"> and {change.repeat - 1} like it</span>}
         </dd>
       </div>

@@ -24,7 +24,7 @@ export const view: View = {
   title: "Compiler",
   hasData: ({ compiler }) =>
     compiler !== null && compiler.diagnoses.length + compiler.explanations.length > 0,
-  empty: "Nobody looked at what the compiler does.",
+  empty: "Compilation was not recorded.",
   command: "shardscope explain TARGET -o recording.json",
   Component: Compiler,
 };

@@ -50,10 +50,33 @@ function describe(level: LevelCoverage): string {
   return `${placed}, on a mesh of ${level.mesh}. The verdict on an op is the worst of all its calls.`;
 }
 
-/** A bar of all ops, one piece for each verdict; a piece is a button that keeps its ops alone. */
+/** A bar of all ops, one piece for each verdict, and below it buttons that filter by verdict. */
 function Verdicts({ level }: { level: LevelCoverage }) {
   const whole = level.counts.reduce((sum, count) => sum + count, 0);
   const wanted = param("verdict");
+  return (
+    <>
+      <div class="verdict-bar" aria-hidden="true">
+        {level.verdicts.map((verdict, i) => (
+          <span
+            key={verdict}
+            class={`tone-${toneOf(verdict)}`}
+            style={{ flexGrow: level.counts[i]! }}
+          />
+        ))}
+      </div>
+      <VerdictButtons level={level} whole={whole} wanted={wanted} />
+    </>
+  );
+}
+
+interface VerdictProps {
+  readonly level: LevelCoverage;
+  readonly whole: number; // ops in all
+  readonly wanted: string | undefined;
+}
+
+function VerdictButtons({ level, whole, wanted }: VerdictProps) {
   return (
     <div class="verdicts" role="group" aria-label="verdicts">
       {level.verdicts.map((verdict, i) => {
@@ -64,12 +87,11 @@ function Verdicts({ level }: { level: LevelCoverage }) {
             type="button"
             key={verdict}
             class={`verdict tone-${toneOf(verdict)}`}
-            style={{ flexGrow: count }}
             aria-pressed={wanted === verdict}
             title={`${countOf(count, "op")} ${verdict}, ${formatShare(count, whole)}`}
             onClick={() => setParam("verdict", wanted === verdict ? null : verdict)}
           >
-            <b>{count}</b> {verdict}
+            <b>{count}</b> {verdict} <span class="dim">{formatShare(count, whole)}</span>
           </button>
         );
       })}
@@ -87,7 +109,7 @@ function Ops({ level }: { level: LevelCoverage }) {
   );
   const modulesOf = useCallback((row: number) => ops[row]!.modules, [ops]);
   return (
-    <Panel title="Ops" note="The worst first. A row tells what was tried, and what to do.">
+    <Panel title="Ops" note="The worst first. Click a row for what was tried and what to do.">
       <Table
         label="ops"
         numRows={ops.length}
@@ -134,11 +156,11 @@ function makeColumns(ops: readonly OpRow[]): Column[] {
     {
       id: "flops",
       title: "Work",
-      hint: "floating-point operations of all its calls",
+      hint: "floating-point operations of all its calls; – where torch has no formula",
       width: 7.5,
       align: "end",
-      value: (row) => ops[row]!.flops,
-      cell: (row) => (ops[row]!.flops ? formatFlops(ops[row]!.flops) : "·"),
+      value: (row) => ops[row]!.flops ?? -1,
+      cell: (row) => formatWork(ops[row]!.flops),
     },
     {
       id: "moved",
@@ -159,11 +181,16 @@ function makeColumns(ops: readonly OpRow[]): Column[] {
   ];
 }
 
+function formatWork(flops: number | null): string {
+  if (flops === null) return "–";
+  return flops ? formatFlops(flops) : "·";
+}
+
 export const view: View = {
   id: "coverage",
   title: "Coverage",
   hasData: (page) => page.coverage.length > 0,
-  empty: "Nobody looked which ops shard.",
+  empty: "Op coverage was not recorded.",
   command: "shardscope coverage TARGET --mesh tp=4 -o recording.json",
   Component: Coverage,
 };

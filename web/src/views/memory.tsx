@@ -51,24 +51,23 @@ function Memory() {
 
 function describe(curve: MemoryCurve): string {
   const where = curve.peak_module < 0 ? "" : `, while ${nameOf(curve.peak_module)} ran`;
-  return `The most is ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}.`;
+  const peak = `Peak: ${formatBytes(curve.peak_bytes)}, in ${curve.peak_phase}${where}`;
+  return `${peak}; ${curve.caveat}. From left to right: order of allocations, not time.`;
 }
 
 function Figures({ curve }: { curve: MemoryCurve }) {
-  const device = curve.device_bytes;
   const rows: readonly [string, number | null, string][] = [
     ["peak of a step", curve.peak_bytes, "as torch.cuda.max_memory_allocated counts"],
     ["of the first step", curve.first_peak_bytes, "which makes the optimizer's state"],
     ["reserved", curve.reserved_bytes, "the most that the allocator has taken from the device"],
-    ["needed of a device", curve.needed_bytes, "the peak, and what CUDA takes beside it"],
-    ["the device has", device, device === null ? "" : describeFit(curve, device)],
+    ["needed of a device", curve.needed_bytes, "the peak and the CUDA context"],
+    ["the device has", curve.device_bytes, curve.room],
   ];
   return (
     <dl class="memory-figures">
       {rows.map(
         ([label, value, hint]) =>
-          value !== null &&
-          value > 0 && (
+          value !== null && (
             <div key={label}>
               <dt>{label}</dt>
               <dd>
@@ -79,11 +78,6 @@ function Figures({ curve }: { curve: MemoryCurve }) {
       )}
     </dl>
   );
-}
-
-function describeFit(curve: MemoryCurve, device: number): string {
-  const left = device - curve.needed_bytes;
-  return left >= 0 ? `it fits, ${formatBytes(left)} are left` : `${formatBytes(-left)} too little`;
 }
 
 function Kinds({ curve }: { curve: MemoryCurve }) {
@@ -116,8 +110,8 @@ function Held({ curve }: { curve: MemoryCurve }) {
   const sum = rows.reduce((all, row) => (isInSelection(row.module) ? all + row.num_bytes : all), 0);
   const note =
     selected.value < 0
-      ? "Modules that are answerable for the bytes."
-      : `${nameOf(selected.value)} is answerable for ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
+      ? "Modules that own the memory."
+      : `${nameOf(selected.value)} owns ${formatBytes(sum)}, ${formatShare(sum, curve.peak_bytes)} of the peak.`;
   return (
     <Panel title="At the peak, by module" note={note}>
       <Table
@@ -126,7 +120,7 @@ function Held({ curve }: { curve: MemoryCurve }) {
         columns={columns}
         sort={{ column: "bytes", isDescending: true }}
         modules={moduleOf}
-        empty="No module is answerable for anything that was held."
+        empty="No module owns any memory at the peak."
         height="28rem"
       />
     </Panel>
@@ -185,7 +179,7 @@ export const view: View = {
   id: "memory",
   title: "Memory",
   hasData: (page) => page.memory.length > 0,
-  empty: "Memory was not measured.",
+  empty: "Memory was not recorded.",
   command: "shardscope memory TARGET -o recording.json",
   Component: Memory,
 };

@@ -22,7 +22,7 @@ function Modules() {
       {selected.value >= 0 && <ModuleCard module={selected.value} />}
       <Panel
         title="Modules by phase"
-        note="Figures of one rank, children included; ×n: n alike, figures are of one."
+        note={describeFigures()}
         controls={
           <>
             <button type="button" class="text-button" onClick={openAll}>
@@ -34,7 +34,7 @@ function Modules() {
             <Choices
               label="columns"
               choices={[
-                { id: "bytes", title: "Bytes", hint: "bytes on the wire by phase" },
+                { id: "bytes", title: "Bytes", hint: "bytes sent by phase (ring estimate)" },
                 { id: "counts", title: "Counts", hint: "collectives by phase" },
               ]}
               value={show}
@@ -49,11 +49,17 @@ function Modules() {
   );
 }
 
+function describeFigures(): string {
+  const { scope } = page.value.run;
+  const words = "Figures of one rank, including children; ×n: n alike, figures are of one.";
+  return scope ? `${words} Collectives: ${scope}.` : words;
+}
+
 function IciclePanel() {
   const measures = listMeasures(page.value.modules);
   const measure = measures.find(({ id }) => id === param("by")) ?? measures[0];
   if (!measure)
-    return <Empty>No bytes, parameters or memory were recorded of these modules.</Empty>;
+    return <Empty>No bytes, parameters or memory were recorded for these modules.</Empty>;
   return (
     <Panel
       title="Where it goes"
@@ -76,7 +82,7 @@ export const view: View = {
   id: "modules",
   title: "Modules",
   hasData: (page) => page.modules.path.length > 0,
-  empty: "No modules were recorded.",
+  empty: "Modules were not recorded.",
   command: "shardscope trace TARGET -o recording.json",
   Component: Modules,
 };

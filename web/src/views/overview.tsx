@@ -2,7 +2,7 @@
 import "./overview.css";
 import type { GapItem } from "../page";
 import { Panel } from "../parts/panel";
-import { countOf } from "../parts/units";
+import { countOf, formatNumber } from "../parts/units";
 import { page } from "../store/page";
 import { Facts } from "./overview/facts";
 import { Findings } from "./overview/findings";
@@ -35,6 +35,7 @@ function Run() {
     ["torch", run.torch_version],
     ["shardscope", run.shardscope_version],
     ["recorded by", run.instruments.join(", ")],
+    ["forward passes", run.num_forwards === null ? "" : formatNumber(run.num_forwards)],
   ];
   return (
     <Panel title="What ran">
@@ -55,18 +56,14 @@ function Run() {
 
 function Gaps({ gaps }: { gaps: readonly GapItem[] }) {
   if (!gaps.length) {
-    return (
-      <p class="complete">
-        Everything that was seen was understood: there are no gaps in what this page says.
-      </p>
-    );
+    return <p class="complete">{page.value.run.no_gaps}</p>;
   }
   const numLost = gaps.filter((gap) => gap.is_loss).length;
   const note = numLost
-    ? `${countOf(numLost, "gap")} lost records: what is missing there may have happened all the same.`
+    ? `${countOf(numLost, "gap")} with lost records: figures are incomplete.`
     : "Figures leave these out. Nothing else is known to be missing.";
   return (
-    <Panel title={`Not understood (${gaps.length})`} note={note}>
+    <Panel title={`Gaps (${gaps.length})`} note={note}>
       <ul class="gaps">
         {gaps.map((gap, i) => (
           <li key={i} class="gap">

@@ -1,4 +1,4 @@
-/** Whether the parallel program computes the same, and what was put into it. */
+/** Whether the parallel program computes the same, and the collectives that it issues. */
 import "./proof.css";
 import type { DivergenceItem, FallbackRow, InsertedRow, ParallelItem, ParityItem } from "../page";
 import { Badge } from "../parts/badge";
@@ -91,7 +91,7 @@ function Divergence({ item }: { item: DivergenceItem }) {
 function Parallel({ item }: { item: ParallelItem }) {
   return (
     <Panel
-      title={`${item.program}, cut for ${item.mesh}`}
+      title={`${item.program}, partitioned for ${item.mesh}`}
       controls={item.tensors.name.length > 0 && <WhichTensors />}
     >
       <Words isFine={item.is_fine} words={item.words} />
@@ -107,7 +107,7 @@ function Parallel({ item }: { item: ParallelItem }) {
 function Inserted({ rows }: { rows: readonly InsertedRow[] }) {
   return (
     <div class="proof-table">
-      <h3 class="detail-head">Collectives that were put in; ×n: in n layers alike</h3>
+      <h3 class="detail-head">Inserted collectives; ×n: in n layers alike</h3>
       <div class="scroll-x">
         <table class="plain-table">
           <thead>
@@ -115,7 +115,7 @@ function Inserted({ rows }: { rows: readonly InsertedRow[] }) {
               <th>what</th>
               <th>phase</th>
               <th class="end">count</th>
-              <th class="end">each puts in</th>
+              <th class="end">input in all</th>
               <th>module</th>
               <th>cause</th>
               <th>line</th>
@@ -169,9 +169,9 @@ function Fallbacks({ rows }: { rows: readonly FallbackRow[] }) {
 
 export const view: View = {
   id: "proof",
-  title: "Proof",
+  title: "Correctness",
   hasData: ({ proof }) => proof !== null && proof.parity.length + proof.parallel.length > 0,
-  empty: "Nobody compared the parallel model with the single device.",
+  empty: "The parallel model was not compared with a single device.",
   command: "shardscope parity TARGET --mesh tp=2 -o recording.json",
   Component: Proof,
 };

@@ -33,7 +33,7 @@ function Sharding() {
 function Layouts({ table }: { table: ShardingTable }) {
   const shown = table.layouts.slice(0, MAX_LAYOUTS);
   const more = table.layouts.length - shown.length;
-  const note = more ? `${formatNumber(more)} more are not drawn.` : "Asked for by themselves.";
+  const note = more ? `${formatNumber(more)} more are not drawn.` : "Recorded one by one.";
   return (
     <Panel title="Layouts" note={note}>
       <ul class="layouts">
@@ -70,7 +70,7 @@ function Audit({ table }: { table: ShardingTable }) {
       </div>
       <Panel
         title="Parameters"
-        note="A row is drawn, and tells its names."
+        note="Click a parameter to draw its layout."
         controls={
           filters.length > 1 && (
             <Choices
@@ -100,10 +100,10 @@ function Audit({ table }: { table: ShardingTable }) {
 
 function Drawn({ table, row }: { table: ShardingTable; row: number }) {
   const { parameters, drawings } = table;
-  if (row < 0) return <Empty>No parameter is left to draw.</Empty>;
+  if (row < 0) return <Empty>No parameter matches the filter.</Empty>;
   const drawing = drawings[parameters.drawing[row]!];
   return (
-    <Panel title="How it lies" note={<span class="drawn-name mono">{parameters.name[row]}</span>}>
+    <Panel title="Layout" note={<span class="drawn-name mono">{parameters.name[row]}</span>}>
       {drawing ? (
         <Placed drawing={drawing} />
       ) : (
@@ -165,7 +165,7 @@ export const view: View = {
   id: "sharding",
   title: "Sharding",
   hasData: (page) => page.sharding !== null,
-  empty: "No parameters were recorded.",
+  empty: "Parameters were not recorded.",
   command: "shardscope audit TARGET -o recording.json",
   Component: Sharding,
 };

@@ -1,4 +1,4 @@
-"""The same changes in fewer rows: what is put in changes most often with what is on the wire."""
+"""The same changes in fewer rows: inputs change most often with what is sent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from shardscope.report.compare.changes import Area, Change
 
 __all__ = ["AT_PEAK", "INPUT", "WIRE", "leave_out_input", "shorten_what"]
 
-WIRE = ", on the wire"
-INPUT = ", put in"
+WIRE = ", sent"
+INPUT = ", input"
 AT_PEAK = " at the peak"
 
 
 def leave_out_input(rows: Sequence[Change]) -> list[Change]:
-    """The rows without those on what was put in that have one on the wire beside them."""
+    """The rows without those on inputs that have one on what is sent beside them."""
     known = {(row.path, row.what, row.status) for row in rows if WIRE in row.what}
     return [
         row

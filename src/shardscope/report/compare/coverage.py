@@ -16,6 +16,7 @@ Levels = Sequence[Coverage]
 
 # Whether an op moves something first is the least of worries; that it cannot run is the greatest.
 _BADNESS = {
+    Verdict.LOCAL: 0,
     Verdict.SHARDED: 0,
     Verdict.DECOMPOSED: 0,
     Verdict.REDISTRIBUTED: 1,
@@ -46,8 +47,11 @@ def total_coverage(before: Levels, after: Levels) -> AreaTotal:
 
 
 def _summarize(coverage: Coverage) -> str:
-    covered = sum(_BADNESS[op.verdict] <= _COVERED for op in coverage.ops)
-    return f"{covered:,} of {len(coverage.ops):,} ops shard"
+    judged = [op for op in coverage.ops if op.verdict is not Verdict.LOCAL]
+    covered = sum(_BADNESS[op.verdict] <= _COVERED for op in judged)
+    num_local = len(coverage.ops) - len(judged)
+    local = f", {num_local:,} on local tensors" if num_local else ""
+    return f"{covered:,} of {len(judged):,} ops shard{local}"
 
 
 def _first_rank(levels: Levels) -> list[Coverage]:

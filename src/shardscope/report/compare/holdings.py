@@ -19,7 +19,7 @@ from shardscope.record import (
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import Fact, match_facts
 from shardscope.report.compare.names import CleanNames
-from shardscope.report.units import format_bytes
+from shardscope.report.units import format_bytes, sum_known
 
 __all__ = ["Holdings", "compare_holdings", "total_holdings"]
 
@@ -106,12 +106,15 @@ def total_holdings(before: Holdings, after: Holdings) -> AreaTotal:
 
 
 def _summarize(modules: Sequence[Module]) -> str:
-    held: dict[str, int] = {}
+    held: dict[str, int | None] = {}
     for module in modules:
         for one in module.parameters:
             if not one.is_buffer:
                 held.setdefault(one.alias_group or f"{module.name}.{one.name}", one.local_bytes)
-    return f"{format_bytes(sum(held.values()))} a rank"
+    if not held:
+        return "no parameters"
+    size = sum_known(held.values())
+    return "sizes not recorded" if size is None else f"{format_bytes(size)} a rank"
 
 
 def _list_facts(mine: _Table, other: _Table) -> Iterator[Fact]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from shardscope.record import MemoryProfile
 from shardscope.report.compare.brief import AT_PEAK
@@ -28,7 +28,7 @@ def compare_memory(
     pairs = {(rank,): (by_rank[0][rank], by_rank[1][rank]) for rank in ranks}
     yield from join_ranks(
         {
-            mine: list(match_facts(Area.MEMORY, *map(_list_totals, pair)))
+            mine: list(_compare_totals(*pair))
             for mine, pair in (pairs or {(0,): (first, second)}).items()
         }
     )
@@ -48,23 +48,36 @@ def _find_worst(profiles: Profiles) -> MemoryProfile:
 
 
 def _most(profile: MemoryProfile) -> int:
-    return max(profile.peak_bytes, profile.first_peak_bytes)
+    return max(profile.peak_bytes, profile.first_peak_bytes or 0)
 
 
-def _list_totals(profile: MemoryProfile) -> Iterator[Fact]:
-    sizes = {
-        "peak": profile.peak_bytes,
-        "peak of the first step": profile.first_peak_bytes,
-        "reserved by the allocator": profile.reserved_bytes,
-        "needed of a device": profile.needed_bytes,
+_TOTALS = {
+    "peak": "peak_bytes",
+    "peak of the first step": "first_peak_bytes",
+    "reserved by the allocator": "reserved_bytes",
+    "needed of a device": "needed_bytes",
+}
+
+
+def _compare_totals(before: MemoryProfile, after: MemoryProfile) -> Iterator[Change]:
+    """What both recorded: a figure that one does not have says nothing of a change."""
+    known = {
+        what: field
+        for what, field in _TOTALS.items()
+        if getattr(before, field) is not None and getattr(after, field) is not None
     }
+    facts = (list(_list_totals(profile, known)) for profile in (before, after))
+    yield from match_facts(Area.MEMORY, *facts)
+
+
+def _list_totals(profile: MemoryProfile, fields: Mapping[str, str]) -> Iterator[Fact]:
+    sizes = {what: getattr(profile, field) for what, field in fields.items()}
     kinds: Counter[str] = Counter()
     for use in profile.at_peak:
         kinds[f"{_say(use.kind)}{AT_PEAK}"] += use.num_bytes
     for what, size in (sizes | kinds).items():
-        if size:
-            yield Fact(what=what, value=size, unit=Unit.BYTES, badness=size)
-    if profile.device_bytes is not None:
+        yield Fact(what=what, value=size, unit=Unit.BYTES, badness=size)
+    if profile.device_bytes is not None and profile.needed_bytes is not None:
         fits = profile.needed_bytes <= profile.device_bytes
         words = "fits" if fits else "does not fit"
         what = f"on a device of {format_bytes(profile.device_bytes)}"

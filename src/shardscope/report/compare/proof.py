@@ -154,7 +154,7 @@ def _list_inserted(one: Parallelization, names: CleanNames, prefix: str) -> Iter
         because = causes[module, what]
         yield Fact(module=module, what=what, value=count, badness=count, because=because)
     for (module, what), size in sizes.items():
-        said = f"{what}, put in"
+        said = f"{what}, input"
         yield Fact(module=module, what=said, value=size, unit=Unit.BYTES, badness=size)
 
 

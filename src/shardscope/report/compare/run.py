@@ -38,6 +38,7 @@ def _list_facts(run: RunInfo) -> Iterator[Fact]:
         "torch": run.torch_version,
         "shardscope": run.shardscope_version,
         "instruments": ", ".join(run.instruments),
+        "forward passes": "" if run.num_forwards is None else run.num_forwards,
     }
     for what, value in facts.items():
         if value != "":

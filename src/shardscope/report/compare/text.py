@@ -22,7 +22,7 @@ _SIGNS = {Status.ADDED: "+", Status.GONE: "-", Status.CHANGED: "~"}
 _STYLES = {True: "red", False: "green", None: ""}
 _ARROW = " → "
 _NOTES = {
-    Area.BYTES: "on the wire, if groups run rings",
+    Area.BYTES: "sent (ring estimate)",
     Area.MEMORY: "what is held, at the peak",
 }
 _QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
@@ -151,7 +151,7 @@ def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequenc
     if len(shown) < len(kept):
         hidden.append(f"… {len(kept) - len(shown):,} more")
     if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on what was put in left out")
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs left out")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 

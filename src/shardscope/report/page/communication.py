@@ -29,7 +29,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
 
 
 class Sum(Struct, frozen=True, kw_only=True):
-    """What the busiest rank said of one kind along one axis in one phase."""
+    """Collectives of the busiest rank of one kind along one axis in one phase."""
 
     axis: int
     kind: int
@@ -40,7 +40,7 @@ class Sum(Struct, frozen=True, kw_only=True):
 
 
 class CauseRow(Struct, frozen=True, kw_only=True):
-    """Why something was said; the costliest come first."""
+    """A cause and its collectives; the most expensive come first."""
 
     words: int  # position in Communication.causes
     what: str  # `all_gather[tp]`
@@ -62,7 +62,10 @@ class GroupRow(Struct, frozen=True, kw_only=True):
 
 
 class Calls(Struct, frozen=True, kw_only=True):
-    """Collectives in columns, by rank and then in the order in which it issued them."""
+    """Collectives in columns, by rank and then in the order in which it issued them.
+
+    `start_ns` is empty where the run's clock was not recorded, as in a simulation.
+    """
 
     rank: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
@@ -116,7 +119,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
 
 
 class Communication(Struct, frozen=True, kw_only=True):
-    """Who said what to whom, and why. Lists of names come first; all else points into them."""
+    """All collectives and their causes. Lists of names come first; all else points into them."""
 
     axes: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -133,3 +136,5 @@ class Communication(Struct, frozen=True, kw_only=True):
     matrix: Matrix | None = None
     matrix_note: str = ""  # why there is none, or what it leaves out
     left_out: str = ""  # which calls are not in `calls`, where there are too many
+    scope: str = ""  # what figures are of: `over 2 forward passes, rank 0 of 8, simulated`
+    clock: str = ""  # what to know of the times of spans: `time of the simulation, not of a run`

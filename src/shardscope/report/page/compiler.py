@@ -75,7 +75,7 @@ class StageRow(Struct, frozen=True, kw_only=True):
 
     stage: str
     num_calls: int
-    total_ns: int
+    total_ns: int | None  # None is not known
 
 
 class ExplanationItem(Struct, frozen=True, kw_only=True):

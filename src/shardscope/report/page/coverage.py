@@ -13,7 +13,7 @@ class ShardingRow(Struct, frozen=True, kw_only=True):
     inputs: str
     verdict: str
     outputs: str = ""
-    num_bytes: int = 0
+    num_bytes: int | None = None  # None is not known
     detail: str = ""
 
 
@@ -25,7 +25,7 @@ class OpRow(Struct, frozen=True, kw_only=True):
     verdict: str
     num_forward: int = 0
     num_backward: int = 0
-    flops: int = 0
+    flops: int | None = None  # None where there is no formula for it
     moved_bytes: int = 0
     detail: str = ""
     remedy: str = ""

@@ -42,7 +42,9 @@ class MemoryCurve(Struct, frozen=True, kw_only=True):
     peak_phase: str
     peak_module: int
     at_peak: tuple[HeldRow, ...]
-    first_peak_bytes: int = 0
-    reserved_bytes: int = 0
-    needed_bytes: int = 0
+    first_peak_bytes: int | None = None  # None is what was not recorded
+    reserved_bytes: int | None = None
+    needed_bytes: int | None = None
     device_bytes: int | None = None
+    room: str = ""  # whether it fits in the device, in words
+    caveat: str = ""  # where the figures come from

@@ -13,8 +13,11 @@ class Modules(Struct, frozen=True, kw_only=True):
     Where ranks differ they are the busiest rank's, and `is_uneven` says so. A module that is like
     an earlier sibling but for its number has that one's position in `alike`, others their own;
     folding leaves out whatever is not its own, with all below it. Columns of phases are in the
-    order of `phases`. `own` figures leave out children, `total` figures do not.
+    order of `phases`. `own` figures leave out children, `total` figures do not. `recorded` names
+    the columns whose figures were recorded: zeros of the others mean nothing.
     """
+
+    recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
 
     phases: tuple[str, ...] = ()
     path: tuple[str, ...] = ()
@@ -24,7 +27,7 @@ class Modules(Struct, frozen=True, kw_only=True):
     end: tuple[int, ...] = ()  # position after the last one below it
     alike: tuple[int, ...] = ()
     repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
-    what: tuple[str, ...] = ()  # it says itself: `2× all_gather[tp]`
+    what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
     is_uneven: tuple[bool, ...] = ()
     own_count: tuple[tuple[int, ...], ...] = ()  # of each phase, for each module
     total_count: tuple[tuple[int, ...], ...] = ()  # likewise

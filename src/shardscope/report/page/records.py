@@ -17,7 +17,7 @@ from shardscope.report.page.sharding import ShardingTable
 __all__ = ["FORMAT", "SCHEMA", "Fact", "FindingItem", "GapItem", "Page", "RunFacts", "Sources"]
 
 FORMAT = "shardscope.page"
-SCHEMA = 1
+SCHEMA = 2
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -32,6 +32,10 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     shardscope_version: str
     command: str
     instruments: tuple[str, ...]
+    checks: str  # `checked by: trace; not run: audit, coverage`
+    no_gaps: str  # what it means that there are no gaps
+    scope: str  # what figures of collectives are of: `rank 0 of 8, over 2 forward passes`
+    num_forwards: int | None  # how often the model ran forward; None where that was not counted
 
 
 class Fact(Struct, frozen=True, kw_only=True):

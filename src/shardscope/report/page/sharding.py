@@ -20,7 +20,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class Drawing(Struct, frozen=True, kw_only=True):
-    """How tensors of one shape and placement lie; `pieces` is empty where there are too many."""
+    """The layout of tensors of one shape and placement; `pieces` is empty if there are too many."""
 
     shape: tuple[int, ...]
     placements: tuple[str, ...]
@@ -42,8 +42,8 @@ class Parameters(Struct, frozen=True, kw_only=True):
     dtype: tuple[str, ...] = ()
     drawing: tuple[int, ...] = ()
     placement: tuple[str, ...] = ()  # `dp: Shard(0), tp: Replicate`
-    global_bytes: tuple[int, ...] = ()
-    local_bytes: tuple[int, ...] = ()
+    global_bytes: tuple[int | None, ...] = ()  # None is not recorded
+    local_bytes: tuple[int | None, ...] = ()
     is_trainable: tuple[bool, ...] = ()
     is_buffer: tuple[bool, ...] = ()
     rule: tuple[str, ...] = ()
@@ -63,11 +63,11 @@ class LayoutRow(Struct, frozen=True, kw_only=True):
 
 
 class ShardingTable(Struct, frozen=True, kw_only=True):
-    """All parameters, and a drawing for each way in which they lie."""
+    """All parameters, and a drawing for each of their layouts."""
 
     parameters: Parameters
     drawings: tuple[Drawing, ...]
-    global_bytes: int = 0
-    local_bytes: int = 0
-    replicated_bytes: int = 0  # of what a rank holds, what others hold as well
+    global_bytes: int | None = None  # None is not recorded
+    local_bytes: int | None = None
+    replicated_bytes: int | None = None  # of what a rank holds, what others hold as well
     layouts: tuple[LayoutRow, ...] = ()

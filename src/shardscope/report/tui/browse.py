@@ -27,10 +27,10 @@ _PROBLEM_COLUMNS = {
     "rule": RowsColumn("finding or gap", 9, rank=2, share=1),
     "subject": RowsColumn("about", 9, rank=1, share=1),
 }
-_NO_CALLS = "No collectives: shardscope trace writes them down."
+_NO_CALLS = "Collectives were not recorded. Run shardscope trace."
+_NONE_ISSUED = "No collectives were issued while it was traced."
 _NONE_LEFT = "No collectives here; x clears filters."
 _NONE_HERE = "It issued no collectives."
-_NO_PROBLEMS = "No findings, and no gaps."
 
 
 @final
@@ -60,9 +60,9 @@ class Browse(Container):
         with Vertical(id="left"):
             yield ModuleTree(id="tree")
             yield Input(placeholder="name or class of a module", id="search")
-            yield Rows(_PROBLEM_COLUMNS, empty=_NO_PROBLEMS, id="problems")
+            yield Rows(_PROBLEM_COLUMNS, empty=self._walk.checks, id="problems")
         with Vertical(id="right"):
-            yield Rows(_choose_columns(self._walk.calls), empty=_NO_CALLS, id="calls")
+            yield Rows(_choose_columns(self._walk.calls), empty=self._explain_none(), id="calls")
             with VerticalScroll(id="details"):
                 yield Static(id="details-text", markup=False)
 
@@ -144,7 +144,7 @@ class Browse(Container):
 
     def _explain_none(self) -> str:
         if not self._walk.calls.choices["kind"]:
-            return _NO_CALLS
+            return _NONE_ISSUED if self._walk.is_traced else _NO_CALLS
         return _NONE_LEFT if self._walk.is_filtered else _NONE_HERE
 
     def _read_call(self, call: Collective) -> dict[str, str]:
@@ -154,8 +154,8 @@ class Browse(Container):
             "phase": str(call.phase),
             "kind": str(call.kind),
             "axis": self._walk.calls.name_axis(call),
-            "put in": format_bytes(call.input_bytes),
-            "on wire": format_bytes(call.wire_bytes),
+            "input": format_bytes(call.input_bytes),
+            "sent": format_bytes(call.wire_bytes),
             "module": "" if call.owner is None else call.owner or "(root)",
             "cause": describe_cause(call.cause),
         }
@@ -237,8 +237,8 @@ def _choose_columns(calls: CallList) -> dict[str, RowsColumn]:
         "phase": RowsColumn("phase", 9, rank=6),
         "kind": RowsColumn("kind", 14),
         "axis": RowsColumn("axis", min(12, max(4, longest)), rank=2),
-        "put in": RowsColumn("put in", 8, rank=7, is_number=True),
-        "on wire": RowsColumn("on wire", 8, rank=1, is_number=True),
+        "input": RowsColumn("input", 8, rank=7, is_number=True),
+        "sent": RowsColumn("sent", 8, rank=1, is_number=True),
         "module": RowsColumn("module", 12, rank=3, share=1),
         "cause": RowsColumn("cause", 20, rank=8, share=2),
     }

@@ -24,6 +24,7 @@ __all__ = ["Browser"]
 
 _SUBJECTS: list[Subject] = [one for one in get_args(Subject) if one != "modules"]
 _TABS = ["modules", *_SUBJECTS]
+_TITLES = {"proof": "Correctness"}
 _FEW_COLUMNS = 72
 _KEYS = (
     ("↑ ↓ PgUp PgDn", "move; Home and End go to the ends"),
@@ -82,7 +83,8 @@ class Browser(App[None]):
             with TabPane("Modules", id="modules"):
                 yield Browse(self._walk, id="browse")
             for subject in _SUBJECTS:
-                with TabPane(subject.capitalize(), id=subject), VerticalScroll(classes="view"):
+                title = _TITLES.get(subject, subject.capitalize())
+                with TabPane(title, id=subject), VerticalScroll(classes="view"):
                     yield Static(id=f"{subject}-view", markup=False)
         yield Footer()
 

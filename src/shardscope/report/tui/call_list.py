@@ -34,8 +34,8 @@ class Filter(Struct, frozen=True):
 
 SORTS: dict[str, Callable[[Collective], Any]] = {
     "order": lambda call: (call.rank, call.order),
-    "on wire": lambda call: (-call.wire_bytes, call.rank, call.order),
-    "put in": lambda call: (-call.input_bytes, call.rank, call.order),
+    "sent": lambda call: (-call.wire_bytes, call.rank, call.order),
+    "input": lambda call: (-call.input_bytes, call.rank, call.order),
     "module": lambda call: (call.owner or "", call.rank, call.order),
     "cause": lambda call: (describe_cause(call.cause), call.rank, call.order),
 }

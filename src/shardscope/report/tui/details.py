@@ -21,6 +21,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
+from shardscope.report.align import has_clock
 from shardscope.report.fold import ModuleNode
 from shardscope.report.layout import make_text, plural
 from shardscope.report.problems import SEVERITY_STYLES
@@ -49,6 +50,7 @@ class Details:
 
     def __init__(self, recording: Recording) -> None:
         self._world_size = recording.run.world_size
+        self._has_clock = has_clock(recording)
         self._groups = {group.name: group for group in recording.groups}
         self._modules: dict[str, Module] = {}
         for module in recording.modules:
@@ -62,8 +64,8 @@ class Details:
             ("class", make_text("|".join(node.types))),
             ("collectives", Text(_describe_phases(node))),
             ("itself", make_text(describe_kinds(node), "dim")),
-            ("put in", _format_bytes(node.input_bytes())),
-            ("on the wire", _format_bytes(node.wire_bytes())),
+            ("input", _format_bytes(node.input_bytes())),
+            ("sent", _format_bytes(node.wire_bytes())),
             (
                 "alike",
                 Text(f"{len(place.paths):,}, figures of one") if place.repeat > 1 else Text(),
@@ -87,15 +89,21 @@ class Details:
         if call.trigger not in (call.owner, None):
             yield "while running", make_text(call.trigger or "the root")
         yield "phase", make_text(call.phase)
-        yield "put in", Text(f"{format_bytes(call.input_bytes)} of {call.dtype}")
-        yield "got out", Text(format_bytes(call.output_bytes))
-        yield "on the wire", Text(f"{format_bytes(call.wire_bytes)}, if the group runs a ring")
+        yield "input", Text(f"{format_bytes(call.input_bytes)} of {call.dtype}")
+        yield "output", Text(format_bytes(call.output_bytes))
+        yield "sent", Text(f"{format_bytes(call.wire_bytes)} (ring estimate)")
         yield "group", make_text(f"{call.group}, {plural(call.num_ranks, 'rank')}{ranks}")
         yield "reduces by", make_text(call.reduce_op or "")
         yield "peer", Text("" if call.peer is None else f"rank {call.peer:,}")
         yield "op", make_text(call.op)
-        yield "issued", Text(_describe_time(call))
+        yield "issued", Text(self._describe_time(call))
         yield "thread", make_text(call.thread)
+
+    def _describe_time(self, call: Collective) -> str:
+        place = f"as number {call.order:,} of rank {call.rank:,}"
+        if not self._has_clock or call.start_ns is None:
+            return place
+        return f"{place}, {format_duration(call.start_ns)} after the recording began"
 
     def describe_problem(self, problem: Finding | Gap) -> RenderableType:
         """A finding with its remedy, or a gap."""
@@ -138,11 +146,6 @@ def _name_rank(problem: Finding | Gap) -> Iterator[Line]:
         yield "rank", Text(f"{problem.rank:,}")
 
 
-def _describe_time(call: Collective) -> str:
-    when = f", {format_duration(call.start_ns)} after the start" if call.start_ns else ""
-    return f"as number {call.order:,} of rank {call.rank:,}{when}"
-
-
 def _describe_module(module: Module) -> Iterator[Line]:
     yield "ranks", make_text(format_ranks(module.ranks))
     yield "also called", make_text(", ".join(module.aliases))
@@ -162,12 +165,18 @@ def _describe_parameter(one: Parameter) -> str:
     facts = [
         f"{one.dtype} {' → '.join(shapes)}",
         " ".join(f"{axis}:{placement}" for axis, placement in placed) or "plain",
-        f"{format_bytes(one.local_bytes)} of {format_bytes(one.global_bytes)}",
+        _describe_size(one),
         f"rule {one.rule}" if one.rule else "",
         f"tied to {one.alias_group}" if one.alias_group else "",
         "buffer" if one.is_buffer else "",
     ]
     return ", ".join(filter(None, facts))
+
+
+def _describe_size(one: Parameter) -> str:
+    if one.local_bytes is None or one.global_bytes is None:
+        return "size not recorded"
+    return f"{format_bytes(one.local_bytes)} of {format_bytes(one.global_bytes)}"
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, ClassVar, final
 
 from msgspec import Struct
@@ -117,7 +118,8 @@ class Rows(ScrollView, can_focus=True):
         base = self.rich_style
         if not self._things:
             style = base + self.get_component_rich_style("rows--empty")
-            return _make_strip(shorten(self._empty, width) if y == 0 else "", style, width)
+            lines = wrap(make_inert(self._empty), max(1, width))
+            return _make_strip(lines[y] if y < len(lines) else "", style, width)
         if y == 0:
             names = {key: column.header for key, column in self._columns.items()}
             return self._draw(names, base + self.get_component_rich_style("rows--header"))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shardscope.record import Collective, Finding, Gap, Recording
 from shardscope.report.fold import build_tree
-from shardscope.report.problems import sort_findings
+from shardscope.report.problems import describe_checks, sort_findings
 from shardscope.report.traffic import fold_ranks
 from shardscope.report.tui.call_list import SORTS, CallList, Filter
 from shardscope.report.tui.details import Details
@@ -34,6 +34,8 @@ class Walk:
         self.calls = CallList(recording)
         self.details = Details(recording)
         self.problems: list[Finding | Gap] = [*sort_findings(recording), *recording.gaps]
+        self.checks = f"No findings ({describe_checks(recording)})."
+        self.is_traced = "trace" in recording.run.instruments
         self.place: Place | None = None
         self.matches: list[Chain] = []
 

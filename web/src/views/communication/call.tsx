@@ -22,12 +22,12 @@ export function nameCall(row: number): string {
 
 export function describeCall(row: number): string {
   const { calls } = read();
-  return `${nameCall(row)} of rank ${calls.rank[row]}, ${formatBytes(calls.wire_bytes[row]!)} on the wire, ${nameOf(calls.owner[row]!)}`;
+  return `${nameCall(row)} of rank ${calls.rank[row]}, ${formatBytes(calls.wire_bytes[row]!)} sent, ${nameOf(calls.owner[row]!)}`;
 }
 
 export function CallTip({ row }: { row: number }) {
   const { calls, phases, causes } = read();
-  const start = calls.start_ns[row]!;
+  const start = calls.start_ns[row];
   return (
     <>
       <div class="tooltip-title">{nameCall(row)}</div>
@@ -39,9 +39,9 @@ export function CallTip({ row }: { row: number }) {
         </dd>
         <dt>phase</dt>
         <dd>{phases[calls.phase[row]!]}</dd>
-        <dt>on the wire</dt>
+        <dt>sent</dt>
         <dd>{formatBytes(calls.wire_bytes[row]!)}</dd>
-        {start > 0 && (
+        {start !== undefined && (
           <>
             <dt>after</dt>
             <dd>{formatDuration(start)}</dd>
@@ -54,7 +54,7 @@ export function CallTip({ row }: { row: number }) {
 }
 
 export function SpanTip({ row }: { row: number }) {
-  const { spans } = read();
+  const { spans, clock } = read();
   return (
     <>
       <div class="tooltip-title">{spans.names[spans.name[row]!]}</div>
@@ -68,12 +68,13 @@ export function SpanTip({ row }: { row: number }) {
           {spans.rank[row]}, {spans.names[spans.device[row]!]}
         </dd>
       </dl>
+      {clock && <div class="dim">{clock}</div>}
     </>
   );
 }
 
-/** Whether anything with its cause was put in unasked. */
-function isUnasked({ reasons, calls }: Communication, row: number): boolean {
+/** Whether anything with its cause is an implicit redistribution. */
+function isImplicit({ reasons, calls }: Communication, row: number): boolean {
   return reasons.some((one) => one.is_implicit && one.words === calls.cause[row]);
 }
 
@@ -84,12 +85,12 @@ export function CallDetail({ row }: { row: number }) {
   const group = groups[calls.group[row]!];
   const place = placeOfRank(calls.rank[row]!, mesh, world_size);
   const [owner, trigger] = [calls.owner[row]!, calls.trigger[row]!];
-  const start = calls.start_ns[row]!;
+  const start = calls.start_ns[row];
   return (
     <div class="op-detail">
       <p class="cause-head">
         <b class="mono">{nameCall(row)}</b>
-        {isUnasked(communication, row) && <Badge word="unasked" tone="warn" />}
+        {isImplicit(communication, row) && <Badge word="implicit" tone="warn" />}
         <span class="wrap">{causes[calls.cause[row]!]}</span>
       </p>
       <SourceLine source={calls.source[row]!} />
@@ -114,14 +115,14 @@ export function CallDetail({ row }: { row: number }) {
             {calls.rank[row]}
             {place && <span class="dim"> ({place})</span>}, its number{" "}
             {formatNumber(calls.order[row]!)}, in {phases[calls.phase[row]!]}
-            {start > 0 && `, ${formatDuration(start)} after the recording began`}
+            {start !== undefined && `, ${formatDuration(start)} after the recording began`}
           </dd>
         </div>
         <div>
           <dt>bytes</dt>
           <dd>
-            {formatBytes(calls.input_bytes[row]!)} in, {formatBytes(calls.output_bytes[row]!)} out,{" "}
-            {formatBytes(calls.wire_bytes[row]!)} on the wire
+            {formatBytes(calls.input_bytes[row]!)} input, {formatBytes(calls.output_bytes[row]!)}{" "}
+            output, {formatBytes(calls.wire_bytes[row]!)} sent (ring estimate)
             <span class="dim"> of {dtypes[calls.dtype[row]!]}</span>
           </dd>
         </div>

@@ -28,7 +28,7 @@ export function Calls({ communication, facets }: Props) {
   }, [communication, axis, kind, phase]);
   const moduleOf = useCallback((row: number) => calls.owner[row]!, [calls]);
   return (
-    <Panel title="Every collective" note={left_out || "A row tells why it was said, and where."}>
+    <Panel title="All collectives" note={left_out || "Click a row for cause and source."}>
       <Table
         label="collectives"
         numRows={calls.rank.length}
@@ -115,7 +115,7 @@ function makeColumns(communication: Communication): Column[] {
     number("order", "No.", "in the order in which its rank issued them", calls.order),
     text("phase", "Phase", 6.5, (row) => phases[calls.phase[row]!]!),
     module("owner", "Belongs to", 15, (row) => calls.owner[row]!),
-    bytes("wire", "On wire", "bytes that the rank puts on the wire", calls.wire_bytes),
+    bytes("wire", "Sent", "bytes that the rank sends (ring estimate)", calls.wire_bytes),
     { ...text("cause", "Cause", 18, (row) => causes[calls.cause[row]!]!), grow: 3 },
     {
       ...text("line", "Line", 13, (row) => placeOf(calls.source[row]!)),
@@ -126,8 +126,8 @@ function makeColumns(communication: Communication): Column[] {
         </span>
       ),
     },
-    bytes("input", "In", "bytes that the rank puts in", calls.input_bytes),
-    bytes("output", "Out", "bytes that the rank gets", calls.output_bytes),
+    bytes("input", "Input", "bytes of the rank's input", calls.input_bytes),
+    bytes("output", "Output", "bytes of the rank's output", calls.output_bytes),
     text("dtype", "Dtype", 6, (row) => dtypes[calls.dtype[row]!]!),
     text("group", "Group", 8.5, (row) => groups[calls.group[row]!]?.name ?? ""),
     ...(hasTriggers ? [module("trigger", "Issued in", 12, triggerOf)] : []),

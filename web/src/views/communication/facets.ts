@@ -60,7 +60,7 @@ export interface Cell {
   readonly numSums: number; // that were added up
 }
 
-/** What was said of each kind along each axis; -1 stands for all of them. */
+/** Collectives of each kind on each axis; -1 stands for all of them. */
 export function fillCell(
   { sums, phases }: Communication,
   { axis, kind, phase }: Facets,

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import type { Communication } from "../../page";
 import { bring, hasTimes, layLanes, makeMoments, nearestIn, pan, stepIn, zoom } from "./lanes";
+import { heightOfCall } from "./paint";
 import { findAt, findSpanAt, makeFrame, rowOf, type Scene, walk } from "./scene";
 
 // Rank 3 issued the last two; rank 0's clock ran backwards once.
@@ -34,10 +35,12 @@ test("a timeline reaches as far as its spans, and its order as far as its calls"
   expect(layLanes(nothing as unknown as Communication, "time").range).toEqual({ low: 0, high: 1 });
 });
 
-test("without clocks there is no time", () => {
-  const calls = { ...SAID.calls, start_ns: [0, 0, 0, 0, 0] };
-  expect(hasTimes({ ...SAID, calls, spans: { rank: [] } } as unknown as Communication)).toBe(false);
+test("collectives without the run's clock have an order only, even if phases were timed", () => {
+  const calls = { ...SAID.calls, start_ns: [] };
+  expect(hasTimes({ ...SAID, calls } as unknown as Communication)).toBe(false);
   expect(hasTimes(SAID)).toBe(true);
+  const zero = { ...SAID.calls, start_ns: [0, 0, 0, 0, 0] };
+  expect(hasTimes({ ...SAID, calls: zero } as unknown as Communication)).toBe(true);
 });
 
 test("too many lanes are left out and counted", () => {
@@ -121,4 +124,9 @@ test("keys walk along a lane and across lanes, past what is not looked at", () =
   });
   expect(seen).toEqual([0, 2, 2, 3, 4, 3, 0]);
   expect(walk(SCENE, at, "x")).toBeNull();
+});
+
+test("bars are as high as what is sent, and nothing has no height", () => {
+  expect([0, 1, 50, 100].map((bytes) => heightOfCall(bytes, 100, 80))).toEqual([0, 0.8, 40, 80]);
+  expect(heightOfCall(0, 0, 80)).toBe(0);
 });

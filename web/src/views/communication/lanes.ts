@@ -3,7 +3,7 @@ import type { Communication } from "../../page";
 import { makeTicks } from "../../parts/scale";
 import { formatNumber, toFixed } from "../../parts/units";
 
-/** By the clock, or one after the other, where clocks tell nothing. */
+/** By the run's clock, or in the order of issue where it was not recorded. */
 export type Along = "time" | "order";
 
 export interface Lane {
@@ -30,9 +30,9 @@ export interface Lanes {
 const MAX_LANES = 128;
 const MAX_DEPTH = 3;
 
-/** Where nobody looked at a clock, or the clock was the simulator's, order tells more. */
+/** Whether there are times: Python leaves out those of a simulated world's collectives. */
 export function hasTimes({ calls, spans }: Communication): boolean {
-  return calls.start_ns.some((start) => start > 0) || spans.rank.length > 0;
+  return calls.rank.length ? calls.start_ns.length > 0 : spans.rank.length > 0;
 }
 
 /** Lanes of all ranks, or of some that stand for others too, by what they are called. */

@@ -6,7 +6,7 @@ import { makeMoments } from "./lanes";
 import { labelStep } from "./mesh";
 import type { Scene } from "./scene";
 
-const LEAST_SHARE = 0.3; // of a lane's height, for what sends next to nothing
+const MAX_MARK = 3; // pixels of the mark that each collective has, whatever it sends
 const NUM_SERIES = 8;
 const NAME_PIXELS = 7; // of a letter
 
@@ -106,6 +106,7 @@ function paintCalls(
   const most = wire_bytes.reduce((a, b) => Math.max(a, b), 1);
   const colors = listColors();
   const room = frame.laneHeight - frame.spanHeight - 2;
+  const mark = Math.min(MAX_MARK, Math.max(room / 6, 1));
   const width = frame.callWidth;
   let last = -1;
   context.fillStyle = resolveColor("--line-strong");
@@ -118,11 +119,16 @@ function paintCalls(
         last = kind[row]!;
         context.fillStyle = colors[last % NUM_SERIES]!;
       }
-      const share = LEAST_SHARE + (1 - LEAST_SHARE) * Math.sqrt(wire_bytes[row]! / most);
-      const height = Math.max(room * share, 1.5);
-      context.fillRect(x - width / 2, bottom - height, width, height);
+      const height = heightOfCall(wire_bytes[row]!, most, room - mark - 1);
+      context.fillRect(x - width / 2, bottom - mark, width, mark);
+      context.fillRect(x - width / 2, bottom - mark - 1 - height, width, height);
     }
   });
+}
+
+/** Pixels of a bar: proportional to what the collective sends, and none for nothing. */
+export function heightOfCall(numBytes: number, most: number, room: number): number {
+  return most > 0 ? (room * numBytes) / most : 0;
 }
 
 function listColors(): string[] {

@@ -61,8 +61,8 @@ function makeColumns(ranks: readonly RankRow[]): Column[] {
     },
     {
       id: "wire",
-      title: "On wire",
-      hint: "bytes that one of them puts on the wire",
+      title: "Sent",
+      hint: "bytes that one of them sends (ring estimate)",
       width: 10,
       grow: 1,
       align: "end",

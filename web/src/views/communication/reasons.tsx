@@ -1,4 +1,4 @@
-/** Why it was said: causes with what they led to, the costliest first. */
+/** Causes with their collectives, the most expensive first. */
 import { useCallback, useMemo } from "preact/hooks";
 import type { CauseRow, Communication } from "../../page";
 import { Badge } from "../../parts/badge";
@@ -29,7 +29,7 @@ export function Reasons({ communication, facets }: Props) {
   }, [communication, axis, kind, phase]);
   const modulesOf = useCallback((row: number) => reasons[row]!.modules, [reasons]);
   return (
-    <Panel title="Why" note={describe(facets)}>
+    <Panel title="Causes" note={describe(communication, facets)}>
       <Table
         label="causes"
         numRows={reasons.length}
@@ -44,9 +44,14 @@ export function Reasons({ communication, facets }: Props) {
   );
 }
 
-function describe(facets: Facets): string {
-  const whole = [selected.value >= 0 && ", all modules", facets.phase >= 0 && ", all phases"];
-  return `The costliest first; figures are of the busiest rank${whole.filter(Boolean).join("")}. A row tells the line and the modules.`;
+function describe({ ranks, scope }: Communication, facets: Facets): string {
+  const facts = [
+    ranks.length > 1 ? "of the busiest rank" : "per rank",
+    selected.value >= 0 && "all modules",
+    facets.phase >= 0 && "all phases",
+    scope,
+  ];
+  return `The most expensive first; figures: ${facts.filter(Boolean).join(", ")}. Click a row for its line and modules.`;
 }
 
 function makeColumns({ reasons, causes }: Communication): Column[] {
@@ -62,7 +67,7 @@ function makeColumns({ reasons, causes }: Communication): Column[] {
       value: (row) => causes[at(row).words]!,
       cell: (row) => (
         <span class="cause">
-          {at(row).is_implicit && <Badge word="unasked" tone="warn" />}
+          {at(row).is_implicit && <Badge word="implicit" tone="warn" />}
           <span class="clip" title={causes[at(row).words]}>
             <Highlight text={causes[at(row).words]!} />
           </span>
@@ -80,7 +85,7 @@ function makeColumns({ reasons, causes }: Communication): Column[] {
     },
     {
       id: "wire",
-      title: "On wire",
+      title: "Sent",
       width: 10,
       grow: 1,
       align: "end",
@@ -150,15 +155,15 @@ function Reason({ communication, reason }: { communication: Communication; reaso
   return (
     <div class="op-detail">
       <p class="cause-head">
-        {reason.is_implicit && <Badge word="unasked" tone="warn" />}
+        {reason.is_implicit && <Badge word="implicit" tone="warn" />}
         <b class="wrap">{communication.causes[reason.words]}</b>
       </p>
       {reason.is_implicit && (
-        <p>No plan and no call asked for it: DTensor put it in so that an op could run.</p>
+        <p>No plan and no call asked for it: DTensor inserted it so that an op could run.</p>
       )}
       <p>
         <span class="mono">{reason.what}</span>, {formatNumber(reason.count)} times on a rank,{" "}
-        {formatBytes(reason.wire_bytes)} on the wire.
+        {formatBytes(reason.wire_bytes)} sent (ring estimate).
       </p>
       <SourceLine source={reason.source} />
       {folded.length > 0 && (

@@ -17,7 +17,8 @@ const MAX_CELL = 5.2;
 const MAX_SIDE = 46;
 const TEXT_CELL = 4.2; // from here on a cell has room for its figure
 const LABEL = 1.9;
-const HOT = 0.5;
+const HOT = 0.6;
+const FAINT = 0.08; // strength of a cell in which next to nothing was sent
 
 interface Props {
   readonly matrix: Matrix | null;
@@ -27,11 +28,7 @@ interface Props {
 export function Sends({ matrix, note }: Props) {
   return (
     <Panel title="Who sends to whom" note={note}>
-      {matrix ? (
-        <Grid matrix={matrix} />
-      ) : (
-        !note && <p class="comm-quiet">Nothing was put on the wire.</p>
-      )}
+      {matrix ? <Grid matrix={matrix} /> : !note && <p class="comm-quiet">Nothing was sent.</p>}
     </Panel>
   );
 }
@@ -209,8 +206,8 @@ function paint(context: CanvasRenderingContext2D, frame: Frame): void {
   matrix.num_bytes.forEach((value, i) => {
     const x = left + matrix.receiver[i]! * cell;
     const y = top + matrix.sender[i]! * cell;
-    const share = most ? Math.sqrt(value / most) : 0;
-    context.globalAlpha = 0.15 + 0.85 * share;
+    const share = most ? value / most : 0;
+    context.globalAlpha = FAINT + (1 - FAINT) * share;
     context.fillStyle = resolveColor("--heat-high");
     context.fillRect(x, y, cell - gap, cell - gap);
     context.globalAlpha = 1;

@@ -1,4 +1,4 @@
-/** When each rank said what: zoom in by dragging, by Ctrl and the wheel, or by keys. */
+/** When each rank issued what: zoom in by dragging, by Ctrl and the wheel, or by keys. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choice";
@@ -19,7 +19,7 @@ interface Props {
 
 export function Timeline({ communication, marks }: Props) {
   const isTimed = useMemo(() => hasTimes(communication), [communication]);
-  const usual: Along = isTimed && page.value.run.reality !== "simulated" ? "time" : "order";
+  const usual: Along = isTimed ? "time" : "order";
   const wanted = param("along");
   const along: Along = isTimed && (wanted === "time" || wanted === "order") ? wanted : usual;
   const isFolded = param("lanes") === "alike";
@@ -36,7 +36,7 @@ export function Timeline({ communication, marks }: Props) {
   return (
     <Panel
       title="Timeline"
-      note={describe(lanes, hasCalls)}
+      note={describe(lanes, hasCalls, communication.clock)}
       controls={
         <>
           {canFold && (
@@ -44,7 +44,11 @@ export function Timeline({ communication, marks }: Props) {
               label="lanes"
               choices={[
                 { id: "ranks", title: "Every rank" },
-                { id: "alike", title: "One of those alike", hint: "of ranks that issued the same" },
+                {
+                  id: "alike",
+                  title: "Group identical ranks",
+                  hint: "one lane for ranks that issued the same",
+                },
               ]}
               value={isFolded ? "alike" : "ranks"}
               onChange={(id) => setParam("lanes", id === "ranks" ? null : id)}
@@ -79,7 +83,7 @@ export function Timeline({ communication, marks }: Props) {
               −
             </button>
             <button type="button" class="text-button" onClick={() => setView(lanes.range)}>
-              whole
+              Reset zoom
             </button>
           </span>
         </>
@@ -112,14 +116,18 @@ export function Timeline({ communication, marks }: Props) {
   );
 }
 
-function describe({ along, numLeftOut }: Lanes, hasCalls: boolean): string {
+function describe({ along, numLeftOut }: Lanes, hasCalls: boolean, clock: string): string {
+  const order =
+    page.value.run.reality === "simulated"
+      ? "simulated order, not time"
+      : "order of issue, not time";
   const words = [
     along === "time"
-      ? "A lane for each rank, by its own clock."
-      : "A lane for each rank, one collective after the other.",
+      ? `A lane for each rank, by its own clock${clock && ` (${clock})`}.`
+      : `A lane for each rank, in ${order}.`,
     numLeftOut > 0 && `${countOf(numLeftOut, "rank")} more are not drawn.`,
-    hasCalls && "Taller: more bytes.",
-    "Drag over a stretch to see it alone.",
+    hasCalls && "Height: bytes sent; the mark below a bar is the collective itself.",
+    "Drag to zoom.",
   ];
   return words.filter(Boolean).join(" ");
 }

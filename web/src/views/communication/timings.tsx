@@ -6,13 +6,21 @@ import { Panel } from "../../parts/panel";
 import { type Column, Table } from "../../parts/table";
 import { formatCount, formatDuration } from "../../parts/units";
 
-export function Timings({ timings }: { timings: readonly Timing[] }) {
+interface Props {
+  readonly timings: readonly Timing[];
+  readonly clock: string; // what to know of the times
+}
+
+export function Timings({ timings, clock }: Props) {
   const columns = useMemo(() => makeColumns(timings), [timings]);
   if (!timings.length) return null;
   return (
-    <Panel title="Timed stretches" note="Of the rank that took longest; own: less what is within.">
+    <Panel
+      title="Phases"
+      note={`Of the rank that took longest; own: excluding phases within it${clock && `; ${clock}`}.`}
+    >
       <Table
-        label="timed stretches"
+        label="phases"
         numRows={timings.length}
         columns={columns}
         empty="Nothing was timed."

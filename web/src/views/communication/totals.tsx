@@ -1,4 +1,4 @@
-/** What the busiest rank said, by mesh axis and kind; a cell keeps what is its own in all below. */
+/** Collectives of the busiest rank by mesh axis and kind; a cell filters all that is below. */
 import type { Communication } from "../../page";
 import { Choices } from "../../parts/choice";
 import { colorOf, heatOf } from "../../parts/colors";
@@ -9,7 +9,7 @@ import { selected } from "../../store/modules";
 import { changeRoute, navigate, param, route, setParam } from "../../store/route";
 import { type Cell, type Facets, fillCell, type Measure, usedPositions } from "./facets";
 
-const HOT_SHARE = 0.45; // from here on the ground is strong, and text light
+const HOT_SHARE = 0.6; // from here on the ground is strong, and text light
 
 /** Phases have the colours from the end of the list, since kinds have those from its start. */
 export function colorOfPhase(phase: number): string {
@@ -31,7 +31,7 @@ export function Totals({ communication, facets }: Props) {
         <Choices
           label="figures"
           choices={[
-            { id: "bytes", title: "Bytes", hint: "bytes on the wire" },
+            { id: "bytes", title: "Bytes", hint: "bytes sent (ring estimate)" },
             { id: "counts", title: "Counts", hint: "collectives" },
           ]}
           value={measure}
@@ -45,7 +45,7 @@ export function Totals({ communication, facets }: Props) {
   );
 }
 
-/** The legend of phases, which also keeps one of them alone. */
+/** The legend of phases, which also filters by one of them. */
 function PhaseChoices({ communication, facets }: Props) {
   const used = usedPositions(communication, "phase");
   if (used.length < 2) return null;
@@ -68,11 +68,11 @@ function PhaseChoices({ communication, facets }: Props) {
   );
 }
 
-function describe({ ranks }: Communication, measure: Measure): string {
-  const whose = ranks.length > 1 ? "of the busiest rank" : "of one rank";
-  const what = measure === "bytes" ? "Bytes on the wire" : "Collectives";
-  const whole = selected.value < 0 ? "" : ", all modules";
-  return `${what} ${whose}${whole}. Click one to see it alone below.`;
+function describe({ ranks, scope }: Communication, measure: Measure): string {
+  const whose = ranks.length > 1 ? "of the busiest rank" : "per rank";
+  const what = measure === "bytes" ? "Bytes sent (ring estimate)" : "Collectives";
+  const facts = [selected.value >= 0 && "all modules", scope].filter(Boolean).join(", ");
+  return `${what} ${whose}${facts && `; ${facts}`}. Click one to filter what is below.`;
 }
 
 function Grid({ communication, facets, measure }: Props & { readonly measure: Measure }) {
@@ -149,7 +149,7 @@ function Figure({ communication, facets, cell, measure, most }: FigureProps) {
   const isChosen = facets.axis === cell.axis && facets.kind === cell.kind;
   const isAll = cell.axis < 0 && cell.kind < 0;
   const share = most > 0 ? cell.value / most : 0;
-  // Each phase's figure is of the rank that said most in it, and those may be two.
+  // Each phase's figure is of the rank that sent most in it, and those may be two.
   const sign = ranks.length > 1 && cell.numSums > 1 ? "≤ " : "";
   const choose = (): void => {
     const isOff = isChosen || isAll;
@@ -180,7 +180,7 @@ function Figure({ communication, facets, cell, measure, most }: FigureProps) {
 
 function nameCell(communication: Communication, { axis, kind }: Cell): string {
   const what = kind < 0 ? "all kinds" : communication.kinds[kind];
-  return `${what} along ${axis < 0 ? "all axes" : nameAxis(communication, axis)}`;
+  return `${what} on ${axis < 0 ? "all axes" : nameAxis(communication, axis)}`;
 }
 
 function Phases({ cell }: { cell: Cell }) {

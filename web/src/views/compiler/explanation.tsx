@@ -20,7 +20,7 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       {item.break_sites.length > 0 && (
         <Panel
           title={`Lines that break graphs (${item.break_sites.length})`}
-          note={`Traces stopped there ${countOf(item.num_break_events, "time")} in all.`}
+          note={`${countOf(item.num_break_events, "graph break")}`}
         >
           <ol class="breaks">
             {item.break_sites.map((site, i) => (
@@ -59,7 +59,7 @@ function Break({ site, number }: { site: BreakRow; number: number }) {
 
 function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
   return (
-    <Panel title={`Compiled again (${rows.length})`} note="and the guard that failed">
+    <Panel title={`Recompilations (${rows.length})`} note="and the guard that failed">
       <ul class="breaks">
         {rows.map((row, i) => (
           <li key={i} class="break">
@@ -79,13 +79,13 @@ function Recompiles({ rows }: { rows: readonly RecompileRow[] }) {
 
 function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
   return (
-    <Panel title={`Left to Python (${rows.length})`} note="functions that the compiler gave up">
+    <Panel title={`Not compiled (${rows.length})`} note="functions that ran eagerly">
       <ul class="breaks">
         {rows.map((row, i) => (
           <li key={i} class="break">
             <div class="break-head">
               <code>{row.function}</code>
-              {row.is_rest && <span class="chip">what comes after a break</span>}
+              {row.is_rest && <span class="chip">the rest after a graph break</span>}
             </div>
             <p class="wrap">{row.reason}</p>
             <SourceLine source={row.source} />
@@ -97,14 +97,18 @@ function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
 }
 
 function Stages({ rows }: { rows: readonly StageRow[] }) {
-  const most = Math.max(...rows.map((row) => row.total_ns));
+  const most = Math.max(...rows.map((row) => row.total_ns ?? 0));
   return (
-    <Panel title="Time of the compiler" note="each stage without the others">
+    <Panel title="Compile time by stage" note="exclusive">
       <ul class="stages">
         {rows.map((row) => (
           <li key={row.stage}>
             <span>{row.stage}</span>
-            <Bar value={row.total_ns} most={most} text={formatDuration(row.total_ns)} />
+            <Bar
+              value={row.total_ns ?? 0}
+              most={most}
+              text={row.total_ns === null ? "not known" : formatDuration(row.total_ns)}
+            />
             <span class="dim">{countOf(row.num_calls, "call")}</span>
           </li>
         ))}

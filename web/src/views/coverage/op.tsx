@@ -52,12 +52,12 @@ function Tried({ op }: { op: OpRow }) {
           <tbody>
             {op.shardings.map((one, i) => (
               <tr key={i}>
-                <td class="mono">{one.inputs || "all whole"}</td>
+                <td class="mono">{one.inputs || "all replicated"}</td>
                 <td>
                   <Badge word={one.verdict} />
                 </td>
                 <td class="mono">{one.outputs}</td>
-                <td class="end">{one.num_bytes ? formatBytes(one.num_bytes) : "·"}</td>
+                <td class="end">{formatSent(one.num_bytes)}</td>
                 <td>{one.detail}</td>
               </tr>
             ))}
@@ -66,6 +66,11 @@ function Tried({ op }: { op: OpRow }) {
       </div>
     </section>
   );
+}
+
+function formatSent(numBytes: number | null): string {
+  if (numBytes === null) return "–";
+  return numBytes ? formatBytes(numBytes) : "·";
 }
 
 function Places({ op }: { op: OpRow }) {

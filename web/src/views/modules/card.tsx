@@ -4,7 +4,7 @@ import { formatNumber } from "../../parts/units";
 import { ancestorsOf, hrefOfModule, nameOf } from "../../store/modules";
 import { page } from "../../store/page";
 import { VIEWS } from "..";
-import { MEASURES } from "./measures";
+import { isRecorded, MEASURES } from "./measures";
 
 const ELSEWHERE = ["overview", "communication", "sharding", "coverage", "compiler", "memory"];
 
@@ -18,19 +18,27 @@ export function ModuleCard({ module }: { module: number }) {
         {modules.marks[module] && <span class="tree-marks">{modules.marks[module]}</span>}
       </div>
       <dl class="card-figures">
-        {MEASURES.map(({ id, title, hint, sizeOf, format }) => (
+        {MEASURES.map(({ id, recorded, title, hint, sizeOf, format }) => (
           <div key={id} title={hint}>
             <dt>{title.toLowerCase()}</dt>
-            <dd>{format(sizeOf(modules, module))}</dd>
+            <dd>
+              {isRecorded(modules, recorded) ? format(sizeOf(modules, module)) : <NotRecorded />}
+            </dd>
           </div>
         ))}
-        <div>
+        <div title={page.value.run.checks}>
           <dt>findings</dt>
-          <dd>{formatNumber(modules.num_findings[module] ?? 0)}</dd>
+          <dd>
+            {isRecorded(modules, "findings") ? (
+              formatNumber(modules.num_findings[module] ?? 0)
+            ) : (
+              <NotRecorded />
+            )}
+          </dd>
         </div>
         <div class="card-what">
-          <dt>says itself</dt>
-          <dd>{modules.what[module] || "nothing"}</dd>
+          <dt>own collectives</dt>
+          <dd>{isRecorded(modules, "wire") ? modules.what[module] || "none" : <NotRecorded />}</dd>
         </div>
       </dl>
       <nav class="card-links" aria-label="the module in other views">
@@ -44,6 +52,10 @@ export function ModuleCard({ module }: { module: number }) {
       </nav>
     </section>
   );
+}
+
+function NotRecorded() {
+  return <span class="dim">not recorded</span>;
 }
 
 function Trail({ module }: { module: number }) {

@@ -23,20 +23,20 @@ function listTraffic(modules: Modules, show: Show): TreeColumn[] {
   const column = show === "bytes" ? modules.total_wire_bytes : modules.total_count;
   if (!column.some(hasAny)) return [];
   const format = show === "bytes" ? formatBytesCell : formatCount;
-  const what = show === "bytes" ? "bytes on the wire" : "collectives";
+  const what = show === "bytes" ? "bytes sent (ring estimate)" : "collectives";
   const totals = modules.path.map((_, i) => sumPhases(column, i));
   const most = totals.reduce((a, b) => Math.max(a, b), 0);
   const phases = modules.phases.flatMap((phase, at): TreeColumn[] => {
     if (!column.some((figures) => figures[at]! > 0)) return [];
-    const hint = `${what} of one rank in ${phase}, children included`;
+    const hint = `${what} of one rank in ${phase}, including children`;
     return [
       { id: phase, title: phase, hint, width: 6.5, cell: (i) => format(column[i]?.[at] ?? 0) },
     ];
   });
   const total: TreeColumn = {
     id: "total",
-    title: show === "bytes" ? "on wire" : "collectives",
-    hint: `${what} of one rank in all phases, children included`,
+    title: show === "bytes" ? "sent" : "collectives",
+    hint: `${what} of one rank in all phases, including children`,
     width: 11,
     cell: (i) => (
       <Bar value={totals[i]!} most={most} text={unevenly(modules, i, format(totals[i]!))} />
@@ -54,14 +54,14 @@ function listHoldings(modules: Modules): TreeColumn[] {
   const holdings: readonly [string, string, readonly number[], (value: number) => string][] = [
     [
       "parameters",
-      "elements of the whole model; tied ones once",
+      "elements of the global parameters; tied ones once",
       modules.total_parameters,
       formatCount,
     ],
     ["held", "bytes of its parameters on one rank", modules.total_local_bytes, formatBytesCell],
     [
       "at peak",
-      "bytes that one rank holds for it at the peak of memory",
+      "bytes that one rank holds for it at the peak of memory (estimated)",
       modules.total_peak_bytes,
       formatBytesCell,
     ],

@@ -140,7 +140,7 @@ function BoxTip({ box, whole, measure }: Omit<BoxProps, "pixels" | "shown">) {
         )}
         <dt>its own</dt>
         <dd>{measure.format(box.own)}</dd>
-        <dt>share of the whole</dt>
+        <dt>share of the total</dt>
         <dd>{formatShare(box.value, whole)}</dd>
       </dl>
     </>

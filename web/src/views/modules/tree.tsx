@@ -137,8 +137,8 @@ function TreeHead({ columns }: { columns: readonly TreeColumn[] }) {
           {column.title}
         </div>
       ))}
-      <div class="cell" role="columnheader" title="children not included">
-        what it says itself
+      <div class="cell" role="columnheader" title="excluding children">
+        own collectives
       </div>
     </div>
   );
@@ -201,7 +201,7 @@ function ModuleCell({ position, isParent }: { position: number; isParent: boolea
       </span>
       {repeat > 1 && <FoldChip position={position} repeat={repeat} />}
       {numFindings > 0 && (
-        <span class="chip chip-warn" title={`${numFindings} findings, children included`}>
+        <span class="chip chip-warn" title={`${numFindings} findings, including children`}>
           {formatNumber(numFindings)}
         </span>
       )}

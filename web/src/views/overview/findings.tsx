@@ -26,11 +26,16 @@ export function Findings() {
   return (
     <Panel
       title={`Findings (${formatNumber(findings.length)})`}
-      note={<Narrowed numFound={found.length} numAll={findings.length} />}
+      note={
+        <>
+          <Narrowed numFound={found.length} numAll={findings.length} />
+          {findings.length > 0 && <span class="dim">{page.value.run.checks}</span>}
+        </>
+      }
       controls={<Severities severity={severity} onChange={setSeverity} />}
     >
-      {!findings.length && <Empty>Nothing was found that wants attention.</Empty>}
-      {findings.length > 0 && !found.length && <Empty>No finding fits what was asked for.</Empty>}
+      {!findings.length && <Empty>No findings ({page.value.run.checks}).</Empty>}
+      {findings.length > 0 && !found.length && <Empty>No finding matches the filter.</Empty>}
       <ul class="findings">
         {shown.map((one, i) => (
           <Finding key={i} finding={one} />

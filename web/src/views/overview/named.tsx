@@ -1,4 +1,4 @@
-/** Modules that a search fits: the overview lists none, and must not seem to know of none. */
+/** Modules that a search matches: the overview lists none, and must not seem to know of none. */
 import { ModuleLink } from "../../parts/module_link";
 import { Panel } from "../../parts/panel";
 import { formatNumber } from "../../parts/units";
@@ -17,7 +17,7 @@ export function Named() {
   if (!found.length) return null;
   const numHidden = found.length - FIRST;
   return (
-    <Panel title={`Modules named so (${formatNumber(found.length)})`}>
+    <Panel title={`Matching modules (${formatNumber(found.length)})`}>
       <ul class="named">
         {found.slice(0, FIRST).map((position) => (
           <li key={position}>

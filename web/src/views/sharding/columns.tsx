@@ -46,11 +46,11 @@ export function makeColumns(parameters: Parameters): Column[] {
     {
       id: "bytes",
       title: "Bytes",
-      hint: "of the whole parameter",
+      hint: "of the global parameter",
       width: 6.5,
       align: "end",
-      value: (row) => parameters.global_bytes[row]!,
-      cell: (row) => formatBytes(parameters.global_bytes[row]!),
+      value: (row) => parameters.global_bytes[row] ?? -1,
+      cell: (row) => formatKnown(parameters.global_bytes[row]),
     },
     {
       id: "held",
@@ -58,8 +58,8 @@ export function makeColumns(parameters: Parameters): Column[] {
       hint: "bytes of it on one rank",
       width: 6.5,
       align: "end",
-      value: (row) => parameters.local_bytes[row]!,
-      cell: (row) => formatBytes(parameters.local_bytes[row]!),
+      value: (row) => parameters.local_bytes[row] ?? -1,
+      cell: (row) => formatKnown(parameters.local_bytes[row]),
     },
     has(parameters.rule) && {
       ...text("rule", "Rule", 9, parameters.rule, "of the plan that placed it"),
@@ -75,6 +75,11 @@ export function makeColumns(parameters: Parameters): Column[] {
     },
   ];
   return all.filter((column) => column !== false);
+}
+
+/** Bytes, or a dash where they were not recorded. */
+function formatKnown(numBytes: number | null | undefined): string {
+  return numBytes == null ? "–" : formatBytes(numBytes);
 }
 
 function has(column: readonly string[]): boolean {

@@ -1,4 +1,4 @@
-/** How a tensor lies on its mesh: its picture cut into pieces, and the same in words. */
+/** The layout of a tensor on its mesh: its picture in shards, and the same in words. */
 import { useRef } from "preact/hooks";
 import type { Drawing, Piece } from "../../page";
 import { remPixels } from "../../parts/canvas";
@@ -20,7 +20,7 @@ export function Placed({ drawing }: { drawing: Drawing }) {
     <div class="placed">
       <Picture drawing={drawing} />
       <div class="placed-told">
-        <p class="placed-words">{drawing.words || "whole on every rank"}</p>
+        <p class="placed-words">{drawing.words || "replicated on every rank"}</p>
         {drawing.note && <p class="dim">{drawing.note}</p>}
         <MeshAxes drawing={drawing} />
         {drawing.pieces.length > 1 && <PieceList pieces={drawing.pieces} />}
@@ -65,7 +65,7 @@ function Picture({ drawing }: { drawing: Drawing }) {
             ))}
             {!pieces.length && (
               <text class="side" x={width / 2} y={height / 2} text-anchor="middle" dy="0.35em">
-                {drawing.axes.length ? "not drawn" : "not cut"}
+                {drawing.axes.length ? "not drawn" : "not sharded"}
               </text>
             )}
           </g>

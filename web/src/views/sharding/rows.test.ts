@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import type { Parameters } from "../../page";
 import { fitPicture, sizeOfSide, strengthOf } from "./picture";
-import { rowToDraw, usableFilters } from "./rows";
+import { isSharded, rowToDraw, usableFilters } from "./rows";
 
 const PARAMETERS = {
   name: ["wq", "norm", "mask"],
@@ -18,6 +18,17 @@ test("filters that keep nothing or everything are not offered", () => {
   const kept = (id: string) =>
     [0, 1, 2].filter((row) => filters.find((one) => one.id === id)!.isOf(PARAMETERS, row));
   expect([kept("cut"), kept("whole"), kept("buffers")]).toEqual([[0], [1, 2], [2]]);
+});
+
+test("parameters whose bytes were not recorded are told apart by their shapes", () => {
+  const unsized = {
+    ...PARAMETERS,
+    shape: ["8 × 2", "2", "1"],
+    local_shape: ["2 × 2", "2", "1"],
+    global_bytes: [null, null, null],
+    local_bytes: [null, null, null],
+  };
+  expect([0, 1, 2].map((row) => isSharded(unsized, row))).toEqual([true, false, false]);
 });
 
 test("what was chosen is drawn while it is shown, else the first that has pieces", () => {

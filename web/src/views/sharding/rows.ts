@@ -10,12 +10,12 @@ export interface Filter {
 
 export const FILTERS: readonly Filter[] = [
   { id: "all", title: "All", hint: "parameters and buffers", isOf: () => true },
-  { id: "cut", title: "Cut", hint: "of which a rank holds a part", isOf: isCut },
+  { id: "cut", title: "Sharded", hint: "of which a rank holds a part", isOf: isSharded },
   {
     id: "whole",
-    title: "Whole",
+    title: "Not sharded",
     hint: "of which a rank holds everything",
-    isOf: (parameters, row) => !isCut(parameters, row),
+    isOf: (parameters, row) => !isSharded(parameters, row),
   },
   {
     id: "findings",
@@ -32,13 +32,15 @@ export const FILTERS: readonly Filter[] = [
   {
     id: "buffers",
     title: "Buffers",
-    hint: "that are no parameters",
+    hint: "that are not parameters",
     isOf: ({ is_buffer }, row) => is_buffer[row]!,
   },
 ];
 
-export function isCut({ global_bytes, local_bytes }: Parameters, row: number): boolean {
-  return local_bytes[row]! < global_bytes[row]!;
+export function isSharded(parameters: Parameters, row: number): boolean {
+  const [whole, local] = [parameters.global_bytes[row], parameters.local_bytes[row]];
+  if (whole == null || local == null) return parameters.shape[row] !== parameters.local_shape[row];
+  return local < whole;
 }
 
 /** Those that any parameter is of; one that has them all says nothing, but for the first. */

@@ -1,19 +1,26 @@
-/** How much there is, how much of it one rank holds, and how much of that others hold as well. */
+/** Bytes of all parameters, of those on one rank, and of those that are replicated. */
 import type { ShardingTable } from "../../page";
+import { Empty } from "../../parts/empty";
 import { Panel } from "../../parts/panel";
 import { formatBytes, formatShare } from "../../parts/units";
 import { page } from "../../store/page";
 
 export function Summary({ table }: { table: ShardingTable }) {
   const { global_bytes: whole, local_bytes: local, replicated_bytes: shared } = table;
-  const alone = Math.max(local - shared, 0);
+  if (whole === null || local === null) {
+    return (
+      <Panel title="What a rank holds">
+        <Empty>Sizes of parameters were not recorded.</Empty>
+      </Panel>
+    );
+  }
   return (
     <Panel
       title="What a rank holds"
-      note="Parameters, tied ones once, buffers apart; of the rank that holds most."
+      note="Parameters, tied ones once, without buffers; of the rank that holds most."
     >
       <div class="held">
-        <Line label="the whole model" text={formatBytes(whole)}>
+        <Line label="all parameters" text={formatBytes(whole)}>
           <span class="held-part held-whole" style={{ flexGrow: 1 }} />
         </Line>
         <Line
@@ -23,13 +30,13 @@ export function Summary({ table }: { table: ShardingTable }) {
           <span class="held-part held-local" style={{ flexGrow: local }} />
           <span class="held-rest" style={{ flexGrow: Math.max(whole - local, 0) }} />
         </Line>
-        {page.value.run.world_size > 1 && local > 0 && (
+        {page.value.run.world_size > 1 && local > 0 && shared !== null && (
           <Line
-            label="on other ranks as well"
+            label="replicated"
             text={`${formatBytes(shared)}, ${formatShare(shared, local)} of that`}
           >
             {shared > 0 && <span class="held-part held-shared" style={{ flexGrow: shared }} />}
-            <span class="held-rest" style={{ flexGrow: alone }} />
+            <span class="held-rest" style={{ flexGrow: Math.max(local - shared, 0) }} />
           </Line>
         )}
       </div>

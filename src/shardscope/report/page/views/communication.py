@@ -1,4 +1,4 @@
-"""Who said what to whom, and why: sums, reasons, and every call in columns."""
+"""Collectives and their causes: sums, causes, and every call in columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
+from shardscope.report.align import has_clock
 from shardscope.report.causes import gather_reasons
+from shardscope.report.heading import describe_scope
 from shardscope.report.page.communication import (
     Calls,
     CauseRow,
@@ -29,6 +31,7 @@ from shardscope.report.page.communication import (
 from shardscope.report.page.index import Index, Names
 from shardscope.report.page.views.matrix import make_matrix
 from shardscope.report.page.views.timings import make_spans, make_timings
+from shardscope.report.phases import SIMULATION_TIME
 from shardscope.report.traffic import Facet, RankClass, Tally, add_up, name_axis, tally
 
 __all__ = ["make_communication"]
@@ -40,7 +43,7 @@ _MAX_EXAMPLES = 8  # ranks named in a sentence
 def make_communication(
     recording: Recording, classes: tuple[RankClass, ...], index: Index
 ) -> Communication | None:
-    """None where nothing was said and nothing timed."""
+    """None where no collective was recorded and nothing was timed."""
     if not recording.collectives and not recording.spans:
         return None
     names = _NameLists(recording)
@@ -53,12 +56,14 @@ def make_communication(
         ranks=_make_ranks(classes) if recording.collectives else (),
         sums=_make_sums(recording, classes, names),
         reasons=reasons,
-        calls=_make_calls(chosen, names, index),
+        calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
         spans=spans,
         timings=make_timings(recording),
         matrix=matrix,
         matrix_note=matrix_note,
         left_out=" ".join(filter(None, (left_out, spans_left_out))),
+        scope=describe_scope(recording),
+        clock=SIMULATION_TIME if recording.run.is_simulated and recording.spans else "",
         axes=names.axes.all(),
         kinds=names.kinds.all(),
         phases=names.phases.all(),
@@ -181,7 +186,9 @@ def _make_reasons(
     )
 
 
-def _make_calls(calls: Sequence[Collective], names: _NameLists, index: Index) -> Calls:
+def _make_calls(
+    calls: Sequence[Collective], names: _NameLists, index: Index, *, is_timed: bool
+) -> Calls:
     words: dict[object, int] = {}
     for call in calls:
         if call.cause not in words:
@@ -201,5 +208,5 @@ def _make_calls(calls: Sequence[Collective], names: _NameLists, index: Index) ->
         input_bytes=tuple(call.input_bytes for call in calls),
         output_bytes=tuple(call.output_bytes for call in calls),
         wire_bytes=tuple(call.wire_bytes for call in calls),
-        start_ns=tuple(call.start_ns for call in calls),
+        start_ns=tuple(call.start_ns or 0 for call in calls) if is_timed else (),
     )

@@ -30,6 +30,7 @@ _WORST_FIRST = (
     Verdict.REDISTRIBUTED,
     Verdict.DECOMPOSED,
     Verdict.SHARDED,
+    Verdict.LOCAL,
 )
 
 
@@ -59,7 +60,7 @@ def _make_level(coverage: Coverage, index: Index, *, ranks: list[int]) -> LevelC
 
 def _sort_key(one: OpCoverage) -> tuple[int, int, int, str]:
     num_calls = one.num_forward + one.num_backward
-    return _WORST_FIRST.index(one.verdict), -one.flops, -num_calls, one.op
+    return _WORST_FIRST.index(one.verdict), -(one.flops or 0), -num_calls, one.op
 
 
 def _make_op(one: OpCoverage, index: Index) -> OpRow:

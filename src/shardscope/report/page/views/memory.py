@@ -15,7 +15,7 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
-from shardscope.report.memory import most_bytes
+from shardscope.report.memory import ESTIMATE, describe_room, most_bytes
 from shardscope.report.page.index import Index
 from shardscope.report.page.memory import HeldRow, MemoryCurve, PhaseStretch
 
@@ -105,7 +105,15 @@ def _make_curve(
         reserved_bytes=profile.reserved_bytes,
         needed_bytes=profile.needed_bytes,
         device_bytes=profile.device_bytes,
+        room=_describe_room(profile),
+        caveat=ESTIMATE,
     )
+
+
+def _describe_room(profile: MemoryProfile) -> str:
+    if profile.device_bytes is None:
+        return ""
+    return describe_room(profile.device_bytes, profile.needed_bytes).plain
 
 
 def _by_kind(samples: Sequence[MemorySample]) -> dict[MemoryKind, tuple[int, ...]]:

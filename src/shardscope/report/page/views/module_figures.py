@@ -17,7 +17,7 @@ PHASES = tuple(Phase)
 
 
 class Said(NamedTuple):
-    """What the busiest rank said in a module, by phase where there are several figures."""
+    """Collectives of the busiest rank in a module, by phase where there are several figures."""
 
     own: Tally
     total: Tally
@@ -71,7 +71,8 @@ def gather_parameters(modules: Iterable[Module]) -> dict[str, list[Parameter]]:
     for module in modules:
         known = found[module.name]
         for one in module.parameters:
-            if one.name not in known or known[one.name].local_bytes < one.local_bytes:
+            other = known.get(one.name)
+            if other is None or (other.local_bytes or 0) < (one.local_bytes or 0):
                 known[one.name] = one
     return {
         name: [one for one in ones.values() if not one.is_buffer] for name, ones in found.items()
@@ -79,5 +80,5 @@ def gather_parameters(modules: Iterable[Module]) -> dict[str, list[Parameter]]:
 
 
 def measure(one: Parameter) -> Held:
-    """One parameter."""
-    return Held(math.prod(one.shape), one.global_bytes, one.local_bytes)
+    """One parameter; `Modules.recorded` says whether bytes are known."""
+    return Held(math.prod(one.shape), one.global_bytes or 0, one.local_bytes or 0)

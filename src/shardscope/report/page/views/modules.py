@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardscope.record import Mark, Module, Recording
 from shardscope.report.fold import ModuleNode
+from shardscope.report.holdings import sum_holdings
 from shardscope.report.memory import most_bytes
 from shardscope.report.page.index import NOWHERE
 from shardscope.report.page.modules import Modules
@@ -31,6 +32,7 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
     alike, repeat = tree.find_alike(lambda at: (findings[at], marks.get(nodes[at].path)))
     said, held = [measure_traffic(node) for node in nodes], _add_parameters(recording, tree)
     return Modules(
+        recorded=tuple(_list_recorded(recording)),
         phases=tuple(map(str, PHASES)),
         path=tuple(node.path for node in nodes),
         label=tuple(map(_label, nodes)),
@@ -53,6 +55,22 @@ def make_modules(recording: Recording, tree: ModuleTree) -> Modules:
         marks=tuple(marks.get(node.path, "") for node in nodes),
         num_findings=tuple(tree.add_up(findings)),
     )
+
+
+def _list_recorded(recording: Recording) -> Iterator[str]:
+    """The groups of columns that have figures, where a zero is a figure too."""
+    instruments = recording.run.instruments
+    if recording.collectives or "trace" in instruments:
+        yield "wire"
+    held = sum_holdings(recording)
+    if held is not None:
+        yield "parameters"
+        if held.local_bytes is not None:
+            yield "local"
+    if recording.memory:
+        yield "peak"
+    if instruments or recording.findings:
+        yield "findings"
 
 
 def _label(node: ModuleNode) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from shardscope.record import Recording
 from shardscope.report.figures import list_figures
-from shardscope.report.heading import describe_reality, name_mesh, name_ranks
+from shardscope.report.heading import describe_reality, describe_scope, name_mesh, name_ranks
 from shardscope.report.layout import plural
 from shardscope.report.page.records import Fact, RunFacts
+from shardscope.report.problems import describe_checks, describe_no_gaps
 from shardscope.report.traffic import RankClass
 
 __all__ = ["make_facts", "make_run"]
@@ -29,6 +30,10 @@ def make_run(recording: Recording) -> RunFacts:
         shardscope_version=run.shardscope_version,
         command=run.command,
         instruments=run.instruments,
+        checks=describe_checks(recording),
+        no_gaps=describe_no_gaps(recording),
+        scope=describe_scope(recording),
+        num_forwards=run.num_forwards,
     )
 
 

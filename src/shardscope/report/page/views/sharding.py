@@ -53,9 +53,9 @@ def make_sharding(recording: Recording, index: Index) -> ShardingTable | None:
     return ShardingTable(
         parameters=_make_columns(rows, recording),
         drawings=drawings.all(),
-        global_bytes=held.global_bytes,
-        local_bytes=held.local_bytes,
-        replicated_bytes=held.replicated_bytes,
+        global_bytes=held and held.global_bytes,
+        local_bytes=held and held.local_bytes,
+        replicated_bytes=held and held.replicated_bytes,
         layouts=layouts,
     )
 
