@@ -27,7 +27,7 @@ def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
     assert not recording.gaps
     assert not recording.findings
     assert {c.phase.value for c in recording.collectives} == {"forward", "backward", "outside"}
-    for expected in ("×3", "By kind and mesh axis", "Costliest modules", "recording saved to"):
+    for expected in ("×3", "By kind and mesh axis", "Most expensive modules", "recording saved to"):
         assert expected in result.output
 
 

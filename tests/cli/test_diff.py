@@ -34,10 +34,10 @@ def test_changes_are_printed_and_are_no_failure(run):
     assert result.stderr == ""
 
 
-def test_no_fold_shows_every_layer_and_what_was_put_in(run):
+def test_no_fold_shows_every_layer_and_inputs(run):
     result = run("a.json", "b.json.gz", "--no-fold")
     assert "layers.3.attention.wo" in result.stdout
-    assert "all_reduce[tp] in forward, put in" in result.stdout
+    assert "all_reduce[tp] in forward, input" in result.stdout
 
 
 def test_the_same_recording_twice_has_no_change(run):

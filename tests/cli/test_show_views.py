@@ -14,7 +14,7 @@ from terminals import run_in_terminal
 
 _TITLES = {
     "overview": "Figures",
-    "modules": "Costliest modules",
+    "modules": "Most expensive modules",
     "communication": "From rank to rank",
     "sharding": "Placements",
     "coverage": "Op coverage",
@@ -55,7 +55,7 @@ def test_views_can_be_repeated_and_all_is_all_of_them(run, tmp_path):
 def test_no_view_is_the_summary_as_it_was(run, tmp_path, llama):
     save(llama, tmp_path / "run.json")
     output = run("show", "run.json").output
-    assert "Why  with a line that led to it" in output
+    assert "Causes  one source line each" in output
     assert "From rank to rank" not in output
 
 

@@ -110,7 +110,11 @@ def test_show_of_several_files_finds_ranks_that_disagree(run, tmp_path):
 def test_merge_writes_one_recording(run, tmp_path):
     result = run("merge", *_save_ranks(tmp_path), "-o", "all.json.gz")
     assert result.exit_code == 0
-    assert result.output == "4 of 4 ranks, 12 collectives\nrecording saved to all.json.gz\n"
+    assert result.output == (
+        "4 of 4 ranks, 12 collectives\n"
+        "No findings (which checks ran was not recorded).\n"
+        "recording saved to all.json.gz\n"
+    )
     merged = load(tmp_path / "all.json.gz")
     assert len(merged.collectives) == 12
 

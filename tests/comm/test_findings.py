@@ -39,10 +39,10 @@ def test_implicit_gather_names_module_op_bytes_line_and_remedy():
     assert (finding.rule, finding.severity) == ("implicit-gather", Severity.WARNING)
     assert finding.subject == "layers.0.moe"
     assert finding.fact == (
-        "aten.topk.default could not keep its input sharded, so DTensor gathered it unasked "
-        "(Shard(dim=1) → Replicate()): once, 2.0 MiB received"
+        "aten.topk cannot run on a sharded input (Shard(dim=1) → Replicate()), so DTensor inserted "
+        "an implicit all-gather: 1 call, 2.0 MiB received"
     )
-    assert finding.remedy.startswith("Give aten.topk.default inputs whose placements it can use")
+    assert finding.remedy.startswith("Give aten.topk inputs whose placements it can use")
     assert finding.source == Source(file="moe.py", line=7)
     assert finding.rank == 0
 
@@ -51,13 +51,16 @@ def test_layers_of_a_stack_share_a_finding():
     calls = tuple(_gather(owner=f"layers.{index}.moe", order=index) for index in range(32))
     (finding,) = find_comm_problems(make_recording(calls))
     assert finding.subject == "layers.*.moe"
-    assert "32 times in 32 modules, 64.0 MiB received" in finding.fact
+    where = "32 calls, one in each of layers.0.moe … layers.31.moe (32 modules)"
+    assert f"{where}, 64.0 MiB received" in finding.fact
+    (finding,) = find_comm_problems(make_recording((*calls[:2], *calls[:1])))
+    assert "3 calls, in layers.0.moe and layers.1.moe (2 modules), " in finding.fact
 
 
 def test_large_gathers_are_told_in_gibibytes():
     calls = tuple(_gather(output_bytes=2**30, order=index) for index in range(1500))
     (finding,) = find_comm_problems(make_recording(calls))
-    assert finding.fact.endswith(": 1,500 times, 1,500.0 GiB received")
+    assert finding.fact.endswith(": 1,500 calls, 1,500.0 GiB received")
 
 
 def test_numbers_inside_words_are_not_layers():
@@ -69,7 +72,7 @@ def test_root_and_many_ranks_are_named():
     calls = tuple(_gather(owner="", rank=rank) for rank in range(4))
     (finding,) = find_comm_problems(make_recording(calls))
     assert finding.subject == "the root module"
-    assert "4 times on ranks 0-3" in finding.fact
+    assert "4 calls on ranks 0-3" in finding.fact
     assert finding.rank is None
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardscope import World, load, merge, phases, simulate, trace
+from shardscope import Recording, World, load, merge, phases, simulate, trace
 from shardscope.comm import spans as comm_spans
 from shardscope.comm.spans import SUBSCRIPTIONS
 from shardscope.errors import TraceError
@@ -21,15 +22,40 @@ def shape(t: Any) -> list[tuple[str, int]]:
     return [(span.name, span.depth) for span in t.recording.spans]
 
 
-def test_spans_and_collectives_share_a_clock(world: World) -> None:
+def issue_around_a_phase() -> Recording:
     with trace() as t:
         dist.barrier()
         with phases("around"):
             dist.barrier()
         dist.barrier()
-    (span,) = t.recording.spans
-    before, inside, after = (call.start_ns for call in t.recording.collectives)
+    return t.recording
+
+
+def test_spans_and_collectives_share_a_clock() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        recording = issue_around_a_phase()
+    finally:
+        dist.destroy_process_group()
+    (span,) = recording.spans
+    before, inside, after = (call.start_ns for call in recording.collectives)
     assert before < span.start_ns <= inside <= span.start_ns + span.duration_ns < after
+
+
+def test_collectives_of_a_simulation_have_no_times(world: World) -> None:
+    recording = issue_around_a_phase()
+    assert recording.run.is_simulated
+    assert {call.start_ns for call in recording.collectives} == {None}
+
+
+def test_torchs_own_fake_world_is_a_simulation() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    try:
+        recording = issue_around_a_phase()
+    finally:
+        dist.destroy_process_group()
+    assert recording.run.is_simulated
+    assert {call.start_ns for call in recording.collectives} == {None}
 
 
 def test_phases_of_a_sharded_step_are_there_with_rank_and_thread() -> None:

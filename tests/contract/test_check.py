@@ -284,9 +284,9 @@ def test_a_rank_that_says_something_else_in_a_module_has_it() -> None:
 
 WHOLES: dict[str, tuple[Recording, int]] = {
     "peak_memory": (samples.make_holdings(), 1300),
-    "uncovered_ops": (samples.make_holdings(), 6),
+    "uncovered_ops": (samples.make_holdings(), 5),
     "missing_ops": (samples.make_holdings(), 2),
-    "wrong_ops": (samples.make_holdings(), 2),
+    "wrong_ops": (samples.make_holdings(), 1),
     "replicated_ops": (samples.make_holdings(), 2),
     "fallbacks": (samples.make_parallel(), 26),
     "gaps": (samples.make_varied(), 13),
@@ -353,7 +353,7 @@ def test_the_worst_level_of_coverage_counts_with_wrong_ops_first() -> None:
         for verdict in Verdict
     )
     levels = tuple(
-        Coverage(rank=0, level=level, axes=(), has_plan=True, ops=ops[: 6 - index])
+        Coverage(rank=0, level=level, axes=(), has_plan=True, ops=ops[: 7 - index])
         for index, level in enumerate(Level)
     )
     recording = samples.make_recording(coverage=levels)
@@ -433,7 +433,9 @@ def test_an_unasked_collective_is_a_redistribution_too() -> None:
     )
     recording = samples.make_recording(calls)
     (breach,) = check(comm(most=0, causes=(CauseKind.UNASKED,)), recording)
-    assert breach.evidence[0].cause == "DTensor Shard(1) → Replicate unasked, for aten.mm"
+    assert breach.evidence[0].cause == (
+        "implicit redistribution Shard(1) → Replicate, required by aten.mm"
+    )
     assert check(comm(least=1, most=1, causes=(CauseKind.REDISTRIBUTE,)), recording) == ()
     assert check(comm(least=2, causes=tuple(CauseKind)), recording) == ()
 

@@ -20,6 +20,8 @@ from shardscope import coverage, simulate
 from shardscope.record import Coverage, OpCoverage, Verdict
 from small_models import DIM, MLP, batch, split_mlp
 
+FINE = {Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED}
+
 
 class Calls(nn.Module):
     """A model of one call."""
@@ -163,7 +165,7 @@ def test_ops_with_nothing_to_shard_say_so() -> None:
     found = cover(lambda x: torch.arange(3).sum() + x, torch.ones(()))
     assert found["arange.default"].detail == "takes no tensors"
     assert found["add.Tensor"].detail == "no input has a dim to shard"
-    assert found["add.Tensor"].verdict is Verdict.SHARDED
+    assert found["add.Tensor"].verdict is found["arange.default"].verdict is Verdict.LOCAL
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +267,7 @@ def test_a_function_shards_a_copy_and_the_model_stays_plain() -> None:
     assert found.has_plan
     assert not any(isinstance(one, DTensor) for one in model.parameters())
     assert not model.up._forward_pre_hooks
-    assert {one.verdict for one in found.ops} <= {Verdict.SHARDED, Verdict.DECOMPOSED}
+    assert {one.verdict for one in found.ops} <= FINE
 
 
 def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
@@ -278,7 +280,33 @@ def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
     assert isinstance(level, Coverage)
     assert level.has_plan
     assert (level.rank, [axis.name for axis in level.axes]) == (3, ["tp"])
-    assert {one.verdict for one in level.ops} <= {Verdict.SHARDED, Verdict.DECOMPOSED}
+    assert {one.verdict for one in level.ops} <= FINE
+
+
+def test_ops_on_plain_or_replicated_tensors_are_local_and_not_sharded() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.split = MLP()
+            self.plain = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.plain(self.split(x)))
+
+    def shard(model: nn.Module, mesh: Any) -> nn.Module:
+        shard_by_styles(model.split, mesh)
+        return model
+
+    (found,) = coverage(Partly(), batch(), plan=shard, levels=["core_aten"]).coverage
+    verdicts = {one.op: one.verdict for one in found.ops}
+    assert verdicts["aten.tanh.default"] is Verdict.LOCAL
+    # ColwiseParallel turns its output into a local tensor, on which the activation runs.
+    assert verdicts["aten.relu.default"] is Verdict.LOCAL
+    # Of an op that is called on both, the calls on DTensors count.
+    assert verdicts["aten.mm.default"] is Verdict.SHARDED
+    replicated = coverage(nn.Tanh(), batch(), plan={}, mesh={"tp": 2}, levels=["core_aten"])
+    (op,) = [one for one in replicated.coverage[0].ops if one.op == "aten.tanh.default"]
+    assert (op.verdict, op.flops) == (Verdict.LOCAL, None)
 
 
 def test_a_plain_tensor_that_meets_a_dtensor_is_missing_with_its_line_and_a_remedy() -> None:
