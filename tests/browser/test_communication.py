@@ -37,22 +37,22 @@ def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> N
     page = open_page(large, "#/communication")
     num_bytes, count = add_up(large, "all_reduce", "tp")
     totals = region(page, "By mesh axis and kind")
-    figure = totals.get_by_role("button", name="all_reduce along tp")
+    figure = totals.get_by_role("button", name="all_reduce on tp")
     expect(figure).to_have_text(f"≤ {format_bytes(num_bytes)}")
     figure.click()
     expect(figure).to_have_attribute("aria-pressed", "true")
     assert "axis=tp&kind=all_reduce" in page.url
-    expect(rows_of(page, "Every collective")).to_have_text("4,992 of 20,000 rows")
-    expect(rows_of(page, "Why")).to_have_text("1 of 4 rows")
-    expect(page.get_by_text("Below, all_reduce along tp alone.")).to_be_visible()
+    expect(rows_of(page, "All collectives")).to_have_text("4,992 of 20,000 rows")
+    expect(rows_of(page, "Causes")).to_have_text("1 of 4 rows")
+    expect(page.get_by_text("Filtered: all_reduce on tp.")).to_be_visible()
     totals.get_by_role("button", name="forward").click()
-    shown = region(page, "Every collective").get_by_role("row").nth(1)
+    shown = region(page, "All collectives").get_by_role("row").nth(1)
     expect(shown).to_contain_text("forward")
     totals.get_by_role("button", name="all phases").click()
     totals.get_by_role("button", name="Counts").click()
     expect(figure).to_have_text(f"≤ {count}")
     page.get_by_role("button", name="show all", exact=True).click()
-    expect(rows_of(page, "Every collective")).to_have_text("20,000 rows")
+    expect(rows_of(page, "All collectives")).to_have_text("20,000 rows")
 
 
 def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large) -> None:
@@ -100,7 +100,7 @@ def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
     page.mouse.move(box["x"] + 400, middle, steps=3)
     page.mouse.up()
     assert picture_of(page) != whole
-    page.get_by_role("button", name="whole").click()
+    page.get_by_role("button", name="Reset zoom").click()
     assert picture_of(page) == whole
     lanes.focus()
     page.keyboard.press("+")
@@ -113,11 +113,11 @@ def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
     page.keyboard.press("ArrowDown")
     expect(lanes).to_have_attribute("aria-valuetext", re.compile(r"all_gather\[tp\] of rank 1"))
     page.keyboard.press("Enter")
-    for name in ("Timeline", "Every collective"):
+    for name in ("Timeline", "All collectives"):
         detail = region(page, name).locator(".table-detail")
-        for text in ("unasked", "x = self.attention(x)", "pp 0, dp 0, tp 1", "ranks, 0-3"):
+        for text in ("implicit", "x = self.attention(x)", "pp 0, dp 0, tp 1", "ranks, 0-3"):
             expect(detail).to_contain_text(text)
-    chosen = region(page, "Every collective").locator("[role=row][aria-selected=true]")
+    chosen = region(page, "All collectives").locator("[role=row][aria-selected=true]")
     expect(chosen.get_by_role("gridcell").nth(2)).to_have_text("1")
     expect(page.locator(".timeline-chosen")).to_have_count(1)
     region(page, "Timeline").get_by_role("button", name="close").click()
@@ -139,36 +139,39 @@ def test_the_pointer_finds_a_collective_on_the_timeline(open_page, large) -> Non
     page.mouse.down()
     page.mouse.up()
     expect(region(page, "Timeline").locator(".table-detail")).to_contain_text(named)
-    expect(region(page, "Every collective").locator(".table-detail")).to_contain_text(named)
+    expect(region(page, "All collectives").locator(".table-detail")).to_contain_text(named)
     page.mouse.move(box["x"] + 500, box["y"] + 32)
     expect(tip).to_contain_text("900 ms")
 
 
 def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
     page = open_page(large, "#/communication")
-    why = region(page, "Why")
-    expect(why.locator(".badge")).to_have_text(["unasked", "unasked"])
-    why.get_by_role("row").filter(has_text="unasked").first.click()
+    why = region(page, "Causes")
+    expect(why.locator(".badge")).to_have_text(["implicit", "implicit"])
+    why.get_by_role("row").filter(has_text="implicit").first.click()
     detail = why.locator(".table-detail")
     expect(detail).to_contain_text("No plan and no call asked for it")
     expect(detail).to_contain_text("x = self.attention(x)")
     link = detail.get_by_role("link").first
     name = link.inner_text()
     link.click()
-    expect(rows_of(page, "Every collective")).to_contain_text(f"of 20,000 rows in {name}")
+    expect(rows_of(page, "All collectives")).to_contain_text(f"of 20,000 rows in {name}")
     owners = set(
-        region(page, "Every collective").locator(".table-body .module-link").all_inner_texts()
+        region(page, "All collectives").locator(".table-body .module-link").all_inner_texts()
     )
     assert owners == {name}
 
 
 def test_a_simulated_run_is_drawn_in_order_and_spans_need_no_collectives(open_page) -> None:
-    llama = build_page(samples.make_llama())
-    simulated = replace(llama, run=replace(llama.run, reality="simulated"))
-    page = open_page(simulated, "#/communication")
-    chosen = region(page, "Timeline").get_by_role("button", name="Order")
-    expect(chosen).to_have_attribute("aria-pressed", "true")
+    page = open_page(build_page(samples.make_llama()), "#/communication?along=time")
+    timeline = region(page, "Timeline")
+    expect(timeline).to_contain_text("in simulated order, not time")
+    expect(timeline.get_by_role("button", name="Time", exact=True)).to_have_count(0)
+    region(page, "All collectives").get_by_role("row").nth(1).click()
+    detail = region(page, "All collectives").locator(".table-detail")
+    expect(detail).to_contain_text("its number 0")
+    expect(detail).not_to_contain_text("after the recording began")
     page = open_page(build_page(samples.make_phases()), "#/communication")
-    expect(region(page, "Timed stretches")).to_contain_text("step")
+    expect(region(page, "Phases")).to_contain_text("step")
     expect(region(page, "Timeline").get_by_role("button", name="Order")).to_have_count(0)
-    expect(region(page, "Every collective")).to_have_count(0)
+    expect(region(page, "All collectives")).to_have_count(0)

@@ -35,7 +35,7 @@ def test_the_peak_of_memory_is_the_pages_and_keys_walk_over_the_step(open_page, 
     module = page.get_by_role("grid").get_by_role("link").first
     name = module.inner_text()
     module.click()
-    expect(page.get_by_text(f"{name} is answerable for")).to_be_visible()
+    expect(page.get_by_text(f"{name} owns")).to_be_visible()
 
 
 def test_a_verdict_keeps_its_ops_and_an_op_tells_where_it_is_called(open_page, large) -> None:
@@ -45,7 +45,7 @@ def test_a_verdict_keeps_its_ops_and_an_op_tells_where_it_is_called(open_page, l
         (one, num) for one, num in zip(level.verdicts, level.counts, strict=True) if num
     )
     button = page.get_by_role("group", name="verdicts").get_by_role("button", name=verdict)
-    expect(button).to_have_text(f"{count} {verdict}")
+    expect(button).to_contain_text(f"{count} {verdict}")
     button.click()
     assert foot_of(page, "Ops$") == f"{count} of {len(level.ops)} rows"
     ops = page.get_by_role("grid", name="ops")
@@ -87,6 +87,6 @@ def test_a_comparison_lists_changes_and_filters_them(open_page) -> None:
     expect(row).to_contain_text("layers.{0…3}.attention.wo")
     row.locator(".badge").click()
     detail = page.locator(".table-detail")
-    expect(detail).to_contain_text("unasked")
+    expect(detail).to_contain_text("implicit redistribution")
     page.get_by_role("group", name="which changes").get_by_role("button", name="Gone").click()
     assert foot_of(page, "Changes").startswith("0 of ")

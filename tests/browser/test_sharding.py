@@ -73,7 +73,7 @@ def audited() -> PageRecord:
 
 def show(page: Page) -> Held:
     table = page.get_by_role("grid", name="parameters")
-    return Held(page, table, page.get_by_role("region", name="How it lies"))
+    return Held(page, table, page.get_by_role("region", name="Layout"))
 
 
 def names_of(held: Held) -> list[str]:
@@ -88,8 +88,8 @@ def test_sums_and_filters_of_the_audit(open_page, audited) -> None:
         expect(sums).to_contain_text(format_bytes(figure))
     assert names_of(held) == ["wq.weight", "norm.weight", "norm.mask buffer"]
     kept = {
-        "Cut": ["wq.weight"],
-        "Whole": ["norm.weight", "norm.mask buffer"],
+        "Sharded": ["wq.weight"],
+        "Not sharded": ["norm.weight", "norm.mask buffer"],
         "With findings": ["norm.weight"],
         "Trainable": ["wq.weight", "norm.weight"],
         "Buffers": ["norm.mask buffer"],
@@ -103,7 +103,9 @@ def test_sums_and_filters_of_the_audit(open_page, audited) -> None:
 
 def test_the_parameter_that_is_chosen_is_drawn(open_page, audited) -> None:
     held = show(open_page(audited, "#/sharding"))
-    expect(held.drawn).to_contain_text("rows cut in 2 along dp, columns cut in 2 along tp")
+    expect(held.drawn).to_contain_text(
+        "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
+    )
     expect(held.drawn.locator(".piece text")).to_have_text(["0", "1", "2", "3"])
     expect(held.drawn.locator(".side")).to_have_text(["dim 1: 4", "dim 0: 8"])
     held.drawn.locator(".piece").nth(2).hover()
@@ -111,7 +113,7 @@ def test_the_parameter_that_is_chosen_is_drawn(open_page, audited) -> None:
     expect(tip).to_contain_text("[4:8, 0:2]")
     expect(tip).to_contain_text("rank 2")
     held.table.get_by_role("row", name=re.compile("norm.weight")).click()
-    expect(held.drawn).to_contain_text("a copy on each of 2 dp, a copy on each of 2 tp")
+    expect(held.drawn).to_contain_text("replicated over dp (2), replicated over tp (2)")
     held.table.get_by_role("row", name=re.compile("norm.mask")).click()
     expect(held.drawn).to_contain_text("not distributed")
     held.table.get_by_role("row", name=re.compile("wq.weight")).click()

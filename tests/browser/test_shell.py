@@ -31,7 +31,7 @@ def test_the_overview_says_what_ran_what_was_found_and_what_was_not_understood(o
     expect(findings).to_contain_text("return self.wo(output.view(batch, length, -1))")
     findings.get_by_role("button", name="1 warning").click()
     assert findings.locator(".finding-rule").all_inner_texts() == ["replicated-parameter"]
-    gaps = page.get_by_role("region", name=re.compile("Not understood"))
+    gaps = page.get_by_role("region", name=re.compile("Gaps"))
     expect(gaps).to_contain_text("records lost")
     page.get_by_role("link", name=re.compile("Peak memory")).click()
     expect(page.get_by_role("tab", name="Memory")).to_have_attribute("aria-selected", "true")
@@ -50,7 +50,7 @@ def test_modules_fold_unfold_close_and_count(open_page) -> None:
     expect(tree).to_have_attribute("aria-rowcount", "6")
     page.get_by_role("button", name="open all").click()
     page.get_by_role("button", name="Counts").click()
-    expect(page.get_by_role("columnheader", name="collectives")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="collectives", exact=True)).to_be_visible()
     assert "show=counts" in page.url
 
 
@@ -112,7 +112,7 @@ def test_a_search_shows_marks_and_empties(open_page) -> None:
 def test_a_search_in_the_overview_names_modules_that_fit(open_page) -> None:
     page = open_page(make_page())
     page.get_by_role("searchbox").fill("attention.wo")
-    named = page.get_by_role("region", name="Modules named so (32)")
+    named = page.get_by_role("region", name="Matching modules (32)")
     expect(named.get_by_role("link", name="and 24 more")).to_be_visible()
     named.get_by_role("link", name="layers.3.attention.wo").click()
     expect(page.get_by_role("tab", name="Modules")).to_have_attribute("aria-selected", "true")
@@ -202,7 +202,8 @@ def make_hostile() -> PageRecord:
 def test_a_page_of_nothing_says_so(open_page) -> None:
     full = make_page()
     page = open_page(PageRecord(run=replace(full.run, mesh=(), command="")))
-    expect(page.get_by_text("Nothing was found that wants attention.")).to_be_visible()
-    expect(page.get_by_text("there are no gaps in what this page says")).to_be_visible()
+    checks = "No findings (checked by: trace, audit, memory; not run: coverage)."
+    expect(page.get_by_text(checks)).to_be_visible()
+    expect(page.get_by_text("No gaps: every collective was attributed.")).to_be_visible()
     page.get_by_role("tab", name="Modules").click()
-    expect(page.get_by_text("No modules were recorded.")).to_be_visible()
+    expect(page.get_by_text("Modules were not recorded.")).to_be_visible()

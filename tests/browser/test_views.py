@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from sample_recordings import make_collective, make_recording
+from shardscope.record import Call
 from shardscope.report.page.build import build_page
 
 VIEWS = {
     "overview": "Findings",
     "modules": "Modules by phase",
-    "communication": "Every collective",
+    "communication": "All collectives",
     "sharding": "Parameters",
     "coverage": "Ops by verdict",
     "compiler": "Graphs",
@@ -61,10 +64,30 @@ def test_tiles_fill_their_rows_evenly(open_page, large) -> None:
 
 def test_a_share_that_is_nearly_nothing_has_a_bar_of_that_length(open_page, large) -> None:
     page = open_page(large, "#/sharding")
-    line = page.locator(".held-line", has_text="on other ranks as well")
+    line = page.locator(".held-line", has_text="replicated")
     expect(line).to_contain_text("<1% of that")
     widths = [part.bounding_box()["width"] for part in line.locator(".held-part").all()]
     assert sum(widths) < 0.02 * line.bounding_box()["width"]
+
+
+_SHARES_OF_BARS = """frame => [...frame.querySelectorAll(".bar")].map(bar => {
+    const fill = bar.querySelector(".bar-fill");
+    const width = one => one.getBoundingClientRect().width;
+    return fill ? width(fill) / width(fill.parentElement) : 0;
+})"""
+
+
+def test_bars_are_as_long_as_their_figures(open_page) -> None:
+    sizes = [4000, 1000, 10, 1]
+    calls = tuple(
+        make_collective(order=at, wire_bytes=size, cause=Call(api=f"call {at}"))
+        for at, size in enumerate(sizes)
+    )
+    page = open_page(build_page(make_recording(calls)), "#/communication")
+    causes = page.get_by_role("region", name="Causes")
+    expect(causes.locator(".bar")).to_have_count(4)
+    shares = causes.evaluate(_SHARES_OF_BARS)
+    assert shares == pytest.approx([size / sizes[0] for size in sizes], abs=2e-3)
 
 
 def test_every_shape_of_recording_opens_in_every_view(open_page, any_recording) -> None:
@@ -114,5 +137,5 @@ def test_a_search_narrows_tables_of_twenty_thousand_rows(open_page, large) -> No
         for kind, owner in zip(said.calls.kind, said.calls.owner, strict=True)
     )
     assert num_rows > 0
-    shown = page.get_by_role("region", name="Every collective").locator(".table-foot")
+    shown = page.get_by_role("region", name="All collectives").locator(".table-foot")
     expect(shown).to_have_text(f"{num_rows} of 20,000 rows")

@@ -53,12 +53,12 @@ def order_cuts(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def describe_cuts(cuts: Sequence[Cut], num_dims: int) -> str:
-    """`rows cut in 8 along tp and again in 16 along cp, a copy on each of 128 dp`."""
+    """`rows sharded 8 ways over tp and again 16 ways over cp, replicated over dp (128)`."""
     times: dict[str, list[str]] = {}
     for cut in order_cuts(cuts):
-        number = f"in {cut.size:,} " if cut.size else ""
-        times.setdefault(_name_dim(cut, num_dims), []).append(f"{number}along {cut.axis}")
-    cutting = [f"{what} cut {' and again '.join(words)}" for what, words in times.items()]
+        number = f"{cut.size:,} ways " if cut.size else ""
+        times.setdefault(_name_dim(cut, num_dims), []).append(f"{number}over {cut.axis}")
+    cutting = [f"{what} sharded {' and again '.join(words)}" for what, words in times.items()]
     return ", ".join([*cutting, *(_describe_whole(cut) for cut in cuts if cut.dim is None)])
 
 
@@ -68,9 +68,9 @@ def _name_dim(cut: Cut, num_dims: int) -> str:
 
 
 def _describe_whole(cut: Cut) -> str:
-    number = f"{cut.size:,} " if cut.size else ""
+    number = f" ({cut.size:,})" if cut.size else ""
     if cut.placement.startswith("R"):
-        return f"a copy on each of {number}{cut.axis}"
+        return f"replicated over {cut.axis}{number}"
     if "Partial" in cut.placement or cut.placement.startswith("P"):
-        return f"a part of the sum on each of {number}{cut.axis}"
-    return f"{cut.placement} along {cut.axis}"
+        return f"partial sums over {cut.axis}{number}"
+    return f"{cut.placement} over {cut.axis}{number}"

@@ -76,7 +76,7 @@ def rectangles(drawing: Drawing) -> list[tuple[str, str, float, float, float, fl
 
 def test_rows_on_one_axis() -> None:
     drawing = draw((8, 4), {"tp": "Shard(0)"}, {"tp": 2})
-    assert drawing.words == "rows cut in 2 along tp"
+    assert drawing.words == "rows sharded 2 ways over tp"
     assert (drawing.vertical, drawing.horizontal, drawing.note) == ("dim 0: 8", "dim 1: 4", "")
     assert rectangles(drawing) == [
         ("0", "[0:4, :]", 0, 0, 1, 0.5),
@@ -86,13 +86,13 @@ def test_rows_on_one_axis() -> None:
 
 def test_columns_lie_side_by_side() -> None:
     drawing = draw((8, 4), {"tp": "Shard(1)"}, {"tp": 2})
-    assert drawing.words == "columns cut in 2 along tp"
+    assert drawing.words == "columns sharded 2 ways over tp"
     assert rectangles(drawing)[1] == ("1", "[:, 2:4]", 0.5, 0, 0.5, 1)
 
 
 def test_two_axes_cut_two_dims() -> None:
     drawing = draw((8, 4), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 2, "tp": 2})
-    assert drawing.words == "rows cut in 2 along dp, columns cut in 2 along tp"
+    assert drawing.words == "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
     assert rectangles(drawing) == [
         ("0", "[0:4, 0:2]", 0, 0, 0.5, 0.5),
         ("1", "[0:4, 2:4]", 0.5, 0, 0.5, 0.5),
@@ -113,7 +113,7 @@ def test_fsdp_over_tensor_parallelism_cuts_within_what_that_left() -> None:
     drawing = draw((8, 4), {"dp": "StridedShard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
     held = {one.ranks: one.indices for one in drawing.pieces}
     assert held == {"0": "[0:2, :]", "1": "[4:6, :]", "2": "[2:4, :]", "3": "[6:8, :]"}
-    assert drawing.words == "rows cut in 2 along tp and again in 2 along dp"
+    assert drawing.words == "rows sharded 2 ways over tp and again 2 ways over dp"
 
 
 def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
@@ -132,10 +132,10 @@ def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
 
 def test_copies_and_parts_of_sums() -> None:
     drawing = draw((8, 4), {"dp": "Replicate", "tp": "Shard(0)"}, {"dp": 4, "tp": 2})
-    assert drawing.words == "rows cut in 2 along tp, a copy on each of 4 dp"
+    assert drawing.words == "rows sharded 2 ways over tp, replicated over dp (4)"
     assert [one.ranks for one in drawing.pieces] == ["0-6/2", "1-7/2"]
     drawing = draw((8, 4), {"tp": "Partial(sum)"}, {"tp": 2})
-    assert drawing.words == "a part of the sum on each of 2 tp"
+    assert drawing.words == "partial sums over tp (2)"
     assert rectangles(drawing) == [("0-1", "[:, :]", 0, 0, 1, 1)]
 
 
@@ -144,7 +144,7 @@ def test_three_dims_show_the_last_two_that_are_cut() -> None:
     placed = {"a": "Shard(0)", "b": "Shard(1)", "c": "Shard(2)"}
     drawing = draw((4, 8, 4), placed, mesh)
     assert (drawing.vertical, drawing.horizontal) == ("dim 1: 8", "dim 2: 4")
-    assert drawing.words.startswith("dim 0 cut in 2 along a, dim 1 cut")
+    assert drawing.words.startswith("dim 0 sharded 2 ways over a, dim 1 sharded")
     assert [one.ranks for one in drawing.pieces] == ["0,4", "1,5", "2,6", "3,7"]
 
 
@@ -190,7 +190,7 @@ def test_a_flattened_axis_has_the_size_of_its_group_and_unnamed_ranks() -> None:
     (drawing,) = read(hold(one, mesh={"dp": 2, "cp": 2}, groups=(flat,))).drawings
     assert [piece.ranks for piece in drawing.pieces] == ["dp_cp 0", "dp_cp 1", "dp_cp 2", "dp_cp 3"]
     (drawing,) = read(hold(one, mesh={"dp": 2, "cp": 2}, groups=())).drawings
-    assert drawing.words == "elements cut along dp_cp"
+    assert drawing.words == "elements sharded over dp_cp"
     assert drawing.note == "How many ranks its mesh has is not known."
 
 
