@@ -62,10 +62,18 @@ __all__ = [
 ]
 
 
+_MAX_REPR = 160  # characters of a message
+
+
 class ShardscopeError(Exception):
     """Base of all errors raised on purpose; `exit_code` is what the CLI ends with."""
 
     exit_code = 2
+
+    def __repr__(self) -> str:
+        """The beginning of its message: some say all that went wrong elsewhere."""
+        text = str(self)
+        return f"{type(self).__name__}({text[:_MAX_REPR]!r}{'…' if len(text) > _MAX_REPR else ''})"
 
 
 class RecordingError(ShardscopeError):

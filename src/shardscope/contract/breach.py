@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
-
 from shardscope.contract.limits import Limit
-from shardscope.record import RankSpan, Source
+from shardscope.record import RankSpan, Record, Source
 
 __all__ = ["Breach", "BreachKind", "Evidence"]
 
@@ -21,7 +19,7 @@ class BreachKind(StrEnum):
     NOT_MEASURED = "not measured"  # nobody looked, or records were lost
 
 
-class Evidence(Struct, frozen=True, kw_only=True):
+class Evidence(Record, frozen=True, kw_only=True):
     """Something that counts towards the figure; `cause` says why it is there, if that is known."""
 
     what: str
@@ -33,7 +31,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     remedy: str = ""
 
 
-class Breach(Struct, frozen=True, kw_only=True):
+class Breach(Record, frozen=True, kw_only=True):
     """A limit that does not hold.
 
     `actual` is the worst there is, found in the first of `modules` on `ranks`; the others do not

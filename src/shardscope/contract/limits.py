@@ -6,11 +6,10 @@ from collections import Counter
 from enum import StrEnum
 from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from shardscope.errors import ContractError
-from shardscope.record import CollectiveKind, Phase, Severity
+from shardscope.record import CollectiveKind, Phase, Record, Severity
 
 __all__ = ["COMM_FIGURES", "CauseKind", "Contract", "Figure", "Limit", "Selector", "is_in_table"]
 
@@ -70,7 +69,7 @@ class Selector(NamedTuple):
     causes: tuple[CauseKind, ...] = ()
 
 
-class Limit(Struct, frozen=True, kw_only=True):
+class Limit(Record, frozen=True, kw_only=True):
     """The least and the most that a figure may be; both the same where it is to be exact.
 
     A limit on collectives holds for each module that `module` fits, its children included, and on
@@ -129,7 +128,7 @@ class Limit(Struct, frozen=True, kw_only=True):
         return ""
 
 
-class Contract(Struct, frozen=True):
+class Contract(Record, frozen=True):
     """Limits, in the order in which a file has them: those on collectives last."""
 
     limits: tuple[Limit, ...] = ()

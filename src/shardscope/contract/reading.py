@@ -8,8 +8,6 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from shardscope.contract.keys import (
     ANY,
     BOUNDS,
@@ -24,7 +22,7 @@ from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selec
 from shardscope.contract.lines import find_lines
 from shardscope.contract.place import Place
 from shardscope.errors import ContractError
-from shardscope.record import CollectiveKind, Phase, Severity
+from shardscope.record import CollectiveKind, Phase, Record, Severity
 
 __all__ = [
     "ContractFile",
@@ -39,7 +37,7 @@ __all__ = [
 _LINE = re.compile(r"line (\d+)")
 
 
-class ContractFile(Struct, frozen=True, kw_only=True):
+class ContractFile(Record, frozen=True, kw_only=True):
     """A contract, the file that it is in, and the line of each limit there."""
 
     path: str

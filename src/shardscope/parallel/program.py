@@ -44,6 +44,8 @@ from shardscope.shard.reference import kept_random_state
 
 __all__ = ["ParallelProgram"]
 
+_MAX_REASON = 80  # characters of why it was not verified
+
 
 @final
 @dataclass(eq=False)
@@ -97,7 +99,9 @@ class ParallelProgram:
         kinds = Counter(str(one.kind) for one in listen(self.flow, self.mesh.seats[0]))
         spoken = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "no collectives"
         name = name_program(self.flow) or "program"
-        proof = self.not_verified or ("not verified" if self.verdicts is None else "verified")
+        proof = self.not_verified[:_MAX_REASON] or (
+            "not verified" if self.verdicts is None else "verified"
+        )
         return (
             f"<ParallelProgram {name} on {describe_axes(self.mesh.axes)}: {spoken}, "
             f"{len(self.fallbacks)} fallbacks, {proof}>"

@@ -54,6 +54,10 @@ class BreachError(AssertionError):
             f"{name}: {summarize(breaches, num_limits)}\n\n{render_breaches(breaches)}"
         )
         self.breaches = tuple(breaches)
+        self._summary = f"{name}: {summarize(breaches, num_limits)}"
+
+    def __repr__(self) -> str:
+        return f"BreachError({self._summary!r})"
 
 
 def assert_comm(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardscope.record.base import Record
 from shardscope.record.codec import encode, encode_pieces, load, save
 from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
 from shardscope.record.diagnosis import Condition, Deviation, Diagnosis, Stage, SuspectOp
@@ -130,6 +131,7 @@ __all__ = [
     "RankMemory",
     "RankSpan",
     "Recompile",
+    "Record",
     "Recording",
     "Redistribute",
     "RunInfo",

@@ -17,7 +17,7 @@ from shardscope._torch.backend_names import look_up_backend
 __all__ = ["ExplainOutput", "ExplainWithBackend"]
 
 
-@dataclass
+@dataclass(repr=False)
 class ExplainOutput:
     """What `torch._dynamo.explain` gives; `str()` prints it as torch does."""
 
@@ -29,6 +29,10 @@ class ExplainOutput:
     ops_per_graph: list[list[Any]] | None = None
     out_guards: list[Any] | None = None
     compile_times: str | None = None
+
+    def __repr__(self) -> str:
+        counts = f"{self.graph_count} graphs, {self.graph_break_count} graph breaks"
+        return f"ExplainOutput({counts}, {self.op_count} ops)"
 
     def __str__(self) -> str:
         return "".join(self._pieces())

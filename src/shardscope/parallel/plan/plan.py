@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, final
@@ -26,6 +26,7 @@ from shardscope.parallel.plan.values import Wish, read_wish
 
 __all__ = ["Plan"]
 
+_MAX_REPR = 240  # characters of entries
 _STYLES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
 
 
@@ -104,11 +105,21 @@ class Plan:
         write_toml(path, {"plan": entries, "inputs": inputs, "outputs": outputs})
 
     def __repr__(self) -> str:
-        parts = [f"{{{', '.join(map(repr, self.entries))}}}"]
+        parts = [f"{{{_shorten(self.entries)}}}"]
         for side in ("inputs", "outputs"):
             if wishes := getattr(self, side):
-                parts.append(f"{side}={{{', '.join(map(repr, wishes))}}}")
+                parts.append(f"{side}={{{_shorten(wishes)}}}")
         return f"Plan({', '.join(parts)})"
+
+
+def _shorten(entries: Collection[object]) -> str:
+    """Entries with commas between them, as many as fit on a few lines of a terminal."""
+    shown: list[str] = []
+    for entry in map(repr, entries):
+        if sum(map(len, shown)) + len(entry) > _MAX_REPR and shown:
+            return f"{', '.join(shown)}, … {len(entries) - len(shown)} more"
+        shown.append(entry)
+    return ", ".join(shown)
 
 
 def _items(values: Any, what: str, example: str) -> list[tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shardscope.record import Record
 from shardscope.report.layout import plural
 from shardscope.report.names import make_inert
 from shardscope.report.units import format_bytes
@@ -68,7 +69,7 @@ class Status(StrEnum):
     CHANGED = "changed"
 
 
-class Change(Struct, frozen=True, kw_only=True, gc=False):
+class Change(Record, frozen=True, kw_only=True, gc=False):
     """Something that is not the same in both; None is what one of them does not have.
 
     `path` is the module, folded (`layers.{0…31}.attn`) where `repeat` modules changed alike; the
@@ -117,7 +118,7 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
         return format_value(self.after, self.unit)
 
 
-class AreaTotal(Struct, frozen=True, kw_only=True, gc=False):
+class AreaTotal(Record, frozen=True, kw_only=True, gc=False):
     """An area that both recordings know something of, in a few words each."""
 
     area: Area
