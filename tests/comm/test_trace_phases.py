@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
-from shardscope import Trace, World, trace
+from shardscope import Trace, World, load, trace
 from shardscope.record import Call, CollectiveKind, Phase
 from small_models import Block, Net, batch, facts, gap_facts, shard_net
 
@@ -189,3 +192,37 @@ def test_forward_between_two_uses_of_a_trace_is_a_gap(world: World) -> None:
         loss.backward()
     assert facts(t, "phase", "owner") == [(FORWARD, "layers.0.sum"), (BACKWARD, None)]
     assert "its forward ran before the trace began" in gap_facts(t)[0]
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_forward_passes_are_counted(world: World, tmp_path: Path, number: int) -> None:
+    model, loss = DistributedDataParallel(Net(depth=1)), nn.MSELoss()
+    with trace(model, stream=tmp_path / "run.jsonl") as t:
+        for _ in range(number):
+            loss(model(batch()), batch()).backward()
+    assert t.recording.run.num_forwards == number
+    assert load(tmp_path / "run.jsonl") == t.recording
+
+
+def test_recomputed_forwards_and_those_within_others_are_not_counted(world: World) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    model = Checkpointed()
+    with trace(model) as t:
+        for _ in range(2):
+            model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+    assert t.recording.run.num_forwards == 2
+
+
+def test_without_a_module_call_forward_passes_are_not_known(world: World) -> None:
+    with trace() as t:
+        dist.barrier()
+    assert t.recording.run.num_forwards is None

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from shardscope import explain, explaining, load, save
+from shardscope._torch.compile_times import read_durations
+from shardscope.compile.explain.stages import measure_stages
 from shardscope.errors import CompileError
 from shardscope.record import Explanation, GraphEnd, OpKind, Recompile
 
@@ -278,6 +280,24 @@ def test_any_backend_is_explained_and_its_stages_are_timed() -> None:
     assert (told.target, told.num_graphs, told.num_ops) == ("mine", 1, 2)
     assert [one.stage for one in told.stages] == ["other", "tracing", "guards", "backend", "aot"]
     assert min(one.total_ns for one in told.stages) > 0, told.stages
+
+
+def test_compiling_backward_when_it_runs_is_a_stage_and_takes_nothing_off_another() -> None:
+    before = dict.fromkeys(read_durations(), (0, 0.0))
+    after = before | {
+        "frames": (1, 9.0),
+        "backend": (1, 8.0),
+        "aot": (1, 7.0),
+        "inductor": (2, 8.5),
+        "backward": (1, 3.0),
+        "inductor in backward": (1, 2.5),
+    }
+    spent = {one.stage: one.total_ns for one in measure_stages(before, after)}
+    seconds = {stage: ns and ns / 1e9 for stage, ns in spent.items()}
+    assert seconds == {"other": 1, "backend": 1, "aot": 1, "inductor": 8.5, "backward": 0.5}
+    # A stage that took less than what it is supposed to have called says nothing of itself.
+    after |= {"backward": (0, 0.0), "inductor in backward": (0, 0.0)}
+    assert {one.stage: one.total_ns for one in measure_stages(before, after)}["aot"] is None
 
 
 def test_two_models_at_once_are_explained_together() -> None:

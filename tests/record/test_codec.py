@@ -13,11 +13,24 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from sample_recordings import make_collective, make_recording
+from sample_recordings import make_collective, make_recording, make_run
 from shardscope.errors import OutputError, RecordingError
 from shardscope.record import (
+    Coverage,
+    Explanation,
+    Level,
+    Mark,
+    MarkKind,
+    MemoryProfile,
+    Module,
+    OpCoverage,
+    Parameter,
+    Phase,
+    RankSpan,
     Recording,
     Source,
+    StageTime,
+    Verdict,
     check_output,
     encode,
     encode_pieces,
@@ -360,3 +373,80 @@ def test_load_changes_nothing_it_reads(tmp_path):
 def test_reading_a_recording_needs_no_torch():
     code = "import sys, shardscope.record; assert 'torch' not in sys.modules"
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+def _write_schema_1(path, recording):
+    """A file as versions before schema 2 wrote them."""
+    plain = msgspec.json.decode(encode(recording))
+    plain["schema"] = 1
+    del plain["run"]["num_forwards"]
+    path.write_bytes(msgspec.json.encode(plain))
+    return load(path)
+
+
+@pytest.mark.parametrize(
+    ("is_simulated", "before", "after"),
+    [
+        (True, (0, 5000), (None, None)),  # the simulation's own clock
+        (False, (0, 0), (None, None)),  # a clock that was not read
+        (False, (0, 5000), (0, 5000)),
+    ],
+)
+def test_times_of_schema_1_are_those_of_a_run_or_none(tmp_path, is_simulated, before, after):
+    calls = tuple(make_collective(order=at, start_ns=time) for at, time in enumerate(before))
+    run = make_run(is_simulated=is_simulated)
+    upgraded = _write_schema_1(tmp_path / "old.json", make_recording(calls, run=run))
+    assert tuple(call.start_ns for call in upgraded.collectives) == after
+    assert upgraded.schema == 2
+    assert load(save(upgraded, tmp_path / "new.json")) == upgraded
+
+
+def test_zeros_of_schema_1_that_stood_for_nothing_are_none(tmp_path):
+    sized = {"shape": (2, 2), "local_shape": (1, 2), "dtype": "float32"}
+    parameters = (
+        Parameter(name="unknown", **sized, global_bytes=0, local_bytes=0),
+        Parameter(name="known", **sized, global_bytes=16, local_bytes=0),
+        Parameter(
+            name="empty", shape=(0,), local_shape=(0,), dtype="int8", global_bytes=0, local_bytes=0
+        ),
+    )
+    module = Module(
+        name="",
+        type="M",
+        ranks=(RankSpan(0),),
+        parameters=parameters,
+        marks=(Mark(kind=MarkKind.COMPILED, num_parameters=0),),
+    )
+    profile = MemoryProfile(
+        rank=0,
+        peak_bytes=0,
+        peak_order=0,
+        peak_phase=Phase.FORWARD,
+        first_peak_bytes=0,
+        reserved_bytes=0,
+        needed_bytes=7,
+    )
+    verdicts = {"on plain tensors, each rank's own": Verdict.LOCAL, "": Verdict.SHARDED}
+    ops = tuple(
+        OpCoverage(op="aten.t", schema="", verdict=Verdict.SHARDED, flops=0, detail=detail)
+        for detail in verdicts
+    )
+    coverage = Coverage(rank=0, level=Level.EXPORTED, axes=(), has_plan=True, ops=ops)
+    stage = StageTime(stage="aot", num_calls=1, total_ns=0)
+    old = make_recording(
+        modules=(module,),
+        memory=(profile,),
+        coverage=(coverage,),
+        explanations=(Explanation(rank=0, target="f", fingerprint="", stages=(stage,)),),
+    )
+    new = _write_schema_1(tmp_path / "old.json", old)
+    (upgraded,) = new.modules
+    sizes = [(one.global_bytes, one.local_bytes) for one in upgraded.parameters]
+    assert sizes == [(None, None), (16, 0), (0, 0)]
+    assert upgraded.marks[0].num_parameters is None
+    (memory,) = new.memory
+    assert (memory.first_peak_bytes, memory.reserved_bytes, memory.needed_bytes) == (None, None, 7)
+    assert [one.verdict for one in new.coverage[0].ops] == list(verdicts.values())
+    assert {one.flops for one in new.coverage[0].ops} == {None}
+    assert new.explanations[0].stages[0].total_ns is None
+    assert load(save(old, tmp_path / "new.json")) == old

@@ -212,3 +212,13 @@ def test_who_waits_for_a_merge_is_told_how_far_it_is(tmp_path):
         f"reading {tmp_path}/b.json (2 of 2)",
         "joining them",
     ]
+
+
+def test_forward_passes_of_ranks_are_those_that_are_known():
+    def merged(*counts):
+        return merge(
+            make_recording(run=make_run(world_size=3, ranks=(rank,), num_forwards=count))
+            for rank, count in enumerate(counts)
+        ).run.num_forwards
+
+    assert [merged(2, 2, 2), merged(2, None, 3), merged(None, None, None)] == [2, 3, None]

@@ -286,6 +286,12 @@ def test_rank_is_that_of_the_process_group_even_if_it_is_made_later() -> None:
     assert times["a"].rank == 2
 
 
+def test_times_of_a_simulation_are_not_printed_as_those_of_a_run() -> None:
+    with simulate({"dp": 4}, rank=2), phases.record() as times, phases("a"):
+        pass
+    assert str(times).splitlines()[0] == "rank 2, time of the simulation, not of a run"
+
+
 def test_printed_it_is_a_table_with_the_longest_first() -> None:
     with phases.record() as times, phases("outer"), phases("[red]inner[/red]"):
         pass

@@ -77,12 +77,13 @@ from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretch
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
-from shardscope.record.words import describe_cause, name_axis
+from shardscope.record.words import SIMULATION_TIME, describe_cause, name_axis
 
 __all__ = [
     "FINE",
     "FORMAT",
     "SCHEMA",
+    "SIMULATION_TIME",
     "Agreement",
     "Axis",
     "BreakSite",

@@ -1,4 +1,4 @@
-"""A collective in the words that every view of it uses."""
+"""Words that every view uses: of a collective, and of times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from shardscope.record.recording import (
     Redistribute,
 )
 
-__all__ = ["describe_cause", "name_axis"]
+__all__ = ["SIMULATION_TIME", "describe_cause", "name_axis"]
+
+SIMULATION_TIME = "time of the simulation, not of a run"
+"""What every view says beside times that were measured in a simulated world."""
 
 _NO_CAUSE = "unknown cause"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from shardscope.record import MemoryProfile, Recording, count_ranks
+from shardscope.record import SIMULATION_TIME, MemoryProfile, Recording, count_ranks
 from shardscope.report.coverage import summarize_level
 from shardscope.report.diagnosis import name_condition
 from shardscope.report.explain import fold_explanations, summarize_explanation
@@ -17,7 +17,7 @@ from shardscope.report.layout import plural
 from shardscope.report.memory import ESTIMATE, describe_room, find_worst, most_bytes
 from shardscope.report.parallel import summarize_parallel, summarize_proof
 from shardscope.report.parity import summarize_parity
-from shardscope.report.phases import SIMULATION_TIME, gather_phases
+from shardscope.report.phases import gather_phases
 from shardscope.report.traffic import RankClass, add_up, tally
 from shardscope.report.units import format_bytes, format_duration
 

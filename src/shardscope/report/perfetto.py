@@ -12,11 +12,10 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from shardscope.record import Collective, Recording, Span
+from shardscope.record import SIMULATION_TIME, Collective, Recording, Span
 from shardscope.record.encoding import encode_json
 from shardscope.report.align import align_clocks, has_clock
 from shardscope.report.memory_counters import make_counters
-from shardscope.report.phases import SIMULATION_TIME
 from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
 
 __all__ = ["render_perfetto", "render_perfetto_pieces"]

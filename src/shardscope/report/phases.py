@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from rich.console import RenderableType
 
-from shardscope.record import PhaseTotal, Recording, sum_spans
+from shardscope.record import SIMULATION_TIME, PhaseTotal, Recording, sum_spans
 from shardscope.report.grid import Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_bar, make_text, make_title
 from shardscope.report.units import (
@@ -19,9 +19,7 @@ from shardscope.report.units import (
     spread,
 )
 
-__all__ = ["SIMULATION_TIME", "PhaseLine", "gather_phases", "render_phases"]
-
-SIMULATION_TIME = "time of the simulation, not of a run"
+__all__ = ["PhaseLine", "gather_phases", "render_phases"]
 
 _MAX_ROWS = 40
 _HOST = "cpu"

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.comm.device_clock import DEVICE_CLOCK
-from shardscope.comm.run import read_identity
+from shardscope.comm.run import is_simulated, read_identity
 from shardscope.comm.spans import Timing, listening
 from shardscope.errors import PhaseError
-from shardscope.record import PhaseTotal, Span, make_inert
+from shardscope.record import SIMULATION_TIME, PhaseTotal, Span, make_inert
 
 __all__ = ["PhaseTimes"]
 
@@ -42,6 +42,7 @@ class PhaseTimes:
         self._spans: deque[Span] = deque(maxlen=_read_keep(keep))
         self._totals: dict[tuple[str, str], PhaseTotal] = {}
         self._num_spans = 0
+        self._is_simulated = False
         self._rank, self._has_rank = read_identity()[0], dist.is_initialized()
         self._start_ns: int | None = None
         self._depth = 0
@@ -116,6 +117,7 @@ class PhaseTimes:
         """Add one span."""
         with self._lock:
             self._note_rank()
+            self._is_simulated |= is_simulated()
             span = timing.as_span(rank=self._rank, since_ns=0)
             key = (span.name, span.device)
             if key not in self._totals and len(self._totals) >= _MAX_TOTALS:
@@ -143,7 +145,12 @@ class PhaseTimes:
 
     def _describe(self) -> str:
         running = self.num_running
-        return f"rank {self.rank}" + (f", {running:,} still running" if running else "")
+        facts = [
+            f"rank {self.rank}",
+            f"{running:,} still running" if running else "",
+            SIMULATION_TIME if self._is_simulated else "",
+        ]
+        return ", ".join(filter(None, facts))
 
     def _note_rank(self) -> None:
         """The rank, once there is a process group: it may be younger than we are."""

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import final
 
 from shardscope.record import (
+    SIMULATION_TIME,
     Collective,
     CollectiveKind,
     Group,
@@ -31,7 +32,6 @@ from shardscope.report.page.communication import (
 from shardscope.report.page.index import Index, Names
 from shardscope.report.page.views.matrix import make_matrix
 from shardscope.report.page.views.timings import make_spans, make_timings
-from shardscope.report.phases import SIMULATION_TIME
 from shardscope.report.traffic import Facet, RankClass, Tally, add_up, name_axis, tally
 
 __all__ = ["make_communication"]
