@@ -1,7 +1,7 @@
 """Writes the recordings of the examples anew: `make examples`, or this file, from the root.
 
 One recording for each example, with all that its commands have found. What differs from run to run
-(times) is set to zero, so that only what changed is seen to change.
+(times) is left out, so that only what changed is seen to change.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _record(command: str) -> Recording:
 
 
 def without_times(recording: Recording) -> Recording:
-    """The recording with every figure of time set to zero."""
-    return msgspec.convert(change(msgspec.to_builtins(recording), _is_time, 0), Recording)
+    """The recording as if no time had been recorded."""
+    return msgspec.convert(change(msgspec.to_builtins(recording), _is_time, None), Recording)
 
 
 def _is_time(field: str) -> bool:

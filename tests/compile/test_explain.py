@@ -275,10 +275,12 @@ def test_arguments_of_any_name_are_the_functions() -> None:
 def test_any_backend_is_explained_and_its_stages_are_timed() -> None:
     torch._dynamo.reset()
     with explaining(target="mine") as explained:
-        torch.compile(lambda x: x.sin() + 1, backend="aot_eager")(X)
+        x = X.clone().requires_grad_()
+        torch.compile(lambda x: x.sin() + 1, backend="aot_eager")(x).sum().backward()
     told = explained.explanation
     assert (told.target, told.num_graphs, told.num_ops) == ("mine", 1, 2)
-    assert [one.stage for one in told.stages] == ["other", "tracing", "guards", "backend", "aot"]
+    stages = ["other", "tracing", "guards", "backend", "aot", "backward"]
+    assert [one.stage for one in told.stages] == stages
     assert min(one.total_ns for one in told.stages) > 0, told.stages
 
 
