@@ -72,13 +72,19 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
 def _count_calls(calls: list[Collective]) -> str:
     """`4 calls, one in each of blocks.0 … blocks.3`."""
     count = "1 call" if len(calls) == 1 else f"{len(calls):,} calls"
-    owners = list(dict.fromkeys(call.owner or "the root module" for call in calls))
+    owners = sorted({call.owner or "the root module" for call in calls}, key=_number_layers)
     if len(owners) == 1:
         return count
     counts = Counter((call.owner, call.rank) for call in calls).values()
-    each = "one in each of" if set(counts) == {1} else "in"
     named = " and ".join(owners) if len(owners) == 2 else f"{owners[0]} … {owners[-1]}"
-    return f"{count}, {each} {named} ({len(owners):,} modules)"
+    if set(counts) == {1}:
+        return f"{count}, one in each of {named}"
+    return f"{count}, in {named} ({len(owners):,} modules)"
+
+
+def _number_layers(name: str) -> list[tuple[int, str]]:
+    """A key by which layers.10 comes after layers.9."""
+    return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]
 
 
 def _size(calls: list[Collective]) -> str:
