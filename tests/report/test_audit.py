@@ -61,7 +61,7 @@ def test_layers_that_differ_are_not_folded(recording: Recording) -> None:
 
 def test_a_summary_tells_marks_placements_and_bytes(recording: Recording) -> None:
     text = render_text(recording, width=140)
-    assert "9 parameters, 537 KiB in all, 140 KiB a rank" in text
+    assert "9 parameters, 537 KiB in all, 140 KiB on rank 0" in text
     assert "1-4[Block] ×4 FULLY SHARDED  FSDP2 over dp, 2 parameters, reshards after" in text
     assert "1.up[Linear]  ColwiseParallel over tp" in text
     row = next(line for line in text.splitlines() if line.startswith("*.up.weight ×4"))

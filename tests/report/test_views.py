@@ -115,7 +115,7 @@ def test_a_program_that_was_cut_has_modules_and_holdings_though_none_were_listed
     sharding = show(recording, "sharding")
     assert "tp: Shard(0)" in sharding
     assert "layers.0.up\n" in sharding
-    assert "1 parameter, 128 B in all, 32 B on a rank" in show(recording, "overview")
+    assert "1 parameter, 128 B in all, 32 B on rank 0" in show(recording, "overview")
 
 
 def _make_profile():

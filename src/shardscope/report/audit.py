@@ -11,6 +11,7 @@ from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Parameter, Recording
 from shardscope.report.grid import Column, Grid, Look, Row, leave_out
+from shardscope.report.heading import name_holder
 from shardscope.report.holdings import sum_holdings
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.sharded_tree import FULLY_SHARDED, TreeLine, list_tree
@@ -70,7 +71,9 @@ def _describe_total(recording: Recording) -> str:
     if held.global_bytes is None or held.local_bytes is None:
         return f"{count}; sizes were not recorded"
     whole, here = format_bytes(held.global_bytes), format_bytes(held.local_bytes)
-    return f"{count}, {whole} in all, {here} a rank" if held.num_parameters else count
+    if not held.num_parameters:
+        return count
+    return f"{count}, {whole} in all, {here} on {name_holder(recording.run)}"
 
 
 def _render_line(line: TreeLine) -> Text:

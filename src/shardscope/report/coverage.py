@@ -59,7 +59,7 @@ def render_coverage(recording: Recording) -> Iterator[RenderableType]:
     """Every level in a line, the first with all its ops; nothing if there is no coverage."""
     for index, coverage in enumerate(recording.coverage):
         if index == 0 or coverage.rank != recording.coverage[index - 1].rank:
-            yield make_title(_title(coverage, recording), _note(coverage))
+            yield make_title(_title(coverage, recording), _note(coverage, recording))
             yield _render_ops(coverage)
             yield from _render_blockers(coverage)
             yield make_title("Levels", "op calls and FLOPs that shard, local ones apart")
@@ -72,10 +72,10 @@ def _title(coverage: Coverage, recording: Recording) -> str:
     return f"Op coverage ({coverage.level}{rank})"
 
 
-def _note(coverage: Coverage) -> str:
+def _note(coverage: Coverage, recording: Recording) -> str:
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in coverage.axes)
     how = "at the model's placements" if coverage.has_plan else "each dim of each input in turn"
-    return f"on {mesh}, {how}"
+    return f"on {mesh}, {how}{', simulated' if recording.run.is_simulated else ''}"
 
 
 def summarize_level(coverage: Coverage) -> Text:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.record import Parameter, Recording
+from shardscope.report.heading import name_holder
 from shardscope.report.layout import make_text, make_title, plural
 from shardscope.report.numbered import fold_numbers
 from shardscope.report.placements import read_cuts
@@ -51,7 +52,7 @@ def render_drawings(recording: Recording) -> Iterator[RenderableType]:
         return
     yield make_title("Placements", f"{_HELD} what one rank holds, {_OTHER} what others hold")
     for way, users in ways[:_MAX_DRAWINGS]:
-        yield _draw(way, users)
+        yield _draw(way, users, name_holder(recording.run))
     if len(ways) > _MAX_DRAWINGS:
         yield Text(f"… {len(ways) - _MAX_DRAWINGS:,} more, in the table below", "dim")
 
@@ -84,11 +85,11 @@ def _compare_shapes(one: Parameter) -> tuple[int, ...]:
     return tuple(-(-whole // held) if whole > 0 and held > 0 else 1 for whole, held in pairs)
 
 
-def _draw(way: _Way, users: _Users) -> Table:
+def _draw(way: _Way, users: _Users, holder: str) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, width=_WIDTH)
     table.add_column(overflow="fold")
-    table.add_row(_draw_pieces(way.parts), _describe(way, users))
+    table.add_row(_draw_pieces(way.parts), _describe(way, users, holder))
     return table
 
 
@@ -107,13 +108,13 @@ def _draw_pieces(parts: tuple[int, ...]) -> Text:
     return Text("\n").join(lines)
 
 
-def _describe(way: _Way, users: _Users) -> RenderableType:
+def _describe(way: _Way, users: _Users, holder: str) -> RenderableType:
     placed = zip(way.axes, way.placements, strict=False)
     head = make_text(", ".join(f"{axis}: {placement}" for axis, placement in placed), "bold")
     cuts = [f"dim {dim} in {count:,}" for dim, count in enumerate(way.parts) if count > 1]
     words = f"sharded: {' and '.join(cuts)}" if cuts else "replicated on every rank"
     size = users.num_bytes
-    held = "sizes not recorded" if size is None else f"{format_bytes(size)} a rank"
+    held = "sizes not recorded" if size is None else f"{format_bytes(size)} on {holder}"
     facts = f"{plural(len(users.sizes), 'parameter')}, {held}; {words}"
     names = list(users.names)
     rest = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

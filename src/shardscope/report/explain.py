@@ -217,6 +217,10 @@ def render_stage_times(recording: Recording) -> Iterator[RenderableType]:
     """How long compilers took; not part of the rest, since no two runs take the same."""
     for explanation in recording.explanations:
         yield make_title("Compile time", "by stage, exclusive")
+        if all(one.total_ns is None for one in explanation.stages):
+            is_compiled = explanation.graphs or explanation.stages
+            yield Text("Times were not recorded." if is_compiled else "Nothing was compiled.")
+            continue
         rows: list[Row] = [
             {
                 "stage": make_text(one.stage),
@@ -225,8 +229,7 @@ def render_stage_times(recording: Recording) -> Iterator[RenderableType]:
             }
             for one in explanation.stages
         ]
-        none = "Times were not recorded." if explanation.graphs else "Nothing was compiled."
-        yield Grid(_STAGES, rows, [list(_STAGES)]) if rows else Text(none)
+        yield Grid(_STAGES, rows, [list(_STAGES)])
 
 
 def render_guards(recording: Recording) -> Iterator[RenderableType]:

@@ -11,7 +11,7 @@ from shardscope.record import SIMULATION_TIME, MemoryProfile, Recording, count_r
 from shardscope.report.coverage import summarize_level
 from shardscope.report.diagnosis import name_condition
 from shardscope.report.explain import fold_explanations, summarize_explanation
-from shardscope.report.heading import describe_scope, format_per_rank, name_mesh
+from shardscope.report.heading import describe_scope, format_per_rank, name_holder, name_mesh
 from shardscope.report.holdings import sum_holdings
 from shardscope.report.layout import plural
 from shardscope.report.memory import ESTIMATE, describe_room, find_worst, most_bytes
@@ -132,7 +132,7 @@ def _tell_parameters(recording: Recording) -> Iterator[Figure]:
     if not held.num_parameters:
         return
     whole = format_bytes(held.global_bytes)
-    here = f"{format_bytes(held.local_bytes)} on a rank"
+    here = f"{format_bytes(held.local_bytes)} on {name_holder(recording.run)}"
     if held.replicated_bytes:
         here += f", {format_bytes(held.replicated_bytes)} of it replicated"
     words = f"{plural(held.num_parameters, 'parameter')}, {whole} in all, {here}"

@@ -20,6 +20,7 @@ __all__ = [
     "describe_world",
     "format_per_rank",
     "list_run_facts",
+    "name_holder",
     "name_mesh",
     "name_ranks",
     "render_heading",
@@ -68,6 +69,12 @@ def name_ranks(run: RunInfo) -> str:
         return f"all {plural(num_ranks, 'rank')}" if num_ranks > 1 else "1 rank"
     word = "rank" if num_ranks == 1 else "ranks"
     return f"{word} {format_ranks(run.ranks) or 'none'} of {run.world_size:,}"
+
+
+def name_holder(run: RunInfo) -> str:
+    """Whose a figure of one rank is: `rank 0` where only that was recorded, else `a rank`."""
+    is_alone = count_ranks(run.ranks) == 1 and run.world_size > 1
+    return f"rank {run.ranks[0].first:,}" if is_alone else "a rank"
 
 
 def describe_reality(recording: Recording) -> str:

@@ -67,9 +67,20 @@ def test_what_only_one_recording_has_is_not_compared_but_noted():
     changes = compare(traced, profiled)
     assert lines(changes) == ["changed other | instruments: trace → memory"]
     assert changes.notes == (
+        "findings are those of different checks (trace; memory)",
         "only the first recording has collectives: not compared",
         "only the second recording has memory and coverage: not compared",
     )
+
+
+def test_collectives_of_more_forward_passes_are_noted():
+    once, twice, uncounted = (
+        replace(make_traced({"a": 1}), run=make_run(num_forwards=number)) for number in (1, 2, None)
+    )
+    words = "collectives are of different numbers of forward passes"
+    assert compare(once, twice).notes == (f"{words} (1 and 2)",)
+    assert compare(once, uncounted).notes == (f"{words} (1 and not counted)",)
+    assert compare(twice, twice).notes == ()
 
 
 def test_a_step_that_says_nothing_is_compared_if_somebody_looked():

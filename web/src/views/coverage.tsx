@@ -47,7 +47,8 @@ function describe(level: LevelCoverage): string {
   const placed = level.has_plan
     ? "At the model's own placements"
     : "Every dim of every input was tried in turn";
-  return `${placed}, on a mesh of ${level.mesh}. The verdict on an op is the worst of all its calls.`;
+  const world = page.value.run.reality === "simulated" ? ", simulated" : "";
+  return `${placed}, on a mesh of ${level.mesh}${world}. The verdict on an op is the worst of all its calls.`;
 }
 
 /** A bar of all ops, one piece for each verdict, and below it buttons that filter by verdict. */

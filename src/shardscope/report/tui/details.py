@@ -29,6 +29,7 @@ from shardscope.report.traffic import name_axis
 from shardscope.report.tree import describe_kinds
 from shardscope.report.tui.outline import Place
 from shardscope.report.units import (
+    NOT_RECORDED,
     Spread,
     format_bytes,
     format_count,
@@ -51,6 +52,7 @@ class Details:
     def __init__(self, recording: Recording) -> None:
         self._world_size = recording.run.world_size
         self._has_clock = has_clock(recording)
+        self._is_traced = bool(recording.collectives) or "trace" in recording.run.instruments
         self._groups = {group.name: group for group in recording.groups}
         self._modules: dict[str, Module] = {}
         for module in recording.modules:
@@ -62,7 +64,7 @@ class Details:
         title = make_text(place.name or "|".join(node.types) or "model", "bold")
         lines = [
             ("class", make_text("|".join(node.types))),
-            ("collectives", Text(_describe_phases(node))),
+            ("collectives", Text(self._describe_collectives(node))),
             ("itself", make_text(describe_kinds(node), "dim")),
             ("input", _format_bytes(node.input_bytes())),
             ("sent", _format_bytes(node.wire_bytes())),
@@ -75,6 +77,18 @@ class Details:
         if module is None:
             return Group(title, _make_table(lines))
         return Group(title, _make_table([*lines, *_describe_module(module)]))
+
+    def _describe_collectives(self, node: ModuleNode) -> str:
+        """`13: forward 5, backward 8`, or that there are none, or that none were recorded."""
+        counts = {phase: node.count(phase=phase) for phase in Phase}
+        parts = [
+            f"{phase} {format_spread(one, format_count)}"
+            for phase, one in counts.items()
+            if one.high
+        ]
+        if parts:
+            return f"{format_spread(node.count(), format_count)}: {', '.join(parts)}"
+        return "none" if self._is_traced else NOT_RECORDED
 
     def describe_call(self, call: Collective) -> RenderableType:
         """A collective: what, between whom, why, and the line that led to it."""
@@ -123,15 +137,6 @@ class Details:
 
 def _format_bytes(values: Spread) -> Text:
     return Text(format_spread(values, format_bytes) if values.high else "")
-
-
-def _describe_phases(node: ModuleNode) -> str:
-    """`13: forward 5, backward 8`."""
-    counts = {phase: node.count(phase=phase) for phase in Phase}
-    said = [
-        f"{phase} {format_spread(one, format_count)}" for phase, one in counts.items() if one.high
-    ]
-    return f"{format_spread(node.count(), format_count)}: {', '.join(said)}" if said else "none"
 
 
 def _describe_gap(gap: Gap) -> RenderableType:

@@ -1,6 +1,7 @@
 /** What torch.compile made of one function: lines that break graphs, graphs, recompilations, times. */
 import type { BreakRow, ExplanationItem, RecompileRow, SkippedRow, StageRow } from "../../page";
 import { Bar } from "../../parts/bar";
+import { Empty } from "../../parts/empty";
 import { Panel } from "../../parts/panel";
 import { SourceLine } from "../../parts/source_line";
 import { countOf, formatDuration } from "../../parts/units";
@@ -97,6 +98,13 @@ function Skipped({ rows }: { rows: readonly SkippedRow[] }) {
 }
 
 function Stages({ rows }: { rows: readonly StageRow[] }) {
+  if (rows.every((row) => row.total_ns === null)) {
+    return (
+      <Panel title="Compile time by stage">
+        <Empty>Times were not recorded.</Empty>
+      </Panel>
+    );
+  }
   const most = Math.max(...rows.map((row) => row.total_ns ?? 0));
   return (
     <Panel title="Compile time by stage" note="exclusive">
