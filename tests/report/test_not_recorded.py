@@ -104,9 +104,7 @@ def test_views_say_what_was_not_recorded() -> None:
     assert "Times were not recorded." in show(make_unknown(), "compiler")
 
 
-def test_only_a_model_that_was_looked_at_is_said_to_have_no_parameters() -> (
-    None
-):
+def test_only_a_model_that_was_looked_at_is_said_to_have_no_parameters() -> None:
     module = Module(name="", type="Net", ranks=(RankSpan(0),))
     audited = make_recording(run=make_run(instruments=("audit",)), modules=(module,))
     assert "Sharded modules  0 parameters\n" in render_text(audited)

@@ -21,6 +21,7 @@ from shardscope.contract import (
     Breach,
     Contract,
     ContractFile,
+    Figure,
     check,
     open_contract,
     read_contract,
@@ -33,6 +34,7 @@ from shardscope.contract.telling import list_rows, summarize
 from shardscope.errors import ContractError
 from shardscope.record import check_output, make_inert
 from shardscope.report.layout import plural
+from shardscope.report.problems import describe_checks
 
 __all__ = ["command"]
 
@@ -73,6 +75,8 @@ def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: s
         recordings = load_recordings(files, report)
         report("measuring")
         breaches = check(file.contract, *recordings)
+    if form == "text" and any(one.figure is Figure.FINDINGS for one in file.contract.limits):
+        print_out(Text(f"findings: {make_inert(describe_checks(*recordings))}"))
     _PRINTERS[form](file, breaches)
     ctx.exit(int(bool(breaches)))
 

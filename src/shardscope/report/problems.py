@@ -55,15 +55,16 @@ def render_problems(recording: Recording) -> Iterator[RenderableType]:
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
 
 
-def describe_checks(recording: Recording) -> str:
+def describe_checks(*recordings: Recording) -> str:
     """`checked by: trace; not run: audit, coverage`: without findings, what that means."""
-    run = recording.run
-    if not run.instruments:
+    names: dict[str, str] = {}
+    for run in (one.run for one in recordings):
+        names |= dict(zip(run.instruments, run.instruments, strict=True))
+        num_ranks = count_ranks(run.ranks)
+        if "trace" in run.instruments and num_ranks < run.world_size:
+            names["trace"] = f"trace of {num_ranks:,} of {run.world_size:,} ranks"
+    if not names:
         return "which checks ran was not recorded"
-    num_ranks = count_ranks(run.ranks)
-    names = dict(zip(run.instruments, run.instruments, strict=True))
-    if "trace" in names and num_ranks < run.world_size:
-        names["trace"] = f"trace of {num_ranks:,} of {run.world_size:,} ranks"
     missing = [check for check in _CHECKS if check not in names]
     ran = f"checked by: {', '.join(names.values())}"
     return f"{ran}; not run: {', '.join(missing)}" if missing else ran
