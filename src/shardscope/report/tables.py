@@ -80,6 +80,11 @@ def _list_memory(recording: Recording) -> Rows:
             yield profile.rank, profile.peak_phase, use.kind, use.module, use.num_bytes
 
 
+def _list_spans(recording: Recording) -> Rows:
+    for span in recording.spans:
+        yield *astuple(span), recording.run.is_simulated
+
+
 def _list_breaks(recording: Recording) -> Rows:
     for told in recording.explanations:
         for site in told.break_sites:
@@ -112,7 +117,7 @@ _TABLES = {
     ),
     "parameters": _Table(("module", "ranks", *Parameter.__struct_fields__), _list_parameters),
     "memory": _Table(("rank", "peak_phase", "kind", "module", "num_bytes"), _list_memory),
-    "spans": _Table(Span.__struct_fields__, lambda recording: map(astuple, recording.spans)),
+    "spans": _Table((*Span.__struct_fields__, "is_simulated"), _list_spans),
     "breaks": _Table(("rank", "target", *BreakSite.__struct_fields__), _list_breaks),
     "findings": _Table(
         Finding.__struct_fields__, lambda recording: map(astuple, recording.findings)
