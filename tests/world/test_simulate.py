@@ -418,9 +418,10 @@ def test_meshes_can_be_made_after_materialize() -> None:
         world.materialize(nn.Linear(2, 2, device="meta"))
         assert world.mesh["tp"].mesh.tolist() == [2, 3]
         assert world.mesh[("dp", "tp")]._flatten("all").size() == 4
-        assert init_device_mesh("cpu", (4,)).get_local_rank() == 3
+        made = init_device_mesh("cpu", (4,))
+        assert made.get_local_rank() == 3
         assert DeviceMesh("cpu", [0, 1, 2, 3]).size() == 4
-        fully_shard(nn.Linear(4, 4))
+        fully_shard(nn.Linear(4, 4), mesh=made)
         assert type(torch.ones(1)) is FakeTensor
     assert vars(DeviceMesh)["mesh"] is before
 

@@ -26,7 +26,7 @@ from torch.distributed.tensor import _random as dtensor_random
 from shardscope._torch.dispatch import without_modes
 from shardscope.errors import WorldError
 
-__all__ = ["current_index", "replace_attribute", "simulated_runtime"]
+__all__ = ["current_index", "has_cuda", "replace_attribute", "simulated_runtime"]
 
 NUM_DEVICES = 8
 _PROPERTIES = SimpleNamespace(
@@ -51,6 +51,12 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def has_cuda() -> bool:
+    """Whether CUDA is in use by this process, on a device that is there."""
+    stream_class: Any = torch.cuda.Stream
+    return bool(torch.cuda.is_initialized()) and stream_class is not Stream  # type: ignore[no-untyped-call]
 
 
 def current_index() -> int:
