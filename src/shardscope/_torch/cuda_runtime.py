@@ -56,7 +56,7 @@ _current = _Current()
 def has_cuda() -> bool:
     """Whether CUDA is in use by this process, on a device that is there."""
     stream_class: Any = torch.cuda.Stream
-    return bool(torch.cuda.is_initialized()) and stream_class is not Stream  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized()) and stream_class is not Stream
 
 
 def current_index() -> int:
