@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from cli.small_target import TARGET, run, write
 from shardscope.errors import OutputError
@@ -136,9 +137,27 @@ def parallelize(model, mesh):
 
 def test_trace_with_a_finding_exits_with_1_and_saves(here: Path) -> None:
     result = run(write(here, GATHERS), "--mesh", "tp=2")
-    assert "implicit-gather" in result.output
+    assert "implicit-all-to-all" in result.output
     assert result.exit_code == 1
     assert load(here / "train.shardscope.json.gz").findings
+
+
+def test_a_gpu_is_simulated_unless_the_cpu_is_asked_for(here: Path) -> None:
+    name = write(here, GATHERS)
+    run(name, "--mesh", "tp=2", "-o", "cuda.json")
+    run(name, "--mesh", "tp=2", "-o", "cpu.json", "--device", "cpu")
+    cuda, cpu = load(here / "cuda.json"), load(here / "cpu.json")
+    assert [str(c.kind) for c in cuda.collectives] == ["all_to_all"]
+    assert cuda.gaps == ()
+    assert [str(c.kind) for c in cpu.collectives] == ["all_gather"]
+    assert ["on CUDA meshes it issues an all_to_all" in gap.fact for gap in cpu.gaps] == [True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to hold the data")
+def test_data_on_a_gpu_that_is_not_there_is_refused(here: Path) -> None:
+    refused = run(write(here, TARGET), "--mesh", "dp=2", "--data", "--device", "cuda")
+    assert refused.exit_code == 2
+    assert "this machine has no GPU for --device cuda" in refused.output
 
 
 # A backward whose forward ran before the trace: which module it belongs to is not known.

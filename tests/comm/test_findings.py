@@ -39,12 +39,20 @@ def test_implicit_gather_names_module_op_bytes_line_and_remedy():
     assert (finding.rule, finding.severity) == ("implicit-gather", Severity.WARNING)
     assert finding.subject == "layers.0.moe"
     assert finding.fact == (
-        "aten.topk cannot run on a sharded input (Shard(dim=1) → Replicate()), so DTensor inserted "
-        "an implicit all-gather: 1 call, 2.0 MiB received"
+        "aten.topk cannot run on its input as it is sharded, so DTensor inserted an implicit "
+        "all-gather (Shard(dim=1) → Replicate()): 1 call, 2.0 MiB received"
     )
     assert finding.remedy.startswith("Give aten.topk inputs whose placements it can use")
     assert finding.source == Source(file="moe.py", line=7)
     assert finding.rank == 0
+
+
+def test_implicit_all_to_all_has_a_finding_of_its_own():
+    moved = replace(_CAUSE, after=("Shard(dim=0)",))
+    exchange = _gather(kind=CollectiveKind.ALL_TO_ALL, cause=moved, order=1)
+    gather, found = find_comm_problems(make_recording((_gather(), exchange)))
+    assert (gather.rule, found.rule) == ("implicit-gather", "implicit-all-to-all")
+    assert "implicit all-to-all (Shard(dim=1) → Shard(dim=0)): once" in found.fact
 
 
 def test_layers_of_a_stack_share_a_finding():

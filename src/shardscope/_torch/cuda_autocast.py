@@ -1,7 +1,7 @@
-"""Autocast as CUDA has it, for tensors without data that are the CPU's.
+"""Autocast as CUDA has it, for fake tensors that C++ takes for the CPU's.
 
-CUDA and the CPU cast different ops. `torch.autocast("cuda")` would do nothing for the CPU's tensors
-at all.
+CUDA and the CPU cast different ops, and `torch.autocast("cuda")` does nothing to tensors of the
+CPU.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ _TO_FP32 = (
 
 
 @contextmanager
-def cuda_autocast() -> Iterator[None]:
-    """Let autocast for either device do to the CPU's tensors what it does to CUDA's."""
+def cuda_autocast(*, device_type: str) -> Iterator[None]:
+    """Make `torch.autocast("cuda")` cast fake tensors on `device_type` as it casts CUDA's."""
     library = Library("aten", "IMPL")
-    torchs_own = torch.autocast.__init__
+    autocast: Any = torch.autocast
+    before = autocast.__init__, autocast.__enter__, autocast.__exit__
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
@@ -67,10 +68,13 @@ def cuda_autocast() -> Iterator[None]:
                 _register(library, op, _run_in_fp32(op))
             for op in _TO_FP32:
                 _register(library, op, _run_to_fp32(op))
-        torch.autocast.__init__ = _for_cpu(torchs_own)
+        if device_type == "cpu":
+            autocast.__init__ = _for_cpu(autocast.__init__)
+        else:
+            autocast.__enter__, autocast.__exit__ = _with_cpu(*before[1:])
         yield
     finally:
-        torch.autocast.__init__ = torchs_own
+        autocast.__init__, autocast.__enter__, autocast.__exit__ = before
         library._destroy()
 
 
@@ -88,6 +92,30 @@ def _for_cpu(make: Callable[..., None]) -> Callable[..., None]:
         make(self, device_type, dtype, *args, **kwargs)
 
     return make_for_cpu
+
+
+def _with_cpu(
+    enter: Callable[..., Any], leave: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Enter autocast for the CPU inside of CUDA's: Python sees the one, C++ heeds the other."""
+
+    @functools.wraps(enter)
+    def enter_both(self: Any) -> Any:
+        entered = enter(self)
+        if self.device == "cuda":
+            self.inner = torch.autocast(
+                "cpu", self.fast_dtype, self._enabled, cache_enabled=self._cache_enabled
+            )
+            self.inner.__enter__()
+        return entered
+
+    @functools.wraps(leave)
+    def leave_both(self: Any, *error: Any) -> Any:
+        if self.device == "cuda":
+            self.inner.__exit__(*error)
+        return leave(self, *error)
+
+    return enter_both, leave_both
 
 
 def _run_in_fp32(op: Any) -> Callable[..., Any]:

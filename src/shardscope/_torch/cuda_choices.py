@@ -1,8 +1,8 @@
-"""The ops that torch chooses on CUDA, for tensors without data that are on no GPU.
+"""The ops that torch chooses on CUDA, for tensors without data that C++ takes for the CPU's.
 
-torch chooses by device between fused and composed ops, and the two save different tensors for
-backward. Tensors without data can be run without a GPU only as the CPU's, so until the context
-ends they take CUDA's side of each choice. Tensors with data are left alone.
+torch chooses by device between fused and composed ops: the two have different DTensor rules and
+save different tensors for backward. Until the context ends, fake tensors take CUDA's side of each
+choice. Tensors with data are left alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ _MAX_FLASH_HEAD = 256
 
 
 @contextmanager
-def cuda_choices() -> Iterator[None]:
-    """Make torch choose for the CPU's tensors without data as it would for CUDA's."""
+def cuda_choices(*, device_type: str) -> Iterator[None]:
+    """Make torch choose for fake tensors on `device_type` as it would for CUDA's.
+
+    "cuda" in a world with a simulated CUDA device; "cpu" where the host stands for the GPU, as in
+    `memory(model, step)` of a model on the CPU.
+    """
     with ExitStack() as stack:
-        stack.enter_context(_foreach_by_default())
-        stack.enter_context(cuda_autocast())
+        stack.enter_context(_foreach_by_default(device_type))
+        stack.enter_context(cuda_autocast(device_type=device_type))
         library = Library("aten", "IMPL")
         stack.callback(library._destroy)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
             for name, choose in _CHOICES.items():
-                answer = _for_fakes(choose, _find_own(name))
+                answer = _for_fakes(choose, _find_own(name), device_type)
                 library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
             # With a kernel for this device torch uses the op's own backward, as on CUDA.
             library.impl("_fused_rms_norm", _no_kernel, "CPU")
@@ -63,9 +67,11 @@ def _find_own(name: str) -> Callable[..., Any]:
     return compose
 
 
-def _for_fakes(choose: Callable[..., Any], torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+def _for_fakes(
+    choose: Callable[..., Any], torchs_own: Callable[..., Any], device_type: str
+) -> Callable[..., Any]:
     def answer(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_fakes(args):
+        if has_fakes(args) and args[0].device.type == device_type:
             answered = choose(*args, **kwargs)
             if answered is not NotImplemented:
                 return answered
@@ -82,15 +88,15 @@ def _no_kernel(*_: Any) -> Any:
 
 
 @contextmanager
-def _foreach_by_default() -> Iterator[None]:
-    """Optimizers work on lists of tensors on CUDA unless told, and on one after the other here."""
+def _foreach_by_default(device_type: str) -> Iterator[None]:
+    """Let optimizers update lists of fake tensors, their default on CUDA but not on the CPU."""
     devices = optimizer._get_foreach_kernels_supported_devices
     lists: list[list[Any]] = [
         optimizer._foreach_supported_types,
         _foreach_utils._foreach_supported_types,
     ]
     extended = [types for types in lists if FakeTensor not in types]
-    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), device_type]
     for types in extended:
         types.append(FakeTensor)
     try:

@@ -15,7 +15,7 @@ import torch
 
 from shardscope._torch.dispatch import has_fakes
 
-__all__ = ["moves_within_cpu", "on_cpu"]
+__all__ = ["moves_within_cpu", "on_device"]
 
 
 @contextmanager
@@ -44,10 +44,15 @@ def moves_within_cpu() -> Iterator[None]:
         del torch.Tensor.to, torch.Tensor.cuda  # they are inherited
 
 
-def on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an op that makes a tensor, for one here instead of on CUDA or pinned."""
-    if _is_cuda(kwargs.get("device")):
-        kwargs = {**kwargs, "device": torch.device("cpu")}
+def on_device(kwargs: dict[str, Any], device_type: str) -> dict[str, Any]:
+    """The arguments of an op that makes a tensor, for one on the device that is simulated.
+
+    A tensor on meta is made there too, and if the host stands for the GPU, one on "cuda".
+    """
+    device = kwargs.get("device")
+    is_meta = isinstance(device, torch.device) and device.type == "meta"
+    if is_meta or (device_type == "cpu" and _is_cuda(device)):
+        kwargs = {**kwargs, "device": torch.device(device_type)}
     return {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
 
 

@@ -19,7 +19,7 @@ from shardscope._torch.dispatch import without_modes
 from shardscope._torch.modules import every_module
 from shardscope._torch.restoring import Kept
 
-__all__ = ["FakeTwins", "StandIns", "formatted_fakes", "is_fake"]
+__all__ = ["FakeTwins", "StandIns", "is_fake"]
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
@@ -27,20 +27,6 @@ _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether the tensor has no data of its own."""
     return isinstance(tensor, FakeTensor)
-
-
-@contextmanager
-def formatted_fakes() -> Iterator[None]:
-    """Let `f"{loss:.3f}"` ask a tensor without data for its value, as it asks one with data."""
-
-    def format_value(tensor: torch.Tensor, spec: str) -> str:
-        return format(tensor.item(), spec) if tensor.dim() == 0 else format(repr(tensor), spec)
-
-    FakeTensor.__format__ = format_value
-    try:
-        yield
-    finally:
-        del FakeTensor.__format__  # it is inherited
 
 
 @final
@@ -156,15 +142,16 @@ class StandIns:
     Without, each view of such a tensor would have a storage of its own.
     """
 
-    def __init__(self, twins: FakeTwins | None) -> None:
+    def __init__(self, twins: FakeTwins | None, *, device_type: str) -> None:
         self.num_captured = 0  # parameters whose twins the step should have used
         self._mode = detect_fake_mode()
         self._twins = twins
+        self._device_type = device_type  # where stand-ins of tensors on meta are
         self._known: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def are_needed(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor has data where others have none."""
-        return self._mode is not None and type(tensor) in _PLAIN and not tensor.is_meta
+        """Whether the tensor has data, or is on meta, where others are fake."""
+        return self._mode is not None and type(tensor) in _PLAIN
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's stand-in, or the tensor itself."""
@@ -175,11 +162,20 @@ class StandIns:
             return self._twins.of(tensor)
         known = self._known.get(id(tensor))
         if known is None:
-            assert self._mode is not None
             key = id(tensor)
             gone = weakref.ref(tensor, lambda _: self._known.pop(key, None))
-            known = self._known[key] = (gone, self._mode.from_tensor(tensor))
+            known = self._known[key] = (gone, self._make(tensor))
         return known[1]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._mode is not None
+        if not tensor.is_meta:
+            return self._mode.from_tensor(tensor)
+        with self._mode:
+            made = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device_type
+            )
+            return made.requires_grad_(tensor.requires_grad)
 
 
 def _is_counter(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from shardscope._torch.modules import every_module
 
 __all__ = [
+    "empty_on_device",
     "flat_handle_module",
     "flat_handle_size",
     "fsdp_meshes",
@@ -76,6 +77,19 @@ def is_offloaded(model: nn.Module) -> bool:
     """Whether FSDP2 keeps any parameter of `model` on the host."""
     return any(
         param.offload_to_cpu for group in param_groups_within(model) for param in group.fsdp_params
+    )
+
+
+def empty_on_device(model: nn.Module, device: str) -> None:
+    """Do what `model.to_empty(device=…)` does, but keep on the host what FSDP2 offloads to it."""
+    offloaded = {
+        id(param.sharded_param)
+        for group in param_groups_within(model)
+        for param in group.fsdp_params
+        if param.offload_to_cpu
+    }
+    model._apply(
+        lambda tensor: torch.empty_like(tensor, device="cpu" if id(tensor) in offloaded else device)
     )
 
 

@@ -7,7 +7,8 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
@@ -22,26 +23,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _random as dtensor_random
 from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.library import Library, get_kernel
+from torch.library import Library
 
-from shardscope._torch.dispatch import without_modes
+from shardscope._torch.dispatch import has_fakes, without_modes
 from shardscope.errors import ShardscopeError
 
 __all__ = [
     "ReceivedFrom",
+    "answered_collectives",
     "coalesced_ops_on_fake_tensors",
     "complete_work",
-    "empty_fakes",
     "explained_lack_of_data",
     "fake_tensors",
     "forget_placements",
     "meshes_with_data",
     "simulated_group",
-    "uncopied_mismatches",
 ]
 
 
 _FakeTensor = fake_tensor.FakeTensor
+_MAX_CONSTANT = 4096  # elements of a tensor of Python's numbers whose values are kept
+_COPY = torch.ops.aten._to_copy.default
 
 
 @contextmanager
@@ -98,12 +100,130 @@ def forget_placements() -> None:
 def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
     """Give tensors shapes and no data until the context ends; real ones met on the way pass."""
     log = logging.getLogger(fake_tensor.__name__)
+    mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     log.addFilter(_is_news)
     try:
-        with _unpinned_fakes(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with (
+            _unpinned_fakes(),
+            _readable_fakes(),
+            _initialized_fakes(),
+            _swappable_fakes(mode),
+            _plain_tensors_on_meta(mode),
+            mode,
+        ):
             yield mode
     finally:
         log.removeFilter(_is_news)
+
+
+@contextmanager
+def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
+    """Leave tensors on meta what they are, where the mode would make fake ones of them.
+
+    A model is built and sharded on meta: as fake tensors, its parameters would take several times
+    as long to chunk, and `to_empty()` could not convert them. The method of the class is replaced,
+    since torch finds what it registers for a mode by the mode's exact type.
+    """
+    dispatch = fake_tensor.FakeTensorMode.__torch_dispatch__
+
+    def dispatch_off_meta(
+        self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self is not mode:
+            return dispatch(self, op, types, args, kwargs)
+        device = kwargs.get("device")
+        is_on_meta = device.type == "meta" if device is not None else any(map(_is_on_meta, args))
+        if is_on_meta and not types:  # with a fake tensor among the arguments it would come back
+            return op(*args, **kwargs)
+        result = dispatch(self, op, types, args, kwargs)
+        if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
+            _keep_constant(mode, result, args[0], kwargs)
+        return result
+
+    mode_class: Any = fake_tensor.FakeTensorMode
+    mode_class.__torch_dispatch__ = dispatch_off_meta
+    try:
+        yield
+    finally:
+        mode_class.__torch_dispatch__ = dispatch
+
+
+def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, Any]) -> None:
+    """Let a tensor made of Python's numbers be read after it was moved to a GPU, as before."""
+    constant = getattr(source, "constant", None)
+    if constant is not None:
+        copy.constant = _COPY(constant, **{**kwargs, "device": torch.device("cpu")})
+        mode.fake_tensor_converter.add_constant_storage_mapping(copy)
+
+
+def _is_on_meta(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_on_meta, value))
+    return type(value) in (torch.Tensor, nn.Parameter) and value.is_meta
+
+
+@contextmanager
+def _swappable_fakes(mode: Any) -> Iterator[None]:
+    """Let `module.to(…)` swap fake parameters, which torch refuses for what the mode remembers."""
+    swap = torch.utils.swap_tensors
+    memo = mode.fake_tensor_converter.meta_converter.tensor_memo
+
+    @functools.wraps(swap)
+    def forget_and_swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        for tensor in (first, second):
+            for reference in weakref.getweakrefs(tensor):
+                key = getattr(reference, "key", None)
+                if memo.data.get(key) is reference:
+                    del memo[key]
+        reference = None
+        swap(first, second)
+
+    torch.utils.swap_tensors = forget_and_swap
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
+
+
+@contextmanager
+def _readable_fakes() -> Iterator[None]:
+    """Let `f"{loss:.3f}"` and `tolist()` ask a fake tensor for its values as they ask others."""
+
+    def format_value(tensor: torch.Tensor, spec: str) -> str:
+        return format(tensor.item(), spec) if tensor.dim() == 0 else format(repr(tensor), spec)
+
+    make_list, limit = _FakeTensor.tolist, fake_tensor.CONSTANT_NUMEL_LIMIT
+
+    def tolist(tensor: _FakeTensor) -> Any:
+        return make_list(tensor) if tensor.constant is None else tensor.constant.tolist()
+
+    fake_tensor.CONSTANT_NUMEL_LIMIT = _MAX_CONSTANT
+    _FakeTensor.__format__ = format_value
+    _FakeTensor.tolist = tolist  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        fake_tensor.CONSTANT_NUMEL_LIMIT = limit
+        del _FakeTensor.__format__  # it is inherited
+        _FakeTensor.tolist = make_list
+
+
+@contextmanager
+def _initialized_fakes() -> Iterator[None]:
+    """Let `nn.init.trunc_normal_`, which looks at the values it draws, draw them only once."""
+    draw = nn.init._no_grad_trunc_normal_
+
+    @functools.wraps(draw)
+    def draw_once(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return tensor.normal_() if has_fakes((tensor,)) else draw(tensor, *args, **kwargs)
+
+    nn.init._no_grad_trunc_normal_ = draw_once
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = draw
 
 
 @contextmanager
@@ -157,37 +277,28 @@ def _with_data(function: Any) -> Any:
     return call
 
 
+_NO_DATA = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+)
+_UNALLOCATED = "its data is not allocated yet"  # torch's words where C++ wants to read a fake
+
+
 @contextmanager
 def explained_lack_of_data() -> Iterator[None]:
-    """Say more of an exception that tensors without data raise when they are asked for some."""
+    """Add a note to an exception that tensors without data raise when their values are read."""
     try:
         yield
-    except (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-    ) as error:
-        error.add_note(
-            "In a simulated world, tensors have no data after materialize(), so that nothing can "
-            "depend on a value (.item(), .tolist(), if loss > …). Leave that out, or build the "
-            "model with real tensors and do not call materialize()."
-        )
+    except Exception as error:
+        if isinstance(error, _NO_DATA) or _UNALLOCATED in str(error):
+            error.add_note(
+                "In a simulated world, tensors have no data after materialize(), nor ever on a "
+                "CUDA device that is not there, so that nothing can depend on a value (.item(), "
+                ".tolist(), if loss > …; DistributedDataParallel). Leave that out, or simulate "
+                'with device="cpu", build the model with real tensors and do not call '
+                "materialize(); with the command line, add --data."
+            )
         raise
-
-
-def empty_fakes(model: nn.Module, device: str) -> None:
-    """Do what `to_empty()` does for tensors that are fake already, which it cannot convert."""
-    for module in model.modules():
-        holders: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for held in holders:
-            for name, tensor in held.items():
-                if tensor is not None and tensor.is_meta and isinstance(tensor, _FakeTensor):
-                    held[name] = _empty_like(tensor, device)
-
-
-def _empty_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    empty = torch.empty_like(tensor.data, device=device)
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -241,45 +352,118 @@ def coalesced_ops_on_fake_tensors() -> Iterator[None]:
         library._destroy()
 
 
-_COPYING = (
-    "_allgather_base_",
-    "_reduce_scatter_base_",
-    "allgather_",
-    "alltoall_",
-    "alltoall_base_",
-    "gather_",
-    "reduce_scatter_",
-)
-
-
 @contextmanager
-def uncopied_mismatches() -> Iterator[None]:
-    """Let outputs keep what they hold where the fake group cannot copy this rank's inputs there."""
+def answered_collectives() -> Iterator[None]:
+    """Fill the outputs of collectives with this rank's own data, on every version of torch alike.
+
+    Other ranks are taken to hold what this one holds, and to send it what it sends them.
+    """
     library = Library("c10d", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
-            for name in _COPYING:
+            for name, fill in _FILLS.items():
                 for key in ("CPU", "CUDA"):
                     if _has_kernel(f"c10d::{name}", key):
-                        answer = _copy_if_possible(name, get_kernel(f"c10d::{name}", key))
-                        library.impl(name, answer, key, with_keyset=True)
+                        library.impl(name, _answer(name, fill), key)
         yield
     finally:
         library._destroy()
 
 
-def _copy_if_possible(name: str, kernel: Any) -> Callable[..., Any]:
+def _answer(name: str, fill: Callable[..., None]) -> Callable[..., Any]:
     has_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
 
-    def answer(keyset: Any, *args: Any) -> Any:
-        try:
-            return kernel.call_boxed(keyset, *args)
-        except RuntimeError:  # other ranks' pieces, or a whole of another shape: both are allowed
-            work = FakeWork().boxed()
-            return (args[0], work) if has_outputs else work
+    def answer(outputs: Any, sources: Any, group: Any, *rest: Any) -> Any:
+        fill(outputs, sources, dist.ProcessGroup.unbox(group), *rest)
+        work = FakeWork().boxed()
+        return (outputs, work) if has_outputs else work
 
     return answer
+
+
+def _copy(output: torch.Tensor, source: torch.Tensor) -> None:
+    """Fill `output`, in the order of elements; what `source` is too small for becomes zero."""
+    if output.shape == source.shape:
+        output.copy_(source)
+        return
+    size = min(output.numel(), source.numel())
+    filled = torch.zeros(output.numel(), dtype=output.dtype, device=output.device)
+    filled[:size] = source.reshape(-1)[:size]
+    output.copy_(filled.view(output.shape))
+
+
+def _fill_gathered(output: torch.Tensor, source: torch.Tensor, group: Any, *_: Any) -> None:
+    copies = source.reshape(-1).repeat(group.size())
+    _copy(output, copies.view(output.shape) if copies.numel() == output.numel() else copies)
+
+
+def _fill_gathered_lists(outputs: Any, sources: Any, group: Any, *_: Any) -> None:
+    for pieces, source in zip(outputs, sources, strict=False):
+        for piece in pieces:
+            _copy(piece, source)
+
+
+def _fill_scattered(output: torch.Tensor, source: torch.Tensor, group: Any, *_: Any) -> None:
+    size = output.numel()
+    start = group.rank() * size
+    _copy(output, source.reshape(-1)[start : start + size])
+
+
+def _fill_scattered_lists(outputs: Any, sources: Any, group: Any, *_: Any) -> None:
+    for output, pieces in zip(outputs, sources, strict=False):
+        _copy(output, pieces[group.rank()])
+
+
+def _fill_exchanged(
+    output: torch.Tensor,
+    source: torch.Tensor,
+    group: Any,
+    output_rows: list[int],
+    input_rows: list[int],
+    *_: Any,
+) -> None:
+    pieces = zip(
+        _split(output, output_rows, group.size()),
+        _split(source, input_rows, group.size()),
+        strict=True,
+    )
+    for received, sent in pieces:
+        _copy(received, sent)
+
+
+def _split(tensor: torch.Tensor, rows: list[int], size: int) -> Sequence[torch.Tensor]:
+    pieces: Sequence[torch.Tensor] = tensor.split(list(rows) or tensor.shape[0] // size)
+    return pieces
+
+
+def _fill_exchanged_lists(outputs: Any, sources: Any, *_: Any) -> None:
+    for output, source in zip(outputs, sources, strict=True):
+        _copy(output, source)
+
+
+def _fill_each(fill: Callable[..., None]) -> Callable[..., None]:
+    def fill_each(outputs: Any, sources: Any, *rest: Any) -> None:
+        for output, source in zip(outputs, sources, strict=True):
+            fill(output, source, *rest)
+
+    return fill_each
+
+
+_FILLS: dict[str, Callable[..., None]] = {
+    "_allgather_base_": _fill_gathered,
+    "_reduce_scatter_base_": _fill_scattered,
+    "allgather_": _fill_gathered_lists,
+    "allgather_coalesced_": lambda lists, sources, *rest: _fill_gathered_lists(
+        zip(*lists, strict=True), sources, *rest
+    ),
+    "allgather_into_tensor_coalesced_": _fill_each(_fill_gathered),
+    "alltoall_": _fill_exchanged_lists,
+    "alltoall_base_": _fill_exchanged,
+    "gather_": _fill_gathered_lists,
+    "reduce_scatter_": _fill_scattered_lists,
+    "reduce_scatter_tensor_coalesced_": _fill_each(_fill_scattered),
+}
 
 
 def _has_kernel(op: str, key: str) -> bool:

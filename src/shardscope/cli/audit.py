@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from shardscope.cli.building import Built, build_model, explain_failure
+from shardscope.cli.building import Built, build_model, choose_device, explain_failure
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.finish import finish
@@ -14,6 +14,7 @@ from shardscope.cli.launch import is_first
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
     data_option,
+    device_option,
     force_option,
     mesh_option,
     no_fold_option,
@@ -39,6 +40,7 @@ __frames__ = "outermost"  # whoever called us did not write the program
 @mesh_option
 @rank_option
 @data_option
+@device_option
 @click.option("--no-step", is_flag=True, help="Look at the model only; do not run a step.")
 @no_fold_option
 @output_option
@@ -51,6 +53,7 @@ def command(
     mesh: str | None,
     rank: int,
     data: bool,
+    device: str | None,
     no_step: bool,
     no_fold: bool,
     output: str | None,
@@ -65,7 +68,9 @@ def command(
     """
     axes = choose_axes(target, mesh, verb="audit")
     destination = Destination(target, output, rank=rank, force=force)
-    found, failure = _audit(target, axes, rank=rank, has_data=data, has_step=not no_step)
+    found, failure = _audit(
+        target, axes, rank=rank, has_data=data, device=device, has_step=not no_step
+    )
     recording = name_command(found)
     finish(recording, destination, render_summary(recording, is_folded=not no_fold))
     if failure is not None:
@@ -74,7 +79,13 @@ def command(
 
 
 def _audit(
-    target: str, axes: Mapping[str, int] | None, *, rank: int, has_data: bool, has_step: bool
+    target: str,
+    axes: Mapping[str, int] | None,
+    *,
+    rank: int,
+    has_data: bool,
+    device: str | None,
+    has_step: bool,
 ) -> tuple[Recording, str | None]:
     """The audit, and, if the program's step failed, how, in a sentence."""
     before: list[Recording] = []
@@ -89,6 +100,7 @@ def _audit(
             axes,
             rank=rank,
             has_data=has_data,
+            device=choose_device(device, has_data=has_data),
             report=report,
             inspect=lambda model: before.append(audit(model)),
         ) as built:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,15 @@ from shardscope.errors import ShardscopeError, TargetError
 from shardscope.report.layout import plural
 from shardscope.world import World, simulate
 
-__all__ = ["Built", "Report", "build_alone", "build_model", "explain_failure", "theirs"]
+__all__ = [
+    "Built",
+    "Report",
+    "build_alone",
+    "build_model",
+    "choose_device",
+    "explain_failure",
+    "theirs",
+]
 
 __frames__ = "outermost"  # whoever called us did not write the program
 
@@ -53,6 +61,7 @@ def build_model(
     rank: int,
     is_real: bool | None = None,
     has_data: bool = False,
+    device: str = "cpu",
     is_materialized: bool = True,
     report: Report = lambda _: None,
     inspect: Inspect = lambda _: None,
@@ -60,19 +69,32 @@ def build_model(
     """The program's model, sharded, until the context ends.
 
     As the rank that a launcher started this process as, or, if none did or `is_real` is False,
-    as `rank` of a simulated world, on tensors without data (or, not materialized, on meta) unless
-    told. `inspect` is shown the model before it is sharded.
+    as `rank` of a simulated world on `device`, on tensors without data (or, not materialized, on
+    meta) unless `has_data`. `inspect` is called with the model before it is sharded.
     """
     if is_launched() if is_real is None else is_real:
         with _real_model(program, axes, report, inspect) as built:
             yield built
     else:
         assert axes is not None
-        with simulate(axes, rank=rank) as world:
+        with simulate(axes, rank=rank, device=device) as world:
             built = _build_simulated(program, world, report, inspect, has_data=has_data)
             if is_materialized and not has_data:
                 _materialize(built, world)
-            yield built
+            with torch.device(device) if device != "cpu" else nullcontext():
+                yield built
+
+
+def choose_device(device: str | None, *, has_data: bool) -> str:
+    """The device to simulate: CUDA, unless tensors have data and there is no GPU to hold them."""
+    if not has_data:
+        return device or "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TargetError(
+            "--data computes with real numbers, and this machine has no GPU for --device cuda. "
+            "Leave one of the two out."
+        )
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def build_alone(
@@ -98,7 +120,7 @@ def _build_simulated(
     report("building the model")
     with (
         theirs(program, "model()", has_data=has_data),
-        torch.device("cpu" if has_data else "meta"),
+        torch.device(world.mesh.device_type if has_data else "meta"),
     ):
         model = program.model()
     model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)

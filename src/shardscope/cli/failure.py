@@ -20,7 +20,11 @@ _MAX_TEXT = 300  # characters of what an exception says
 # How torch says that a tensor without data was asked for its data. Its exceptions are known by
 # name, because they live in private modules.
 _DATA_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException")
-_DATA_WORDS = re.compile(r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor")
+_DATA_WORDS = re.compile(
+    r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
+    r"|its data is not allocated yet"  # DistributedDataParallel on fake tensors
+    r"|Can't pickle local object 'WeakValueDictionary"  # torch.save() of a fake tensor
+)
 _NO_DATA = (
     "The simulation has no data: leave out .item() and whatever else reads values, or run again "
     "with --data, as DDP needs it."

@@ -116,6 +116,7 @@ def _tell(
             rank=rank,
             is_real=False,
             has_data=has_data,
+            device="cpu" if has_data else "cuda",
             report=report,
         ) as built:
             batch = built.make_batch()

@@ -11,6 +11,7 @@ from shardscope.report.text import View
 __all__ = [
     "by_option",
     "data_option",
+    "device_option",
     "force_option",
     "mesh_option",
     "no_fold_option",
@@ -38,6 +39,11 @@ rank_option = click.option(
 )
 data_option = click.option(
     "--data", is_flag=True, help="Simulate with real tensors (DDP needs them)."
+)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="Device to simulate; cuda needs no GPU, except with --data.  [default: cuda]",
 )
 output_option = click.option(
     "-o",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardscope.cli.building import Built, Report, build_model, explain_failure
+from shardscope.cli.building import Built, Report, build_model, choose_device, explain_failure
 from shardscope.cli.target import Program
 from shardscope.comm.trace import trace
 from shardscope.record import Recording
@@ -31,11 +31,18 @@ def rehearse(
     rank: int,
     is_real: bool | None = None,
     has_data: bool = False,
+    device: str | None = None,
     report: Report = lambda _: None,
 ) -> Rehearsal:
     """Run a step as the rank that this process was started as, or in a simulated world."""
     with build_model(
-        program, axes, rank=rank, is_real=is_real, has_data=has_data, report=report
+        program,
+        axes,
+        rank=rank,
+        is_real=is_real,
+        has_data=has_data,
+        device=choose_device(device, has_data=has_data),
+        report=report,
     ) as built:
         return _run(built, report)
 

@@ -15,6 +15,7 @@ from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
     by_option,
     data_option,
+    device_option,
     force_option,
     mesh_option,
     output_option,
@@ -37,6 +38,7 @@ __all__ = ["command"]
 @mesh_option
 @rank_option
 @data_option
+@device_option
 @output_option
 @force_option
 @by_option
@@ -48,6 +50,7 @@ def command(
     mesh: str | None,
     rank: int,
     data: bool,
+    device: str | None,
     output: str | None,
     force: bool,
     by: View,
@@ -63,21 +66,26 @@ def command(
     # Whatever is wrong with the command is said before the program, which may take long, runs.
     axes = choose_axes(target, mesh, verb="trace")
     destination = Destination(target, output, rank=rank, force=force)
-    rehearsal = _rehearse(target, axes, rank=rank, has_data=data)
+    rehearsal = _rehearse(target, axes, rank=rank, has_data=data, device=device)
     recording = review(name_command(rehearsal.recording))
     finish(recording, destination, render_summary(recording, by=by))
     ctx.exit(_outcome(ctx, rehearsal, recording, strict))
 
 
 def _rehearse(
-    target: str, axes: Mapping[str, int] | None, *, rank: int, has_data: bool
+    target: str,
+    axes: Mapping[str, int] | None,
+    *,
+    rank: int,
+    has_data: bool,
+    device: str | None,
 ) -> Rehearsal:
     with (
         as_if_started(target),
         show_progress(f"tracing {name_target(target)}", is_shown=is_first()) as report,
     ):
         program = load_program(target)
-        return rehearse(program, axes, rank=rank, has_data=has_data, report=report)
+        return rehearse(program, axes, rank=rank, has_data=has_data, device=device, report=report)
 
 
 def _outcome(ctx: click.Context, rehearsal: Rehearsal, recording: Recording, strict: bool) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardscope.cli.building import build_model
+from shardscope.cli.building import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.finish import finish
@@ -18,6 +18,7 @@ from shardscope.cli.launch import is_first
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
     data_option,
+    device_option,
     force_option,
     mesh_option,
     no_fold_option,
@@ -46,6 +47,7 @@ _MAX_NAMED = 5
 @mesh_option
 @rank_option
 @data_option
+@device_option
 @no_fold_option
 @output_option
 @force_option
@@ -57,6 +59,7 @@ def command(
     mesh: str | None,
     rank: int,
     data: bool,
+    device: str | None,
     no_fold: bool,
     output: str | None,
     force: bool,
@@ -67,7 +70,9 @@ def command(
     """
     axes = choose_axes(target, mesh, verb="visualize")
     destination = Destination(target, output, rank=rank, force=force)
-    recording = name_command(_visualize(target, names, axes, rank=rank, has_data=data))
+    recording = name_command(
+        _visualize(target, names, axes, rank=rank, has_data=data, device=device)
+    )
     # The tables of an audit, which the recording holds too, are another verb's.
     shown = replace(recording, modules=(), findings=(), gaps=())
     finish(recording, destination, render_summary(shown, is_folded=not no_fold))
@@ -80,13 +85,21 @@ def _visualize(
     *,
     rank: int,
     has_data: bool,
+    device: str | None,
 ) -> Recording:
     with (
         as_if_started(target),
         show_progress(f"visualizing {name_target(target)}", is_shown=is_first()) as report,
     ):
         program = load_program(target)
-        with build_model(program, axes, rank=rank, has_data=has_data, report=report) as built:
+        with build_model(
+            program,
+            axes,
+            rank=rank,
+            has_data=has_data,
+            device=choose_device(device, has_data=has_data),
+            report=report,
+        ) as built:
             layouts = tuple(_find_layouts(built.model, names))
             return replace(audit(built.model), layouts=layouts)
 

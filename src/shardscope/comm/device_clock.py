@@ -14,6 +14,8 @@ from typing import Any, Protocol, final
 
 import torch
 
+from shardscope._torch.cuda_runtime import has_cuda
+
 __all__ = ["DEVICE_CLOCK", "Device", "DeviceClock", "Event", "Mark", "Stretch"]
 
 _MAX_WAITING = 4096  # stretches whose events have not been seen to happen
@@ -228,8 +230,7 @@ class _Cuda:
 
     def may_ask(self) -> bool:
         # While a graph is captured, a question would spoil it, and an event be a part of it.
-        is_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return is_used and not torch.cuda.is_current_stream_capturing()
+        return has_cuda() and not torch.cuda.is_current_stream_capturing()
 
 
 DEVICE_CLOCK = DeviceClock(_Cuda())

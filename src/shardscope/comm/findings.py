@@ -15,38 +15,41 @@ from shardscope.record.recording import (
     Severity,
 )
 
-__all__ = ["IMPLICIT_GATHER", "find_comm_problems"]
+__all__ = ["IMPLICIT_ALL_TO_ALL", "IMPLICIT_GATHER", "find_comm_problems"]
 
+IMPLICIT_ALL_TO_ALL = "implicit-all-to-all"
 IMPLICIT_GATHER = "implicit-gather"
 
+_RULES = {
+    CollectiveKind.ALL_GATHER: (IMPLICIT_GATHER, "all-gather"),
+    CollectiveKind.ALL_TO_ALL: (IMPLICIT_ALL_TO_ALL, "all-to-all"),
+}
 _MIN_BYTES = 1024**2
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def find_comm_problems(recording: Recording) -> tuple[Finding, ...]:
     """Findings that one rank alone shows; what needs several ranks is `match_ranks`."""
-    gathers: dict[tuple[str | None, str], list[Collective]] = defaultdict(list)
+    implicit: dict[tuple[CollectiveKind, str | None, str], list[Collective]] = defaultdict(list)
     for call in recording.collectives:
         cause = call.cause
-        if isinstance(cause, Redistribute) and _is_implicit_gather(call, cause):
+        if isinstance(cause, Redistribute) and _is_worth_a_finding(call, cause):
             # Layers of a stack share a problem, so they share a finding.
             owner = call.owner and _INDEX.sub("*", call.owner)
-            gathers[owner, cause.asked_by].append(call)
+            implicit[call.kind, owner, cause.asked_by].append(call)
     return tuple(
-        _explain_gather(pattern, asked_by, calls) for (pattern, asked_by), calls in gathers.items()
+        _explain_redistribution(pattern, asked_by, calls)
+        for (_, pattern, asked_by), calls in implicit.items()
     )
 
 
-def _is_implicit_gather(call: Collective, cause: Redistribute) -> bool:
-    return (
-        cause.is_implicit
-        and call.kind == CollectiveKind.ALL_GATHER
-        and call.output_bytes >= _MIN_BYTES
-    )
+def _is_worth_a_finding(call: Collective, cause: Redistribute) -> bool:
+    return cause.is_implicit and call.kind in _RULES and call.output_bytes >= _MIN_BYTES
 
 
-def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective]) -> Finding:
+def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Collective]) -> Finding:
     first = calls[0]
+    rule, name = _RULES[first.kind]
     owners = {call.owner for call in calls}
     ranks = {call.rank for call in calls}
     outside = "outside any module" if first.owner is None else "the root module"
@@ -56,11 +59,11 @@ def _explain_gather(pattern: str | None, asked_by: str, calls: list[Collective])
     assert isinstance(cause, Redistribute)
     op = asked_by.removesuffix(".default")
     return Finding(
-        rule=IMPLICIT_GATHER,
+        rule=rule,
         severity=Severity.WARNING,
         subject=subject,
-        fact=f"{op} cannot run on a sharded input ({', '.join(cause.before)} → "
-        f"{', '.join(cause.after)}), so DTensor inserted an implicit all-gather: "
+        fact=f"{op} cannot run on its input as it is sharded, so DTensor inserted an implicit "
+        f"{name} ({', '.join(cause.before)} → {', '.join(cause.after)}): "
         f"{_count_calls(calls)}{on_ranks}, {_size(calls)} received",
         remedy=f"Give {op} inputs whose placements it can use, or redistribute explicitly "
         "where the tensor is smallest.",
@@ -88,6 +91,6 @@ def _number_layers(name: str) -> list[tuple[int, str]]:
 
 
 def _size(calls: list[Collective]) -> str:
-    """Of gathers that are worth a finding, so that no unit is below."""
+    """How much the collectives received, in MiB or GiB: each is large enough for a finding."""
     mebibytes = sum(call.output_bytes for call in calls) / 1024**2
     return f"{mebibytes:.1f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:,.1f} GiB"

@@ -24,11 +24,14 @@ from shardscope.comm.spans import SpanBook
 from shardscope.errors import OutputError, TraceError
 from shardscope.record import (
     Axis,
+    Collective,
+    CollectiveKind,
     Finding,
     Gap,
     Module,
     RankSpan,
     Recording,
+    Redistribute,
     RunInfo,
     SpanBegin,
 )
@@ -72,6 +75,7 @@ class Watch:
         self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
+        self._is_simulated_cpu = _is_simulated_cpu()
         self._inventory = Inventory(names, self.recorder)
         if stream is not None:
             is_known = dist.is_initialized() or "RANK" in os.environ
@@ -98,6 +102,7 @@ class Watch:
 
     def _make_recording(self) -> Recording:
         self._describe_modules()
+        self._report_choices_of_cpu()
         collectives = self.recorder.collectives
         recording = Recording(
             run=self._count_forwards(),
@@ -121,6 +126,16 @@ class Watch:
         most = max(roots, default=0) or max(counts.values(), default=0)
         return msgspec.structs.replace(self._run, num_forwards=most or None)
 
+    def _report_choices_of_cpu(self) -> None:
+        """Report, for a simulated CPU, collectives that DTensor would not issue on a GPU."""
+        if self._is_simulated_cpu and any(map(_replaces_all_to_all, self.recorder.collectives)):
+            self.recorder.report_gap(
+                "DTensor",
+                "it gathered tensors to move a shard from one dim to another, as it does on CPU "
+                "meshes; on CUDA meshes it issues an all_to_all, of fewer bytes: simulate with "
+                'device="cuda"',
+            )
+
     def _gaps(self) -> tuple[Gap, ...]:
         return (*self.recorder.gaps, *self.spans.gaps())
 
@@ -142,6 +157,7 @@ class Watch:
         if error is not None:
             self.recorder.report_gap("step", f"it ended early with {_sentence(error)}")
         self._describe_modules()
+        self._report_choices_of_cpu()
         if self._stream is None:
             return
         self._write_late_spans()
@@ -178,6 +194,7 @@ class Watch:
                 return False
             self._become(rank)
         self._run = describe_run(rank, world_size, self._read_axes(), instrument="trace")
+        self._is_simulated_cpu = _is_simulated_cpu()
         self._tell_stream()
         return True
 
@@ -249,6 +266,23 @@ class Watch:
         for finding in self._findings:
             if finding not in known:
                 self._emit(finding)
+
+
+def _is_simulated_cpu() -> bool:
+    world = current_world()
+    return world is not None and world.mesh.device_type == "cpu"
+
+
+def _replaces_all_to_all(collective: Collective) -> bool:
+    """Whether DTensor gathers a tensor for a move from one Shard(dim) to another."""
+    cause = collective.cause
+    if collective.kind is not CollectiveKind.ALL_GATHER or not isinstance(cause, Redistribute):
+        return False
+    moves = zip(cause.before, cause.after, strict=False)
+    return any(
+        before != after and before.startswith("Shard") and after.startswith("Shard")
+        for before, after in moves
+    )
 
 
 def _sentence(error: BaseException) -> str:

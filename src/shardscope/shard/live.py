@@ -66,9 +66,10 @@ class LiveStorages:
 
     def meet_old(self, tensor: torch.Tensor) -> Allocation | None:
         """The allocation of a tensor that was made while nobody looked."""
+        tensor = self._stand_ins.of(tensor)
         if not self._is_counted(tensor):
             return None
-        storage = self._stand_ins.of(tensor).untyped_storage()
+        storage = tensor.untyped_storage()
         held = self._held.get(id(storage))
         if held is None:
             held = self._hold(storage)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from shardscope._torch.cuda_choices import cuda_choices
-from shardscope._torch.fake_models import FakeTwins, StandIns, formatted_fakes, is_fake
+from shardscope._torch.fake_models import FakeTwins, StandIns, is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.restoring import find_changeable, find_leftovers
@@ -76,9 +76,8 @@ def memory(
     with (
         _the_only_call(),
         _without_data(model, step) as twins,
-        cuda_choices(),
+        _choices_of_cuda(),
         torch.compiler.set_stance("force_eager"),
-        formatted_fakes(),
     ):
         run = _Run(model, twins)
         if twins is not None and isinstance(optimizer, Optimizer):
@@ -119,7 +118,7 @@ class _Run:
         self._names = ModuleNames(model)
         self._places = Places(self._names)
         device_type = _device_type(self._names)
-        self._stand_ins = StandIns(twins)
+        self._stand_ins = StandIns(twins, device_type=device_type)
         self.watcher = Watcher(self._names, self._places, self._stand_ins, device_type=device_type)
         self._stepped: set[int] = set()
         self._has_optimizer = False
@@ -249,11 +248,19 @@ def _without_data(model: Models, step: Callable[[], object]) -> Iterator[FakeTwi
                 yield twins
 
 
+def _choices_of_cuda() -> AbstractContextManager[None]:
+    """Make torch choose ops as for CUDA, unless the world's device does so already."""
+    world = current_world()
+    is_cuda = world is not None and world.mesh.device_type == "cuda"
+    return nullcontext() if is_cuda else cuda_choices(device_type="cpu")
+
+
 def _device_type(names: ModuleNames) -> str:
     world = current_world()
     if world is not None:
         return world.mesh.device_type
     for root in names.roots():
         for tensor in (*root.parameters(), *root.buffers()):
-            return str(tensor.device.type)
+            if not tensor.is_meta:
+                return str(tensor.device.type)
     return "cpu"

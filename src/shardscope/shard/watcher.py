@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.device_moves import moves_within_cpu, on_cpu
+from shardscope._torch.device_moves import moves_within_cpu, on_device
 from shardscope._torch.dispatch import (
     READ_VALUE,
     DataDependentOutputException,
@@ -66,7 +66,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = names
         self._places = places
         self._stand_ins = stand_ins
-        self._is_on_cpu = device_type == "cpu"
+        self._device_type = device_type
         self._live = LiveStorages(
             self.ledger, device_type=device_type, read_place=places.read, stand_ins=stand_ins
         )
@@ -86,7 +86,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with (
                 self._trials.watching(),
-                moves_within_cpu() if self._is_on_cpu else nullcontext(),
+                moves_within_cpu() if self._device_type == "cpu" else nullcontext(),
                 watched_resizes(self._live.resize),
                 watched_offloading(self._note_offloading),
                 intercept(self),
@@ -118,8 +118,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._meet_input(tensor)
             if any(map(self._stand_ins.are_needed, inputs)):
                 args, kwargs = self._stand_in(args), self._stand_in(kwargs or {})
-        if kwargs and self._is_on_cpu:
-            kwargs = on_cpu(kwargs)
+        if kwargs:
+            kwargs = on_device(kwargs, self._device_type)
         result = op(*args, **(kwargs or {}))
         self._note_result(op, args, kwargs, result)
         return result

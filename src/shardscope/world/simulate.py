@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -16,17 +17,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.fsdp import empty_on_device
+from shardscope._torch.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.rank_maps import shared_rank_maps
+from shardscope._torch.simulated_cuda import simulated_cuda
 from shardscope._torch.simulated_group import (
+    answered_collectives,
     coalesced_ops_on_fake_tensors,
-    empty_fakes,
     explained_lack_of_data,
     fake_tensors,
     meshes_with_data,
     simulated_group,
-    uncopied_mismatches,
 )
 from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
@@ -67,16 +70,20 @@ class World:
         of any size costs neither memory nor arithmetic. Shard and slice meshes before, not after.
         """
         self._check_can_materialize(model)
+        self._forget_data()
+        device = self.mesh.device_type
+        with kept_ties(model, self._materialized):
+            if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+                empty_on_device(model, device)
+        return model
+
+    def _forget_data(self) -> None:
+        """Make every new tensor one without data."""
         if not self._is_fake:
             self._stack.enter_context(meshes_with_data())
             self._stack.enter_context(fake_tensors())
+            self._stack.enter_context(inductor_without_codegen())
             self._is_fake = True
-        device = self.mesh.device_type
-        with kept_ties(model, self._materialized):
-            empty_fakes(model, device)
-            if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-                model.to_empty(device=device)
-        return model
 
     def _check_can_materialize(self, model: nn.Module) -> None:
         if self._has_ended:
@@ -120,24 +127,40 @@ def simulate(
 
     `torch.distributed` behaves as on that rank, at any size, and sends nothing; what a real group
     would refuse is refused. On leaving, also by an exception, everything is as before.
+
+    With `device="cuda"` torch takes the decisions that it takes on a GPU: which collectives DTensor
+    issues, which kernels it chooses. That needs no GPU; without one, tensors have shapes and no
+    data, from the beginning on.
+
+    >>> with simulate(mesh={"dp": 128, "tp": 8}, device="cuda") as world:
+    ...     with torch.device("meta"):
+    ...         model = fully_shard(build(), mesh=world.mesh["dp"])
+    ...     world.materialize(model)
     """
     axes = _checked_axes(mesh)
     rank = _checked_rank(rank, axes)
     device_type = _checked_device(device)
     with ExitStack() as stack:
         stack.enter_context(_the_only_world())
+        is_fake = device_type == "cuda" and not torch.cuda.is_available()
+        if is_fake:
+            stack.enter_context(simulated_cuda())
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
         stack.enter_context(shared_rank_maps())
         device_mesh = init_device_mesh(
             device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
         )
+        if device_type == "cpu" and not torch.cuda.is_available():
+            stack.enter_context(_refused_cuda_meshes())
         stack.enter_context(coalesced_ops_on_fake_tensors())
-        stack.enter_context(uncopied_mismatches())
+        stack.enter_context(answered_collectives())
         stack.enter_context(simulated_object_collectives())
         stack.enter_context(lonely_stages())
         stack.enter_context(intercept(CollectiveChecker()))
         world = World(axes, rank=rank, mesh=device_mesh)
         stack.callback(world._close)
+        if is_fake:
+            world._forget_data()
         with _as_current(world), explained_lack_of_data():
             yield world
 
@@ -160,6 +183,27 @@ def _the_only_world() -> Iterator[None]:
         yield
     finally:
         _taken.release()
+
+
+@contextmanager
+def _refused_cuda_meshes() -> Iterator[None]:
+    """Refuse meshes on a device that is neither there nor simulated: torch fails at first use."""
+    make = DeviceMesh.__init__
+
+    @functools.wraps(make)
+    def refuse(self: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            raise WorldError(
+                'A mesh on "cuda" was made in a world that is simulated on "cpu", on a machine '
+                'without a GPU. Simulate with device="cuda", which needs none.'
+            )
+        make(self, device_type, *args, **kwargs)
+
+    DeviceMesh.__init__ = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DeviceMesh.__init__ = make  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -208,14 +252,14 @@ def _checked_rank(rank: int, axes: Mapping[str, int]) -> int:
 
 def _checked_device(device: str | torch.device) -> str:
     name = device.type if isinstance(device, torch.device) else device
-    if name == "cpu" or (name == "cuda" and torch.backends.cuda.is_built()):  # type: ignore[no-untyped-call]
+    if name in ("cpu", "cuda"):
         return name
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and name == accelerator.type:
         return name
     raise WorldError(
-        f"simulate() got device={device!r}, which this torch cannot simulate. Use 'cpu': shapes, "
-        "placements and collectives do not depend on it."
+        f"simulate() got device={device!r}, which it cannot simulate. Use 'cuda', which needs no "
+        "GPU, or 'cpu'."
     )
 
 

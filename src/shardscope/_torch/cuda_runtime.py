@@ -1,0 +1,377 @@
+"""The parts of `torch.cuda` and `torch.accelerator` that can be answered without a GPU.
+
+Streams and events order nothing here, since nothing is computed; the device's properties are those
+of the GPU that `memory` models. A public function of `torch.cuda` that has no answer raises
+`WorldError` with its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, Self, final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import _init_utils as fsdp1_init
+from torch.distributed.tensor import _random as dtensor_random
+
+from shardscope._torch.dispatch import without_modes
+from shardscope.errors import WorldError
+
+__all__ = ["current_index", "has_cuda", "replace_attribute", "simulated_runtime"]
+
+NUM_DEVICES = 8
+_PROPERTIES = SimpleNamespace(
+    name="NVIDIA H200",
+    major=9,
+    minor=0,
+    total_memory=141 * 10**9,
+    multi_processor_count=132,
+    max_threads_per_multi_processor=2048,
+    warp_size=32,
+    is_integrated=0,
+    is_multi_gpu_board=0,
+    regs_per_multiprocessor=65536,
+    L2_cache_size=60 << 20,
+)
+_ABSENT = object()
+
+
+class _Current(threading.local):
+    index = 0
+    stream: Stream | None = None
+
+
+_current = _Current()
+
+
+def has_cuda() -> bool:
+    """Whether CUDA is in use by this process, on a device that is there."""
+    stream_class: Any = torch.cuda.Stream
+    return bool(torch.cuda.is_initialized()) and stream_class is not Stream
+
+
+def current_index() -> int:
+    """The index of this thread's current CUDA device."""
+    return _current.index
+
+
+def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a class or module until the stack closes."""
+    before = vars(owner).get(name, _ABSENT)  # not getattr: an inherited one is deleted, not set
+    if before is _ABSENT:
+        stack.callback(delattr, owner, name)
+    else:
+        stack.callback(setattr, owner, name, before)
+    setattr(owner, name, value)
+
+
+@contextmanager
+def simulated_runtime() -> Iterator[None]:
+    """Answer for CUDA devices that are not there until the context ends."""
+    with ExitStack() as stack:
+        stack.callback(_set_current, _current.index, _current.stream)
+        _set_current(0, None)
+        for name in torch.cuda.__all__:
+            function = getattr(torch.cuda, name, None)
+            if callable(function) and not isinstance(function, type | ModuleType):
+                replace_attribute(stack, torch.cuda, name, _refuse(f"torch.cuda.{name}"))
+        for name, answer in _CUDA.items():
+            replace_attribute(stack, torch.cuda, name, _distinct(answer))
+        for name, answer in _ACCELERATOR.items():
+            if hasattr(torch.accelerator, name):
+                replace_attribute(stack, torch.accelerator, name, _distinct(answer))
+        replace_attribute(stack, torch._C, "_get_accelerator", _distinct(_current_accelerator))
+        for module in (dist, distributed_c10d):
+            replace_attribute(stack, module, "is_nccl_available", lambda: True)
+        make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
+        replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
+        replace_attribute(stack, fsdp1_init, "_get_compute_device", _current_cuda_device)
+        _answer_random_states(stack)
+        stack.enter_context(_dynamo_looks_again())
+        yield
+
+
+def _distinct(answer: Any) -> Any:
+    """A function of its own for each name: dynamo knows torch's functions by identity."""
+    if isinstance(answer, type):
+        return answer
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return answer(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _dynamo_looks_again() -> Iterator[None]:
+    """Have dynamo look torch's functions up again, inside of the context and after it."""
+    try:
+        _forget_functions()
+        yield
+    finally:
+        _forget_functions()
+
+
+def _forget_functions() -> None:
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.clear_lru_cache()
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise WorldError(
+            f"{name}() was called in a simulated world on a machine without a GPU, and has no "
+            "answer there. Leave the call out, or run on a machine with a GPU."
+        )
+
+    return refuse
+
+
+def _set_current(index: int, stream: Stream | None) -> None:
+    _current.index, _current.stream = index, stream
+
+
+def _read_index(device: Any) -> int:
+    """The index of a device given as CUDA's functions take it: an int, a name, a device or None."""
+    if device is None:
+        return _current.index
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != "cuda":
+            raise ValueError(f"Expected a cuda device, but got: {named}")
+        index = _current.index if named.index is None else named.index
+    if not -1 <= index < NUM_DEVICES:
+        raise WorldError(
+            f"CUDA device {index} was named, but a simulated host has devices 0 to "
+            f"{NUM_DEVICES - 1}. Choose one of those."
+        )
+    return index
+
+
+def _set_device(device: Any) -> None:
+    index = _read_index(device)
+    if index >= 0:
+        _current.index = index
+
+
+@final
+class Event:
+    """A CUDA event that has always happened: nothing runs on a device that is not there."""
+
+    def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
+        self.enable_timing = enable_timing
+        self.device = torch.device("cuda", _current.index)
+
+    def record(self, stream: Stream | None = None) -> None: ...
+
+    def wait(self, stream: Stream | None = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        raise WorldError(
+            "torch.cuda.Event.elapsed_time() was called in a simulated world, where nothing runs "
+            "and no time passes on a device. Leave the call out."
+        )
+
+
+@final
+class Stream:
+    """A CUDA stream on which nothing runs."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", _read_index(device))
+        self.device_index = self.device.index
+        self.priority = priority
+        self.cuda_stream = 0
+        self._before: list[Stream | None] = []
+
+    def wait_stream(self, stream: Stream) -> None: ...
+
+    def wait_event(self, event: Event) -> None: ...
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def __enter__(self) -> Self:
+        self._before.append(_current.stream)
+        _current.stream = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _current.stream = self._before.pop()
+
+
+_DEFAULT_STREAM = Stream()
+
+
+def _current_stream(device: Any = None) -> Stream:
+    return _current.stream or _DEFAULT_STREAM
+
+
+@contextmanager
+def _on_stream(stream: Stream | None) -> Iterator[None]:
+    if stream is None:
+        yield
+    else:
+        with stream:
+            yield
+
+
+@final
+class _OnDevice:
+    """`with torch.cuda.device(…)`."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = device.get_device() if isinstance(device, torch.Tensor) else _read_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _current.index
+        _set_device(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        _set_device(self.prev_idx)
+
+
+def _read_random_state(device: Any = "cuda") -> torch.Tensor:
+    """A seed and an offset, as a CUDA generator's state has them."""
+    with without_modes():
+        return torch.zeros(16, dtype=torch.uint8)
+
+
+def _current_cuda_device(*_: Any) -> torch.device:
+    return torch.device("cuda", _current.index)
+
+
+def _current_accelerator(*_: Any, **__: Any) -> torch.device:
+    return torch.device("cuda")
+
+
+def _answer_random_states(stack: ExitStack) -> None:
+    """Let DTensor compare its ranks' random states, which here have data and are on the host."""
+    tracker = dtensor_random.OffsetBasedRNGTracker
+    make = tracker.__init__
+
+    @functools.wraps(make)
+    def make_with_data(self: Any, *args: Any, **kwargs: Any) -> None:
+        with ExitStack() as made:
+            replace_attribute(made, tracker, "_get_device_state", lambda _: _read_random_state())
+            made.enter_context(without_modes())
+            make(self, *args, **kwargs)
+
+    replace_attribute(stack, tracker, "__init__", make_with_data)
+
+
+def _with_device(make: Callable[..., None]) -> Callable[..., None]:
+    """FSDP1's constructor, taking a device's index, which torch understands only with a GPU."""
+
+    @functools.wraps(make)
+    def make_with_device(*args: Any, device_id: Any = None, **kwargs: Any) -> None:
+        if isinstance(device_id, int):
+            device_id = torch.device("cuda", device_id)
+        make(*args, device_id=device_id, **kwargs)
+
+    return make_with_device
+
+
+def _refuse_data() -> None:
+    """torch calls this before it makes a tensor with data on the device."""
+    raise WorldError(
+        'A tensor with data was to be made on "cuda", on a machine without a GPU. In a simulated '
+        "world that is done on the thread that entered it, where tensors have no data."
+    )
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _zero_bytes(*_: Any, **__: Any) -> int:
+    """Programs log these; what a step really takes is what `memory` answers."""
+    warnings.warn(
+        "torch.cuda's memory statistics are 0 in a simulated world: shardscope.memory() computes "
+        "what a step takes",
+        stacklevel=3,
+    )
+    return 0
+
+
+_CUDA: dict[str, Any] = {
+    "Event": Event,
+    "Stream": Stream,
+    "_lazy_init": _refuse_data,
+    "current_device": current_index,
+    "current_stream": _current_stream,
+    "default_stream": lambda device=None: _DEFAULT_STREAM,
+    "device": _OnDevice,
+    "device_count": lambda: NUM_DEVICES,
+    "empty_cache": _nothing,
+    "get_arch_list": lambda: ["sm_90"],
+    "get_device_capability": lambda device=None: (_PROPERTIES.major, _PROPERTIES.minor),
+    "get_device_name": lambda device=None: _PROPERTIES.name,
+    "get_device_properties": lambda device=None: _PROPERTIES,
+    "get_rng_state": _read_random_state,
+    "get_rng_state_all": lambda: [_read_random_state() for _ in range(NUM_DEVICES)],
+    "initial_seed": lambda: 0,
+    "init": _nothing,
+    "ipc_collect": _nothing,
+    "is_available": lambda: True,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_current_stream_capturing": lambda: False,
+    "is_initialized": lambda: True,
+    "is_tf32_supported": lambda: True,
+    "max_memory_allocated": _zero_bytes,
+    "max_memory_reserved": _zero_bytes,
+    "memory_allocated": _zero_bytes,
+    "memory_reserved": _zero_bytes,
+    "manual_seed": _nothing,
+    "manual_seed_all": _nothing,
+    "reset_accumulated_memory_stats": _nothing,
+    "reset_peak_memory_stats": _nothing,
+    "seed": _nothing,
+    "seed_all": _nothing,
+    "set_device": _set_device,
+    "set_rng_state": _nothing,
+    "set_rng_state_all": _nothing,
+    "set_stream": lambda stream: setattr(_current, "stream", stream),
+    "stream": _on_stream,
+    "synchronize": _nothing,
+}
+
+_ACCELERATOR: dict[str, Any] = {
+    "current_accelerator": _current_accelerator,
+    "current_device_idx": current_index,
+    "current_device_index": current_index,
+    "current_stream": _current_stream,
+    "device_count": lambda: NUM_DEVICES,
+    "device_index": _OnDevice,
+    "empty_cache": _nothing,
+    "is_available": lambda: True,
+    "set_device_idx": _set_device,
+    "set_device_index": _set_device,
+    "set_stream": lambda stream: setattr(_current, "stream", stream),
+    "synchronize": _nothing,
+}

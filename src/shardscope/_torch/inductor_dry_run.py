@@ -1,0 +1,73 @@
+"""Inductor without code generation, for tensors that have no data to run its kernels on.
+
+A graph goes through all of Inductor's graph passes (those that bucket collectives or pipeline them
+with matrix products included, where they are enabled) and is then run op by op.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["inductor_without_codegen"]
+
+_MODULE = "torch._inductor.compile_fx"
+# Padding is decided by timing kernels, and cached code would be run on tensors without data.
+_SETTINGS = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "shape_padding": False}
+
+
+@contextmanager
+def inductor_without_codegen() -> Iterator[None]:
+    """Have `torch.compile` interpret the graphs of Inductor until the context ends."""
+    wrapper: Any = torch._TorchCompileInductorWrapper
+    compile_graph = wrapper.__call__
+
+    def compile_without_codegen(*args: Any, **kwargs: Any) -> Any:
+        with _interpreting():  # not earlier: Inductor takes seconds to load
+            return compile_graph(*args, **kwargs)
+
+    wrapper.__call__ = compile_without_codegen
+    try:
+        # A backend of the user's may call Inductor by itself.
+        with _interpreting() if _MODULE in sys.modules else ExitStack():
+            yield
+    finally:
+        wrapper.__call__ = compile_graph
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    from torch._functorch import config as aot_config
+    from torch._inductor import compile_fx, config
+
+    compile_function: Any = compile_fx.compile_fx
+    defaults = compile_function.__defaults__
+    with config.patch(_SETTINGS), aot_config.patch(enable_autograd_cache=False):
+        # The function itself is changed, since users have imported it by name.
+        compile_function.__defaults__ = (_interpret, *defaults[1:])
+        try:
+            yield
+        finally:
+            compile_function.__defaults__ = defaults
+
+
+def _interpret(
+    graph: torch.fx.GraphModule, inputs: Any, *, is_inference: bool = False, **_: Any
+) -> Callable[..., Any]:
+    """Compile a graph of aten ops: run the passes that precede code generation."""
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    compile_fx.view_to_reshape(graph)
+    with torch.no_grad():
+        fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
+    with V.set_fake_mode(fake_mode):
+        compile_fx._recursive_post_grad_passes(graph, is_inference=is_inference)
+    graph.recompile()
+    boxed: Callable[..., Any] = make_boxed_func(graph)
+    return boxed

@@ -1,0 +1,196 @@
+"""Fake tensors on a CUDA device that is not there.
+
+torch can make fake tensors on "cuda" without a GPU, but C++ then asks the CUDA driver about them:
+autograd for the device's queue, device guards for the current device. So each such tensor shows
+C++ a device of the host that nothing else uses, cpu:1 for cuda:0, and Python cuda:0. Decisions that
+torch takes in Python (DTensor, FSDP, optimizers) are those for CUDA; those of C++ are made by
+`cuda_choices`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from shardscope._torch.cuda_choices import cuda_choices
+from shardscope._torch.cuda_runtime import current_index, replace_attribute, simulated_runtime
+
+__all__ = ["simulated_cuda"]
+
+_prim_device = torch.ops.prim.device.default
+_DATA: Any = torch._C.TensorBase.data
+_DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
+
+
+@contextmanager
+def simulated_cuda() -> Iterator[None]:
+    """Let tensors without data be on "cuda" until the context ends, on a machine without a GPU."""
+    with ExitStack() as stack:
+        stack.enter_context(simulated_runtime())
+        _show_host_device_to_cpp(stack)
+        _show_cuda_device_to_python(stack)
+        _keep_off_the_driver(stack)
+        replace_attribute(stack, fake_tensor, "run_fallback_kernel", _run_on_host)
+        stack.enter_context(cuda_choices(device_type="cuda"))
+        yield
+
+
+def _to_host(device: Any) -> Any:
+    """The device that C++ sees in place of a CUDA device: cpu:1 for cuda:0."""
+    device = torch.device(device) if isinstance(device, str) else device
+    if isinstance(device, torch.device) and device.type == "cuda":
+        index = current_index() if device.index is None else device.index
+        return torch.device("cpu", index + 1)
+    return device
+
+
+def _to_cuda(device: Any) -> Any:
+    """The CUDA device that a device of the host stands for, with its index; others as they are."""
+    device = torch.device(device) if isinstance(device, str) else device
+    if isinstance(device, torch.device):
+        if device.type == "cpu" and device.index:
+            return torch.device("cuda", device.index - 1)
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", current_index())
+    return device
+
+
+def _show_host_device_to_cpp(stack: ExitStack) -> None:
+    """Answer with a host device where C++ asks a tensor for its device or makes a subclass."""
+    for name in ("_make_subclass", "_make_wrapper_subclass"):
+        make = staticmethod(_on_host(getattr(torch.Tensor, name)))
+        replace_attribute(stack, torch.Tensor, name, make)
+
+    dispatch = vars(FakeTensor)["__torch_dispatch__"].__func__
+
+    def dispatch_on_host(cls: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        result = dispatch(cls, op, *args, **kwargs)
+        return _to_host(result) if op is _prim_device else result
+
+    replace_attribute(stack, FakeTensor, "__torch_dispatch__", classmethod(dispatch_on_host))
+    handlers: dict[Any, Any] = fake_tensor._DISPATCH_META_HANDLERS
+    read_device = handlers[_prim_device]
+    handlers[_prim_device] = lambda args: _to_host(read_device(args))
+    stack.callback(handlers.__setitem__, _prim_device, read_device)
+
+
+def _on_host(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: _device_to_host(value) for name, value in kwargs.items()}
+        return make(*map(_device_to_host, args), **kwargs)
+
+    return call
+
+
+def _device_to_host(value: Any) -> Any:
+    return _to_host(value) if isinstance(value, torch.device) else value
+
+
+def _show_cuda_device_to_python(stack: ExitStack) -> None:
+    """Answer with the CUDA device where Python asks for one, and take it where Python names it.
+
+    Methods and properties, because C++ would ask the driver before any dispatch mode sees the op.
+    """
+    replace = functools.partial(replace_attribute, stack, torch.Tensor)
+    read_device = torch._C.TensorBase.device.__get__
+    replace("device", property(lambda tensor: _to_cuda(read_device(tensor))))
+    replace("is_cuda", property(lambda tensor: tensor.device.type == "cuda"))
+    replace("is_cpu", property(lambda tensor: tensor.device.type == "cpu"))
+    replace("get_device", _read_index)
+
+    replace_attribute(stack, FakeTensor, "data", property(_DATA.__get__, _set_data))
+    make_fake = FakeTensor.__new__
+
+    def make_on_cuda(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        for name in _DEVICE_ARGUMENTS:
+            if name in kwargs:
+                kwargs[name] = _to_cuda(kwargs[name])
+        return make_fake(cls, *args[:2], *map(_to_cuda, args[2:3]), *args[3:], **kwargs)
+
+    replace_attribute(stack, FakeTensor, "__new__", staticmethod(make_on_cuda))
+
+    dispatch: Any = FakeTensorMode.__torch_dispatch__
+
+    def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs and "device" in kwargs:  # with its index: results are cached by the arguments
+            kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
+        return dispatch(mode, op, types, args, kwargs or {})
+
+    replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", dispatch_on_cuda)
+
+    move = torch.Tensor.to
+
+    @functools.wraps(move)
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (_read_target(args[0]), *args[1:])
+        if "device" in kwargs:
+            kwargs["device"] = _read_target(kwargs["device"])
+        return move(tensor, *args, **kwargs)
+
+    def cuda(
+        tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
+        target = "cuda" if device is None else device
+        return to(tensor, device=target, non_blocking=non_blocking, **kwargs)
+
+    replace("to", to)
+    replace("cuda", cuda)
+    replace("pin_memory", lambda tensor, *_, **__: tensor)
+    replace("record_stream", lambda tensor, stream: None)
+
+
+def _set_data(tensor: FakeTensor, value: torch.Tensor) -> None:
+    """`tensor.data = value`, which may be on another device; fake tensors would not notice."""
+    _DATA.__set__(tensor, value)
+    if isinstance(value, FakeTensor):
+        tensor.fake_device = value.fake_device
+
+
+def _read_index(tensor: torch.Tensor) -> int:
+    index = tensor.device.index
+    return -1 if index is None else index
+
+
+def _read_target(target: Any) -> Any:
+    """The first argument of `Tensor.to`, for C++: a device, an index of one, or something else."""
+    if isinstance(target, int) and not isinstance(target, bool):
+        return torch.device("cpu", target + 1)
+    return _to_host(target)
+
+
+def _keep_off_the_driver(stack: ExitStack) -> None:
+    """Keep fake tensors from making a real tensor on the device first, as they do on a GPU."""
+    replace_attribute(stack, fake_tensor, "init_gpu_context", lambda device: None)
+    replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+
+
+_run_fallback_kernel = fake_tensor.run_fallback_kernel
+
+
+def _run_on_host(mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:
+    """Run an op that is known by its kernel alone, which makes real tensors, on the CPU."""
+    fakes = [(arg, arg.device) for arg in flat_args if isinstance(arg, FakeTensor)]
+    device = next((device for _, device in fakes if device.type == "cuda"), None)
+    if device is None:
+        return _run_fallback_kernel(mode, op, flat_args, *rest)
+    for fake, _ in fakes:
+        fake.fake_device = torch.device("cpu")
+    try:
+        result = _run_fallback_kernel(mode, op, flat_args, *rest)
+    finally:
+        for fake, before in fakes:
+            fake.fake_device = before
+    known = {id(fake) for fake, _ in fakes}
+    for output in tree_leaves(result):
+        if isinstance(output, FakeTensor) and id(output) not in known:
+            output.fake_device = device
+    return result

@@ -1,0 +1,413 @@
+"""`simulate(device="cuda")` on a machine without a GPU: torch decides as it does for CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Shard, rand
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from shardscope import Recording, World, memory, phases, simulate, trace
+from shardscope.errors import WorldError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has answers of its own")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with simulate(mesh={"tp": 4}, device="cuda") as world:
+        yield world
+
+
+def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return make()
+
+
+def kinds(recording: Recording) -> list[str]:
+    return [str(collective.kind) for collective in recording.collectives]
+
+
+class Ops(TorchDispatchMode):
+    """Lists the ops that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+class Attention(nn.Module):
+    """Self-attention over 4 heads of 16."""
+
+    def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.qkv = nn.ModuleList(nn.Linear(64, 64, dtype=dtype) for _ in range(3))
+        self.out = nn.Linear(64, 64, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        q, k, v = (project(x).unflatten(-1, (-1, 16)).transpose(1, 2) for project in self.qkv)
+        mixed = functional.scaled_dot_product_attention(q, k, v, **options)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class TestDecisions:
+    """Each place where torch looks at the device type to decide what to run."""
+
+    @pytest.mark.parametrize(
+        ("device", "kind", "num_bytes"),
+        [("cuda", "all_to_all", 3 * 2**20), ("cpu", "all_gather", 3 * 2**22)],
+    )
+    def test_moving_a_shard_to_another_dim(self, device: str, kind: str, num_bytes: int) -> None:
+        with simulate(mesh={"tp": 4}, device=device) as world:
+            world.materialize(on_meta(lambda: nn.Linear(1, 1)))
+            local = torch.empty(1024, 1024, device=device)
+            x = DTensor.from_local(local, world.mesh, [Shard(0)])
+            with trace() as t:
+                x.redistribute(world.mesh, [Shard(1)])
+        (collective,) = t.recording.collectives
+        assert (str(collective.kind), collective.wire_bytes) == (kind, num_bytes)
+        facts = [gap.fact for gap in t.recording.gaps]
+        assert len(facts) == (device == "cpu")
+        assert all("on CUDA meshes it issues an all_to_all" in fact for fact in facts)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.1}])
+    def test_attention_on_dtensors(
+        self, world: World, dtype: torch.dtype, options: dict[str, Any]
+    ) -> None:
+        model = on_meta(lambda: Attention(dtype=dtype))
+        columns = ColwiseParallel(use_local_output=False)
+        plan = {"qkv.*": columns, "out": RowwiseParallel()}
+        world.materialize(parallelize_module(model, world.mesh, plan))
+        with trace(model) as t:
+            model(torch.randn(2, 32, 64, dtype=dtype, device="cuda"), **options).sum().backward()
+        owners = [(c.owner, str(c.kind)) for c in t.recording.collectives if c.dtype != "uint8"]
+        assert owners == [("out", "all_reduce")]
+
+    def test_context_parallel_attention(self, world: World) -> None:
+        model = world.materialize(on_meta(Attention))
+        x = torch.randn(2, 512, 64, device="cuda")
+        with trace(model) as t, context_parallel(world.mesh, buffers=[x], buffer_seq_dims=[1]):
+            assert x.shape[1] == 128
+            model(x, is_causal=True).sum().backward()
+        assert set(kinds(t.recording)) <= {"all_gather", "all_to_all", "send", "recv"}
+        assert len(kinds(t.recording)) >= 4
+
+    def test_random_ops_on_dtensors(self, world: World) -> None:
+        sharded = rand(8, 8, device_mesh=world.mesh, placements=[Shard(0)])
+        assert (sharded.device.type, sharded.to_local().device.type) == ("cuda", "cuda")
+        assert functional.dropout(sharded, 0.5).placements == (Shard(0),)
+
+    def test_histogram_of_integers(self, world: World) -> None:
+        experts = torch.zeros(8, dtype=torch.int64, device="cuda")
+        assert torch.histc(experts, bins=4, min=0, max=3).dtype == torch.int64
+
+    def test_fused_kernels(self, world: World) -> None:
+        x = torch.randn(2, 8, 64, device="cuda", requires_grad=True)
+        norm = nn.RMSNorm(64, device="cuda")
+        assert "FusedRmsNorm" in type(norm(x).grad_fn).__name__
+        assert "NativeDropout" in type(functional.dropout(x, 0.5).grad_fn).__name__
+        q = x.unflatten(-1, (4, 16)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(q, q, q)
+        assert "ScaledDotProductEfficientAttention" in type(mixed.grad_fn).__name__
+        q = q.to(torch.bfloat16)
+        mixed = functional.scaled_dot_product_attention(q, q, q)
+        assert "ScaledDotProductCudnnAttention" in type(mixed.grad_fn).__name__
+
+    def test_host_tensors_keep_the_kernels_of_the_cpu(self, world: World) -> None:
+        x = torch.randn(2, 4, 8, 16, requires_grad=True)
+        mixed = functional.scaled_dot_product_attention(x, x, x)
+        assert "ForCpu" in type(mixed.grad_fn).__name__
+
+    def test_optimizers_update_lists_of_tensors(self, world: World) -> None:
+        model = world.materialize(on_meta(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(2, 4, device="cuda")).sum().backward()
+        with Ops() as ops:
+            optimizer.step()
+        assert any("_foreach" in name for name in ops.names)
+
+    def test_autocast_casts_the_ops_that_cuda_casts(self, world: World) -> None:
+        model = world.materialize(on_meta(lambda: nn.Linear(8, 8)))
+        with torch.autocast("cuda", torch.bfloat16):
+            output = model(torch.randn(2, 8, device="cuda"))
+            assert torch.is_autocast_enabled("cuda")
+            assert (output.dtype, output.sum().dtype) == (torch.bfloat16, torch.float32)
+        assert not torch.is_autocast_enabled("cuda")
+
+    def test_fsdp_moves_the_inputs_of_its_root_to_the_device(self) -> None:
+        with simulate(mesh={"dp": 2}, device="cuda") as world:
+            model = fully_shard(on_meta(lambda: nn.Linear(8, 8)), mesh=world.mesh)
+            world.materialize(model)
+            assert model(torch.randn(2, 8)).device.type == "cuda"
+
+    def test_the_default_mesh_of_fsdp_is_on_the_device(self) -> None:
+        with simulate(mesh={"dp": 2}, device="cuda"):
+            model = fully_shard(on_meta(lambda: nn.Linear(8, 8)))
+            assert model.weight.device_mesh.device_type == "cuda"
+
+
+class TestParallelisms:
+    """What is known from CPU worlds, with the same collectives."""
+
+    @pytest.mark.parametrize("mesh", [{"dp": 4}, {"replicate": 2, "shard": 2}])
+    def test_fully_shard(self, mesh: dict[str, int]) -> None:
+        def train(device: str) -> Recording:
+            with simulate(mesh=mesh, device=device) as world:
+                model = on_meta(lambda: nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+                for layer in model:
+                    fully_shard(layer, mesh=world.mesh)
+                world.materialize(fully_shard(model, mesh=world.mesh))
+                optimizer = torch.optim.AdamW(model.parameters())
+                with trace(model) as t:
+                    model(torch.randn(4, 64, device=device)).sum().backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+            return t.recording
+
+        def facts(recording: Recording) -> list[tuple[Any, ...]]:
+            return [
+                (str(c.kind), str(c.phase), c.group, c.input_bytes, c.owner, c.cause)
+                for c in recording.collectives
+            ]
+
+        assert facts(train("cuda")) == facts(train("cpu"))
+
+    def test_parameters_that_fsdp_offloads_are_materialized_on_the_host(self) -> None:
+        with simulate(mesh={"dp": 4}, device="cuda") as world:
+            model = on_meta(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+            fully_shard(model[0], mesh=world.mesh, offload_policy=CPUOffloadPolicy())
+            world.materialize(fully_shard(model, mesh=world.mesh))
+            devices = [parameter.device.type for parameter in model.parameters()]
+            assert devices == ["cpu", "cpu", "cuda", "cuda"]
+            with trace(model) as t:
+                model(torch.randn(2, 8, device="cuda")).sum().backward()
+            assert model[0].weight.grad is not None
+            assert model[0].weight.grad.device.type == "cpu"
+        assert kinds(t.recording).count("reduce_scatter") == 2
+
+    @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+    def test_fsdp1_by_the_index_of_the_device(self) -> None:
+        with simulate(mesh={"dp": 4}, device="cuda"):
+            model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.cuda.current_device())
+            with trace(model) as t:
+                model(torch.randn(2, 8, device="cuda")).sum().backward()
+        assert kinds(t.recording) == ["all_gather", "reduce_scatter"]
+
+    @pytest.mark.parametrize(
+        ("use_reentrant", "phases"),
+        [(False, ["forward", "backward"]), (True, ["forward", "recompute", "backward"])],
+    )
+    def test_checkpointing(self, world: World, use_reentrant: bool, phases: list[str]) -> None:
+        model = on_meta(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)))
+        parallelize_module(model, world.mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        world.materialize(model)
+        x = torch.randn(2, 8, device="cuda", requires_grad=True)
+        with trace(model) as t:
+            checkpoint(model, x, use_reentrant=use_reentrant).sum().backward()
+        reduced = [c for c in t.recording.collectives if str(c.kind) == "all_reduce"]
+        assert [str(c.phase) for c in reduced] == phases
+
+    @without_gpu
+    def test_ddp_is_refused_with_a_note(self) -> None:
+        with (
+            pytest.raises(RuntimeError) as caught,
+            simulate(mesh={"dp": 2}, device="cuda"),
+        ):
+            DistributedDataParallel(nn.Linear(4, 4, device="cuda"))
+        assert any("DistributedDataParallel" in note for note in caught.value.__notes__)
+
+    def test_memory_is_that_of_the_cpu_standing_for_a_gpu(self) -> None:
+        def peak(device: str) -> int:
+            with simulate(mesh={"dp": 4}, device=device) as world:
+                model = on_meta(lambda: nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)))
+                for layer in model:
+                    fully_shard(layer, mesh=world.mesh)
+                world.materialize(fully_shard(model, mesh=world.mesh))
+                optimizer = torch.optim.AdamW(model.parameters())
+                x = torch.randn(64, 512, device=device)
+                return memory(
+                    model, lambda: model(x).sum().backward(), optimizer
+                ).profile.peak_bytes
+
+        assert peak("cuda") == peak("cpu")
+
+
+class TestTensors:
+    """Tensors are on a CUDA device wherever Python looks."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.empty(2, device="cuda"),
+            lambda: torch.tensor([1.0, 2.0], device="cuda:0"),
+            lambda: torch.ones(2).cuda(),
+            lambda: torch.ones(2).to("cuda"),
+            lambda: torch.ones(2).to(0),
+            lambda: torch.ones(2).to(torch.device("cuda"), torch.float16),
+            lambda: torch.ones(2).to(device="cuda", non_blocking=True),
+            lambda: torch.ones(2).to(torch.ones(1, device="cuda")),
+            lambda: torch.ones(2).pin_memory().cuda(non_blocking=True),
+            lambda: nn.Linear(2, 2).cuda().weight,
+            lambda: nn.Linear(2, 2).to("cuda").half().weight,
+            lambda: torch.ones(2, device="cuda").clone().view(1, 2) + 1,
+        ],
+    )
+    @without_gpu
+    def test_a_tensor_is_where_the_program_puts_it(
+        self, world: World, make: Callable[[], torch.Tensor]
+    ) -> None:
+        tensor = make()
+        assert tensor.device == torch.device("cuda", 0)
+        assert (tensor.is_cuda, tensor.is_cpu, tensor.get_device()) == (True, False, 0)
+        assert tensor.to("cuda") is tensor
+        back = tensor.cpu()
+        assert (back.device.type, back.is_cuda, back.get_device()) == ("cpu", False, -1)
+
+    @without_gpu
+    def test_devices_have_indices(self, world: World) -> None:
+        torch.cuda.set_device(3)
+        assert torch.empty(1, device="cuda").device.index == 3
+        with torch.cuda.device(1):
+            assert torch.empty(1, device="cuda").device.index == 1
+        assert torch.empty(1, device="cuda:5").device.index == 5
+        with pytest.raises(WorldError, match="has devices 0 to 7"):
+            torch.cuda.set_device(8)
+
+    def test_tensors_on_different_devices_do_not_mix(self, world: World) -> None:
+        with pytest.raises(RuntimeError, match="cuda"):
+            torch.ones(2, device="cuda") + torch.ones(2)
+        assert (torch.ones(2, device="cuda") * torch.tensor(2.0)).device.type == "cuda"
+
+    def test_gradients_are_on_the_device(self, world: World) -> None:
+        model = nn.Linear(4, 4).to("cuda")
+        model(torch.randn(2, 4, device="cuda")).sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.device.type == "cuda"
+
+    def test_tied_parameters_stay_tied_when_they_move(self, world: World) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        model.to("cuda")
+        assert model[1].weight is model[0].weight
+
+    def test_assigning_data_of_another_device_moves_the_tensor(self, world: World) -> None:
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.data = parameter.data.to("cuda")
+        assert parameter.device.type == "cuda"
+
+    @without_gpu
+    def test_values_that_python_gave_can_be_read_back(self, world: World) -> None:
+        counts = torch.tensor([3, 5], device="cuda")
+        assert counts.tolist() == [3, 5]
+        assert int(torch.tensor(7).cuda()) == 7
+
+    @without_gpu
+    def test_an_op_that_has_only_a_kernel_runs_on_the_host(self, world: World) -> None:
+        counts, edges = torch.histogram(torch.ones(4, device="cuda"), 3)
+        assert (counts.shape, edges.device.type) == ((3,), "cuda")
+
+    @without_gpu
+    def test_other_threads_get_a_sentence(self, world: World) -> None:
+        with pytest.raises(WorldError, match="on a machine without a GPU"):
+            torch.cuda._lazy_init()
+
+
+@without_gpu
+class TestRuntime:
+    """torch.cuda and torch.accelerator."""
+
+    def test_the_device_has_properties(self, world: World) -> None:
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == torch.accelerator.device_count() == 8
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert torch.cuda.get_device_properties(0).total_memory > 10**11
+        assert torch.cuda.is_bf16_supported()
+
+    def test_streams_and_events_order_nothing(self, world: World) -> None:
+        stream = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(stream):
+            assert torch.cuda.current_stream() is stream
+            tensor = torch.ones(2, device="cuda")
+            tensor.record_stream(stream)
+        assert torch.cuda.current_stream() is torch.cuda.default_stream()
+        torch.cuda.current_stream().wait_stream(stream)
+        event = stream.record_event()
+        event.synchronize()
+        torch.cuda.synchronize()
+        assert event.query()
+        with pytest.raises(WorldError, match="elapsed_time"):
+            event.elapsed_time(torch.cuda.Event())
+
+    def test_a_call_without_an_answer_is_named(self, world: World) -> None:
+        with pytest.raises(WorldError, match=r"torch\.cuda\.memory_snapshot\(\)"):
+            torch.cuda.memory_snapshot()
+
+    def test_memory_statistics_are_zero_and_say_so(self, world: World) -> None:
+        with pytest.warns(UserWarning, match=r"shardscope\.memory\(\) computes"):
+            assert torch.cuda.max_memory_allocated() == 0
+
+
+@without_gpu
+def test_everything_is_as_before_when_the_world_has_ended() -> None:
+    def look() -> dict[str, Any]:
+        names = ("device", "is_cuda", "is_cpu", "to", "cuda", "get_device", "pin_memory")
+        return {
+            **{name: torch.Tensor.__dict__.get(name) for name in names},
+            "cuda": dict(vars(torch.cuda)),
+            "accelerator": dict(vars(torch.accelerator)),
+            "fake": dict(vars(type(torch.empty(0)))),
+            "autocast": dict(vars(torch.autocast)),
+            "swap": torch.utils.swap_tensors,
+        }
+
+    before = look()
+    with (
+        suppress(ZeroDivisionError),
+        simulate(mesh={"dp": 2}, device="cuda") as world,
+    ):
+        world.materialize(on_meta(lambda: nn.Linear(2, 2)))
+        assert look() != before
+        raise ZeroDivisionError
+    assert look() == before
+    assert not torch.cuda.is_available()
+    assert torch.ones(2).device == torch.device("cpu")
+
+
+@without_gpu
+def test_a_cuda_mesh_in_a_cpu_world_is_refused() -> None:
+    with (
+        simulate(mesh={"dp": 2}),
+        pytest.raises(WorldError, match='Simulate with device="cuda", which needs none'),
+    ):
+        init_device_mesh("cuda", (2,))
+
+
+@without_gpu
+def test_phases_are_not_timed_on_a_device_that_is_not_there(world: World) -> None:
+    with trace() as t, phases("load"), phases("copy", device="cuda"):
+        torch.ones(2, device="cuda")
+    assert {span.device for span in t.recording.spans} == {"cpu"}
+    assert t.recording.gaps == ()
