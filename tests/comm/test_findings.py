@@ -52,7 +52,7 @@ def test_implicit_all_to_all_has_a_finding_of_its_own():
     exchange = _gather(kind=CollectiveKind.ALL_TO_ALL, cause=moved, order=1)
     gather, found = find_comm_problems(make_recording((_gather(), exchange)))
     assert (gather.rule, found.rule) == ("implicit-gather", "implicit-all-to-all")
-    assert "implicit all-to-all (Shard(dim=1) → Shard(dim=0)): once" in found.fact
+    assert "implicit all-to-all (Shard(dim=1) → Shard(dim=0)): 1 call" in found.fact
 
 
 def test_layers_of_a_stack_share_a_finding():
