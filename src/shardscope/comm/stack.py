@@ -225,6 +225,7 @@ def _source_at(code: CodeType, instruction: int) -> Source:
     known = _sources.get((id(code), instruction))
     if known is None:
         file, line = code.co_filename, _line_of(code, instruction)
+        linecache.checkcache(file)  # it may have been read before it was last written
         text = linecache.getline(file, line).strip()[:200]
         shown = replace_surrogates(shown_path(file))
         known = Source(file=shown, line=line, function=code.co_qualname, text=text)
