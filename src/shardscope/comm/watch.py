@@ -30,6 +30,7 @@ from shardscope.record import (
     RankSpan,
     Recording,
     SpanBegin,
+    Stop,
 )
 from shardscope.record.stream import StreamRecord
 from shardscope.world import current_world
@@ -54,6 +55,7 @@ class Watch:
         self._stream: RankStream | None = None
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
+        self._error: str | None = None  # the exception that the trace was last left with
         self._lock = threading.RLock()
         rank, world_size = read_identity()
         self.recorder = Recorder(
@@ -105,6 +107,7 @@ class Watch:
             collectives=tuple(collectives),
             findings=(),
             gaps=self._gaps(),
+            stops=self._stops(),
             spans=tuple(self.spans.spans),
         )
         try:
@@ -116,6 +119,12 @@ class Watch:
     def _gaps(self) -> tuple[Gap, ...]:
         return (*self.recorder.gaps, *self.spans.gaps())
 
+    def _stops(self) -> tuple[Stop, ...]:
+        if self._error is None:
+            return ()
+        is_gapless = not any(gap.is_loss for gap in self._gaps())
+        return (Stop(rank=self.rank, error=self._error, is_gapless=is_gapless),)
+
     def resume(self) -> None:
         """Go on after `pause`, in the same world."""
         now = read_identity()
@@ -125,6 +134,7 @@ class Watch:
                 f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
                 f"{now[0]} of {now[1]}. Make a new trace for each world."
             )
+        self._error = None
         if self._stream is not None:
             self._stream.reopen()
 
@@ -132,7 +142,8 @@ class Watch:
         """Write down what is left to write, and how the step ended."""
         self.recorder.write()
         if error is not None:
-            self.recorder.report_gap("step", f"it ended early with {_sentence(error)}")
+            self._error = _sentence(error)
+            self.recorder.report_gap("step", f"it ended early with {self._error}")
         self._describe_modules()
         if self._stream is None:
             return
@@ -142,7 +153,7 @@ class Watch:
         except OutputError as error:
             self.recorder.report_gap("stream", str(error))
         self._emit_findings()
-        self._stream.close()
+        self._stream.close(self._error)
         if self._stream.failure is not None:
             self.recorder.report_gap("stream", self._stream.failure)
 

@@ -48,6 +48,8 @@ from shardscope.record.ranks import (
     count_ranks,
     expand_ranks,
     format_ranks,
+    intersect_ranks,
+    list_ranks,
     rank_at,
 )
 from shardscope.record.recording import (
@@ -70,6 +72,7 @@ from shardscope.record.recording import (
     Redistribute,
     RunInfo,
     Severity,
+    Stop,
 )
 from shardscope.record.replay import read_stream
 from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
@@ -142,6 +145,7 @@ __all__ = [
     "SpanBegin",
     "Stage",
     "StageTime",
+    "Stop",
     "StreamWriter",
     "Stretches",
     "Suspect",
@@ -159,6 +163,8 @@ __all__ = [
     "encode_pieces",
     "expand_ranks",
     "format_ranks",
+    "intersect_ranks",
+    "list_ranks",
     "load",
     "make_inert",
     "merge",

@@ -16,7 +16,7 @@ __all__ = ["combine"]
 
 # What each names the ranks or the mesh of by itself, and so may be of a smaller world.
 _OWN_WORLD = ("coverage", "parity", "parallel", "diagnoses", "explanations")
-_OF_THE_WORLD = ("findings", "gaps", "spans", "memory", "layouts")
+_OF_THE_WORLD = ("findings", "gaps", "stops", "spans", "memory", "layouts")
 
 
 def combine(recordings: Sequence[Recording]) -> Recording:

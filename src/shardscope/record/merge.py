@@ -116,6 +116,7 @@ def _merge_ranks(unsorted: Sequence[_Part]) -> Recording:
         collectives=tuple(sorted(collectives, key=lambda one: (one.rank, one.order))),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         gaps=tuple(dict.fromkeys(gaps)),
+        stops=tuple(stop for part in parts for stop in part.stops),
         spans=tuple(span for part in parts for span in part.spans),
         coverage=tuple(coverage for part in parts for coverage in part.coverage),
         memory=tuple(profile for part in parts for profile in part.memory),

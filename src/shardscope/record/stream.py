@@ -41,10 +41,14 @@ class StreamHeader(Struct, frozen=True, kw_only=True):
     run: RunInfo
 
 
-class StreamEnd(Struct, frozen=True, kw_only=True):
-    """The last line's content: the run finished after so many records."""
+class StreamEnd(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last line's content: the trace was left after so many records.
+
+    `error` is the type and the first line of the exception that it was left with, if any.
+    """
 
     num_records: Natural
+    error: str | None = None
 
 
 class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -125,10 +129,13 @@ class StreamWriter:
                 except OSError as error:
                     self._fail(error)
 
-    def close(self) -> None:
-        """Append the end marker and close the file; closing twice is fine."""
+    def close(self, error: str | None = None) -> None:
+        """Append the end marker and close the file; closing twice is fine.
+
+        `error` is the exception that ended the trace, in one line.
+        """
         with self._lock:
-            self._write_line({"end": StreamEnd(num_records=self._num_records)})
+            self._write_line({"end": StreamEnd(num_records=self._num_records, error=error)})
             if self._file is not None and self.is_own:
                 os.close(self._file)
             self._file = None

@@ -15,11 +15,11 @@ from shardscope.record import (
     Gap,
     Recording,
     Severity,
-    compress_ranks,
-    format_ranks,
+    list_ranks,
 )
 from shardscope.report.layout import make_text, make_title
 from shardscope.report.lines import format_source
+from shardscope.report.stops import render_stops
 
 __all__ = [
     "SEVERITIES",
@@ -40,9 +40,10 @@ SEVERITIES = tuple(SEVERITY_STYLES)
 
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
-    """Findings, the gravest first, then gaps; nothing if there are none."""
+    """Findings, the gravest first, where ranks stopped, and gaps; nothing if there are none."""
     findings = fold_problem_ranks(sort_findings(recording))
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
+    yield from render_stops(recording)
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
 
@@ -95,5 +96,4 @@ def _render_gap(gap: Gap, ranks: list[int]) -> RenderableType:
 def _name_ranks(ranks: list[int]) -> Text:
     if not ranks:
         return Text()
-    words = format_ranks(compress_ranks(sorted(set(ranks))))
-    return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {words}", "dim")
+    return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}", "dim")
