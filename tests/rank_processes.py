@@ -83,6 +83,10 @@ class _Fresh:
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait(self, *, timeout_s: float) -> subprocess.CompletedProcess[str]:
         printed, _ = self._process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(self._process.args, self._process.returncode, printed)

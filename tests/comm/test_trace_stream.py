@@ -254,7 +254,7 @@ def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
     assert "the run was killed" in end.fact
     assert (stuck.place, stuck.rank) == ("phases", 0)
     assert stuck.fact == (
-        "begun and not ended where the stream stops, outermost first: "
+        "still open where the stream stops, outermost first: "
         "step > forward > load > forward; fetch > decode (thread loader)"
     )
 

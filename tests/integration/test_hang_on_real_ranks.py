@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,10 +27,13 @@ def hang(folder: Path, name: str, *num_lines: int) -> tuple[Recording, str]:
     """Kill all ranks when their streams have so many lines; what merging them gives and prints."""
     files = [folder / f"run-{rank}.jsonl" for rank in range(len(num_lines))]
     deadline = time.monotonic() + TIMEOUT_S
-    with start_ranks(len(files), PROGRAM, folder, name):
+    with start_ranks(len(files), PROGRAM, folder, name) as ranks:
         while any(count_lines(file) < most for file, most in zip(files, num_lines, strict=True)):
             assert time.monotonic() < deadline, [count_lines(file) for file in files]
             time.sleep(0.02)
+        for rank in ranks:  # all at once, so that none hears of the end of another
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGSTOP)
     output = folder / "merged.json"
     arguments = ["merge", *map(str, files), "-o", str(output)]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False, env={"COLUMNS": "200"})

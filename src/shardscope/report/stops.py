@@ -59,9 +59,7 @@ def render_stops(recording: Recording) -> Iterator[RenderableType]:
             )
     if not rows:
         return
-    yield make_title(
-        "Where the ranks stopped", "calls issued in each group, and the last of them"
-    )
+    yield make_title("Where the ranks stopped", "calls issued in each group, and the last of them")
     num_hidden = len(rows) - _MAX_ROWS
     yield Grid(
         _COLUMNS,
