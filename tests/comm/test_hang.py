@@ -338,6 +338,18 @@ def test_known_rank_that_is_behind_is_named_rather_than_the_one_without_a_file()
     assert finding.rank == 2
 
 
+def test_collective_that_others_got_past_is_one_that_a_recording_lost():
+    calls = {0: THREE, 1: TWO, 2: THREE, 3: THREE}
+    assert match_ranks(hang(calls, finished=[0, 2, 3])) == ()
+
+
+def test_simulated_rank_that_raised_is_named_although_nobody_waits():
+    recording = hang({0: THREE, 1: TWO}, world_size=2, finished=[0], errors={1: "ValueError: x"})
+    recording = replace(recording, run=replace(recording.run, is_simulated=True))
+    (finding,) = match_ranks(recording)
+    assert (finding.rule, finding.rank) == ("rank-behind", 1)
+
+
 def test_receive_from_anyone_accuses_nobody():
     calls = {0: [recv(20, None)], 1: []}
     assert match_ranks(hang(calls, world_size=2)) == ()

@@ -98,10 +98,20 @@ class _Hang:
                     for rank, calls in group.items()
                     if first in calls.collectives
                 }
-                if waiters:
+                if waiters and not self._is_over(waiters, group):
                     missing = tuple(rank for rank in known if rank not in waiters)
                     yield Wait(name, first, waiters, missing)
-            yield from _find_transfer_waits(name, group)
+            for wait in _find_transfer_waits(name, group):
+                if not self._is_over(wait.waiters, group):
+                    yield wait
+
+    def _is_over(self, waiters: Iterable[int], group: GroupCalls) -> bool:
+        """Whether a rank that issued it went on to the end of its trace.
+
+        Then the others issued it too, and it is their recordings that were cut short afterwards.
+        """
+        is_real = not self._recording.run.is_simulated
+        return is_real and any(group[rank].is_finished for rank in waiters)
 
     def _sort_waits(self) -> tuple[Waiting, Waiting]:
         """By rank, the waits that it is certainly in, and all that it may be in."""
@@ -116,7 +126,9 @@ class _Hang:
                 if rank not in self._stops or rank in self._explained:
                     continue
                 last = self._last_on_thread[rank, call.thread]
-                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last.start_ns:
+                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > (
+                    last.start_ns or 0
+                ):
                     continue  # it was asynchronous: the thread was seen elsewhere afterwards
                 likely[rank].append(wait)
                 if wait.holds(last) and not returns_alone(last):
