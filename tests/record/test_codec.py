@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import stat
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -226,6 +228,48 @@ def test_a_device_is_written_to_not_replaced():
     save(make_recording(), "/dev/null", force=True)
     assert not os.path.isfile("/dev/null")
     assert os.path.exists("/dev/null")
+
+
+def test_pipe_without_a_reader_is_refused_without_waiting(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for refuse in (check_output, lambda path: save(make_recording(), path)):
+        with pytest.raises(OutputError, match=r"a named pipe that nothing reads"):
+            refuse(pipe)
+
+
+def test_pipe_is_not_ended_by_the_check_before_the_work(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)  # ends when the last writer closes the pipe
+        while True:
+            with suppress(OutputError):  # until the reader is there
+                check_output(pipe)
+                break
+        save(make_recording(), pipe)
+        assert read.result() == encode(make_recording())
+
+
+def test_pipe_of_the_shell_is_written(tmp_path):
+    reader, writer = os.pipe()
+    save(make_recording(), f"/dev/fd/{writer}")
+    os.close(writer)
+    with open(reader, "rb") as file:
+        assert file.read() == encode(make_recording())
+
+
+def test_socket_is_refused(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        with pytest.raises(OutputError, match=r"it is a socket. Name a file."):
+            save(make_recording(), path, force=True)
+
+
+def test_full_device_is_a_sentence():
+    with pytest.raises(OutputError, match=r"cannot write '/dev/full': No space left on device. Ch"):
+        save(make_recording(), "/dev/full", force=True)
 
 
 def _json(**changes) -> bytes:

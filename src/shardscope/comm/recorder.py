@@ -151,7 +151,7 @@ class Recorder:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
     def _note(self, issued: Issued, stack: Stack) -> None:
-        start_ns = time.perf_counter_ns() - self.start_ns
+        start_ns = max(0, time.perf_counter_ns() - self.start_ns)  # clocks may be set back
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)

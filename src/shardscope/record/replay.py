@@ -248,9 +248,8 @@ class _OpenSpans:
         starts = self._starts.get(key)
         if starts is None or span.device != _HOST:
             return
-        index = bisect_right(starts, span.start_ns) - 1
-        if index >= 0:
-            del starts[index]
+        # The first, if all began later: a clock may be set back.
+        del starts[max(0, bisect_right(starts, span.start_ns) - 1)]
         if not starts:
             del self._starts[key]
 
