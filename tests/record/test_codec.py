@@ -27,6 +27,7 @@ from shardscope.record import (
     save,
     write_file,
 )
+from shardscope.record.encoding import encode_json, encode_shown_json
 from shardscope.record.input import read_file
 
 
@@ -63,6 +64,25 @@ def test_text_that_is_not_unicode_is_saved_escaped(tmp_path):
     call = make_collective(source=Source(file=os.fsdecode(b"caf\xe9.py"), line=1))
     loaded = load(save(make_recording((call,)), tmp_path / "run.json"))
     assert loaded.collectives[0].source.file == "caf\\udce9.py"
+
+
+_ACTIVE = "\x1b[31m \x7f \x9b \u202e \u2028 \ufeff \ue000 \U000e0041 ##[error]x\n"
+
+
+def test_json_holds_no_character_that_acts_and_reads_back_as_it_was():
+    data = encode_json([_ACTIVE, "日本語 é # C#"])
+    assert msgspec.json.decode(data) == [_ACTIVE, "日本語 é # C#"]
+    assert b"##[" not in data
+    assert [char for char in data.decode() if not char.isprintable()] == []
+    assert "日本語 é" in data.decode()
+
+
+def test_json_for_programs_that_show_it_has_escapes_in_its_texts():
+    (text, plain) = msgspec.json.decode(encode_shown_json([_ACTIVE, 'a "b" \\ c/d']))
+    assert text == (
+        r"\u001b[31m \u007f \u009b \u202e \u2028 \ufeff \ue000 \udb40\udc41 ##[error]x\n"
+    )
+    assert plain == 'a "b" \\ c/d'
 
 
 def test_save_refuses_to_overwrite_and_names_force(tmp_path):
@@ -203,7 +223,7 @@ def test_save_of_something_else_says_what_it_wants(tmp_path, thing):
 
 
 def test_pieces_are_the_json_of_the_whole(any_recording):
-    assert encode(any_recording) == msgspec.json.encode(any_recording) + b"\n"
+    assert encode(any_recording) == encode_json(any_recording) + b"\n"
 
 
 @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 10_000])
@@ -368,7 +388,7 @@ def test_unreadable_file_says_so(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     # Tests may run as root, who may read everything.
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(RecordingError, match=r"may not be read by this user"):
         load(tmp_path / "run.json")
 

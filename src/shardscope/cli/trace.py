@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from functools import partial
 
 import click
 
-from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.console import exit_code, print_traceback, show_progress
 from shardscope.cli.destination import Destination, check_rank_in_name
 from shardscope.cli.finish import finish
 from shardscope.cli.launch import is_first, is_launched, launched_rank
@@ -96,6 +95,6 @@ def _outcome(ctx: click.Context, rehearsal: Rehearsal, recording: Recording, str
     if rehearsal.failure is None:
         return exit_code(recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and rehearsal.error is not None:
-        traceback.print_exception(rehearsal.error)
+        print_traceback(rehearsal.error)
     click.echo(f"shardscope: {make_inert(rehearsal.failure)}", err=True)
     return 2

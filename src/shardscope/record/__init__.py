@@ -19,7 +19,7 @@ from shardscope.record.explain import (
     SkippedFrame,
     StageTime,
 )
-from shardscope.record.inert import make_inert
+from shardscope.record.inert import escape_controls, guard_line, make_inert
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
@@ -161,8 +161,10 @@ __all__ = [
     "describe_cause",
     "encode",
     "encode_pieces",
+    "escape_controls",
     "expand_ranks",
     "format_ranks",
+    "guard_line",
     "intersect_ranks",
     "list_ranks",
     "load",

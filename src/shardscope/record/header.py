@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from shardscope.errors import RecordingError
+from shardscope.record.inert import make_inert
 from shardscope.record.recording import SCHEMA
 
 __all__ = ["FileHeader", "brief", "check_schema", "explain_damage", "read_header"]
@@ -31,8 +32,8 @@ def read_header(line: bytes) -> FileHeader | None:
 
 
 def brief(text: str) -> str:
-    """As much of a stranger's text as a sentence can bear."""
-    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"
+    """As much of a stranger's text as a sentence can bear, with nothing in it that acts."""
+    return make_inert(text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…")
 
 
 def check_schema(header: FileHeader, name: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from shardscope.record import Collective, Recording, Span
-from shardscope.record.encoding import encode_json
+from shardscope.record.encoding import encode_shown_json
 from shardscope.report.align import align_clocks
 from shardscope.report.memory_counters import make_counters
 from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
@@ -38,7 +38,7 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
     """The same, one rank at a time: all events together would need many times the memory."""
     other = {"producer": "shardscope", "note": _NOTE, "run": recording.run}
     head = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": []}
-    yield encode_json(head).removesuffix(b"]}")
+    yield encode_shown_json(head).removesuffix(b"]}")
     before = b""
     for one in _place_in_time(recording):
         tracks = _number_tracks(one.calls)
@@ -47,11 +47,11 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
             *_make_slices(one.calls, one.starts, tracks),
             *_make_phases(one, len(tracks)),
         ]
-        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        yield before + encode_shown_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     for profile in sorted(recording.memory, key=lambda one: one.rank):
         events = list(make_counters(profile))
-        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        yield before + encode_shown_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     yield b"]}\n"
 
