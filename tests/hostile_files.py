@@ -16,7 +16,15 @@ import sample_recordings as samples
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.contract.recording import record_contract
-from shardscope.record import Recording, encode, load, merge_files
+from shardscope.record import (
+    CollectiveKind,
+    Recording,
+    SpanBegin,
+    Stop,
+    encode,
+    load,
+    merge_files,
+)
 from shardscope.record.stream import StreamHeader
 from shardscope.report.chakra import render_chakra, render_chakra_groups
 from shardscope.report.compare.compare import compare
@@ -66,9 +74,28 @@ def make_seeds() -> list[bytes]:
         samples.make_parallel(),
         samples.make_explained(),
         samples.make_diagnosed(),
+        _make_hung(),
     ]
     streams = [_as_stream(recordings[0]), _as_stream(recordings[2])]
     return [_trim(data) for data in (*map(encode, recordings), *streams)]
+
+
+def _make_hung() -> Recording:
+    """Ranks that were killed while they waited for each other."""
+    calls = [
+        samples.make_collective(rank=rank, order=order, group_order=order, **facts)
+        for rank in range(3)
+        for order, facts in enumerate(
+            ({}, {"kind": CollectiveKind.RECV, "peer": (rank + 1) % 3, "start_ns": 5})
+        )
+    ]
+    begin = SpanBegin(rank=0, name="load", start_ns=9)
+    stops = (
+        Stop(rank=0, open_spans=(begin,), is_gapless=True),
+        Stop(rank=1, is_gapless=True),
+        Stop(rank=2, error="ValueError: x"),
+    )
+    return samples.make_recording(tuple(calls), world_size=4, stops=stops)
 
 
 def _trim(data: bytes) -> bytes:
@@ -137,7 +164,7 @@ def _mutate_once(rng: random.Random, document: Any) -> None:
     if choice < 0.1 and isinstance(parent, dict):
         del parent[key]
     elif choice < 0.2 and isinstance(parent, list):
-        parent.extend([value] * rng.choice((1, 10, 300)))
+        parent.extend([value] * rng.choice((1, 10, 300, 2_000)))
     elif choice < 0.3:
         other, other_key = rng.choice(path)
         parent[key] = json.loads(json.dumps(other[other_key]))  # nested in itself

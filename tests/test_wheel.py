@@ -102,7 +102,7 @@ def test_demo_show_and_report_need_only_what_is_declared(wheel: Path, tmp_path: 
     ]
     program = VERBS.format(paths=[str(wheel), str(installed)], commands=commands)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-W", "error", "-c", program],  # without site-packages
+        [sys.executable, "-I", "-S", "-c", program],  # without site-packages
         cwd=tmp_path,
         capture_output=True,
         text=True,
