@@ -94,7 +94,7 @@ def test_equal_findings_and_gaps_are_kept_once():
 
 def test_different_worlds_do_not_merge():
     with pytest.raises(
-        MergeError, match=r"rank 0 saw a world of 4, rank 1 a world of 8. Merge only"
+        MergeError, match=r"rank 0 is of a world of 4 ranks, rank 1 of 8. Merge only"
     ):
         merge([_rank(0), _rank(1, world_size=8)])
 
@@ -204,7 +204,7 @@ def _save_each(folder, recordings):
         ),
         (
             {"a": _rank(0), "b": _rank(1), "c": _rank(2, world_size=8)},
-            r"'.*/a.json' \(rank 0\) saw a world of 4, '.*/c.json' \(rank 2\) a world of 8",
+            r"'.*/a.json' \(rank 0\) is of a world of 4 ranks, '.*/c.json' \(rank 2\) of 8",
         ),
         (
             {
@@ -215,7 +215,7 @@ def _save_each(folder, recordings):
         ),
         (
             {"none": make_recording(ranks=(), world_size=8), "some": _rank(1)},
-            r"'.*/none.json' saw a world of 8, '.*/some.json' \(rank 1\) a world of 4",
+            r"'.*/none.json' is of a world of 8 ranks, '.*/some.json' \(rank 1\) of 4",
         ),
         (
             {"a": _of("Llama", 0), "b": _of("Llama", 1), "c": _of("ViT", 2)},

@@ -100,8 +100,11 @@ def _find_header(data: bytes, name: str) -> FileHeader:
 
 
 def _explain_foreign(name: str, header: FileHeader) -> str:
-    says = f"its format is '{brief(header.format)}'" if header.format else "it has no 'format'"
+    if header.format:
+        fact = f"the key 'format' is '{brief(header.format)}'"
+    else:
+        fact = "the key 'format' is missing"
     return (
-        f"'{name}' is JSON but not a shardscope recording: {says} at $.format, not '{FORMAT}'. "
+        f"'{name}' is JSON but not a shardscope recording: {fact} (expected '{FORMAT}'). "
         f"Name a file that shardscope wrote."
     )

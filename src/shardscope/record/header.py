@@ -1,4 +1,4 @@
-"""The first things to know about a file: is it ours, can this version read it, where is it torn."""
+"""The first things to know about a file: is it ours, can this version read it, is it damaged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def brief(text: str) -> str:
 
 
 def check_schema(header: FileHeader, name: str) -> None:
-    """Raise RecordingError for a file of another time."""
+    """Raise RecordingError for a file of a schema that this version does not read."""
     schema = brief(str(header.schema))
     if header.schema > SCHEMA:
         raise RecordingError(
@@ -54,7 +54,10 @@ def check_schema(header: FileHeader, name: str) -> None:
 def explain_damage(error: Exception, data: bytes, name: str) -> str:
     """One sentence on why `data` is not the JSON it should be."""
     if not data.strip():
-        return f"'{name}' is empty. Record again; a run that is killed needs a stream to survive."
+        return (
+            f"'{name}' is empty. Record again; to keep the records of a run that is killed, use "
+            "trace(stream=…)."
+        )
     if isinstance(error, RecursionError):
         return f"'{name}' nests JSON too deeply for a recording. Name a file that shardscope wrote."
     if isinstance(error, UnicodeDecodeError):

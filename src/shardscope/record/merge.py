@@ -122,8 +122,8 @@ def _check_same_world(parts: Sequence[Part]) -> None:
     for part in parts:
         if part.run.world_size != first.run.world_size:
             raise MergeError(
-                f"these recordings are of different runs: {first.name()} saw a world of "
-                f"{first.run.world_size}, {part.name()} a world of {part.run.world_size}. "
+                f"these recordings are of different runs: {first.name()} is of a world of "
+                f"{first.run.world_size} ranks, {part.name()} of {part.run.world_size}. "
                 f"Merge only the files of one run."
             )
         if part.run.is_simulated != first.run.is_simulated:
