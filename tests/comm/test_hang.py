@@ -307,6 +307,26 @@ def test_phase_left_after_a_collective_shows_the_same():
     assert (finding.rule, finding.rank) == ("rank-behind", 0)
 
 
+def test_phase_left_because_of_an_exception_shows_nothing():
+    calls = {0: [recv(20, 1)], 1: [recv(30, 0)]}
+    spans = tuple(
+        Span(rank=rank, name="step", start_ns=0, duration_ns=900, self_ns=900) for rank in calls
+    )
+    errors = dict.fromkeys(calls, "RuntimeError: Timed out waiting 1000ms for recv")
+    (finding,) = match_ranks(hang(calls, world_size=2, spans=spans, errors=errors))
+    assert finding.rule == "deadlock"
+
+
+def test_hang_long_after_a_mismatch_that_blocked_nobody_is_reported_too():
+    odd = [collective(10), collective(11, dtype="int8"), *THREE, *THREE]
+    even = [collective(10), collective(11), *THREE, *THREE]
+    findings = match_ranks(hang({0: even, 1: odd[:-1], 2: even, 3: even}))
+    assert [(finding.rule, finding.rank) for finding in findings] == [
+        ("rank-mismatch", 1),
+        ("rank-behind", 1),
+    ]
+
+
 def test_root_of_a_broadcast_may_have_gone_on():
     calls = {0: [collective(12, kind="broadcast", peer=0)], 1: [recv(20, 0)]}
     (finding,) = match_ranks(hang(calls, world_size=2))

@@ -46,7 +46,7 @@ def find_hang(
         waiting = replay_receives(recording, groups)
         circle = find_circle(waiting)
         if circle is not None:
-            return [_explain_circle(circle, waiting, is_certain=True)]
+            return [_explain_circle(circle, waiting)]
     return _Hang(recording, groups, diverged).find() if recording.stops else []
 
 
@@ -74,7 +74,7 @@ class _Hang:
         certain, likely = self._sort_waits()
         circle = find_circle(certain)
         if circle is not None:
-            return [_explain_circle(circle, likely, is_certain=True)]
+            return [_explain_circle(circle, certain, also=likely)]
         missing = {rank for wait in self._waits for rank in wait.missing}
         behind = sorted(missing.intersection(self._stops).difference(likely, self._explained))
         if behind:
@@ -90,8 +90,8 @@ class _Hang:
             first = min((calls.num_collectives for calls in known.values()), default=None)
             if first is None:
                 continue
-            if name in diverged and diverged[name] <= first:
-                self._explained.update(group)
+            if name in diverged and diverged[name] <= first <= diverged[name] + 1:
+                self._explained.update(group)  # all of them stopped at the mismatch
             else:
                 waiters = {
                     rank: calls.collectives[first]
@@ -126,9 +126,8 @@ class _Hang:
                 if rank not in self._stops or rank in self._explained:
                     continue
                 last = self._last_on_thread[rank, call.thread]
-                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > (
-                    last.start_ns or 0
-                ):
+                last_ns = last.start_ns or 0
+                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last_ns:
                     continue  # it was asynchronous: the thread was seen elsewhere afterwards
                 likely[rank].append(wait)
                 if wait.holds(last) and not returns_alone(last):
@@ -136,10 +135,14 @@ class _Hang:
         return certain, likely
 
     def _find_last_activity(self) -> dict[tuple[int, str], int]:
-        """When each thread of a rank last entered or left a phase, by the rank's own clock."""
+        """When each thread of a killed rank last entered or left a phase, by the rank's own clock.
+
+        A rank that raised left its phases because of that.
+        """
         seen_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
+        killed = {rank for rank, stop in self._stops.items() if stop.error is None}
         for span in self._recording.spans:
-            if span.device == "cpu":
+            if span.device == "cpu" and span.rank in killed:
                 key = (span.rank, span.thread)
                 seen_ns[key] = max(seen_ns[key], span.start_ns + span.duration_ns)
         for stop in self._stops.values():
@@ -255,7 +258,10 @@ def _find_unknown(members: tuple[RankSpan, ...], known: list[int]) -> list[int]:
     return sorted(set(expand_ranks(members)).difference(known))
 
 
-def _explain_circle(circle: list[int], waiting: Waiting, *, is_certain: bool) -> Finding:
+def _explain_circle(
+    circle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
+) -> Finding:
+    """Ranks that wait for each other; `also` are others that wait."""
     calls: list[Collective] = []
     waits: list[Wait] = []
     legs: list[str] = []
@@ -270,7 +276,7 @@ def _explain_circle(circle: list[int], waiting: Waiting, *, is_certain: bool) ->
     circle_words = "a deadlock of receives" if is_receives else "a deadlock"
     hedge = "" if is_certain else ", unless one of them was busy elsewhere when it stopped"
     fact = f"{circle_words}: {'; '.join(legs)}{hedge}"
-    if rest := set(waiting) - set(circle):
+    if rest := {*waiting, *also} - set(circle):
         fact += f"; {name_ranks(rest)} {_verb(rest)} too"
     return Finding(
         rule=DEADLOCK,
