@@ -45,7 +45,7 @@ from shardscope.record import (
     Verdict,
 )
 
-__all__ = ["ATTACKS", "make_hostile", "make_large"]
+__all__ = ["ATTACKS", "Attacker", "make_hostile", "make_large"]
 
 PP, DP, TP = 4, 4, 4
 NUM_RANKS = PP * DP * TP
@@ -356,24 +356,25 @@ def make_hostile() -> Recording:
         for name in parts[0].__struct_fields__
         if isinstance(getattr(parts[0], name), tuple)
     }
-    attack = _Attacker()
+    attack = Attacker(ATTACKS)
     return Recording(
         run=replace(parts[-2].run, command=ATTACKS[1], instruments=ATTACKS),
         **{name: tuple(map(attack.change, records)) for name, records in fields.items()},
     )
 
 
-class _Attacker:
+class Attacker:
     """Replaces texts: the same one by the same attack, so that names still find what they name."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: tuple[str, ...]) -> None:
+        self._texts = texts
         self._attacks: dict[str, str] = {}
 
     def change(self, record: Any) -> Any:
         """The record with other texts; enums, numbers and ranks stay."""
         if type(record) is str:
             known = self._attacks
-            return known.setdefault(record, ATTACKS[len(known) % len(ATTACKS)])
+            return known.setdefault(record, self._texts[len(known) % len(self._texts)])
         if isinstance(record, RankSpan):
             return record
         if isinstance(record, msgspec.Struct):

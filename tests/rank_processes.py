@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
 from warm_python import Program
 
-__all__ = ["TIMEOUT_S", "free_port", "rank_environment", "run_ranks"]
+__all__ = ["TIMEOUT_S", "free_port", "rank_environment", "run_ranks", "start_ranks"]
 
 TIMEOUT_S = 100
 
@@ -36,6 +38,16 @@ def run_ranks(
     Its folder is the current one. Fresh ranks are not forked: each has its own order of sets, so
     that ranks which count on one are found.
     """
+    with start_ranks(num_ranks, *program, is_fresh=is_fresh) as ranks:
+        ended = [rank.wait(timeout_s=timeout_s) for rank in ranks]
+    return [(one.returncode, one.stdout) for one in ended]
+
+
+@contextmanager
+def start_ranks(
+    num_ranks: int, *program: str | Path, is_fresh: bool = False
+) -> Iterator[list[Program | _Fresh]]:
+    """Start a program on real ranks, which are killed when the context ends."""
     start = _Fresh if is_fresh else Program
     port = str(free_port())
     ranks = [
@@ -43,11 +55,10 @@ def run_ranks(
         for rank in range(num_ranks)
     ]
     try:
-        ended = [rank.wait(timeout_s=timeout_s) for rank in ranks]
+        yield ranks
     finally:
         for rank in ranks:
             rank.end()
-    return [(one.returncode, one.stdout) for one in ended]
 
 
 def _launched(rank: int, num_ranks: int, port: str) -> dict[str, str]:
@@ -71,6 +82,10 @@ class _Fresh:
         self._process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def wait(self, *, timeout_s: float) -> subprocess.CompletedProcess[str]:
         printed, _ = self._process.communicate(timeout=timeout_s)

@@ -107,13 +107,19 @@ def _launch(monkeypatch: pytest.MonkeyPatch, *, rank: int, num_processes: int) -
         monkeypatch.setenv(name, str(value))
 
 
-def test_launched_ranks_do_not_write_one_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "example"),
+    [("-o", "-o run-{rank}.json.gz"), ("--stream", "--stream run-{rank}.jsonl")],
+)
+def test_launched_ranks_do_not_write_one_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, option: str, example: str
+) -> None:
     _launch(monkeypatch, rank=1, num_processes=4)
-    result = run(write(here, "1 / 0"), "-o", "out.json")
+    result = run(write(here, "1 / 0"), option, "out.json")
     assert result.exit_code == 2
     assert result.stderr == (
         "shardscope: all 4 processes would write 'out.json'. Put {rank} into the name, as in "
-        "-o run-{rank}.json.gz, and each writes a file of its own.\n"
+        f"{example}, and each writes a file of its own.\n"
     )
 
 

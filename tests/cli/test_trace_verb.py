@@ -32,6 +32,24 @@ def test_rank_and_output_are_the_users_choice(here: Path) -> None:
     assert load(here / "five.json").collectives[0].rank == 5
 
 
+def test_stream_holds_what_happened_before_the_step_was_killed(here: Path) -> None:
+    text = TARGET + (
+        "\ndef step(model, batch):\n    import os\n    model(batch)\n    os._exit(9)  # killed\n"
+    )
+    arguments = ["trace", write(here, text), "--mesh", "dp=2", "--stream", "run-{rank}.jsonl"]
+    assert Program("-m", "shardscope", *arguments).wait().returncode == 9
+    recording = load(here / "run-0.jsonl")
+    assert [c.kind.value for c in recording.collectives] == ["all_gather"] * 2
+    assert [(stop.rank, stop.error) for stop in recording.stops] == [(0, None)]
+
+
+def test_stream_that_cannot_be_written_is_refused_before_the_program_runs(here: Path) -> None:
+    (here / "run-0.jsonl").touch()
+    result = run(write(here, "1 / 0"), "--mesh", "dp=2", "--stream", "run-{rank}.jsonl")
+    assert result.exit_code == 2
+    assert "run-0.jsonl' already exists" in result.stderr
+
+
 def test_own_step_takes_the_place_of_forward_and_backward(here: Path) -> None:
     text = TARGET + "\ndef step(model, batch):\n    model(batch)\n"
     run(write(here, text), "--mesh", "dp=2")

@@ -13,7 +13,16 @@ from click.testing import CliRunner
 from sample_recordings import make_collective, make_llama, make_ranks, make_recording
 from shardscope.cli import main
 from shardscope.errors import OutputError
-from shardscope.record import Finding, Gap, Severity, StreamWriter, load, save
+from shardscope.record import (
+    Finding,
+    Gap,
+    Module,
+    RankSpan,
+    Severity,
+    StreamWriter,
+    load,
+    save,
+)
 
 
 @pytest.fixture
@@ -158,6 +167,21 @@ def _stream_ranks(folder, num_ranks=4):
             )
         writer.close()
     return paths
+
+
+@pytest.mark.parametrize("verb", [("show",), ("report", "-o", "x.html"), ("merge", "-o", "x.json")])
+def test_recordings_of_different_programs_are_refused_by_name(run, tmp_path, verb):
+    for rank, kind in enumerate(("Llama", "ViT")):
+        module = Module(name="", type=kind, ranks=(RankSpan(rank),))
+        recording = make_recording(world_size=2, ranks=(rank,), modules=(module,))
+        save(recording, tmp_path / f"{kind}.json")
+    name, *options = verb
+    result = run(name, "Llama.json", "ViT.json", *options)
+    assert result.exit_code == 2
+    assert (
+        "different programs: the root module of 'Llama.json' (rank 0) is a Llama" in result.output
+    )
+    assert "that of 'ViT.json' (rank 1) a ViT" in result.output
 
 
 @pytest.mark.parametrize("damage", ["killed", "damaged line", "cut line"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -254,7 +256,7 @@ def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
     assert "the run was killed" in end.fact
     assert (stuck.place, stuck.rank) == ("phases", 0)
     assert stuck.fact == (
-        "begun and not ended where the stream stops, outermost first: "
+        "still open where the stream stops, outermost first: "
         "step > forward > load > forward; fetch > decode (thread loader)"
     )
 
@@ -317,3 +319,43 @@ def test_second_trace_that_would_write_the_same_stream_is_refused(tmp_path: Path
     with trace(stream=path), phases("a"), refused, trace(stream=path):
         raise NotImplementedError
     assert len(load(path).spans) == 1
+
+
+CLOSED = """
+    import os, torch.distributed as dist
+    from shardscope import load, simulate, trace
+
+    with simulate({"dp": 2}), trace(stream="run.jsonl") as t:
+        dist.barrier()
+        os.closerange(3, 4096)  # as daemons do
+        mine = [os.open(f"mine-{number}", os.O_WRONLY | os.O_CREAT) for number in range(50)]
+        dist.barrier()
+    assert t.recording.gaps == (), t.recording.gaps
+    assert len(load("run.jsonl").collectives) == 2
+    assert load("run.jsonl").gaps == ()
+    assert all(os.fstat(number).st_size == 0 for number in mine)
+"""
+
+
+def test_program_that_closes_all_descriptors_keeps_its_stream_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run_python("-c", textwrap.dedent(CLOSED))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_clock_that_steps_back_gives_loadable_files(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(10**12, -(10**9))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))
+    net = Net()
+    with trace(net, stream=tmp_path / "run.jsonl") as t, phases("step"), phases("forward"):
+        net(batch()).sum().backward()
+    t.save(tmp_path / "run.json")
+    saved, streamed = load(tmp_path / "run.json"), load(tmp_path / "run.jsonl")
+    assert saved.collectives == streamed.collectives
+    assert len(saved.spans) == len(streamed.spans) == 2
+    assert streamed.gaps == streamed.stops == ()
+    assert all(span.self_ns <= span.duration_ns for span in saved.spans)

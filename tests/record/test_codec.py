@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import socket
 import stat
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -38,6 +40,7 @@ from shardscope.record import (
     save,
     write_file,
 )
+from shardscope.record.encoding import encode_json, encode_shown_json
 from shardscope.record.input import read_file
 
 
@@ -74,6 +77,25 @@ def test_text_that_is_not_unicode_is_saved_escaped(tmp_path):
     call = make_collective(source=Source(file=os.fsdecode(b"caf\xe9.py"), line=1))
     loaded = load(save(make_recording((call,)), tmp_path / "run.json"))
     assert loaded.collectives[0].source.file == "caf\\udce9.py"
+
+
+_ACTIVE = "\x1b[31m \x7f \x9b \u202e \u2028 \ufeff \ue000 \U000e0041 ##[error]x\n"
+
+
+def test_json_holds_no_character_that_acts_and_reads_back_as_it_was():
+    data = encode_json([_ACTIVE, "日本語 é # C#"])
+    assert msgspec.json.decode(data) == [_ACTIVE, "日本語 é # C#"]
+    assert b"##[" not in data
+    assert [char for char in data.decode() if not char.isprintable()] == []
+    assert "日本語 é" in data.decode()
+
+
+def test_json_for_programs_that_show_it_has_escapes_in_its_texts():
+    (text, plain) = msgspec.json.decode(encode_shown_json([_ACTIVE, 'a "b" \\ c/d']))
+    assert text == (
+        r"\u001b[31m \u007f \u009b \u202e \u2028 \ufeff \ue000 \udb40\udc41 ##[error]x\n"
+    )
+    assert plain == 'a "b" \\ c/d'
 
 
 def test_save_refuses_to_overwrite_and_names_force(tmp_path):
@@ -214,7 +236,7 @@ def test_save_of_something_else_says_what_it_wants(tmp_path, thing):
 
 
 def test_pieces_are_the_json_of_the_whole(any_recording):
-    assert encode(any_recording) == msgspec.json.encode(any_recording) + b"\n"
+    assert encode(any_recording) == encode_json(any_recording) + b"\n"
 
 
 @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097, 10_000])
@@ -241,6 +263,48 @@ def test_a_device_is_written_to_not_replaced():
     assert os.path.exists("/dev/null")
 
 
+def test_pipe_without_a_reader_is_refused_without_waiting(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for refuse in (check_output, lambda path: save(make_recording(), path)):
+        with pytest.raises(OutputError, match=r"a named pipe that nothing reads"):
+            refuse(pipe)
+
+
+def test_pipe_is_not_ended_by_the_check_before_the_work(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_bytes)  # ends when the last writer closes the pipe
+        while True:
+            with suppress(OutputError):  # until the reader is there
+                check_output(pipe)
+                break
+        save(make_recording(), pipe)
+        assert read.result() == encode(make_recording())
+
+
+def test_pipe_of_the_shell_is_written(tmp_path):
+    reader, writer = os.pipe()
+    save(make_recording(), f"/dev/fd/{writer}")
+    os.close(writer)
+    with open(reader, "rb") as file:
+        assert file.read() == encode(make_recording())
+
+
+def test_socket_is_refused(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        with pytest.raises(OutputError, match=r"it is a socket. Name a file."):
+            save(make_recording(), path, force=True)
+
+
+def test_full_device_is_a_sentence():
+    with pytest.raises(OutputError, match=r"cannot write '/dev/full': No space left on device. Ch"):
+        save(make_recording(), "/dev/full", force=True)
+
+
 def _json(**changes) -> bytes:
     plain = msgspec.to_builtins(make_recording((make_collective(),)))
     return msgspec.json.encode(plain | changes)
@@ -261,8 +325,8 @@ _DAMAGED = {
     "binary": (bytes(range(256)), r"does not start as a JSON object"),
     "pickle": (b"\x80\x04\x95\x0b.", r"does not start as a JSON object"),
     "list": (b"[1, 2]", r"at the top level \(\$\): expected `object`, got `array`"),
-    "foreign": (b'{"traceEvents": []}', r"it has no 'format' at \$.format"),
-    "other format": (b'{"format": "x"}', r"its format is 'x' at \$.format"),
+    "foreign": (b'{"traceEvents": []}', r"the key 'format' is missing \(expected 'shardscope.rec"),
+    "other format": (b'{"format": "x"}', r"the key 'format' is 'x' \(expected"),
     "too new": (_json(schema=99), r"newer shardscope \(schema 99.*Upgrade shardscope: pip install"),
     "too old": (_json(schema=0), r"schema 0 at \$.schema, older than"),
     "schema a word": (_json(schema="1"), r"at \$.schema: expected `int`, got `str`"),
@@ -337,7 +401,7 @@ def test_unreadable_file_says_so(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     # Tests may run as root, who may read everything.
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(RecordingError, match=r"may not be read by this user"):
         load(tmp_path / "run.json")
 

@@ -90,7 +90,7 @@ def test_modules_that_the_audit_does_not_know_are_kept_if_they_spoke():
 
 def test_a_memory_profile_of_another_mesh_is_refused():
     other = replace(MEMORY, run=replace(MEMORY.run, world_size=8))
-    with pytest.raises(MergeError, match=r"trace saw a world of 4, memory a world of 8. Record"):
+    with pytest.raises(MergeError, match=r"trace is of a world of 4 ranks, memory of 8. Record"):
         merge([TRACE, other])
 
 

@@ -11,6 +11,7 @@ from sample_recordings import make_collective, make_llama, make_recording, make_
 from shardscope.errors import MergeError, RecordingError
 from shardscope.record import (
     Axis,
+    CollectiveKind,
     Finding,
     Gap,
     Group,
@@ -93,7 +94,7 @@ def test_equal_findings_and_gaps_are_kept_once():
 
 def test_different_worlds_do_not_merge():
     with pytest.raises(
-        MergeError, match=r"rank 0 saw a world of 4, rank 1 a world of 8. Merge only"
+        MergeError, match=r"rank 0 is of a world of 4 ranks, rank 1 of 8. Merge only"
     ):
         merge([_rank(0), _rank(1, world_size=8)])
 
@@ -170,6 +171,26 @@ def test_files_none_of_which_can_be_read_are_an_error(tmp_path):
         merge_files([])
 
 
+def _modules(types):
+    return tuple(Module(name=name, type=kind, ranks=(RankSpan(0),)) for name, kind in types.items())
+
+
+def _by(instrument, recording):
+    calls = recording.collectives if instrument == "trace" else ()
+    run = replace(recording.run, instruments=(instrument,))
+    return replace(recording, run=run, collectives=calls)
+
+
+def _of(root, rank, instrument="trace", **types):
+    """A recording of a model of that class with these modules."""
+    return _by(instrument, _rank(rank, modules=_modules({"": root, **types})))
+
+
+def _ran(command, rank, instrument="trace", **changes):
+    recording = _by(instrument, _rank(rank, **changes))
+    return replace(recording, run=replace(recording.run, command=command))
+
+
 def _save_each(folder, recordings):
     return [save(one, folder / f"{name}.json") for name, one in recordings.items()]
 
@@ -183,7 +204,7 @@ def _save_each(folder, recordings):
         ),
         (
             {"a": _rank(0), "b": _rank(1), "c": _rank(2, world_size=8)},
-            r"'.*/a.json' \(rank 0\) saw a world of 4, '.*/c.json' \(rank 2\) a world of 8",
+            r"'.*/a.json' \(rank 0\) is of a world of 4 ranks, '.*/c.json' \(rank 2\) of 8",
         ),
         (
             {
@@ -194,14 +215,115 @@ def _save_each(folder, recordings):
         ),
         (
             {"none": make_recording(ranks=(), world_size=8), "some": _rank(1)},
-            r"'.*/none.json' saw a world of 8, '.*/some.json' \(rank 1\) a world of 4",
+            r"'.*/none.json' is of a world of 8 ranks, '.*/some.json' \(rank 1\) of 4",
+        ),
+        (
+            {"a": _of("Llama", 0), "b": _of("Llama", 1), "c": _of("ViT", 2)},
+            r"^these recordings are of different programs: the root module of '.*/a.json' "
+            r"\(rank 0\) is a Llama, that of '.*/c.json' \(rank 2\) a ViT. Join only recordings "
+            r"of one program; `shardscope diff` compares two.$",
+        ),
+        (
+            {"a": _of("Net", 0, fc="Linear", act="ReLU"), "b": _of("Net", 1, fc="Conv2d")},
+            r"'fc' is a Linear in '.*/a.json' \(rank 0\) and a Conv2d in '.*/b.json'",
+        ),
+        (
+            {"a": _of("Net", 0, fc="Linear"), "b": _of("Net", 1, conv="Conv2d")},
+            r"'.*/a.json' \(rank 0\) has the module 'fc', '.*/b.json' \(rank 1\) does not",
+        ),
+        (
+            {"a": _ran("shardscope trace a.py", 0), "b": _ran("shardscope trace b.py -o x", 1)},
+            r"different programs: '.*/a.json' \(rank 0\) is of a, '.*/b.json' \(rank 1\) of b",
+        ),
+        (
+            {"a": _ran("a.py --lr 1", 0, modules=()), "b": _ran("b.py", 1, modules=())},
+            r"'.*/a.json' \(rank 0\) is of a.py, '.*/b.json' \(rank 1\) of b.py",
+        ),
+        (
+            {
+                "trace": _of("Net", 0, layers="List", **{"layers.0": "Linear"}),
+                "audit": _of(
+                    "Net",
+                    0,
+                    "audit",
+                    layers="List",
+                    **{"layers.0": "Linear", "layers.1": "Linear"},
+                ),
+            },
+            r"'.*/audit.json' \(rank 0\) has the module 'layers.1', '.*/trace.json' \(rank 0\)",
+        ),
+        (
+            {"trace": _of("Net", 0), "audit": _of("Other", 0, "audit")},
+            r"the root module of '.*/audit.json' \(rank 0\) is a Other, that of '.*/trace.json'",
         ),
     ],
-    ids=["rank twice", "other world", "simulated", "no ranks"],
+    ids=[
+        "rank twice",
+        "other world",
+        "simulated",
+        "no ranks",
+        "other root",
+        "other classes",
+        "other modules",
+        "other target",
+        "other script",
+        "other depth",
+        "other root for another instrument",
+    ],
 )
 def test_files_that_do_not_belong_together_are_named(tmp_path, recordings, fact):
     with pytest.raises(MergeError, match=fact):
         merge_files(_save_each(tmp_path, recordings))
+
+
+@pytest.mark.parametrize(
+    "recordings",
+    [
+        [_of("First", 0, embed="Embedding"), _of("Last", 1, head="Linear")],
+        [_of("Sequential", 0, **{"0": "Embedding"}), _of("Sequential", 1, **{"0": "Linear"})],
+    ],
+    ids=["classes of their own", "one class"],
+)
+def test_stages_of_a_pipeline_merge(recordings):
+    send = make_collective(rank=0, kind=CollectiveKind.SEND, peer=1)
+    stages = [replace(recordings[0], collectives=(send,)), recordings[1]]
+    num_modules = len({*recordings[0].modules, *recordings[1].modules})
+    assert len(merge(stages).modules) == num_modules
+    on_a_mesh = [
+        replace(one, run=replace(one.run, axes=(Axis(name="pp", size=4),))) for one in recordings
+    ]
+    assert len(merge(on_a_mesh).modules) == num_modules
+
+
+def test_ranks_that_hold_some_modules_in_another_form_merge():
+    full = _of("Net", 0, embed="Embedding", up="Linear", down="Linear")
+    without = _of("Net", 1, embed="Identity", up="Linear", down="Linear")
+    assert len(merge([full, without]).modules) == 5
+
+
+@pytest.mark.parametrize(
+    ("command", "other"),
+    [
+        ("shardscope trace train.py --mesh dp=2", "shardscope memory ./train.py"),
+        ("shardscope trace train.py", "train.py --steps 3"),
+        ("shardscope trace --mesh dp=2 train.py", "shardscope audit package.train"),
+        ("notebook.py", "shardscope memory model.py"),
+        ("a.py", "b.py"),
+        ("it's", ""),
+    ],
+)
+def test_instruments_of_one_program_merge_however_they_were_started(command, other):
+    parts = [_ran(command, 0), _ran(other, 0, "memory")]
+    assert merge(parts).run.instruments == ("memory", "trace")
+
+
+def test_models_that_were_not_given_to_a_trace_are_known_by_their_class():
+    named = _of("Net", 0, "audit", fc="Linear")
+    unnamed = _rank(0, modules=_modules({"Net": "Net", "Net.fc": "Linear", "Loss": "Loss"}))
+    assert len(merge([named, _by("trace", unnamed)]).modules) == 2
+    other = _rank(0, modules=_modules({"ViT": "ViT"}))
+    with pytest.raises(MergeError, match="is a Net, that of rank 0 a ViT"):
+        merge([named, _by("trace", other)])
 
 
 def test_who_waits_for_a_merge_is_told_how_far_it_is(tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import tracemalloc
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -253,12 +255,91 @@ def test_stream_into_a_missing_folder_says_so(tmp_path):
         StreamWriter(tmp_path / "nowhere" / "run.jsonl", make_run())
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
-def test_full_disk_is_remembered_and_not_raised():
-    writer = StreamWriter("/dev/full", make_run())
+def test_full_disk_is_refused_at_the_start():
+    with pytest.raises(OutputError, match=r"cannot write the stream '/dev/full': No space left on"):
+        StreamWriter("/dev/full", make_run())
+
+
+def test_disk_that_fills_up_is_remembered_and_not_raised(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    writer = _write(path, [make_collective()], closes=False)
+
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
     writer.write(make_collective())
     writer.close()
-    assert writer.failure == "stream '/dev/full' stops after 0 records: No space left on device"
+    assert writer.failure == f"stream '{path}' stops after 1 records: No space left on device"
+
+
+def _descriptor_of(path):
+    """The number under which this process has the file open."""
+    target = os.stat(path)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            status = os.fstat(number)
+            if (status.st_dev, status.st_ino) == (target.st_dev, target.st_ino):
+                return number
+    raise AssertionError("it is not open")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["closed", "taken by another file"])
+def test_stream_goes_on_when_the_program_closes_its_descriptor(tmp_path, is_replaced):
+    path, others = tmp_path / "run.jsonl", tmp_path / "model.pt"
+    writer = _write(path, [make_collective()], closes=False)
+    number = _descriptor_of(path)
+    os.close(number)
+    taken = os.open(others, os.O_WRONLY | os.O_CREAT)
+    if is_replaced:
+        os.dup2(taken, number)
+    writer.write(make_collective(order=1, group_order=1))
+    writer.close()
+    assert writer.failure is None
+    assert os.fstat(taken).st_size == 0  # it is open, and nothing was written to it
+    assert load(path) == make_recording(
+        (make_collective(), make_collective(order=1, group_order=1)), groups=()
+    )
+    for descriptor in {taken, number} if is_replaced else {taken}:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["deleted", "another file"])
+def test_stream_that_was_closed_and_lost_ends_without_an_error(tmp_path, is_there):
+    path = tmp_path / "run.jsonl"
+    writer = _write(path, [make_collective()], closes=False)
+    os.close(_descriptor_of(path))
+    path.rename(tmp_path / "moved.jsonl")
+    if is_there:
+        path.write_text("mine")
+    writer.write(make_collective())
+    writer.close()
+    reason = "another file has its name now" if is_there else "No such file or directory"
+    assert writer.failure == f"stream '{path}' stops after 1 records: {reason}"
+    assert not is_there or path.read_text() == "mine"
+
+
+def test_pipe_without_a_reader_is_refused_and_one_with_a_reader_is_written(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OutputError, match=r"a named pipe that nothing reads. Start its reader"):
+        StreamWriter(pipe, make_run())
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    _write(pipe, [make_collective()])
+    data = os.read(reader, 100_000)
+    os.close(reader)
+    assert read_stream(data, "pipe").collectives == (make_collective(),)
+
+
+def test_pipe_that_nobody_empties_does_not_hold_the_run_back(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardscope.record.stream._MAX_WAIT_MS", 1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = _write(pipe, [make_collective()] * 1_000)
+    os.close(reader)
+    assert writer.failure is not None
+    assert writer.failure.endswith("records: Resource temporarily unavailable")
 
 
 def test_text_that_is_not_utf8_does_not_end_the_stream(tmp_path):
@@ -338,6 +419,14 @@ def test_spans_end_what_began_last_before_them_whoever_ends_first(tmp_path):
     assert stuck == ["task > wait > task"]
     third = Span(rank=0, name="task", start_ns=10, duration_ns=1, self_ns=1)
     assert _find_stuck(tmp_path / "2.jsonl", begins, [first, third]) == ["task > wait"]
+
+
+def test_clock_that_steps_back_leaves_no_phase_open(tmp_path):
+    begins = [_begin("step", 5_000), _begin("load", 6_000)]
+    spans = [
+        Span(rank=0, name=name, start_ns=0, duration_ns=0, self_ns=0) for name in ("load", "step")
+    ]
+    assert _find_stuck(tmp_path / "run.jsonl", begins, spans) == []
 
 
 def test_very_many_open_spans_are_told_in_short(tmp_path):

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from sample_recordings import HOSTILE_NAMES, make_collective, make_llama, make_recording
-from shardscope.record import CollectiveKind, Group, RankSpan, Recording, Source
+from shardscope.record import (
+    CollectiveKind,
+    Group,
+    RankSpan,
+    Recording,
+    Source,
+    escape_controls,
+)
 from shardscope.report.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 
 pytest.importorskip("google.protobuf")
@@ -116,7 +123,9 @@ def test_names_that_no_text_can_hold_do_not_break_a_trace() -> None:
         for order, name in enumerate(names)
     )
     nodes = read_nodes(make_recording(calls))
-    assert [attributes(node)["module"] for node in nodes[:-1]] == list(HOSTILE_NAMES)
+    escaped = [escape_controls(name) for name in HOSTILE_NAMES]
+    assert [attributes(node)["module"] for node in nodes[:-1]] == escaped
+    assert all(name.isprintable() for name in escaped)
     assert attributes(nodes[-1])["module"] == "lone \\udcff surrogate"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from importlib import import_module
 from typing import Any, final
 
@@ -63,7 +62,10 @@ class _Verbs(click.Group):
         """Run a verb; whatever goes wrong ends in one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit):
+        except click.ClickException as error:
+            vars(error).update(message=make_inert(error.message))  # it may repeat an argument
+            raise
+        except click.exceptions.Exit:
             raise
         except (KeyboardInterrupt, click.Abort):
             _end(ctx, "interrupted", 2)
@@ -85,8 +87,9 @@ class _Verbs(click.Group):
 
 def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -> None:
     """`example` is our own text, on lines of its own; a sentence may hold a stranger's."""
-    if ctx.params.get("debug"):
-        traceback.print_exc()
+    error = sys.exc_info()[1]
+    if ctx.params.get("debug") and error is not None:
+        import_module("shardscope.cli.console").print_traceback(error)
     click.echo(f"shardscope: {make_inert(sentence)}", err=True)
     if example:
         click.echo(f"\n{example}", err=True)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from threading import Timer
-from typing import final
+from typing import TextIO, cast, final
 
+import click
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segments
 
 from shardscope.cli.stdout import silence_stdout, writing_out
 from shardscope.record import Recording, Severity
+from shardscope.report.guarded import GuardedFile
 from shardscope.report.names import make_inert
 
-__all__ = ["exit_code", "print_line", "print_out", "show_progress", "write_out"]
+__all__ = ["exit_code", "print_line", "print_out", "print_traceback", "show_progress", "write_out"]
 
 _PATIENCE_S = 0.5  # until progress is worth showing
 
@@ -47,6 +50,12 @@ def print_line(text: str = "") -> None:
         _open_console().print(make_inert(text), soft_wrap=True)
 
 
+def print_traceback(error: BaseException) -> None:
+    """Print an exception's traceback to standard error, for those who asked for it."""
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        click.echo(make_inert(line), err=True)
+
+
 def write_out(pieces: Iterable[bytes]) -> None:
     """Send bytes to standard output."""
     with writing_out():
@@ -57,7 +66,8 @@ def _open_console() -> Console:
     if isinstance(sys.stdout, TextIOWrapper):
         # × and … are not in every encoding; a question mark is better than a traceback.
         sys.stdout.reconfigure(errors="replace")
-    return _Console(highlight=False, markup=False, emoji=False)
+    file = cast(TextIO, GuardedFile(sys.stdout))
+    return _Console(file=file, highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

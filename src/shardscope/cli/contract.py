@@ -33,6 +33,7 @@ from shardscope.contract.recording import Grain
 from shardscope.contract.telling import list_rows, summarize
 from shardscope.errors import ContractError
 from shardscope.record import check_output, make_inert
+from shardscope.record.encoding import encode_json
 from shardscope.report.layout import plural
 from shardscope.report.problems import describe_checks
 
@@ -102,7 +103,7 @@ def _print_json(file: ContractFile, breaches: Sequence[Breach]) -> None:
             {"line": file.lines.get(one.limit), **msgspec.to_builtins(one)} for one in breaches
         ],
     }
-    write_out([msgspec.json.format(msgspec.json.encode(report), indent=2), b"\n"])
+    write_out([msgspec.json.format(encode_json(report), indent=2), b"\n"])
 
 
 def _print_summary(file: ContractFile, breaches: Sequence[Breach]) -> None:

@@ -12,7 +12,7 @@ from shardscope.comm.rank_stream import name_for_rank
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save
 
-__all__ = ["Destination"]
+__all__ = ["Destination", "check_rank_in_name"]
 
 
 @final
@@ -38,11 +38,14 @@ class Destination:
 def _choose_path(output: str | None, rank: int) -> Path | None:
     if output is None:
         return None
-    if is_launched():
-        rank = launched_rank()
-        if "{rank}" not in output and num_launched() > 1:
-            raise OutputError(
-                f"all {num_launched()} processes would write '{output}'. Put {{rank}} into the "
-                "name, as in -o run-{rank}.json.gz, and each writes a file of its own."
-            )
-    return name_for_rank(output, rank)
+    check_rank_in_name(output, example="-o run-{rank}.json.gz")
+    return name_for_rank(output, launched_rank() if is_launched() else rank)
+
+
+def check_rank_in_name(output: str, *, example: str) -> None:
+    """Raise OutputError if several processes would write the same file."""
+    if is_launched() and num_launched() > 1 and "{rank}" not in output:
+        raise OutputError(
+            f"all {num_launched()} processes would write '{output}'. Put {{rank}} into the "
+            f"name, as in {example}, and each writes a file of its own."
+        )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from shardscope.cli.building import Built, Report, build_model, choose_device, explain_failure
 from shardscope.cli.target import Program
-from shardscope.comm.trace import trace
+from shardscope.comm.trace import Trace, trace
+from shardscope.errors import OutputError
 from shardscope.record import Recording
 
 __all__ = ["Rehearsal", "rehearse"]
@@ -32,9 +33,14 @@ def rehearse(
     is_real: bool | None = None,
     has_data: bool = False,
     device: str | None = None,
+    stream: str | None = None,
+    force: bool = False,
     report: Report = lambda _: None,
 ) -> Rehearsal:
-    """Run a step as the rank that this process was started as, or in a simulated world."""
+    """Run a step as the rank that this process was started as, or in a simulated world.
+
+    With `stream`, each collective is also written to that file before it is issued.
+    """
     with build_model(
         program,
         axes,
@@ -44,17 +50,18 @@ def rehearse(
         device=choose_device(device, has_data=has_data),
         report=report,
     ) as built:
-        return _run(built, report)
+        return _run(built, trace(built.model, mesh=built.mesh, stream=stream, force=force), report)
 
 
-def _run(built: Built, report: Report) -> Rehearsal:
+def _run(built: Built, traced: Trace, report: Report) -> Rehearsal:
     program, model = built.program, built.model
     batch = built.make_batch()
     report("running a step")
-    traced = trace(model, mesh=built.mesh)
     try:
         with traced:
             program.step(model, batch)
+    except OutputError:
+        raise  # the stream cannot be written, which is not the program's failure
     except KeyboardInterrupt as error:
         return Rehearsal(traced.recording, "interrupted", error)
     except BaseException as error:  # noqa: BLE001 - a program may raise anything, and sys.exit()

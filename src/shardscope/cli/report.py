@@ -13,6 +13,7 @@ from shardscope.cli.loading import check_apart, load_reviewed
 from shardscope.cli.options import force_option
 from shardscope.record import Recording, check_output, write_file
 from shardscope.report.html import render_html
+from shardscope.report.names import make_inert
 
 __all__ = ["command"]
 
@@ -66,7 +67,8 @@ def _name_files(files: tuple[str, ...]) -> str:
 def _open(target: str) -> None:
     """In a browser, if there is one: the file is there in any case."""
     if not webbrowser.open(Path(target).resolve().as_uri()):
-        click.echo(f"shardscope: no browser could be started; open {target} yourself", err=True)
+        sentence = f"no browser could be started; open {target} yourself"
+        click.echo(f"shardscope: {make_inert(sentence)}", err=True)
 
 
 def _name_output(file: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Mapping
+import os
+from collections.abc import Callable
+from functools import partial
 
 import click
 
-from shardscope.cli.console import exit_code, show_progress
-from shardscope.cli.destination import Destination
+from shardscope.cli.console import exit_code, print_traceback, show_progress
+from shardscope.cli.destination import Destination, check_rank_in_name
 from shardscope.cli.finish import finish
-from shardscope.cli.launch import is_first
+from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
     by_option,
@@ -25,8 +26,9 @@ from shardscope.cli.options import (
 from shardscope.cli.rehearsal import Rehearsal, rehearse
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.review import review
-from shardscope.record import Recording
+from shardscope.record import Recording, check_output
 from shardscope.report.names import make_inert
 from shardscope.report.text import View, render_summary
 
@@ -40,6 +42,12 @@ __all__ = ["command"]
 @data_option
 @device_option
 @output_option
+@click.option(
+    "--stream",
+    metavar="FILE",
+    help="Also write each collective to FILE (.jsonl) before it is issued, so that a run that "
+    "hangs or is killed leaves a recording; {rank} in it becomes the rank.",
+)
 @force_option
 @by_option
 @strict_option
@@ -52,6 +60,7 @@ def command(
     data: bool,
     device: str | None,
     output: str | None,
+    stream: str | None,
     force: bool,
     by: View,
     strict: bool,
@@ -66,32 +75,31 @@ def command(
     # Whatever is wrong with the command is said before the program, which may take long, runs.
     axes = choose_axes(target, mesh, verb="trace")
     destination = Destination(target, output, rank=rank, force=force)
-    rehearsal = _rehearse(target, axes, rank=rank, has_data=data, device=device)
+    if stream is not None:
+        check_rank_in_name(stream, example="--stream run-{rank}.jsonl")
+        stream = os.path.abspath(stream)  # the target may change the working directory
+        check_output(name_for_rank(stream, launched_rank() if is_launched() else rank), force=force)
+    run_step = partial(
+        rehearse, axes=axes, rank=rank, has_data=data, device=device, stream=stream, force=force
+    )
+    rehearsal = _rehearse(target, run_step)
     recording = review(name_command(rehearsal.recording))
     finish(recording, destination, render_summary(recording, by=by))
     ctx.exit(_outcome(ctx, rehearsal, recording, strict))
 
 
-def _rehearse(
-    target: str,
-    axes: Mapping[str, int] | None,
-    *,
-    rank: int,
-    has_data: bool,
-    device: str | None,
-) -> Rehearsal:
+def _rehearse(target: str, run_step: Callable[..., Rehearsal]) -> Rehearsal:
     with (
         as_if_started(target),
         show_progress(f"tracing {name_target(target)}", is_shown=is_first()) as report,
     ):
-        program = load_program(target)
-        return rehearse(program, axes, rank=rank, has_data=has_data, device=device, report=report)
+        return run_step(load_program(target), report=report)
 
 
 def _outcome(ctx: click.Context, rehearsal: Rehearsal, recording: Recording, strict: bool) -> int:
     if rehearsal.failure is None:
         return exit_code(recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and rehearsal.error is not None:
-        traceback.print_exception(rehearsal.error)
+        print_traceback(rehearsal.error)
     click.echo(f"shardscope: {make_inert(rehearsal.failure)}", err=True)
     return 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 
-from shardscope.comm.side import name_ranks
+from shardscope.comm.group_calls import name_ranks
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import (
     Collective,

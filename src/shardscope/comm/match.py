@@ -1,7 +1,6 @@
 """Do the ranks agree? Compares what each recorded rank of a group issued, in order.
 
-A rank is accused only of what its recording proves: where records were lost, nothing is known.
-Sends and receives, which have no common order, are `pair.py`'s.
+Sends and receives, which have no common order, are `pair.py`'s; ranks that stopped are `hang.py`'s.
 """
 
 from __future__ import annotations
@@ -10,18 +9,24 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from shardscope.comm.group_calls import (
+    RANK_MISMATCH,
+    GroupCalls,
+    describe_call,
+    find_drift,
+    name_ranks,
+    payload_bytes,
+    sort_by_group,
+)
+from shardscope.comm.hang import find_hang
 from shardscope.comm.pair import find_unpaired
-from shardscope.comm.side import RANK_MISMATCH, describe_call, name_ranks, payload_bytes
 from shardscope.record.kinds import CollectiveKind
-from shardscope.record.ranks import expand_ranks
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
 __all__ = ["match_ranks"]
 
 _MAX_SIDES = 4
-_P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _ROOTED = (
     CollectiveKind.BROADCAST,
     CollectiveKind.REDUCE,
@@ -34,82 +39,49 @@ _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.RE
 Facets = tuple[tuple[str, object], ...]
 
 
-class _Part(Struct, frozen=True):
-    """What one rank issued in one group, as far as its recording tells."""
+class _Divergence(Struct, frozen=True):
+    """The first position of a group at which its ranks disagree; `()` is a rank with no call."""
 
-    collectives: dict[int, Collective]  # by position among the group's collectives
-    transfers: list[Collective]  # sends and receives, up to the first that may be missing
-    is_complete: bool  # what is not here was not issued
+    position: int
+    sides: dict[Facets, list[int]]
 
 
 def match_ranks(recording: Recording) -> tuple[Finding, ...]:
-    """The first place in each group where its recorded ranks disagree; the rest follows from it."""
-    lossy = _find_lossy_ranks(recording)
+    """The first place in each group where its recorded ranks disagree; the rest follows from it.
+
+    Of a run that was killed or raised, also who is behind and who waits for whom.
+    """
     findings: list[Finding] = []
-    for group, calls in _sort_into_groups(recording).items():
-        has_transfers = any(call.kind in _P2P for mine in calls.values() for call in mine)
-        parts = {
-            rank: _take_part(mine, is_lossy=rank in lossy, has_transfers=has_transfers)
-            for rank, mine in calls.items()
-        }
-        divergence = _find_divergence(group, parts)
+    diverged: dict[str, int] = {}
+    groups = sort_by_group(recording)
+    for name, group in groups.items():
+        divergence = _find_divergence(group)
         if divergence is not None:
-            findings.append(divergence)
-        elif has_transfers:
-            transfers = {rank: part.transfers for rank, part in parts.items()}
-            incomplete = {rank for rank, part in parts.items() if not part.is_complete}
-            findings.extend(find_unpaired(group, transfers, incomplete))
-    return tuple(findings)
+            diverged[name] = divergence.position
+            findings.append(_explain(name, divergence, group))
+        elif any(calls.transfers for calls in group.values()):
+            findings.extend(find_unpaired(name, group))
+    return (*findings, *find_hang(recording, groups, diverged))
 
 
-def _find_lossy_ranks(recording: Recording) -> set[int]:
-    """Ranks whose stream was cut or damaged: what is missing from it may have been issued."""
-    lossy = {gap.rank for gap in recording.gaps if gap.is_loss}
-    if None in lossy:
-        return set(expand_ranks(recording.run.ranks))
-    return {rank for rank in lossy if rank is not None}
-
-
-def _sort_into_groups(recording: Recording) -> dict[str, dict[int, list[Collective]]]:
-    """Each recorded rank's calls in each of its groups; a silent member has an empty list."""
-    recorded = set(expand_ranks(recording.run.ranks))
-    calls: dict[str, dict[int, list[Collective]]] = {}
-    for group in recording.groups:
-        members = recorded.intersection(expand_ranks(group.ranks))
-        calls[group.name] = {rank: [] for rank in sorted(members)}
-    for call in recording.collectives:
-        calls.setdefault(call.group, {}).setdefault(call.rank, []).append(call)
-    return calls
-
-
-def _take_part(calls: list[Collective], *, is_lossy: bool, has_transfers: bool) -> _Part:
-    """Each call at its place in the group, also where calls before it are missing."""
-    part = _Part({}, [], not is_lossy)
-    place = -1
-    for index, call in enumerate(sorted(calls, key=lambda call: call.group_order)):
-        place = max(place + 1, call.group_order)
-        if place > index:
-            part = replace(part, is_complete=False)
-            if has_transfers:
-                break  # the missing ones may be either, so where the rest belongs is not known
-        if call.kind in _P2P:
-            part.transfers.append(call)
-        else:
-            part.collectives[place - len(part.transfers)] = call
-    return part
-
-
-def _find_divergence(group: str, parts: dict[int, _Part]) -> Finding | None:
-    for position in sorted({place for part in parts.values() for place in part.collectives}):
+def _find_divergence(group: GroupCalls) -> _Divergence | None:
+    issuers: dict[int, list[int]] = defaultdict(list)
+    for rank, calls in group.items():
+        for position in calls.collectives:
+            issuers[position].append(rank)
+    # A rank that finished has every position up to its last: the shortest is the first to lack one.
+    finished = {rank: calls for rank, calls in group.items() if calls.is_finished}
+    shortest = min((calls.num_collectives for calls in finished.values()), default=None)
+    for position, ranks in sorted(issuers.items()):
         sides: dict[Facets, list[int]] = defaultdict(list)
-        for rank, part in parts.items():
-            call = part.collectives.get(position)
-            if call is not None:
-                sides[_facets(call)].append(rank)
-            elif part.is_complete:
-                sides[()].append(rank)
+        for rank in ranks:
+            sides[_facets(group[rank].collectives[position])].append(rank)
+        if shortest is not None and position >= shortest:
+            sides[()] = [
+                rank for rank, calls in finished.items() if calls.num_collectives <= position
+            ]
         if len(sides) > 1:
-            return _explain(group, position, sides, parts)
+            return _Divergence(position, sides)
     return None
 
 
@@ -141,38 +113,52 @@ def _common_bytes(call: Collective) -> int | None:
     return None
 
 
-def _explain(
-    group: str, position: int, sides: dict[Facets, list[int]], parts: dict[int, _Part]
-) -> Finding:
-    # The smallest side is the likeliest culprit; of two alike, the one that stopped.
+def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
+    position, sides = divergence.position, divergence.sides
+    # The rank in the minority is reported; of two sides alike, the one that stopped.
     by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
     rank = sides[by_size[0]][0]
-    call = parts[rank].collectives.get(position)
-    shown = [_describe(position, sides[facets], parts) for facets in reversed(by_size)]
+    calls = group[rank].collectives
+    call = calls.get(position)
+    stood_at = call or (calls[max(calls)] if calls else None)
+    shown = [_describe_side(position, sides[facets], group) for facets in reversed(by_size)]
     if (num_hidden := len(shown) - _MAX_SIDES) > 0:
         shown[_MAX_SIDES:] = [f"{num_hidden} more variant{'s' if num_hidden > 1 else ''}"]
-    if unknown := set(parts).difference(*sides.values()):
-        shown.append(f"not known of {name_ranks(unknown)}, whose recording lost records")
-    differing = _name_differences(sides)
+    if call is None and (drift := find_drift(group, rank, sides[by_size[-1]][:_MAX_SIDES])):
+        shown.append(drift)
+    if unknown := set(group).difference(*sides.values()):
+        shown.append(_describe_unknown(unknown, group))
     return Finding(
         rule=RANK_MISMATCH,
         severity=Severity.ERROR,
-        subject=f"group {group}",
-        fact=f"ranks disagree on {differing} at position {position} of group {group}: "
-        + "; ".join(shown),
+        subject=f"group {name}",
+        fact=f"ranks disagree on {_name_differences(sides)} at position {position} of group "
+        f"{name}: " + "; ".join(shown),
         remedy="Make every rank of the group take the same branch and pass the same shapes and "
         "dtypes there; a real run hangs or mixes up data at this point.",
         rank=rank,
-        source=call.source if call is not None else None,
+        source=None if stood_at is None else stood_at.source,
     )
 
 
-def _describe(position: int, ranks: list[int], parts: dict[int, _Part]) -> str:
-    mine = parts[ranks[0]].collectives
-    if position in mine:
-        return f"{name_ranks(ranks)} issued {describe_call(mine[position])}"
-    last = f" after {describe_call(mine[max(mine)])}" if mine else ""
+def _describe_side(position: int, ranks: list[int], group: GroupCalls) -> str:
+    calls = group[ranks[0]].collectives
+    if position in calls:
+        return f"{name_ranks(ranks)} issued {describe_call(calls[position])}"
+    last = f" after {describe_call(calls[max(calls)])}" if calls else ""
     return f"{name_ranks(ranks)} issued nothing{last}"
+
+
+def _describe_unknown(ranks: set[int], group: GroupCalls) -> str:
+    """Those that issued nothing there, of whom that proves nothing."""
+    stopped = {rank for rank in ranks if group[rank].is_known}
+    lossy = ranks - stopped
+    words = []
+    if stopped:
+        words.append(f"{name_ranks(stopped)} stopped before")
+    if lossy:
+        words.append(f"not known of {name_ranks(lossy)}, whose recording lost records")
+    return "; ".join(words)
 
 
 def _name_differences(sides: Iterable[Facets]) -> str:

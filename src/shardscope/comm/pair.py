@@ -3,71 +3,67 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Set
 from itertools import zip_longest
 
-from shardscope.comm.side import RANK_MISMATCH, describe_call, payload_bytes
+from shardscope.comm.group_calls import RANK_MISMATCH, GroupCalls, describe_call, payload_bytes
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Collective, Finding, Severity
 
-__all__ = ["find_unpaired"]
+__all__ = ["find_unpaired", "sort_by_route"]
 
 # From which rank to which.
 Route = tuple[int, int]
 
 
-def find_unpaired(
-    group: str, calls: dict[int, list[Collective]], incomplete: Set[int] = frozenset()
-) -> list[Finding]:
-    """At most one finding: the first send or receive that no recorded rank answers.
-
-    Of the ranks in `incomplete` the first calls are here, and more may have been issued.
-    """
-    sends, receives, anonymous = _sort_into_routes(calls)
+def find_unpaired(name: str, group: GroupCalls) -> list[Finding]:
+    """At most one finding: the first send or receive that no recorded rank answers."""
+    sends, receives, from_anyone = sort_by_route(group)
     problems: list[tuple[int, int, Finding]] = []
     for route in sorted(sends.keys() | receives.keys()):
         sender, receiver = route
         # A receive from anyone may take any send to its rank, so nothing is certain there.
-        if sender not in calls or receiver not in calls or receiver in anonymous:
+        if sender not in group or receiver not in group or receiver in from_anyone:
             continue
-        problem = _find_problem(group, route, sends[route], receives[route], incomplete)
+        problem = _find_problem(name, route, sends[route], receives[route], group)
         if problem is not None:
             problems.append(problem)
     return [finding for _, _, finding in sorted(problems, key=lambda item: item[:2])[:1]]
 
 
-def _sort_into_routes(
-    calls: dict[int, list[Collective]],
+def sort_by_route(
+    group: GroupCalls,
 ) -> tuple[dict[Route, list[Collective]], dict[Route, list[Collective]], set[int]]:
+    """Sends and receives by route, in order, and the ranks that receive from anyone."""
     sends: dict[Route, list[Collective]] = defaultdict(list)
     receives: dict[Route, list[Collective]] = defaultdict(list)
-    anonymous: set[int] = set()
-    for rank, mine in calls.items():
-        for call in mine:
+    from_anyone: set[int] = set()
+    for rank, calls in group.items():
+        for call in calls.transfers:
             if call.peer is None:
-                anonymous.add(rank)
+                from_anyone.add(rank)
             elif call.kind == CollectiveKind.SEND:
                 sends[rank, call.peer].append(call)
             else:
                 receives[call.peer, rank].append(call)
-    return sends, receives, anonymous
+    return sends, receives, from_anyone
 
 
 def _find_problem(
-    group: str,
+    name: str,
     route: Route,
     sends: list[Collective],
     receives: list[Collective],
-    incomplete: Set[int],
+    group: GroupCalls,
 ) -> tuple[int, int, Finding] | None:
     sender, receiver = route
     for position, (send, receive) in enumerate(zip_longest(sends, receives)):
-        if (send is None and sender in incomplete) or (receive is None and receiver in incomplete):
+        silent = sender if send is None else receiver if receive is None else None
+        if silent is not None and not group[silent].is_finished:
             return None
         fact = _compare(route, send, receive)
         if fact is not None:
             call = send or receive
-            finding = _make_finding(group, f"{fact} (transfer {position} of that route)", call)
+            finding = _make_finding(name, f"{fact} (transfer {position} of that route)", call)
             return call.group_order, call.rank, finding
     return None
 
@@ -100,12 +96,12 @@ def _compare(route: Route, send: Collective | None, receive: Collective | None) 
     )
 
 
-def _make_finding(group: str, fact: str, call: Collective) -> Finding:
+def _make_finding(name: str, fact: str, call: Collective) -> Finding:
     return Finding(
         rule=RANK_MISMATCH,
         severity=Severity.ERROR,
-        subject=f"group {group}",
-        fact=f"in group {group}, {fact}",
+        subject=f"group {name}",
+        fact=f"in group {name}, {fact}",
         remedy="Give every send one receive of the same size and dtype on the other rank; "
         "a real run hangs or mixes up data at this point.",
         rank=call.rank,

@@ -73,9 +73,9 @@ class RankStream:
         """Go on after `close`."""
         self._writer.reopen()
 
-    def close(self) -> None:
-        """It is finished."""
-        self._writer.close()
+    def close(self, error: str | None = None) -> None:
+        """The trace was left, with `error` if an exception ended it."""
+        self._writer.close(error)
 
     def _named(self) -> str:
         return str(name_for_rank(self._path, self._run.ranks[0].first))

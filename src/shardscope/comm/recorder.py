@@ -154,7 +154,7 @@ class Recorder:
 
     def _note(self, issued: Issued, stack: Stack) -> None:
         # A simulation's own time says nothing of a run's.
-        start_ns = None if self._is_simulated else time.perf_counter_ns() - self.start_ns
+        start_ns = None if self._is_simulated else max(0, time.perf_counter_ns() - self.start_ns)
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)

@@ -34,6 +34,7 @@ from shardscope.record import (
     Redistribute,
     RunInfo,
     SpanBegin,
+    Stop,
 )
 from shardscope.record.stream import StreamRecord
 from shardscope.world import current_world
@@ -58,6 +59,7 @@ class Watch:
         self._stream: RankStream | None = None
         self._modules: list[Module] = []
         self._findings: tuple[Finding, ...] = ()
+        self._error: str | None = None  # the exception that the trace was last left with
         self._lock = threading.RLock()
         rank, world_size = read_identity()
         self.recorder = Recorder(
@@ -111,6 +113,7 @@ class Watch:
             collectives=tuple(collectives),
             findings=(),
             gaps=self._gaps(),
+            stops=self._stops(),
             spans=tuple(self.spans.spans),
         )
         try:
@@ -139,6 +142,12 @@ class Watch:
     def _gaps(self) -> tuple[Gap, ...]:
         return (*self.recorder.gaps, *self.spans.gaps())
 
+    def _stops(self) -> tuple[Stop, ...]:
+        if self._error is None:
+            return ()
+        is_gapless = not any(gap.is_loss for gap in self._gaps())
+        return (Stop(rank=self.rank, error=self._error, is_gapless=is_gapless),)
+
     def resume(self) -> None:
         """Go on after `pause`, in the same world."""
         now = read_identity()
@@ -148,6 +157,7 @@ class Watch:
                 f"This trace began as rank {then[0]} of {then[1]} and is entered again as rank "
                 f"{now[0]} of {now[1]}. Make a new trace for each world."
             )
+        self._error = None
         if self._stream is not None:
             self._stream.reopen()
 
@@ -155,7 +165,8 @@ class Watch:
         """Write down what is left to write, and how the step ended."""
         self.recorder.write()
         if error is not None:
-            self.recorder.report_gap("step", f"it ended early with {_sentence(error)}")
+            self._error = _sentence(error)
+            self.recorder.report_gap("step", f"it ended early with {self._error}")
         self._describe_modules()
         self._report_choices_of_cpu()
         if self._stream is None:
@@ -167,7 +178,7 @@ class Watch:
             self.recorder.report_gap("stream", str(error))
         self._emit_findings()
         self._stream.describe_run(self._count_forwards())
-        self._stream.close()
+        self._stream.close(self._error)
         if self._stream.failure is not None:
             self.recorder.report_gap("stream", self._stream.failure)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shardscope.contract.breach import Breach
 from shardscope.contract.reading import ContractFile
 from shardscope.contract.telling import list_rows
-from shardscope.record import make_inert
+from shardscope.record import escape_controls, make_inert
 
 __all__ = ["render_annotations"]
 
@@ -27,7 +27,7 @@ def render_annotations(
     for breach in breaches:
         path, line = _find_place(breach, file)
         properties = {
-            "file": _relative(path, folder),
+            "file": escape_controls(_relative(path, folder)),
             "line": str(line),
             "title": make_inert(f"shardscope contract: {breach.title}"),
         }

@@ -20,7 +20,7 @@ from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.run import read_identity
 from shardscope.comm.trace import Trace, trace
 from shardscope.errors import TraceError
-from shardscope.record import Gap, Recording, check_output, save
+from shardscope.record import Gap, Recording, check_output, make_inert, save
 
 __all__ = ["StepRecorder"]
 
@@ -120,6 +120,7 @@ class StepRecorder:
 
     def tell(self, sentence: str) -> None:
         """A warning that is never an error, whatever filters the program has."""
+        sentence = make_inert(sentence)
         try:
             warnings.warn(f"shardscope: {sentence}", stacklevel=2)
         except Warning:

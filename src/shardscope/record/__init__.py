@@ -20,7 +20,7 @@ from shardscope.record.explain import (
     SkippedFrame,
     StageTime,
 )
-from shardscope.record.inert import make_inert
+from shardscope.record.inert import escape_controls, guard_line, make_inert
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
@@ -49,6 +49,8 @@ from shardscope.record.ranks import (
     count_ranks,
     expand_ranks,
     format_ranks,
+    intersect_ranks,
+    list_ranks,
     rank_at,
 )
 from shardscope.record.recording import (
@@ -71,6 +73,7 @@ from shardscope.record.recording import (
     Redistribute,
     RunInfo,
     Severity,
+    Stop,
 )
 from shardscope.record.replay import read_stream
 from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
@@ -145,6 +148,7 @@ __all__ = [
     "SpanBegin",
     "Stage",
     "StageTime",
+    "Stop",
     "StreamWriter",
     "Stretches",
     "Suspect",
@@ -160,8 +164,12 @@ __all__ = [
     "describe_cause",
     "encode",
     "encode_pieces",
+    "escape_controls",
     "expand_ranks",
     "format_ranks",
+    "guard_line",
+    "intersect_ranks",
+    "list_ranks",
     "load",
     "make_inert",
     "merge",

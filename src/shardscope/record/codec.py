@@ -17,9 +17,9 @@ from shardscope.record.coverage import Coverage, OpCoverage, Verdict
 from shardscope.record.encoding import encode_json
 from shardscope.record.header import FileHeader, brief, check_schema, explain_damage, read_header
 from shardscope.record.input import read_file
+from shardscope.record.limits import check_claims
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.output import write_file
-from shardscope.record.ranks import RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
 from shardscope.record.sharing import SharedValues
@@ -52,13 +52,13 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
 def load(path: str | os.PathLike[str]) -> Recording:
     """Read what `save` or a stream wrote, or raise RecordingError with one sentence."""
     name = os.fspath(path)
-    data = read_file(path)
+    data = read_file(path, start=b"{")
     header = _find_header(data, name)
     if header.format not in (FORMAT, STREAM_FORMAT):
         raise RecordingError(_explain_foreign(name, header))
     check_schema(header, name)
     recording = read_stream(data, name) if header.format == STREAM_FORMAT else _decode(data, name)
-    _check_ranks(recording, name)
+    check_claims(recording, name, len(data))
     return _upgrade(recording, header.schema)
 
 
@@ -114,41 +114,14 @@ def _find_header(data: bytes, name: str) -> FileHeader:
 
 
 def _explain_foreign(name: str, header: FileHeader) -> str:
-    says = f"its format is '{brief(header.format)}'" if header.format else "it has no 'format'"
+    if header.format:
+        fact = f"the key 'format' is '{brief(header.format)}'"
+    else:
+        fact = "the key 'format' is missing"
     return (
-        f"'{name}' is JSON but not a shardscope recording: {says} at $.format, not '{FORMAT}'. "
+        f"'{name}' is JSON but not a shardscope recording: {fact} (expected '{FORMAT}'). "
         f"Name a file that shardscope wrote."
     )
-
-
-def _check_ranks(recording: Recording, name: str) -> None:
-    world_size = recording.run.world_size
-    for place, spans in _places_with_ranks(recording):
-        for span in spans:
-            last = span.first + (span.count - 1) * span.step
-            if last >= world_size:
-                raise RecordingError(
-                    f"'{name}' names rank {last} at {place}, but its world size is {world_size}. "
-                    f"The file was damaged or edited; record again."
-                )
-        if count_ranks(spans) > world_size:
-            raise RecordingError(
-                f"'{name}' names {count_ranks(spans)} ranks at {place}, some of them twice, for "
-                f"its world size is {world_size}. The file was damaged or edited; record again."
-            )
-
-
-def _places_with_ranks(recording: Recording) -> list[tuple[str, tuple[RankSpan, ...]]]:
-    return [
-        ("$.run.ranks", recording.run.ranks),
-        *((f"$.groups[{i}].ranks", group.ranks) for i, group in enumerate(recording.groups)),
-        *((f"$.modules[{i}].ranks", module.ranks) for i, module in enumerate(recording.modules)),
-        *(
-            (f"$.collectives[{i}].rank", (RankSpan(one.rank),))
-            for i, one in enumerate(recording.collectives)
-            if one.rank >= recording.run.world_size
-        ),
-    ]
 
 
 def _upgrade(recording: Recording, schema: int) -> Recording:

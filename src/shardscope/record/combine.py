@@ -16,7 +16,7 @@ __all__ = ["combine"]
 
 # What each names the ranks or the mesh of by itself, and so may be of a smaller world.
 _OWN_WORLD = ("coverage", "parity", "parallel", "diagnoses", "explanations")
-_OF_THE_WORLD = ("findings", "gaps", "spans", "memory", "layouts")
+_OF_THE_WORLD = ("findings", "gaps", "stops", "spans", "memory", "layouts")
 
 
 def combine(recordings: Sequence[Recording]) -> Recording:
@@ -47,13 +47,13 @@ def _check_world(bound: Sequence[Recording]) -> None:
     if len(sizes) > 1:
         (small, first), (large, second) = sorted(sizes.items())[:2]
         raise MergeError(
-            f"these recordings are of different runs: {_name(first)} saw a world of {small}, "
-            f"{_name(second)} a world of {large}. Record both with the same mesh."
+            f"these recordings are of different runs: {_name(first)} is of a world of {small} "
+            f"ranks, {_name(second)} of {large}. Record both with the same mesh."
         )
     if len([one for one in bound if one.collectives]) > 1:
         raise MergeError(
             "more than one of these recordings has collectives of the same rank. Merge one trace "
-            "with what other instruments found; `shardscope diff` compares two."
+            "with the recordings of other instruments; `shardscope diff` compares two traces."
         )
 
 

@@ -1,4 +1,4 @@
-"""The first things to know about a file: is it ours, can this version read it, where is it torn."""
+"""The first things to know about a file: is it ours, can this version read it, is it damaged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from shardscope.errors import RecordingError
+from shardscope.record.inert import make_inert
 from shardscope.record.recording import SCHEMA
 
 __all__ = ["FileHeader", "brief", "check_schema", "explain_damage", "read_header"]
@@ -31,12 +32,12 @@ def read_header(line: bytes) -> FileHeader | None:
 
 
 def brief(text: str) -> str:
-    """As much of a stranger's text as a sentence can bear."""
-    return text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…"
+    """As much of a stranger's text as a sentence can bear, with nothing in it that acts."""
+    return make_inert(text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…")
 
 
 def check_schema(header: FileHeader, name: str) -> None:
-    """Raise RecordingError for a file of another time."""
+    """Raise RecordingError for a file of a schema that this version does not read."""
     schema = brief(str(header.schema))
     if header.schema > SCHEMA:
         raise RecordingError(
@@ -53,7 +54,10 @@ def check_schema(header: FileHeader, name: str) -> None:
 def explain_damage(error: Exception, data: bytes, name: str) -> str:
     """One sentence on why `data` is not the JSON it should be."""
     if not data.strip():
-        return f"'{name}' is empty. Record again; a run that is killed needs a stream to survive."
+        return (
+            f"'{name}' is empty. Record again; to keep the records of a run that is killed, use "
+            "trace(stream=…)."
+        )
     if isinstance(error, RecursionError):
         return f"'{name}' nests JSON too deeply for a recording. Name a file that shardscope wrote."
     if isinstance(error, UnicodeDecodeError):

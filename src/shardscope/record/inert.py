@@ -1,23 +1,55 @@
-"""Text from a stranger's program made safe to print, wherever it is printed."""
+"""Text from a stranger's program made safe to print, wherever it is printed.
+
+A terminal obeys control characters, a reader is misled by characters that turn the direction of
+text, and a CI runner takes lines such as `::error::…` and `##[error]…` in a log for its commands.
+"""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
-__all__ = ["make_inert"]
+__all__ = ["escape_controls", "guard_line", "is_unsafe", "make_inert"]
 
 # Control, format (bidi overrides), surrogate and private characters, line and paragraph breaks.
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+# GitHub's runner reads `::name::` at the start of a line, after blanks, and `##[name]` anywhere;
+# that of Azure reads `##vso[name]`. A line may be broken at any blank of a text.
+_COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#(?:vso)?\[)")
+_COMMAND_LINE = re.compile(r"^(?P<blanks>\s*):(?=:)")
+_MARK = re.compile(r"#(?=#(?:vso)?\[)")
 
 
 def make_inert(text: str) -> str:
-    """The text on one line, with whatever a terminal might obey written out as an escape."""
+    """The text on one line, with whatever a terminal or a runner might obey as an escape."""
+    escaped = escape_controls(text)
+    if "::" not in escaped and "##" not in escaped:
+        return escaped
+    return _COMMAND.sub(_escape_mark, escaped)
+
+
+def escape_controls(text: str) -> str:
+    """The same, without a thought for runners: for what is not printed as lines of text."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escape(char) for char in text)
+    return "".join(_escape(char) if is_unsafe(char) else char for char in text)
+
+
+def is_unsafe(char: str) -> bool:
+    """Whether a character acts on text instead of being seen."""
+    return unicodedata.category(char) in _UNSAFE
+
+
+def guard_line(line: str) -> str:
+    """A line as it is laid out, which may begin in the middle of a text or where two meet."""
+    if "::" in line:
+        line = _COMMAND_LINE.sub(r"\g<blanks>\\x3a", line)
+    return _MARK.sub(_escape_mark, line) if "##" in line else line
 
 
 def _escape(char: str) -> str:
-    if unicodedata.category(char) not in _UNSAFE:
-        return char
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _escape_mark(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"

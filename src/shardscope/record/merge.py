@@ -9,36 +9,18 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.errors import MergeError, RecordingError
 from shardscope.record.codec import load
 from shardscope.record.combine import combine
+from shardscope.record.programs import Part, check_one_program
 from shardscope.record.ranks import RankSpan, compress_ranks, expand_ranks, format_ranks
 from shardscope.record.recording import Gap, Group, Module, Recording, RunInfo
 
 __all__ = ["merge", "merge_files"]
 
 _MISSING = "world"
-
-
-class _Part(Struct, frozen=True):
-    """One of the recordings to join, and the file it came from, if any."""
-
-    recording: Recording
-    file: str = ""
-
-    @property
-    def run(self) -> RunInfo:
-        return self.recording.run
-
-    def name(self) -> str:
-        """`rank 3`, or `'run-3.json' (rank 3)`."""
-        ranks = f"rank {format_ranks(self.run.ranks)}" if self.run.ranks else ""
-        if not self.file:
-            return ranks or "a recording without ranks"
-        return f"'{self.file}' ({ranks})" if ranks else f"'{self.file}'"
 
 
 def merge_files(
@@ -49,13 +31,13 @@ def merge_files(
     `report` is told what is being done, for those who wait.
     """
     names = sorted(os.fspath(path) for path in paths)
-    parts: list[_Part] = []
+    parts: list[Part] = []
     errors: list[RecordingError] = []
     gaps: list[Gap] = []
     for number, path in enumerate(names, start=1):
         report(f"reading {path} ({number:,} of {len(names):,})")
         try:
-            parts.append(_Part(load(path), path))
+            parts.append(Part(load(path), path))
         except RecordingError as error:
             errors.append(error)
             gaps.append(Gap(place=path, fact=str(error)))
@@ -79,13 +61,14 @@ def merge(recordings: Iterable[Recording]) -> Recording:
 
     The result does not depend on their order.
     """
-    return _merge([_Part(recording) for recording in recordings])
+    return _merge([Part(recording) for recording in recordings])
 
 
-def _merge(parts: Sequence[_Part]) -> Recording:
+def _merge(parts: Sequence[Part]) -> Recording:
     if not parts:
         raise MergeError("there is nothing to merge. Name the recordings of a run's ranks.")
-    alike: dict[tuple[str, ...], list[_Part]] = {}
+    check_one_program(parts)
+    alike: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
         alike.setdefault(part.run.instruments, []).append(part)
     if len(alike) == 1:
@@ -99,7 +82,7 @@ def _merge(parts: Sequence[_Part]) -> Recording:
     )
 
 
-def _merge_ranks(unsorted: Sequence[_Part]) -> Recording:
+def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
     sources = sorted(unsorted, key=_sort_key)
     _check_same_world(sources)
     _check_no_rank_twice(sources)
@@ -116,6 +99,7 @@ def _merge_ranks(unsorted: Sequence[_Part]) -> Recording:
         collectives=tuple(sorted(collectives, key=lambda one: (one.rank, one.order))),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         gaps=tuple(dict.fromkeys(gaps)),
+        stops=tuple(stop for part in parts for stop in part.stops),
         spans=tuple(span for part in parts for span in part.spans),
         coverage=tuple(coverage for part in parts for coverage in part.coverage),
         memory=tuple(profile for part in parts for profile in part.memory),
@@ -127,19 +111,19 @@ def _merge_ranks(unsorted: Sequence[_Part]) -> Recording:
     )
 
 
-def _sort_key(part: _Part) -> tuple[list[int], bytes]:
+def _sort_key(part: Part) -> tuple[list[int], bytes]:
     ranks = sorted(expand_ranks(part.run.ranks))
     # Ranks differ between parts that can be merged; only parts without any need a second key.
     return ranks, b"" if ranks else msgspec.json.encode(part.recording)
 
 
-def _check_same_world(parts: Sequence[_Part]) -> None:
+def _check_same_world(parts: Sequence[Part]) -> None:
     first = parts[0]
     for part in parts:
         if part.run.world_size != first.run.world_size:
             raise MergeError(
-                f"these recordings are of different runs: {first.name()} saw a world of "
-                f"{first.run.world_size}, {part.name()} a world of {part.run.world_size}. "
+                f"these recordings are of different runs: {first.name()} is of a world of "
+                f"{first.run.world_size} ranks, {part.name()} of {part.run.world_size}. "
                 f"Merge only the files of one run."
             )
         if part.run.is_simulated != first.run.is_simulated:
@@ -150,8 +134,8 @@ def _check_same_world(parts: Sequence[_Part]) -> None:
             )
 
 
-def _check_no_rank_twice(parts: Sequence[_Part]) -> None:
-    holders: dict[int, _Part] = {}
+def _check_no_rank_twice(parts: Sequence[Part]) -> None:
+    holders: dict[int, Part] = {}
     for part in parts:
         ranks = sorted(set(expand_ranks(part.run.ranks)))
         if twice := [rank for rank in ranks if rank in holders]:

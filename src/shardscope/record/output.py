@@ -1,7 +1,8 @@
-"""Bytes to disk: whole files or none, and a sentence for whatever goes wrong."""
+"""Bytes to disk: complete files or none, and a sentence for whatever goes wrong."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import secrets
@@ -13,7 +14,10 @@ from typing import IO
 
 from shardscope.errors import OutputError
 
-__all__ = ["check_output", "explain_existing", "move_file", "write_file"]
+__all__ = ["check_output", "explain_existing", "move_file", "open_special", "write_file"]
+
+# Pipes that a check has opened: closing one again would tell its reader that there is no more.
+_pipes: dict[str, int] = {}
 
 
 def write_file(
@@ -27,14 +31,16 @@ def write_file(
     check_output(path, force=force)
     pieces = (data,) if isinstance(data, bytes) else data
     is_compressed = os.fspath(path).lower().endswith(".gz")
-    # Follow symlinks: os.replace would put the file where the link is.
-    target = Path(os.path.realpath(path))
     try:
-        if target.exists() and not target.is_file():
+        if os.path.exists(path) and not os.path.isfile(path):
             # A pipe or a device; replacing it would destroy it.
-            with open(target, "wb") as file:
+            descriptor = open_special(path)
+            os.set_blocking(descriptor, True)
+            with open(descriptor, "wb") as file:
                 _write_pieces(file, pieces, is_compressed=is_compressed)
         else:
+            # Follow symlinks: os.replace would put the file where the link is.
+            target = Path(os.path.realpath(path))
             _write_beside(target, pieces, is_compressed=is_compressed, force=force)
     except FileExistsError as error:
         raise OutputError(explain_existing(path)) from error
@@ -73,10 +79,42 @@ def check_output(path: str | os.PathLike[str], *, force: bool = False) -> None:
         raise OutputError(
             f"cannot write '{os.fspath(path)}': it is a folder. Name a file inside it."
         )
+    if stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
+        kind = "a socket" if stat.S_ISSOCK(mode) else "a block device"
+        raise OutputError(f"cannot write '{os.fspath(path)}': it is {kind}. Name a file.")
+    if stat.S_ISFIFO(mode):
+        _open_pipe(path)
     if stat.S_ISREG(mode):
         if not force:
             raise OutputError(explain_existing(path))
         _check_folder(path)  # the new file is made beside the old one
+
+
+def open_special(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a device, or of a pipe that `check_output` found a reader of.
+
+    It does not block: a write that would is an error.
+    """
+    descriptor = _pipes.pop(os.path.realpath(path), None)
+    if descriptor is not None:
+        return descriptor
+    return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+
+
+def _open_pipe(path: str | os.PathLike[str]) -> None:
+    """Take hold of a pipe, or raise OutputError if nobody reads it: writing would never return."""
+    name = os.path.realpath(path)
+    if name in _pipes:
+        return
+    try:
+        _pipes[name] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise OutputError(_explain_output(path, error)) from error
+        raise OutputError(
+            f"cannot write '{os.fspath(path)}': it is a named pipe that nothing reads. Start its "
+            "reader first, or name a file."
+        ) from error
 
 
 def explain_existing(path: str | os.PathLike[str]) -> str:

@@ -17,6 +17,8 @@ __all__ = [
     "count_ranks",
     "expand_ranks",
     "format_ranks",
+    "intersect_ranks",
+    "list_ranks",
     "rank_at",
 ]
 
@@ -35,7 +37,11 @@ class RankSpan(Struct, frozen=True, array_like=True, gc=False):
     step: NumRanks = 1
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.first, self.first + self.count * self.step, self.step))
+        return iter(self.as_range())
+
+    def as_range(self) -> range:
+        """The same ranks; whether one is among them costs nothing to ask."""
+        return range(self.first, self.first + self.count * self.step, self.step)
 
 
 def compress_ranks(ranks: Iterable[int]) -> tuple[RankSpan, ...]:
@@ -44,8 +50,9 @@ def compress_ranks(ranks: Iterable[int]) -> tuple[RankSpan, ...]:
     pending: list[int] = []
     for rank in ranks:
         if len(pending) >= 2 and rank - pending[-1] != pending[1] - pending[0]:
-            spans.append(_span(pending))
-            pending = []
+            is_loose = len(pending) == 2 and rank - pending[-1] == 1
+            spans.append(RankSpan(pending[0]) if is_loose else _span(pending))
+            pending = pending[1:] if is_loose else []  # 0,2-3 rather than 0-2/2,3
         elif len(pending) == 1 and rank <= pending[0]:
             spans.append(RankSpan(pending[0]))
             pending = []
@@ -72,6 +79,14 @@ def count_ranks(spans: Iterable[RankSpan]) -> int:
     return sum(span.count for span in spans)
 
 
+def intersect_ranks(spans: tuple[RankSpan, ...], others: tuple[RankSpan, ...]) -> tuple[int, ...]:
+    """Ranks that are in both, in the order of the smaller set, which alone is written out."""
+    if count_ranks(others) < count_ranks(spans):
+        spans, others = others, spans
+    ranges = [span.as_range() for span in others]
+    return tuple(rank for span in spans for rank in span if any(rank in one for one in ranges))
+
+
 def rank_at(spans: Iterable[RankSpan], position: int) -> int:
     """The rank at a position among all those of the spans."""
     for span in spans:
@@ -84,6 +99,15 @@ def rank_at(spans: Iterable[RankSpan], position: int) -> int:
 def format_ranks(spans: Iterable[RankSpan]) -> str:
     """`0-7`, `0-1016/8` (every eighth), `3`, joined by commas."""
     return ",".join(_format_span(span) for span in spans)
+
+
+def list_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in a sentence, sorted: `0-2,5`, `1,5` where a span would be `1-5/4`."""
+    return format_ranks(
+        part
+        for span in compress_ranks(sorted(set(ranks)))
+        for part in (map(RankSpan, span) if span.count == 2 and span.step != 1 else (span,))
+    )
 
 
 def _format_span(span: RankSpan) -> str:

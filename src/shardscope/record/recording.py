@@ -18,7 +18,7 @@ from shardscope.record.parity import Parity
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks
 from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import Span
+from shardscope.record.spans import Span, SpanBegin
 
 __all__ = [
     "FORMAT",
@@ -40,6 +40,7 @@ __all__ = [
     "Redistribute",
     "RunInfo",
     "Severity",
+    "Stop",
 ]
 
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
@@ -242,6 +243,20 @@ class Gap(Record, frozen=True, kw_only=True, gc=False):
     is_loss: bool = False
 
 
+class Stop(Record, frozen=True, kw_only=True, gc=False):
+    """Where a rank's recording stops early. A rank that left its trace normally has none.
+
+    `error` is the type and the first line of the exception that ended the trace, or None if the
+    stream just stops, because the rank was killed or is still running. `is_gapless` says that every
+    collective the rank issued until then is in the recording.
+    """
+
+    rank: Rank
+    error: str | None = None
+    open_spans: tuple[SpanBegin, ...] = ()  # phases that were entered and not left
+    is_gapless: bool = False
+
+
 class Recording(Record, frozen=True, kw_only=True, gc=False):
     """What one run told us, for one rank or for many."""
 
@@ -251,6 +266,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     collectives: tuple[Collective, ...] = ()
     findings: tuple[Finding, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    stops: tuple[Stop, ...] = ()
     spans: tuple[Span, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     memory: tuple[MemoryProfile, ...] = ()

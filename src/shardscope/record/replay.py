@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import msgspec
@@ -20,17 +22,20 @@ from shardscope.record.recording import (
     Module,
     Recording,
     RunInfo,
+    Stop,
 )
 from shardscope.record.sharing import SharedValues
-from shardscope.record.spans import Span
+from shardscope.record.spans import Span, SpanBegin
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
-from shardscope.record.unended import UnendedSpans
 
 __all__ = ["read_stream"]
 
 # A stream with more damaged lines than this is none of ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
 _MAX_NUMBERS = 50  # of damaged lines that are named
+_MAX_OPEN = 20  # phases of a thread, and threads, that are named and kept
+_MAX_RUNS = 100  # lines that say which rank this is; a real stream has one or two
+_HOST = "cpu"
 
 # A line that holds something: blank ones are skipped in bulk, however many millions there are.
 _LINE = re.compile(rb"\S[^\n]*")
@@ -52,6 +57,7 @@ def read_stream(data: bytes, name: str) -> Recording:
         collectives=tuple(reader.collectives),
         findings=tuple(reader.findings),
         gaps=(*reader.gaps, *reader.find_losses(name, _only_rank(reader.run))),
+        stops=reader.find_stops(_only_rank(reader.run)),
         spans=tuple(reader.spans),
     )
 
@@ -93,8 +99,9 @@ class _Reader:
         self.findings: list[Finding] = []
         self.gaps: list[Gap] = []
         self.spans: list[Span] = []
-        self._unended = UnendedSpans()
+        self._open_spans = _OpenSpans()
         self._end: StreamEnd | None = None
+        self._num_runs = 0
         self._num_damaged = 0
         self._damaged: list[int] = []
         self._reason = ""
@@ -131,14 +138,15 @@ class _Reader:
             self.gaps.append(line.gap)
         elif line.span is not None:
             self.spans.append(line.span)
-            self._unended.end(line.span)
+            self._open_spans.end(line.span)
         elif line.begin is not None:
-            self._unended.begin(line.begin)
-        elif line.run is not None:
+            self._open_spans.begin(line.begin)
+        elif line.run is not None and self._num_runs < _MAX_RUNS:
+            self._num_runs += 1
             self._become(line.run)
         elif line.end is not None:
             self._end = line.end
-            self._unended.forget()
+            self._open_spans.clear()
         else:
             return False
         return True
@@ -170,10 +178,25 @@ class _Reader:
         fact = None if self.is_hopeless else self._describe_end()
         if fact is not None:
             gaps.append(Gap(place=name, fact=fact, rank=rank, is_loss=True))
-        stuck = self._unended.describe()
-        if stuck is not None:
-            gaps.append(Gap(place="phases", fact=stuck, rank=rank))
+        fact = self._open_spans.describe()
+        if fact is not None:
+            gaps.append(Gap(place="phases", fact=fact, rank=rank))
         return gaps
+
+    def find_stops(self, rank: int | None) -> tuple[Stop, ...]:
+        """How the rank stopped, if it did not leave its trace normally."""
+        if rank is None or (self._end is not None and self._end.error is None):
+            return ()
+        # A torn last line counts: a full disk, where the run goes on, leaves one more often than
+        # a killed process does.
+        has_lost = any(gap.is_loss for gap in self.gaps)
+        stop = Stop(
+            rank=rank,
+            error=None if self._end is None else self._end.error,
+            open_spans=self._open_spans.as_records(rank),
+            is_gapless=not has_lost and not self._num_damaged and self._count_missing() <= 0,
+        )
+        return (stop,)
 
     def _format_numbers(self) -> str:
         numbers = format_ranks(compress_ranks(self._damaged))
@@ -186,11 +209,14 @@ class _Reader:
     def _describe_end(self) -> str | None:
         if self._end is None:
             return "the stream has no end: the run was killed, or is still running"
-        num_lost = self._end.num_records - self._count()
+        num_lost = self._count_missing()
         if num_lost <= 0:
             return None
         verb = "is" if num_lost == 1 else "are"
         return f"{num_lost} of the {self._end.num_records} records written {verb} missing"
+
+    def _count_missing(self) -> int:
+        return 0 if self._end is None else self._end.num_records - self._count()
 
     def _count(self) -> int:
         kinds = (
@@ -202,3 +228,65 @@ class _Reader:
             self.spans,
         )
         return sum(len(records) for records in kinds)
+
+
+@final
+class _OpenSpans:
+    """Phases that were entered and not left where a stream stops: what a killed rank was doing."""
+
+    def __init__(self) -> None:
+        # By thread and name, sorted by when they began: a hostile stream may hold very many.
+        self._starts: dict[tuple[str, str], list[int]] = {}
+
+    def begin(self, begin: SpanBegin) -> None:
+        """A phase was entered."""
+        insort(self._starts.setdefault((begin.thread, begin.name), []), begin.start_ns)
+
+    def end(self, span: Span) -> None:
+        """A phase was left: of those on its thread, the last to begin before it."""
+        key = (span.thread, span.name)
+        starts = self._starts.get(key)
+        if starts is None or span.device != _HOST:
+            return
+        # The first, if all began later: a clock may be set back.
+        del starts[max(0, bisect_right(starts, span.start_ns) - 1)]
+        if not starts:
+            del self._starts[key]
+
+    def clear(self) -> None:
+        """The trace was left while they were open, so their ends are not in the stream."""
+        self._starts.clear()
+
+    def as_records(self, rank: int) -> tuple[SpanBegin, ...]:
+        """Those that are open, at most as many as `describe` names."""
+        return tuple(
+            SpanBegin(rank=rank, name=name, start_ns=start_ns, thread=thread)
+            for thread, opened in self._by_thread()[:_MAX_OPEN]
+            for start_ns, name in opened[-_MAX_OPEN:]
+        )
+
+    def describe(self) -> str | None:
+        """Their names by thread, outermost first; None if there are none."""
+        threads = self._by_thread()
+        if not threads:
+            return None
+        lines = [_describe_thread(thread, opened) for thread, opened in threads[:_MAX_OPEN]]
+        if len(threads) > _MAX_OPEN:
+            lines.append(f"{len(threads) - _MAX_OPEN:,} more threads")
+        return f"still open where the stream stops, outermost first: {'; '.join(lines)}"
+
+    def _by_thread(self) -> list[tuple[str, list[tuple[int, str]]]]:
+        """The main thread first; of each, when phases began and their names, in that order."""
+        threads: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+        for (thread, name), starts in self._starts.items():
+            threads[thread].extend((start_ns, name) for start_ns in starts)
+        return [(thread, sorted(threads[thread])) for thread in sorted(threads)]
+
+
+def _describe_thread(thread: str, opened: Sequence[tuple[int, str]]) -> str:
+    names = [name for _, name in opened]
+    if len(names) > _MAX_OPEN:
+        half = _MAX_OPEN // 2
+        names[half:-half] = [f"… {len(names) - 2 * half:,} more …"]
+    # Without their times, so that ranks that hang in the same place are shown together.
+    return " > ".join(names) + (f" (thread {thread})" if thread else "")

@@ -5,7 +5,9 @@ Reading it back is `replay.py`'s.
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import threading
 from typing import final
 
@@ -13,7 +15,7 @@ from msgspec import Struct
 
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
-from shardscope.record.output import check_output, explain_existing, move_file
+from shardscope.record.output import check_output, explain_existing, move_file, open_special
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
 from shardscope.record.spans import Span, SpanBegin
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 STREAM_FORMAT = "shardscope.stream"
-_CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0)
+_MAX_WAIT_MS = 1_000  # for the reader of a pipe to make room
 
 StreamRecord = Group | Module | Collective | Finding | Gap | Span
 
@@ -41,10 +43,14 @@ class StreamHeader(Struct, frozen=True, kw_only=True):
     run: RunInfo
 
 
-class StreamEnd(Struct, frozen=True, kw_only=True):
-    """The last line's content: the run finished after so many records."""
+class StreamEnd(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last line's content: the trace was left after so many records.
+
+    `error` is the type and the first line of the exception that it was left with, if any.
+    """
 
     num_records: Natural
+    error: str | None = None
 
 
 class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,8 +81,10 @@ _KEYS: dict[type[StreamRecord], str] = {
 class StreamWriter:
     """Appends records to a file, each in one unbuffered write.
 
-    Only the constructor raises. A write that fails later must not end a training run: the writer
-    remembers why in `failure` and writes no more.
+    Only the constructor raises, if the file cannot be opened or not even its first line written. A
+    write that fails later must not end a training run: the writer remembers why in `failure` and
+    writes no more. If the run closes our descriptor, as programs do that close all of them, the
+    file is opened again, and the file that has the number by then is left alone.
     """
 
     def __init__(self, path: str | os.PathLike[str], run: RunInfo, *, force: bool = False) -> None:
@@ -86,7 +94,11 @@ class StreamWriter:
         self._pid = os.getpid()
         self._num_records = 0
         self._file: int | None = _open(self.path, force=force)
-        self._write_line(StreamHeader(run=run))
+        self._identity = _identify(self._file)
+        if not self._write_line(StreamHeader(run=run)):
+            self.close()
+            reason = (self.failure or "").rpartition(": ")[2]
+            raise OutputError(_explain_stream(self.path, reason))
 
     @property
     def is_own(self) -> bool:
@@ -100,7 +112,7 @@ class StreamWriter:
                 self._num_records += 1
 
     def write_begin(self, begin: SpanBegin) -> None:
-        """A stretch begins; its span, written when it has ended, says so too."""
+        """A phase is entered; its span, written when it is left, says so too."""
         with self._lock:
             self._write_line({"begin": begin})
 
@@ -120,16 +132,17 @@ class StreamWriter:
         """Go on after `close`: what is written now follows the end marker, and so overrules it."""
         with self._lock:
             if self._file is None and self.failure is None and self.is_own:
-                try:
-                    self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | _CLOSE_ON_EXEC)
-                except OSError as error:
-                    self._fail(error)
+                self._open_again()
 
-    def close(self) -> None:
-        """Append the end marker and close the file; closing twice is fine."""
+    def close(self, error: str | None = None) -> None:
+        """Append the end marker and close the file; closing twice is fine.
+
+        `error` is the exception that ended the trace, in one line.
+        """
         with self._lock:
-            self._write_line({"end": StreamEnd(num_records=self._num_records)})
-            if self._file is not None and self.is_own:
+            self._write_line({"end": StreamEnd(num_records=self._num_records, error=error)})
+            if self._has_descriptor() and self.is_own:
+                assert self._file is not None
                 os.close(self._file)
             self._file = None
 
@@ -137,10 +150,34 @@ class StreamWriter:
         if self._file is None or self.failure is not None or not self.is_own:
             return False
         try:
+            if not self._has_descriptor() and not self._open_again():
+                return False
             _write_all(self._file, encode_json(line) + b"\n")
         except (OSError, ValueError, TypeError, OverflowError) as error:
             self._fail(error)
             return False
+        return True
+
+    def _has_descriptor(self) -> bool:
+        """Whether the descriptor is still that of the file that we opened."""
+        try:
+            return self._file is not None and _identify(self._file) == self._identity
+        except OSError:
+            return False
+
+    def _open_again(self) -> bool:
+        """Open the file anew to append to it; what it was, it must still be."""
+        self._file = None
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        except OSError as error:
+            self._fail(error)
+            return False
+        if _identify(descriptor) != self._identity:
+            os.close(descriptor)
+            self._fail(OSError(errno.ESTALE, "another file has its name now"))
+            return False
+        self._file = descriptor
         return True
 
     def _fail(self, error: Exception) -> None:
@@ -155,21 +192,41 @@ def _open(path: str, *, force: bool) -> int:
             f".gz out of its name; merging can write a compressed recording."
         )
     check_output(path, force=force)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | _CLOSE_ON_EXEC
-    if not force and not os.path.exists(path):
-        flags |= os.O_EXCL  # of two ranks given the same name, one is told
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | os.O_NONBLOCK
+    exists = os.path.exists(path)
+    if not force and not exists:
+        flags |= os.O_EXCL  # of two ranks that have the same name, the second is refused
     try:
+        if exists and not os.path.isfile(path):
+            return open_special(path)
         return os.open(path, flags, 0o666)
     except FileExistsError as error:
         raise OutputError(explain_existing(path)) from error
     except OSError as error:
-        raise OutputError(
-            f"cannot write the stream '{path}': {error.strerror}. "
-            f"Choose a place that can be written and has room."
-        ) from error
+        raise OutputError(_explain_stream(path, error.strerror or str(error))) from error
 
 
-def _write_all(file: int, data: bytes) -> None:
+def _explain_stream(path: str, reason: str) -> str:
+    return (
+        f"cannot write the stream '{path}': {reason}. "
+        f"Choose a place that can be written and has room."
+    )
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    """The same for all descriptors of one file, and for no other file."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write everything; BlockingIOError if a pipe stays full, for the run must not wait for it."""
     view = memoryview(data)
     while view:
-        view = view[os.write(file, view) :]
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            room = select.poll()
+            room.register(descriptor, select.POLLOUT)
+            if not room.poll(_MAX_WAIT_MS):
+                raise

@@ -15,6 +15,7 @@ from shardscope.record import (
     CollectiveKind,
     Recording,
     Source,
+    escape_controls,
     expand_ranks,
     format_ranks,
 )
@@ -132,7 +133,7 @@ def _make_node(
     start_ns = call.start_ns if is_timed else None
     fields = [
         make_varint(1, number),
-        make_text(2, f"{call.kind} {call.owner}" if call.owner else str(call.kind)),
+        make_text(2, escape_controls(f"{call.kind} {call.owner}" if call.owner else call.kind)),
         make_varint(3, _NODE_TYPES.get(call.kind, _COLLECTIVE)),
         b"" if after is None else make_packed(5, [after]),
         b"" if start_ns is None else make_varint(6, start_ns // 1000),
@@ -178,7 +179,7 @@ def _place(source: Source) -> str:
 
 
 def _text(name: str, value: str) -> bytes:
-    return make_text(1, name) + make_text(_STRING, value)
+    return make_text(1, name) + make_text(_STRING, escape_controls(value))
 
 
 def _number(name: str, value: int) -> bytes:

@@ -11,9 +11,8 @@ import hashlib
 from html import escape
 from importlib.resources import files
 
-import msgspec
-
 from shardscope.record import Recording
+from shardscope.record.encoding import encode_json
 from shardscope.report.page.build import build_page
 from shardscope.report.page.records import Page
 
@@ -28,7 +27,6 @@ _ESCAPES = {
     "\u2029": "\\u2029",
 }
 _TABLE = str.maketrans(_ESCAPES)
-_ENCODER = msgspec.json.Encoder()
 
 _DOCUMENT = """\
 <!doctype html>
@@ -93,7 +91,7 @@ def render_page(page: Page) -> str:
 
 def encode_page(page: Page) -> str:
     """The page as JSON that is inert within HTML."""
-    return _ENCODER.encode(page).decode("utf-8").translate(_TABLE)
+    return encode_json(page).decode("utf-8").translate(_TABLE)
 
 
 def _check_inline(text: str, *ends: str) -> str:

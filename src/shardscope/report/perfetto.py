@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from shardscope.record import SIMULATION_TIME, Collective, Recording, Span
-from shardscope.record.encoding import encode_json
+from shardscope.record.encoding import encode_shown_json
 from shardscope.report.align import align_clocks, has_clock
 from shardscope.report.memory_counters import make_counters
 from shardscope.report.span_slices import Event, assign_lanes, make_span_slices
@@ -52,7 +52,7 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
     note = f"{_TIMED_NOTE if is_timed else _ORDER_NOTE} {_NOTE}"
     other = {"producer": "shardscope", "note": note, "run": recording.run}
     head = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": []}
-    yield encode_json(head).removesuffix(b"]}")
+    yield encode_shown_json(head).removesuffix(b"]}")
     before = b""
     is_simulated = recording.run.is_simulated
     caveat = _NO_DURATIONS if is_timed else _SIMULATED_ORDER if is_simulated else _ORDER
@@ -63,11 +63,11 @@ def render_perfetto_pieces(recording: Recording) -> Iterator[bytes]:
             *_make_slices(one.calls, one.starts, tracks),
             *_make_phases(one, len(tracks), SIMULATION_TIME if is_simulated else ""),
         ]
-        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        yield before + encode_shown_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     for profile in sorted(recording.memory, key=lambda one: one.rank):
         events = list(make_counters(profile))
-        yield before + encode_json(events).removeprefix(b"[").removesuffix(b"]")
+        yield before + encode_shown_json(events).removeprefix(b"[").removesuffix(b"]")
         before = b","
     yield b"]}\n"
 

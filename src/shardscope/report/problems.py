@@ -15,12 +15,12 @@ from shardscope.record import (
     Gap,
     Recording,
     Severity,
-    compress_ranks,
     count_ranks,
-    format_ranks,
+    list_ranks,
 )
 from shardscope.report.layout import make_text, make_title
 from shardscope.report.lines import format_source
+from shardscope.report.stops import render_stops
 
 __all__ = [
     "SEVERITIES",
@@ -46,11 +46,12 @@ _CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnos
 
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
-    """Findings, the gravest first, or what they would have been found by; then gaps."""
+    """Findings, most severe first, or the checks that found none; where ranks stopped; gaps."""
     findings = fold_problem_ranks(sort_findings(recording))
     if not findings:
         yield make_text(f"No findings ({describe_checks(recording)}).", "dim")
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
+    yield from render_stops(recording)
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
     yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
 
@@ -125,5 +126,4 @@ def _render_gap(gap: Gap, ranks: list[int]) -> RenderableType:
 def _name_ranks(ranks: list[int]) -> Text:
     if not ranks:
         return Text()
-    words = format_ranks(compress_ranks(sorted(set(ranks))))
-    return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {words}", "dim")
+    return make_text(f"  {'rank' if len(ranks) == 1 else 'ranks'} {list_ranks(ranks)}", "dim")

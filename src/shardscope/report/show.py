@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+import sys
+from typing import Any, TextIO, cast, get_args
 
 from rich.console import Console, Group, RenderableType
 
 from shardscope.record import TensorLayout
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.text import render_changes
+from shardscope.report.guarded import GuardedFile
 from shardscope.report.result import read_recording
 from shardscope.report.slices import render_layout
 from shardscope.report.text import View, render_summary
@@ -24,7 +26,8 @@ def show(
 
     As `shardscope show` would: a summary, or one `view` such as "memory".
     """
-    console = Console(highlight=False, markup=False, emoji=False)
+    file = cast(TextIO, GuardedFile(sys.stdout))
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
     console.print(_render(result, view=view, by=by, is_folded=is_folded))
 
 

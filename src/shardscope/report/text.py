@@ -9,7 +9,7 @@ from typing import Literal
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from shardscope.record import Recording
+from shardscope.record import Recording, guard_line
 from shardscope.report.audit import render_audit
 from shardscope.report.causes import render_causes
 from shardscope.report.costliest import render_costliest
@@ -70,7 +70,7 @@ def render_plain(thing: RenderableType, *, width: int = 80) -> str:
     console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as capture:
         console.print(thing)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return "\n".join(guard_line(line.rstrip()) for line in capture.get().splitlines()) + "\n"
 
 
 def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterator[RenderableType]:

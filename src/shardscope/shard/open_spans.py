@@ -86,7 +86,7 @@ class OpenSpan:
         if not self.hearings:
             return
         self.thread = thread_name()
-        duration_ns = end_ns - self.start_ns
+        duration_ns = max(0, end_ns - self.start_ns)  # clocks may be set back
         parent = self._parent_here()
         if parent is not None:
             parent.inner_ns += duration_ns

@@ -21,7 +21,7 @@ from shardscope.comm.device_clock import DEVICE_CLOCK
 from shardscope.comm.run import is_simulated, read_identity
 from shardscope.comm.spans import Timing, listening
 from shardscope.errors import PhaseError
-from shardscope.record import SIMULATION_TIME, PhaseTotal, Span, make_inert
+from shardscope.record import SIMULATION_TIME, PhaseTotal, Span, guard_line, make_inert
 
 __all__ = ["PhaseTimes"]
 
@@ -141,7 +141,7 @@ class PhaseTimes:
         console = Console(file=StringIO(), width=120, color_system=None, legacy_windows=False)
         with console.capture() as capture:
             console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return "\n".join(guard_line(line.rstrip()) for line in capture.get().splitlines())
 
     def _describe(self) -> str:
         running = self.num_running

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from io import StringIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.report.compare.brief import leave_out_input, shorten_what
 from shardscope.report.compare.changes import Area, Change, Changes, Status, Unit, name_path
 from shardscope.report.grid import Cell, Column, Grid, Look, Row
 from shardscope.report.layout import make_text, make_title, plural
+from shardscope.report.text import render_plain
 from shardscope.report.units import format_bytes, format_count
 
 __all__ = ["render_changes", "render_changes_text"]
@@ -65,10 +65,7 @@ def render_changes(changes: Changes, *, is_complete: bool = False) -> Renderable
 
 def render_changes_text(changes: Changes, *, is_complete: bool = False, width: int = 80) -> str:
     """The same as plain text, for files, tests and notebooks."""
-    console = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
-    with console.capture() as capture:
-        console.print(render_changes(changes, is_complete=is_complete))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return render_plain(render_changes(changes, is_complete=is_complete), width=width)
 
 
 def _render(changes: Changes, is_complete: bool) -> Iterator[RenderableType]:

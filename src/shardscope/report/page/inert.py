@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.record import make_inert
+from shardscope.record import escape_controls
 
 __all__ = ["make_page_inert"]
 
@@ -47,4 +47,4 @@ def _is(one: object, other: object) -> bool:
 def _make_text_safe(text: str) -> str:
     if text.isascii() and text.isprintable():
         return str(text)
-    return "\n".join("\t".join(map(make_inert, line.split("\t"))) for line in text.split("\n"))
+    return "\n".join("\t".join(map(escape_controls, line.split("\t"))) for line in text.split("\n"))

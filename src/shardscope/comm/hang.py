@@ -1,0 +1,349 @@
+"""Who is behind after a hang: the rank that others wait for, or ranks that wait for each other.
+
+A stream holds each collective before it is issued, so where the streams of a killed run stop is
+where its ranks stood. A rank that issued a collective waits for the ranks of its group that did
+not, and a receive waits for its send. Followed from rank to rank, the waits end at a rank that
+waits for no other, which is behind, or lead in a circle, which is a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import final
+
+from shardscope.comm.group_calls import GroupCalls, describe_call, find_drift, line_of, name_ranks
+from shardscope.comm.pair import sort_by_route
+from shardscope.comm.waits import Wait, Waiting, find_circle, replay_receives, returns_alone
+from shardscope.record.kinds import CollectiveKind
+from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
+from shardscope.record.recording import Collective, Finding, Recording, Severity
+
+__all__ = ["DEADLOCK", "RANK_BEHIND", "find_hang"]
+
+DEADLOCK = "deadlock"
+RANK_BEHIND = "rank-behind"
+
+_MAX_NAMED = 4  # waits, places and legs of a circle that a sentence lists
+# Backends whose collectives return when they are done, unless they were asked not to wait.
+_BLOCKING_BACKENDS = ("gloo", "mpi")
+# What a user, a scheduler or a launcher does to a rank that hangs.
+_INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "SignalException")
+
+
+def find_hang(
+    recording: Recording, groups: dict[str, GroupCalls], diverged: dict[str, int]
+) -> list[Finding]:
+    """At most one finding: ranks that wait for each other, or the ranks that others wait for.
+
+    `diverged` has, for groups whose ranks issued different collectives, the position of the first;
+    what its ranks wait for after that follows from it, and has a finding of its own. A simulated
+    run does not hang: there it is the receives that would never return in a real one.
+    """
+    if count_ranks(recording.run.ranks) < 2:
+        return []
+    if recording.run.is_simulated:
+        waiting = replay_receives(recording, groups)
+        circle = find_circle(waiting)
+        if circle is not None:
+            return [_explain_circle(circle, waiting)]
+    return _Hang(recording, groups, diverged).find() if recording.stops else []
+
+
+@final
+class _Hang:
+    """The waits of a run of which at least one rank was killed or raised."""
+
+    def __init__(
+        self, recording: Recording, groups: dict[str, GroupCalls], diverged: dict[str, int]
+    ) -> None:
+        self._recording = recording
+        self._groups = groups
+        self._stops = {stop.rank: stop for stop in recording.stops}
+        self._last: dict[int, Collective] = {}  # by rank
+        self._last_on_thread: dict[tuple[int, str], Collective] = {}
+        for call in sorted(recording.collectives, key=lambda call: call.order):
+            self._last[call.rank] = call
+            self._last_on_thread[call.rank, call.thread] = call
+        # Ranks that a mismatch explains already: they do not go on after it.
+        self._explained: set[int] = set()
+        self._waits = list(self._find_waits(diverged))
+
+    def find(self) -> list[Finding]:
+        """The circle that is certain, else who is behind, else the circle that is likely."""
+        certain, likely = self._sort_waits()
+        circle = find_circle(certain)
+        if circle is not None:
+            return [_explain_circle(circle, certain, also=likely)]
+        missing = {rank for wait in self._waits for rank in wait.missing}
+        behind = sorted(missing.intersection(self._stops).difference(likely, self._explained))
+        if behind:
+            return [self._explain_behind(behind, likely)]
+        circle = find_circle(likely)
+        if circle is not None:
+            return [_explain_circle(circle, likely, is_certain=False)]
+        return [] if likely or self._explained else self._suspect_unrecorded()
+
+    def _find_waits(self, diverged: dict[str, int]) -> Iterator[Wait]:
+        for name, group in self._groups.items():
+            known = {rank: calls for rank, calls in group.items() if calls.is_known}
+            first = min((calls.num_collectives for calls in known.values()), default=None)
+            if first is None:
+                continue
+            if name in diverged and diverged[name] <= first <= diverged[name] + 1:
+                self._explained.update(group)  # all of them stopped at the mismatch
+            else:
+                waiters = {
+                    rank: calls.collectives[first]
+                    for rank, calls in group.items()
+                    if first in calls.collectives
+                }
+                if waiters and not self._is_over(waiters, group):
+                    missing = tuple(rank for rank in known if rank not in waiters)
+                    yield Wait(name, first, waiters, missing)
+            for wait in _find_transfer_waits(name, group):
+                if not self._is_over(wait.waiters, group):
+                    yield wait
+
+    def _is_over(self, waiters: Iterable[int], group: GroupCalls) -> bool:
+        """Whether a rank that issued it went on to the end of its trace.
+
+        Then the others issued it too, and it is their recordings that were cut short afterwards.
+        """
+        is_real = not self._recording.run.is_simulated
+        return is_real and any(group[rank].is_finished for rank in waiters)
+
+    def _sort_waits(self) -> tuple[Waiting, Waiting]:
+        """By rank, the waits that it is certainly in, and all that it may be in."""
+        certain: Waiting = defaultdict(list)
+        likely: Waiting = defaultdict(list)
+        seen_ns = self._find_last_activity()
+        blocking = {
+            group.name for group in self._recording.groups if group.backend in _BLOCKING_BACKENDS
+        }
+        for wait in self._waits:
+            for rank, call in wait.waiters.items():
+                if rank not in self._stops or rank in self._explained:
+                    continue
+                last = self._last_on_thread[rank, call.thread]
+                last_ns = last.start_ns or 0
+                if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last_ns:
+                    continue  # it was asynchronous: the thread was seen elsewhere afterwards
+                likely[rank].append(wait)
+                if wait.holds(last) and not returns_alone(last):
+                    certain[rank].append(wait)
+        return certain, likely
+
+    def _find_last_activity(self) -> dict[tuple[int, str], int]:
+        """When each thread of a killed rank last entered or left a phase, by the rank's own clock.
+
+        A rank that raised left its phases because of that.
+        """
+        seen_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
+        killed = {rank for rank, stop in self._stops.items() if stop.error is None}
+        for span in self._recording.spans:
+            if span.device == "cpu" and span.rank in killed:
+                key = (span.rank, span.thread)
+                seen_ns[key] = max(seen_ns[key], span.start_ns + span.duration_ns)
+        for stop in self._stops.values():
+            for begin in stop.open_spans:
+                key = (stop.rank, begin.thread)
+                seen_ns[key] = max(seen_ns[key], begin.start_ns)
+        return seen_ns
+
+    def _explain_behind(self, behind: list[int], likely: Waiting) -> Finding:
+        direct = [wait for wait in self._waits if not set(behind).isdisjoint(wait.missing)]
+        waiters = {rank for wait in direct for rank in wait.waiters}
+        facts = [f"{name_ranks(behind)} {'is' if len(behind) == 1 else 'are'} behind"]
+        facts.extend(_describe_waiters(wait) for wait in direct[:_MAX_NAMED])
+        if len(direct) > _MAX_NAMED:
+            facts.append(f"{len(direct) - _MAX_NAMED:,} more collectives wait for them")
+        if rest := set(likely) - waiters:
+            facts.append(f"{name_ranks(rest)} {_verb(rest)} for those in turn")
+        facts.extend(self._describe_stands(behind))
+        collective = next((wait for wait in direct if wait.position is not None), None)
+        if collective is not None:
+            others = sorted(collective.waiters)[:_MAX_NAMED]
+            drift = find_drift(self._groups[collective.group], collective.missing[0], others)
+            facts.extend([drift] if drift else [])
+        has_raised = any(_is_failure(self._stops[rank].error) for rank in behind)
+        has_failed_others = any(
+            _is_failure(self._stops[rank].error) for rank in waiters if rank in self._stops
+        )
+        last = self._last.get(behind[0])
+        return Finding(
+            rule=RANK_BEHIND,
+            severity=Severity.ERROR if has_raised or has_failed_others else Severity.WARNING,
+            subject=_name_groups(direct),
+            fact="; ".join(facts),
+            remedy=_suggest_look(behind, last, has_raised=has_raised, is_over=has_failed_others),
+            rank=behind[0],
+            source=None if last is None else last.source,
+        )
+
+    def _describe_stands(self, ranks: list[int]) -> Iterator[str]:
+        """Where each rank stood, those in the same place together."""
+        places: dict[str, list[int]] = {}
+        for rank in ranks:
+            places.setdefault(self._describe_stand(rank), []).append(rank)
+        for place, found in list(places.items())[:_MAX_NAMED]:
+            yield f"{name_ranks(found)} {place}"
+        if len(places) > _MAX_NAMED:
+            yield f"{len(places) - _MAX_NAMED:,} more ranks stopped elsewhere"
+
+    def _describe_stand(self, rank: int) -> str:
+        stop, last = self._stops[rank], self._last.get(rank)
+        if last is None:
+            place = "issued no collective"
+        else:
+            place = f"last issued {describe_call(last)} in group {last.group}"
+        if stop.error is not None:
+            return f"{place}, then raised {stop.error}"
+        phases = [begin.name for begin in stop.open_spans if not begin.thread]
+        where = f" in phase {' > '.join(phases)}" if phases else ""
+        return f"{place} before the recording stops{where}"
+
+    def _suspect_unrecorded(self) -> list[Finding]:
+        """All recorded ranks of a group stopped in it, and of its other ranks nothing is known."""
+        members = {group.name: group.ranks for group in self._recording.groups}
+        for name, group in self._groups.items():
+            known = [rank for rank, calls in group.items() if calls.is_known]
+            unknown = _find_unknown(members.get(name, ()), known)
+            if not unknown or any(
+                rank not in self._stops or rank not in self._last or self._last[rank].group != name
+                for rank in known
+            ):
+                continue
+            last = self._last[known[0]]
+            has_files = any(rank in group for rank in unknown)
+            fact = (
+                f"{name_ranks(known)} stopped after issuing {describe_call(last)} at position "
+                f"{group[known[0]].num_collectives - 1} of group {name}; {name_ranks(unknown)}, "
+                f"which must issue it too, left no {'complete ' if has_files else ''}recording "
+                "and may be behind"
+            )
+            return [
+                Finding(
+                    rule=RANK_BEHIND,
+                    severity=Severity.WARNING,
+                    subject=f"group {name}",
+                    fact=fact,
+                    remedy=f"Read the log of {name_ranks(unknown)}, and merge the recording again "
+                    "with the others if it can be found.",
+                    rank=unknown[0],
+                    source=last.source,
+                )
+            ]
+        return []
+
+
+def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
+    """Receives without a send, and sends without a receive."""
+    sends, receives, from_anyone = sort_by_route(group)
+    for route in sorted(sends.keys() | receives.keys()):
+        sender, receiver = route
+        num_sent, num_received = len(sends[route]), len(receives[route])
+        if sender not in group or receiver not in group or receiver in from_anyone:
+            continue  # a receive from anyone may take any send to its rank
+        if num_received > num_sent and group[sender].is_known:
+            yield Wait(name, None, {receiver: receives[route][num_sent]}, (sender,))
+        elif num_sent > num_received and group[receiver].is_known:
+            yield Wait(name, None, {sender: sends[route][num_received]}, (receiver,))
+
+
+def _find_unknown(members: tuple[RankSpan, ...], known: list[int]) -> list[int]:
+    """Members without a complete recording, if they are the smaller part of a group."""
+    if count_ranks(members) >= 2 * len(known):
+        return []
+    return sorted(set(expand_ranks(members)).difference(known))
+
+
+def _explain_circle(
+    circle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
+) -> Finding:
+    """Ranks that wait for each other; `also` are others that wait."""
+    calls: list[Collective] = []
+    waits: list[Wait] = []
+    legs: list[str] = []
+    for rank, target in zip(circle, (*circle[1:], circle[0]), strict=True):
+        wait = next(wait for wait in waiting[rank] if target in wait.missing)
+        calls.append(wait.waiters[rank])
+        waits.append(wait)
+        legs.append(f"rank {rank} waits for rank {target} in {_describe_wait(wait, rank)}")
+    if len(legs) > _MAX_NAMED:
+        legs[_MAX_NAMED - 1 : -1] = [f"… {len(legs) - _MAX_NAMED:,} more …"]
+    is_receives = all(call.kind is CollectiveKind.RECV for call in calls)
+    circle_words = "a deadlock of receives" if is_receives else "a deadlock"
+    hedge = "" if is_certain else ", unless one of them was busy elsewhere when it stopped"
+    fact = f"{circle_words}: {'; '.join(legs)}{hedge}"
+    if rest := {*waiting, *also} - set(circle):
+        fact += f"; {name_ranks(rest)} {_verb(rest)} too"
+    return Finding(
+        rule=DEADLOCK,
+        severity=Severity.ERROR if is_certain else Severity.WARNING,
+        subject=_name_groups(waits),
+        fact=fact,
+        remedy=_suggest_order(calls),
+        rank=circle[0],
+        source=calls[0].source,
+    )
+
+
+def _suggest_order(calls: list[Collective]) -> str:
+    kinds = {call.kind for call in calls}
+    if kinds == {CollectiveKind.RECV}:
+        return (
+            "Let one of these ranks send before it receives, or issue sends and receives together "
+            "with batch_isend_irecv."
+        )
+    if kinds <= {CollectiveKind.SEND, CollectiveKind.RECV}:
+        return (
+            "Order the transfers so that each send meets its receive, or issue them together with "
+            "batch_isend_irecv."
+        )
+    return "Issue the collectives and transfers of these groups in the same order on every rank."
+
+
+def _suggest_look(
+    behind: list[int], last: Collective | None, *, has_raised: bool, is_over: bool
+) -> str:
+    who = name_ranks(behind)
+    if has_raised:
+        return f"Fix what {who} raised first: the other ranks only waited for it."
+    line = line_of(last)
+    where = f"after {line}" if line else "before its first collective"
+    if is_over:
+        return (
+            f"Find out in the log of {who} why it ended or was stuck {where} (out of memory?): "
+            "the errors of the other ranks follow from it."
+        )
+    return (
+        f"Look at what {who} did {where}: every rank of the group must issue the same collectives. "
+        "If the run was killed while it still made progress, this is only where it was slowest."
+    )
+
+
+def _describe_waiters(wait: Wait) -> str:
+    ranks = sorted(wait.waiters)
+    words = _describe_wait(wait, ranks[0])
+    return f"{name_ranks(ranks)} {_verb(ranks)} for {name_ranks(wait.missing)} in {words}"
+
+
+def _describe_wait(wait: Wait, rank: int) -> str:
+    place = "in" if wait.position is None else f"at position {wait.position} of"
+    return f"{describe_call(wait.waiters[rank])} {place} group {wait.group}"
+
+
+def _name_groups(waits: Iterable[Wait]) -> str:
+    names = list(dict.fromkeys(wait.group for wait in waits))
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    return f"group{'s' if len(names) > 1 else ''} {', '.join(names[:_MAX_NAMED])}{more}"
+
+
+def _verb(ranks: Iterable[int]) -> str:
+    return "waits" if len(set(ranks)) == 1 else "wait"
+
+
+def _is_failure(error: str | None) -> bool:
+    """Whether the rank raised by itself, and was not interrupted."""
+    return error is not None and not error.startswith(_INTERRUPTIONS)

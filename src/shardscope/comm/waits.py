@@ -1,0 +1,168 @@
+"""Ranks that wait for ranks: circles of waits, and receives that would block each other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
+
+from shardscope.comm.group_calls import P2P_KINDS, GroupCalls
+from shardscope.record.kinds import CollectiveKind
+from shardscope.record.recording import Call, Collective, Recording
+
+__all__ = ["Wait", "Waiting", "find_circle", "replay_receives", "returns_alone"]
+
+_K = CollectiveKind
+
+Route = tuple[str, int, int]
+"""Of a send or receive: its group, the sender and the receiver."""
+
+
+class Wait(Struct, frozen=True):
+    """A collective, or a send or receive, that some ranks issued and others did not."""
+
+    group: str
+    position: int | None  # among the group's collectives; None for a send or receive
+    waiters: dict[int, Collective]  # what each of them issued
+    missing: tuple[int, ...]
+
+    def holds(self, call: Collective) -> bool:
+        """Whether a call of one of the waiters cannot return before the wait is over."""
+        if call.group != self.group:
+            return False
+        if self.position is not None:
+            return call.kind not in P2P_KINDS  # collectives of a group are done in order
+        waiting = self.waiters[call.rank]
+        return (call.kind, call.peer) == (waiting.kind, waiting.peer)
+
+
+Waiting = dict[int, list[Wait]]
+"""By rank, what it waits in; each leads on to the ranks that it misses."""
+
+
+def returns_alone(call: Collective) -> bool:
+    """Whether a call may return on its rank although other ranks have not come to it."""
+    if call.kind is _K.SEND or _is_async(call):
+        return True
+    is_root = call.peer == call.rank
+    if call.kind in (_K.BROADCAST, _K.SCATTER):
+        return is_root
+    return call.kind in (_K.REDUCE, _K.GATHER) and not is_root
+
+
+def _is_async(call: Collective) -> bool:
+    return _api_of(call) in ("isend", "irecv", "batch_isend_irecv")
+
+
+def _api_of(call: Collective) -> str:
+    return call.cause.api.rpartition(".")[2] if isinstance(call.cause, Call) else ""
+
+
+def find_circle(waiting: Waiting) -> list[int] | None:
+    """Ranks each of which waits for the next, and the last for the first; a short one."""
+    stuck = _find_stuck(waiting)
+    if not stuck:
+        return None
+
+    def follow(rank: int) -> Iterator[int]:
+        for wait in waiting[rank]:
+            yield from (target for target in wait.missing if target in stuck)
+
+    passed: set[int] = set()
+    rank = min(stuck)
+    while rank not in passed:  # leads into a circle, and then around it
+        passed.add(rank)
+        rank = next(follow(rank))
+    return _find_way_back(rank, follow)
+
+
+def _find_stuck(waiting: Waiting) -> set[int]:
+    """Ranks whose waits lead into a circle: those left when every wait that can end has ended."""
+    waits = {id(wait): wait for mine in waiting.values() for wait in mine}
+    num_missing = {key: sum(rank in waiting for rank in waits[key].missing) for key in waits}
+    num_waits = {rank: len(mine) for rank, mine in waiting.items()}
+    missing_in: defaultdict[int, list[int]] = defaultdict(list)
+    waiters_of: defaultdict[int, list[int]] = defaultdict(list)
+    for key, wait in waits.items():
+        for rank in wait.missing:
+            missing_in[rank].append(key)
+    for rank, mine in waiting.items():
+        for wait in mine:
+            waiters_of[id(wait)].append(rank)
+    ended = deque(key for key, count in num_missing.items() if not count)
+    while ended:
+        for rank in waiters_of[ended.popleft()]:
+            num_waits[rank] -= 1
+            if num_waits[rank]:
+                continue
+            for key in missing_in[rank]:
+                num_missing[key] -= 1
+                if not num_missing[key]:
+                    ended.append(key)
+    return {rank for rank, count in num_waits.items() if count}
+
+
+def _find_way_back(start: int, follow: Callable[[int], Iterable[int]]) -> list[int]:
+    came_from: dict[int, int] = {}
+    queue = deque([start])
+    while start not in came_from:
+        rank = queue.popleft()
+        for target in follow(rank):
+            if target not in came_from:
+                came_from[target] = rank
+                queue.append(target)
+    way = [came_from[start]]
+    while way[-1] != start:
+        way.append(came_from[way[-1]])
+    return way[::-1]
+
+
+def replay_receives(recording: Recording, groups: dict[str, GroupCalls]) -> Waiting:
+    """Receives of a simulated run that would never return, where nothing but `dist.recv` blocks."""
+    threads: defaultdict[tuple[int, str], deque[Collective]] = defaultdict(deque)
+    from_anyone: set[int] = set()
+    for call in sorted(recording.collectives, key=lambda call: call.order):
+        if call.peer is None and call.kind is _K.RECV:
+            from_anyone.add(call.rank)
+        elif call.kind in P2P_KINDS:
+            threads[call.rank, call.thread].append(call)
+    num_sent: Counter[Route] = Counter()
+    num_received: Counter[Route] = Counter()
+    blocked: dict[Route, tuple[int, str]] = {}
+    ready = deque(threads)
+    while ready:
+        thread = ready.popleft()
+        calls = threads[thread]
+        while calls:
+            call = calls[0]
+            route = _route_of(call)
+            if call.kind is _K.SEND:
+                num_sent[route] += 1
+                if route in blocked:
+                    ready.append(blocked.pop(route))
+            else:
+                is_sent = num_sent[route] > num_received[route]
+                if not is_sent and _blocks(call, groups) and call.rank not in from_anyone:
+                    blocked[route] = thread
+                    break
+                num_received[route] += 1
+            calls.popleft()
+    waiting: Waiting = defaultdict(list)
+    for (group, sender, receiver), thread in blocked.items():
+        wait = Wait(group, None, {receiver: threads[thread][0]}, (sender,))
+        waiting[receiver].append(wait)
+    return waiting
+
+
+def _route_of(call: Collective) -> Route:
+    assert call.peer is not None
+    if call.kind is _K.SEND:
+        return call.group, call.rank, call.peer
+    return call.group, call.peer, call.rank
+
+
+def _blocks(call: Collective, groups: dict[str, GroupCalls]) -> bool:
+    """Whether it is a receive that blocks, from a rank of which everything is recorded."""
+    sender = groups[call.group].get(call.peer) if call.peer is not None else None
+    return sender is not None and sender.is_known and _api_of(call) == "recv"

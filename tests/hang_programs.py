@@ -1,0 +1,56 @@
+"""Programs in which real ranks hang: `python hang_programs.py FOLDER NAME`, as one rank each."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch.distributed as dist
+from torch import ones
+
+from shardscope import phases, trace
+
+HANG_S = 1_000
+
+
+def load_for_ever() -> None:
+    """Rank 1 stays in its data loader; the others go on to the next collective."""
+    dist.all_reduce(ones(4))
+    if dist.get_rank() == 1:
+        with phases("load"):
+            time.sleep(HANG_S)
+    dist.all_reduce(ones(4))
+
+
+def receive_first() -> None:
+    """Both ranks receive before they send."""
+    dist.all_reduce(ones(4))
+    peer = 1 - dist.get_rank()
+    dist.recv(ones(4), peer)
+    dist.send(ones(4), peer)
+
+
+def order_groups_differently() -> None:
+    """Two groups of the same ranks, used in opposite order."""
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+    for group in groups if dist.get_rank() == 0 else reversed(groups):
+        dist.all_reduce(ones(4), group=group)
+
+
+def raise_on_a_rank() -> None:
+    """Rank 1 raises; what the other waits for never comes."""
+    dist.all_reduce(ones(4))
+    if dist.get_rank() == 1:
+        raise ValueError("the batch is empty")
+    dist.all_reduce(ones(4))
+
+
+def main() -> None:
+    folder, name = sys.argv[1:]
+    dist.init_process_group("gloo")
+    with trace(stream=f"{folder}/run-{{rank}}.jsonl"):
+        globals()[name]()
+
+
+if __name__ == "__main__":
+    main()
