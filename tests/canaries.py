@@ -591,9 +591,6 @@ CANARIES: dict[str, Canary] = {
     "torch.autograd.graph._engine_run_backward": Canary(
         "frames.py and recompute.py", "see on the stack that backward is running"
     ),
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": Canary(
-        "frames.py and recompute.py", "tell recompute from backward"
-    ),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": Canary(
         "frames.py",
         "tell which module an FSDP2 all-gather or reduce-scatter belongs to",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import IntEnum, auto
+from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 
 from shardscope._torch.module_calls import CALL_CODE
 
-__all__ = ["COMPILED_MODULES", "WITNESSES", "Role", "find_roles", "nested_code"]
+__all__ = ["COMPILED_MODULES", "WITNESSES", "Role", "find_roles", "nested_code", "recompute_code"]
 
 
 COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
@@ -66,9 +67,7 @@ def find_roles() -> dict[int, Role]:
         CALL_CODE: Role.MODULE_CALL,
         _code(torch.autograd.graph._engine_run_backward): Role.ENGINE,
         nested_code(Optimizer.profile_hook_step, "wrapper"): Role.OPTIMIZER,
-        nested_code(
-            torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
-        ): Role.RECOMPUTE,
+        recompute_code(): Role.RECOMPUTE,
         _code(torch.utils.checkpoint.CheckpointFunction.backward): Role.RECOMPUTE,
         _code(_redistribute.redistribute_local_tensor): Role.REDISTRIBUTE,
         _code(OpDispatcher.redistribute_local_args): Role.IMPLICIT,
@@ -108,7 +107,27 @@ def _code(function: Callable[..., Any]) -> CodeType:
 
 def nested_code(function: Callable[..., Any], name: str) -> CodeType:
     """The code of the function called `name` that `function` defines within itself."""
-    for constant in _code(function).co_consts:
-        if isinstance(constant, CodeType) and constant.co_name == name:
-            return constant
-    raise LookupError(f"{function.__qualname__} defines no inner function {name!r}.")
+    code = _find_nested(_code(function), name)
+    if code is None:
+        raise LookupError(f"{function.__qualname__} defines no inner function {name!r}.")
+    return code
+
+
+@cache
+def recompute_code() -> CodeType:
+    """The code by which non-reentrant checkpointing runs its function `fn` again.
+
+    The function that defines it is another one since torch 2.14, which keeps the old name for other
+    callers: so every function of the module is asked.
+    """
+    for function in vars(torch.utils.checkpoint).values():
+        if inspect.isfunction(function):
+            code = _find_nested(_code(function), "recompute_fn")
+            if code is not None:
+                return code
+    raise LookupError("No function of torch.utils.checkpoint defines a function 'recompute_fn'.")
+
+
+def _find_nested(code: CodeType, name: str) -> CodeType | None:
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return next((candidate for candidate in inner if candidate.co_name == name), None)
