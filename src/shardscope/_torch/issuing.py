@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch._guards import CompileContext, TracingContext
 
-from shardscope._torch.calls import BATCH, CollectiveCall, OpLayout, read_call, split_batch
+from shardscope._torch.calls import BATCH, UNREAD, CollectiveCall, OpLayout, read_call, split_batch
 
 __all__ = ["AUDIENCE", "INSIDE", "Issued", "Observer", "is_tracing", "issue"]
 
@@ -31,7 +31,9 @@ class Issued:
         return read_call(self.op, self.layout, self.args, self.out)
 
     def singles(self) -> Sequence[Issued]:
-        """This collective, or each of those that a batch stands for."""
+        """This collective, or each of those that a batch stands for; none of one we cannot read."""
+        if self.layout is UNREAD:
+            return ()
         if self.layout is not BATCH:
             return (self,)
         return [Issued(self.op, layout, args) for layout, args in split_batch(self.args)]
@@ -84,7 +86,7 @@ def issue(
         result = call(*args, **kwargs)
     finally:
         INSIDE.depth = 0
-    for amender in amenders:
+    for amender in () if issued.layout is UNREAD else amenders:
         result = amender.amend(issued, result)
     return result
 

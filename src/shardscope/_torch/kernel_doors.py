@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from shardscope._torch.calls import OPS, OpLayout
+from shardscope._torch.calls import OPS, UNREAD, OpLayout, unread_ops
 from shardscope._torch.dispatch import has_fakes, is_up_to_a_mode
 from shardscope._torch.issuing import INSIDE, Issued, is_tracing, issue
 from shardscope._torch.uncompiled import keep_uncompiled
@@ -61,7 +61,7 @@ def kernel_doors() -> Iterator[None]:
     """Show every collective that comes to a kernel of c10d's and was not shown before."""
     library = Library("c10d", "IMPL")
     try:
-        for name, layout in OPS["c10d"].items():
+        for name, layout in (*OPS["c10d"].items(), *((op, UNREAD) for op in unread_ops("c10d"))):
             packet = getattr(torch.ops.c10d, name, None)
             if packet is not None:
                 door = _make_door(f"c10d.{name}", layout, packet.default)

@@ -18,7 +18,7 @@ import torch.distributed.tensor  # registers _dtensor ops
 import torch.fx
 from torch.jit._builtins import _register_builtin
 
-from shardscope._torch.calls import BATCH, OPS, OpLayout
+from shardscope._torch.calls import BATCH, OPS, UNREAD, OpLayout, unread_ops
 from shardscope._torch.dispatch import has_fakes, is_up_to_a_mode
 from shardscope._torch.issuing import INSIDE, Issued, is_tracing, issue
 from shardscope._torch.kernel_doors import go_past, lead_by
@@ -50,7 +50,7 @@ def _doors() -> Sequence[tuple[Any, _OpDoor]]:
         keep_uncompiled(method.__code__)
     doors = []
     for namespace, ops in OPS.items():
-        for name, layout in ops.items():
+        for name, layout in (*ops.items(), *((op, UNREAD) for op in unread_ops(namespace))):
             for entry, schema in _entries(namespace, name):
                 door = _OpDoor(f"{namespace}.{name}", layout, schema, entry._op)
                 _register_builtin(door, f"{namespace}::{name}")  # for torch.jit.script

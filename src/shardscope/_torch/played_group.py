@@ -82,6 +82,15 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return _NAME
 
+    def name(self) -> str:
+        return _NAME
+
+    def _get_backend(self, device: Any) -> Any:
+        """The group itself: torch asks what it can do besides, which is nothing."""
+        return self
+
+    supports_coalescing = supports_splitting = False
+
     def __repr__(self) -> str:
         return f"<rank {self._own_rank} of {self._key.describe()}>"
 
@@ -117,6 +126,12 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [one for some in outputs for one in some]
         return self._meet("gather", inputs, spread, root=opts.rootRank)
+
+    def gather_single(self, output: Any, source: Any, opts: Any) -> Any:
+        is_root = self._own_rank == opts.rootRank
+        return self.gather([_chunk(output, self.size())] if is_root else [], [source], opts)
+
+    gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [one for some in inputs for one in some]

@@ -224,18 +224,19 @@ _UNANSWERED = (
     "allgather_coalesced_",
     "allgather_into_tensor_coalesced_",
     "allreduce_coalesced_",
+    "gather_into_tensor_",
     "reduce_scatter_tensor_coalesced_",
 )
 
 
 @contextmanager
 def coalesced_ops_on_fake_tensors() -> Iterator[None]:
-    """Give the coalesced ops, which have no kernel for tensors without data, an empty one."""
+    """Give the ops that have no kernel for tensors without data an empty one."""
     library = Library("c10d", "IMPL")
     try:
         for name in _UNANSWERED:
-            if not _has_kernel(f"c10d::{name}", "Meta"):
-                library.impl(name, lambda *_: FakeWork().boxed(), "Meta")
+            if hasattr(torch.ops.c10d, name) and not _has_kernel(f"c10d::{name}", "Meta"):
+                library.impl(name, _answer_nothing(name), "Meta")
         yield
     finally:
         library._destroy()
@@ -248,6 +249,7 @@ _COPYING = (
     "alltoall_",
     "alltoall_base_",
     "gather_",
+    "gather_into_tensor_",
     "reduce_scatter_",
 )
 
@@ -270,17 +272,31 @@ def uncopied_mismatches() -> Iterator[None]:
 
 
 def _copy_if_possible(name: str, kernel: Any) -> Callable[..., Any]:
-    has_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
+    answer_nothing = _answer_nothing(name)
 
     def answer(keyset: Any, *args: Any) -> Any:
         try:
             return kernel.call_boxed(keyset, *args)
         except RuntimeError:  # other ranks' pieces, or a whole of another shape: both are allowed
-            work = FakeWork().boxed()
-            return (args[0], work) if has_outputs else work
+            return answer_nothing(*args)
+
+    return answer
+
+
+def _answer_nothing(name: str) -> Callable[..., Any]:
+    """A kernel that leaves the outputs as they are."""
+    has_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
+
+    def answer(*args: Any) -> Any:
+        work = FakeWork().boxed()
+        return (args[0], work) if has_outputs else work
 
     return answer
 
 
 def _has_kernel(op: str, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+    """Whether torch has the op, which it may not have in every version, and runs it there."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+    except RuntimeError:
+        return False
