@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
+REPOSITORY = Path(__file__).parents[1]
+
 # Tests are imported by file (--import-mode=importlib), so their folder is not on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 # Under pytest's importlib mode test modules are called tests.…, and other processes import them.
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(REPOSITORY))
+
+
+_entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
+
+
+def _register_entry_points() -> None:
+    """Let a checkout that is only on the path have the entry points that installing it makes."""
+    try:
+        distribution("shardscope")
+    except PackageNotFoundError:
+        pass
+    else:
+        return
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = []
+    # Not pytest's: it has looked for plugins already, and tests that need ours name it.
+    for group in ("torch_dynamo_backends",):
+        lines += [f"[{group}]", *(f"{k} = {v}" for k, v in project["entry-points"][group].items())]
+    folder = Path(_entry_points.name) / "shardscope-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: shardscope\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    sys.path.append(_entry_points.name)
+    path = [os.environ.get("PYTHONPATH"), str(REPOSITORY / "src"), _entry_points.name]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for other processes
+
+
+_register_entry_points()
 
 import older_torch
 import sample_recordings as samples
