@@ -11,6 +11,7 @@ import click
 
 from shardscope.cli.launch import is_first
 from shardscope.cli.stdout import explain_stdout, silence_stdout
+from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
 from shardscope.version import __version__
@@ -102,3 +103,5 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """See what a PyTorch model does when it is compiled and sharded."""
+    if not debug:
+        click.get_current_context().with_resource(failed_ops_unlogged())
