@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
-
 # Tests are imported by file (--import-mode=importlib), so their folder is not on the path.
 sys.path.insert(0, str(Path(__file__).parent))
 # Under pytest's importlib mode test modules are called tests.…, and other processes import them.
-sys.path.append(str(REPOSITORY))
+sys.path.append(str(Path(__file__).parents[1]))
 
+import older_torch
+import sample_recordings as samples
+from shardscope.record import Recording
+from warm_python import warm_context
 
 _entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
 
@@ -32,7 +34,8 @@ def _register_entry_points() -> None:
         pass
     else:
         return
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    repository = Path(__file__).parents[1]
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     lines = []
     # Not pytest's: it has looked for plugins already, and tests that need ours name it.
     for group in ("torch_dynamo_backends",):
@@ -42,16 +45,11 @@ def _register_entry_points() -> None:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: shardscope\nVersion: 0\n")
     (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
     sys.path.append(_entry_points.name)
-    path = [os.environ.get("PYTHONPATH"), str(REPOSITORY / "src"), _entry_points.name]
+    path = [os.environ.get("PYTHONPATH"), str(repository / "src"), _entry_points.name]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for other processes
 
 
 _register_entry_points()
-
-import older_torch
-import sample_recordings as samples
-from shardscope.record import Recording
-from warm_python import warm_context
 
 # Until all tests are collected, whatever is made stays: torch, test modules, the tests themselves.
 gc.disable()

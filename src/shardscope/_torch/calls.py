@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 
+from shardscope._torch.private import find_name, is_missing
 from shardscope.record import CollectiveKind
 
 __all__ = [
     "BATCH",
+    "LOCAL_OPS",
     "OPS",
     "UNREAD",
     "CollectiveCall",
@@ -31,6 +32,15 @@ __all__ = [
     "tensors_in",
     "unread_ops",
 ]
+
+
+_resolve_process_group = find_name(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "find the group that a functional collective names",
+)
+_all_op_names = find_name(
+    "torch._C._dispatch_get_all_op_names", "know which ops this torch has that communicate"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +181,7 @@ OPS: dict[str, dict[str, OpLayout]] = {
 }
 """Every op we read, by namespace and name; no version of torch has all of them."""
 
-_LOCAL_OPS = {
+LOCAL_OPS = {
     "c10d": {"check_for_nan"},
     "_c10d_functional": {"_wrap_tensor_autograd", "wait_tensor", "wait_tensors"},
     "_dtensor": {"mesh_get_process_group"},
@@ -185,6 +195,7 @@ _LOCAL_OPS = {
         "stream_write_value32_",
     },
 }
+"""Ops beside them that send nothing."""
 
 
 @cache
@@ -193,14 +204,14 @@ def unread_ops(namespace: str) -> tuple[str, ...]:
 
     One-sided transfers name no group. Others are newer than this version of shardscope.
     """
-    known = OPS[namespace].keys() | _LOCAL_OPS.get(namespace, set())
+    known = OPS[namespace].keys() | LOCAL_OPS.get(namespace, set())
     prefix = f"{namespace}::"
     registered = (name.removeprefix(prefix).split(".")[0] for name in _registered_ops(prefix))
     return tuple(sorted(set(registered) - known))
 
 
 def _registered_ops(prefix: str) -> list[str]:
-    names: list[str] = torch._C._dispatch_get_all_op_names()
+    names: list[str] = [] if is_missing(_all_op_names) else _all_op_names()
     return [name for name in names if name.startswith(prefix)]
 
 
@@ -256,7 +267,8 @@ def process_group(value: Any) -> dist.ProcessGroup:
     """The group that an op was given boxed, by name or as it is."""
     if isinstance(value, torch.ScriptObject):
         return dist.ProcessGroup.unbox(value)
-    return _resolve_process_group(cast(Any, value)) if isinstance(value, str) else value
+    group: dist.ProcessGroup = _resolve_process_group(value) if isinstance(value, str) else value
+    return group
 
 
 _RED_OP_TYPES: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__

@@ -10,10 +10,18 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
-from torch.utils._pytree import keystr, tree_leaves_with_path
+
+from shardscope._torch.private import find_exception, find_name
 
 __all__ = ["find_backend", "flatten", "is_compiling", "patched_inductor", "watched_backend"]
+
+TorchDynamoException = find_exception(
+    "torch._dynamo.exc.TorchDynamoException", "tell a compiler's failures from the program's"
+)
+keystr = find_name("torch.utils._pytree.keystr", "name the values that a function returns")
+tree_leaves_with_path = find_name(
+    "torch.utils._pytree.tree_leaves_with_path", "name the values that a function returns"
+)
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 

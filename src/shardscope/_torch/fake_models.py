@@ -11,22 +11,16 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
-from shardscope._torch.dispatch import without_modes
+from shardscope._torch.dispatch import detect_fake_mode, without_modes
+from shardscope._torch.fakes import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
 from shardscope._torch.restoring import Kept
 
 __all__ = ["FakeTwins", "StandIns", "formatted_fakes", "is_fake"]
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has no data of its own."""
-    return isinstance(tensor, FakeTensor)
 
 
 @contextmanager
@@ -47,7 +41,7 @@ def formatted_fakes() -> Iterator[None]:
 class FakeTwins:
     """Puts tensors without data in the place of a model's and of its optimizers', and back."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: Any) -> None:
         self.lost_classes: set[str] = set()  # of parameters whose twins are plain ones
         self._mode = mode
         self._kept = Kept()

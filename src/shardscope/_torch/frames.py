@@ -7,25 +7,29 @@ knows both placements, FSDP's `unshard` its parameter group, the optimizer's ste
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
 from enum import IntEnum, auto
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch.autograd.graph
 import torch.distributed as dist
-import torch.utils.checkpoint
-from torch.distributed.fsdp import _runtime_utils as fsdp1
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import DTensor, _redistribute
-from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import style as parallel_style
-from torch.optim import Optimizer
 
 from shardscope._torch.module_calls import CALL_CODE
+from shardscope._torch.private import find_code
 
-__all__ = ["COMPILED_MODULES", "WITNESSES", "Role", "find_roles", "nested_code", "recompute_code"]
+__all__ = [
+    "COMPILED_MODULES",
+    "WITNESSES",
+    "Role",
+    "engine_code",
+    "find_roles",
+    "optimizer_code",
+    "recompute_code",
+    "reentrant_code",
+]
 
 
 COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
@@ -61,73 +65,101 @@ WITNESSES: dict[Role, tuple[str, ...]] = {
 """The locals of a frame that tell the cause of a collective issued below it."""
 
 
+_FSDP1 = "torch.distributed.fsdp._runtime_utils"
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+
+_FUNCTIONS = (
+    (
+        Role.REDISTRIBUTE,
+        "torch.distributed.tensor._redistribute.redistribute_local_tensor",
+        "say from which placements to which DTensor moved a tensor",
+    ),
+    (
+        Role.IMPLICIT,
+        "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args",
+        "name the op for which DTensor moved a tensor unasked",
+    ),
+    (Role.FSDP_UNSHARD, f"{_FSDP2}.unshard", "tell whose an FSDP2 all-gather is"),
+    (Role.FSDP_REDUCE, f"{_FSDP2}.post_backward", "tell whose an FSDP2 reduce-scatter is"),
+    (Role.FSDP1_UNSHARD, f"{_FSDP1}._unshard", "tell whose an FSDP1 all-gather is"),
+    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad", "tell whose an FSDP1 reduce-scatter is"),
+    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad_no_shard", "tell whose an FSDP1 all-reduce is"),
+)
+
+
+@cache
 def find_roles() -> dict[int, Role]:
     """Roles by the identity of a code object (code hashes by content, which is slow)."""
-    roles = {
-        CALL_CODE: Role.MODULE_CALL,
-        _code(torch.autograd.graph._engine_run_backward): Role.ENGINE,
-        nested_code(Optimizer.profile_hook_step, "wrapper"): Role.OPTIMIZER,
-        recompute_code(): Role.RECOMPUTE,
-        _code(torch.utils.checkpoint.CheckpointFunction.backward): Role.RECOMPUTE,
-        _code(_redistribute.redistribute_local_tensor): Role.REDISTRIBUTE,
-        _code(OpDispatcher.redistribute_local_args): Role.IMPLICIT,
-        _code(FSDPParamGroup.unshard): Role.FSDP_UNSHARD,
-        _code(FSDPParamGroup.post_backward): Role.FSDP_REDUCE,
-        _code(fsdp1._unshard): Role.FSDP1_UNSHARD,
-        _code(fsdp1._reduce_grad): Role.FSDP1_REDUCE,
-        _code(fsdp1._reduce_grad_no_shard): Role.FSDP1_REDUCE,
-    }
-    roles |= dict.fromkeys(_explicit_redistributions(), Role.EXPLICIT)
-    roles |= dict.fromkeys(_reductions(), Role.REDUCTION)
-    return {id(code): role for code, role in roles.items()}
+    found: list[tuple[CodeType | None, Role]] = [
+        (CALL_CODE, Role.MODULE_CALL),
+        (engine_code(), Role.ENGINE),
+        (optimizer_code(), Role.OPTIMIZER),
+        (recompute_code(), Role.RECOMPUTE),
+        (reentrant_code(), Role.RECOMPUTE),
+        *(
+            (find_code(name, need, variables=WITNESSES[role]), role)
+            for role, name, need in _FUNCTIONS
+        ),
+        *((code, Role.EXPLICIT) for code in _explicit_redistributions()),
+        *((code, Role.REDUCTION) for code in _reductions()),
+    ]
+    return {id(code): role for code, role in found if code is not None}
 
 
-def _explicit_redistributions() -> list[CodeType]:
+@cache
+def engine_code() -> CodeType | None:
+    """The code by which Python enters the autograd engine."""
+    name = "torch.autograd.graph._engine_run_backward"
+    return find_code(name, "see on the stack that backward is running")
+
+
+@cache
+def optimizer_code() -> CodeType | None:
+    """The code that every optimizer's step is wrapped in."""
+    name = "torch.optim.Optimizer.profile_hook_step"
+    return find_code(name, "see on the stack that an optimizer is stepping", inner="wrapper")
+
+
+@cache
+def recompute_code() -> CodeType | None:
+    """The code by which non-reentrant checkpointing runs its function `fn` again.
+
+    Which function defines it differs between versions of torch.
+    """
+    return find_code(
+        "torch.utils.checkpoint", _RECOMPUTE_NEED, inner="recompute_fn", variables=("fn",)
+    )
+
+
+@cache
+def reentrant_code() -> CodeType | None:
+    """The code by which reentrant checkpointing runs its function again, and then its backward."""
+    name = "torch.utils.checkpoint.CheckpointFunction.backward"
+    return find_code(name, _RECOMPUTE_NEED, variables=("ctx",))
+
+
+_RECOMPUTE_NEED = "tell recompute from backward"
+
+
+def _explicit_redistributions() -> Iterator[CodeType]:
     """Functions by which a program asks for a redistribution in so many words."""
     methods: list[Any] = [DTensor.redistribute, DTensor.full_tensor, DTensor.to_local]
     for _, cls in inspect.getmembers(parallel_style, inspect.isclass):
         if cls.__module__ == parallel_style.__name__:
             methods += [member for member in vars(cls).values() if callable(member)]
             methods += [m.__func__ for m in vars(cls).values() if isinstance(m, staticmethod)]
-    return [_code(method) for method in methods if hasattr(inspect.unwrap(method), "__code__")]
+    for method in methods:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is not None:
+            yield code
 
 
-def _reductions() -> list[CodeType]:
+def _reductions() -> Iterator[CodeType]:
     """Functions of torch.distributed that take a reduction as `op`."""
     functions = (vars(dist)[name] for name in dir(dist) if name.islower())
     # By type(), for isinstance() would set off the warning of the deprecated `reduce_op`.
-    codes = [_code(f) for f in functions if type(f) is FunctionType]
-    return [code for code in codes if "op" in code.co_varnames[: code.co_argcount]]
-
-
-def _code(function: Callable[..., Any]) -> CodeType:
-    code: CodeType = inspect.unwrap(function).__code__
-    return code
-
-
-def nested_code(function: Callable[..., Any], name: str) -> CodeType:
-    """The code of the function called `name` that `function` defines within itself."""
-    code = _find_nested(_code(function), name)
-    if code is None:
-        raise LookupError(f"{function.__qualname__} defines no inner function {name!r}.")
-    return code
-
-
-@cache
-def recompute_code() -> CodeType:
-    """The code by which non-reentrant checkpointing runs its function `fn` again.
-
-    The function that defines it is another one since torch 2.14, which keeps the old name for other
-    callers: so every function of the module is asked.
-    """
-    for function in vars(torch.utils.checkpoint).values():
-        if inspect.isfunction(function):
-            code = _find_nested(_code(function), "recompute_fn")
-            if code is not None:
-                return code
-    raise LookupError("No function of torch.utils.checkpoint defines a function 'recompute_fn'.")
-
-
-def _find_nested(code: CodeType, name: str) -> CodeType | None:
-    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return next((candidate for candidate in inner if candidate.co_name == name), None)
+    for function in functions:
+        if type(function) is FunctionType:
+            code = inspect.unwrap(function).__code__
+            if "op" in code.co_varnames[: code.co_argcount]:
+                yield code

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.overrides import resolve_name
 
+from shardscope._torch.calls import process_group
 from shardscope._torch.dispatch import is_higher_order, is_overload
 from shardscope._torch.graph_nodes import is_packet
 
@@ -110,7 +110,7 @@ def find_group(node: fx.Node) -> tuple[int, ...]:
     names = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, str)]
     for name in reversed(names):
         try:
-            group = _resolve_process_group(name)  # type: ignore[arg-type]
+            group = process_group(name)
         except (RuntimeError, ValueError):
             continue
         return tuple(dist.get_process_group_ranks(group))

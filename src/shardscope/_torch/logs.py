@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["SIMPLE_PROFILER_LOG", "failed_ops_unlogged"]
+__all__ = ["FAKE_TENSOR_LOG", "SIMPLE_PROFILER_LOG", "failed_ops_unlogged"]
 
 SIMPLE_PROFILER_LOG = "torch.distributed.fsdp._debug_utils"
 """Where torch's SimpleProfiler writes its lines."""
 
-_FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
+FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
+"""Where torch logs what an op on tensors without data raises."""
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def failed_ops_unlogged() -> Iterator[None]:
 
     For who catches the exception and reports it in a sentence of its own.
     """
-    log = logging.getLogger(_FAKE_TENSOR_LOG)
+    log = logging.getLogger(FAKE_TENSOR_LOG)
     log.addFilter(_has_no_exception)
     try:
         yield

@@ -10,12 +10,8 @@ from types import CellType
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import (
-    _canonicalize_group_rank,
-    _check_not_self_rank,
-    _warn_not_in_group,
-)
 
+from shardscope._torch.private import find_name
 from shardscope.errors import WorldError
 
 __all__ = [
@@ -26,14 +22,20 @@ __all__ = [
     "warn_not_in_group",
 ]
 
-to_group_rank = _canonicalize_group_rank
+_C10D = "torch.distributed.distributed_c10d"
+
+to_group_rank: Callable[..., int] = find_name(
+    f"{_C10D}._canonicalize_group_rank", "read the roots of object collectives as torch does"
+)
 """A rank of the world or of the group, of which exactly one must be given, as one of the group."""
 
-refuse_self = _check_not_self_rank
+refuse_self = find_name(f"{_C10D}._check_not_self_rank", "refuse to send objects to oneself")
 """Raise ValueError if a rank of the group is this process."""
 
 
-warn_not_in_group = _warn_not_in_group
+warn_not_in_group = find_name(
+    f"{_C10D}._warn_not_in_group", "warn of object collectives in groups of others"
+)
 """Warn that this process is not in the group that a function was given."""
 
 

@@ -14,14 +14,22 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future, _set_thread_isolation_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 
+from shardscope._torch.fakes import FakeTensorMode
 from shardscope._torch.played_collectives import Posted, name_reduction
+from shardscope._torch.private import find_name
 from shardscope._torch.simulated_group import forget_placements
 
 __all__ = ["OWN", "Exchange", "GroupKey", "joined_world", "played_backend"]
+
+_create_work_from_future = find_name(
+    "torch._C._distributed_c10d._create_work_from_future", "give collectives of threads a future"
+)
+_set_thread_isolation_mode = find_name(
+    "torch._C._distributed_c10d._set_thread_isolation_mode",
+    "let threads have groups of their own, as ranks",
+)
 
 # By this name meshes know that ranks are threads, and keep those of different threads apart.
 _NAME = "threaded"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shardscope._torch.private import find_name
 
 __all__ = ["flatten", "unflatten", "version_of"]
 
-flatten = tree_flatten
-unflatten = tree_unflatten
+flatten = find_name("torch.utils._pytree.tree_flatten", "list what a program takes")
+unflatten = find_name(
+    "torch.utils._pytree.tree_unflatten", "give a program's values the structure they had"
+)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -9,22 +9,20 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from torch import nn
-from torch._C._distributed_c10d import FakeWork, _create_work_from_future
-from torch._subclasses import fake_tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _random as dtensor_random
-from torch.distributed.tensor import _redistribute
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.library import Library, get_kernel
 
 from shardscope._torch.dispatch import without_modes
+from shardscope._torch.fakes import NO_DATA
+from shardscope._torch.logs import FAKE_TENSOR_LOG
+from shardscope._torch.private import find_name, require
+from shardscope._torch.propagation import dtensor_random, forget_decisions
 from shardscope.errors import ShardscopeError
 
 __all__ = [
@@ -40,13 +38,35 @@ __all__ = [
     "uncopied_mismatches",
 ]
 
+# It registers the backend "fake" when it is loaded.
+_FAKE_GROUPS = find_name(
+    "torch.testing._internal.distributed.fake_pg", "make a process group of any size"
+)
 
-_FakeTensor = fake_tensor.FakeTensor
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import FakeWork, _create_work_from_future
+    from torch._subclasses import fake_tensor
+    from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
+    from torch.distributed.tensor import _redistribute
+else:
+    FakeWork = find_name(
+        "torch._C._distributed_c10d.FakeWork", "answer collectives on tensors without data"
+    )
+    _create_work_from_future = find_name(
+        "torch._C._distributed_c10d._create_work_from_future",
+        "give DDP a future that holds its bucket",
+    )
+    fake_tensor = find_name("torch._subclasses.fake_tensor", "give models shapes without data")
+    _FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "tell tensors without data")
+    _redistribute = find_name(
+        "torch.distributed.tensor._redistribute", "let worlds of other ranks follow one another"
+    )
 
 
 @contextmanager
 def simulated_group(rank: int, size: int) -> Iterator[None]:
     """Make this process `rank` of a fake default group of `size`; leave nothing behind."""
+    require(_FAKE_GROUPS, FakeWork, _create_work_from_future, _redistribute, dtensor_random)
     tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     level = dist.get_debug_level()
     forget_placements()
@@ -84,7 +104,7 @@ def _only_fake_groups() -> Iterator[None]:
 
 def forget_placements() -> None:
     """DTensor caches plans by mesh but not by rank, and ranks of an uneven shard differ."""
-    _clear_sharding_prop_cache()
+    forget_decisions(thoroughly=True)
     for name in ("_gen_transform_infos", "get_redistribute_planner"):
         clear = getattr(getattr(_redistribute, name, None), "cache_clear", None)
         if clear is not None:
@@ -97,7 +117,7 @@ def forget_placements() -> None:
 @contextmanager
 def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
     """Give tensors shapes and no data until the context ends; real ones met on the way pass."""
-    log = logging.getLogger(fake_tensor.__name__)
+    log = logging.getLogger(FAKE_TENSOR_LOG)
     log.addFilter(_is_news)
     try:
         with _unpinned_fakes(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -162,10 +182,7 @@ def explained_lack_of_data() -> Iterator[None]:
     """Say more of an exception that tensors without data raise when they are asked for some."""
     try:
         yield
-    except (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-    ) as error:
+    except NO_DATA[:2] as error:
         error.add_note(
             "In a simulated world, tensors have no data after materialize(), so that nothing can "
             "depend on a value (.item(), .tolist(), if loss > …). Leave that out, or build the "

@@ -9,9 +9,9 @@ from typing import Any, final
 
 import click
 
+from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.cli.launch import is_first
 from shardscope.cli.stdout import explain_stdout, silence_stdout
-from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
 from shardscope.version import __version__

@@ -67,7 +67,7 @@ _NOTHING: dict[Role, tuple[Any, ...]] = {}
 
 # By the identity of a code object, with the object itself, which keeps its identity its own.
 _facts: dict[int, tuple[int, Role | None, CodeType]] = {}
-_roles: dict[int, Role] = {}
+_roles = find_roles()
 _sources: dict[tuple[int, int], Source] = {}
 
 
@@ -197,8 +197,6 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
 def _learn(frame: FrameType) -> tuple[int, Role | None, CodeType]:
     code = frame.f_code
-    if not _roles:
-        _roles.update(find_roles())
     role = _roles.get(id(code))
     if role is not None:
         kind = _ROLE_KINDS.get(role, _CAUSE)
