@@ -6,9 +6,12 @@ import torch
 
 from shardscope._torch.private import find_name
 
-__all__ = ["flatten", "unflatten", "version_of"]
+__all__ = ["flatten", "leaves_with_path", "unflatten", "version_of"]
 
 flatten = find_name("torch.utils._pytree.tree_flatten", "list what a program takes")
+leaves_with_path = find_name(
+    "torch.utils._pytree.tree_leaves_with_path", "name the values that a program takes and returns"
+)
 unflatten = find_name(
     "torch.utils._pytree.tree_unflatten", "give a program's values the structure they had"
 )
