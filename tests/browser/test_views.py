@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Page, expect
+import pytest
 
 from shardscope.report.page.build import build_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 VIEWS = {
     "overview": "Findings",
