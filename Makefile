@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint types unit docs examples schema web web-check browser clean
+.PHONY: demo test test-newest lint types unit docs examples schema web web-check browser clean
 
 demo: $(INSTALLED)
 	$(BIN)/shardscope demo
@@ -26,6 +26,18 @@ PLAYED := tests/parallel tests/cli/test_parity_verb.py tests/integration/test_pa
 unit: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(PLAYED)
+
+# The same tests with the newest torch that the package index has, in a venv of its own.
+NEWEST := .venv-newest
+
+test-newest: browser
+	test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)
+	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade \
+		-c $(NEWEST)/constraints.txt torch -e '.[dev,docs,ecosystem]'
+	$(NEWEST)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/pytest -n 2 --dist worksteal $(PLAYED)
 
 # The variable silences an advertisement of mkdocs-material's.
 docs: $(INSTALLED)
@@ -61,4 +73,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache site
+	rm -rf .venv .venv-newest .mypy_cache .pytest_cache .ruff_cache site

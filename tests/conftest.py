@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import tempfile
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,34 @@ import older_torch
 import sample_recordings as samples
 from shardscope.record import Recording
 from warm_python import warm_context
+
+_entry_points = tempfile.TemporaryDirectory(prefix="shardscope-entry-points-")
+
+
+def _register_entry_points() -> None:
+    """Let a checkout that is only on the path have the entry points that installing it makes."""
+    try:
+        distribution("shardscope")
+    except PackageNotFoundError:
+        pass
+    else:
+        return
+    repository = Path(__file__).parents[1]
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    lines = []
+    # Not pytest's: it has looked for plugins already, and tests that need ours name it.
+    for group in ("torch_dynamo_backends",):
+        lines += [f"[{group}]", *(f"{k} = {v}" for k, v in project["entry-points"][group].items())]
+    folder = Path(_entry_points.name) / "shardscope-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: shardscope\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    sys.path.append(_entry_points.name)
+    path = [os.environ.get("PYTHONPATH"), str(repository / "src"), _entry_points.name]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))  # for other processes
+
+
+_register_entry_points()
 
 # Until all tests are collected, whatever is made stays: torch, test modules, the tests themselves.
 gc.disable()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["find_private_names"]
+__all__ = ["find_early_names", "find_private_names"]
 
 _SPELT_OUT = re.compile(r"_[a-z][a-z0-9_]*")
 _NOT_TORCHS = {"self", "sys"}
@@ -21,7 +21,7 @@ def find_private_names(path: Path) -> set[str]:
     """The private names of torch's in the file at `path`."""
     tree = ast.parse(path.read_text())
     imported = dict(_imports(tree))
-    names = {name for name in imported.values() if _is_private(name)}
+    names = {name for name in imported.values() if _is_private(name)} - {"torch._C"}
     skipped = _positions_of_own_names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_private_part(node.attr):
@@ -31,7 +31,37 @@ def find_private_names(path: Path) -> set[str]:
     return names
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def find_early_names(path: Path) -> set[str]:
+    """The private names that the file at `path` reaches, or imports, while it is imported."""
+    tree = ast.parse(path.read_text())
+    imported = dict(_imports(tree))
+    early = _Early().visit(tree)
+    names = {name for _, name in _imports(early) if _is_private(name)}
+    for node in ast.walk(early):
+        if isinstance(node, ast.Attribute) and _is_private_part(node.attr):
+            names |= {name for name in _attribute(node, imported) if name.startswith("torch.")}
+    return names
+
+
+class _Early(ast.NodeTransformer):
+    """Leaves of a module what runs as it is imported: no bodies of functions, no annotations."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return ast.Module([*node.decorator_list, *node.args.defaults], [])
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return ast.Constant(None)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        return None if node.value is None else self.visit(node.value)
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            return ast.Module([self.visit(line) for line in node.orelse], [])
+        return self.generic_visit(node)
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """Names of this file that stand for something of torch's, and what."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -68,12 +98,13 @@ def _spelt_out(node: ast.Constant) -> set[str]:
 
 
 def _positions_of_own_names(tree: ast.Module) -> set[int]:
-    """Strings that name our own attributes: those in `__slots__`."""
+    """Strings that name our own attributes, those in `__slots__`, and parts of longer strings."""
     return {
         id(constant)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__"
-        for constant in ast.walk(node.value)
+        if (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__")
+        or isinstance(node, ast.JoinedStr)
+        for constant in ast.walk(node)
     }
 
 

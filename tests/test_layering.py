@@ -31,7 +31,7 @@ ALLOWED = {
     # The one door from a recording to its page, opened when somebody asks for that.
     "drawing": {"report"},
     "version": set(),
-    "_torch": {"record", "errors"},
+    "_torch": {"record", "errors", "version"},
     "world": {"record", "_torch", "errors"},
     "comm": {"record", "_torch", "world", "errors", "version"},
     # Memory and coverage are charged to modules and lines as collectives are.

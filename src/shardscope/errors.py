@@ -24,6 +24,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │       └── WorkerHung          the process took too long, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
 ├── PluginError                 a plugin whose package is not there
+├── TorchVersionError           a torch that lacks what a feature needs
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
 
@@ -54,6 +55,7 @@ __all__ = [
     "RemoteError",
     "ShardscopeError",
     "TargetError",
+    "TorchVersionError",
     "TraceError",
     "WorkerCrashed",
     "WorkerError",
@@ -183,6 +185,10 @@ class ContractError(ShardscopeError):
 
 class PluginError(ShardscopeError):
     """A plugin whose package is not there."""
+
+
+class TorchVersionError(ShardscopeError):
+    """A torch that lacks a name which a feature needs."""
 
 
 class TargetError(ShardscopeError):

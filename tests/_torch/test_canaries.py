@@ -2,67 +2,113 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from canaries import CANARIES, Canary, resolve
-from older_torch import IS_OLDER
-from private_names import find_private_names
-from shardscope._torch.calls import OPS
+import shardscope._torch
+from canaries import CANARIES, Canary
+from lookup_probes import PROBES
+from older_torch import TORCH
+from private_names import find_early_names, find_private_names
+from shardscope._torch.calls import LOCAL_OPS, OPS
+from shardscope._torch.frames import find_roles
+from shardscope._torch.private import all_needs, missing_names
 
-SHIMS = Path(__file__).resolve().parents[2] / "src" / "shardscope" / "_torch"
+SHIMS = Path(shardscope._torch.__path__[0])
+
+
+def looked_up() -> dict[str, tuple[str, str]]:
+    """Each name that is looked up while shims are imported: one that looks, and what for."""
+    for module in pkgutil.iter_modules(shardscope._torch.__path__):
+        import_module(f"shardscope._torch.{module.name}")
+    find_roles()
+    return {name: (shim, need) for (shim, name), need in all_needs().items()}
+
+
+NEEDS = looked_up()
+
+
+def all_canaries() -> dict[str, Canary]:
+    """Of names that are looked up, the shim says what they are for."""
+    needed = {name: Canary(need, PROBES[name]) for name, (_, need) in NEEDS.items()}
+    return {**CANARIES, **needed}
+
+
+def users_of(name: str) -> list[str]:
+    """The shims that use a name."""
+    lookups = [f"{shim}.py" for shim, looked in all_needs() if looked == name]
+    paths = (path for path in SHIMS.glob("*.py") if name in find_private_names(path))
+    return sorted({*lookups, *(path.name for path in paths)})
+
+
+def tell_what_moved(name: str, canary: Canary) -> str | None:
+    """What is lost with a name that torch has no more; None where all is well."""
+    try:
+        if canary.probe():
+            return None
+        reason = ""
+    except Exception as error:  # noqa: BLE001 - whatever it is, the sentence says what it means
+        reason = f" ({type(error).__name__}: {error})"
+    return (
+        f"torch moved {name.removeprefix('.')}; _torch/{', '.join(users_of(name))} needs it to "
+        f"{canary.purpose}.{reason}"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_torch_still_has_every_name() -> None:
-    known = [name for name, canary in CANARIES.items() if not (canary.is_new and IS_OLDER)]
-    moved = [sentence for name in known if (sentence := tell_what_moved(name))]
+def test_torch_still_does_what_we_need_of_every_name() -> None:
+    known = {
+        name: canary
+        for name, canary in all_canaries().items()
+        if canary.since <= TORCH < canary.until
+    }
+    moved = [sentence for name in known if (sentence := tell_what_moved(name, known[name]))]
     assert moved == [], "\n".join(moved)
 
 
-def tell_what_moved(name: str) -> str | None:
-    """What is lost with a name that torch has no more; None where it has it."""
-    canary = CANARIES[name]
-    sentence = (
-        f"torch moved {name.removeprefix('.')}; _torch/{canary.shims} needs it to {canary.purpose}."
-    )
-    try:
-        found = resolve(name) if canary.probe is None else canary.probe()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the sentence says what it means
-        return f"{sentence} ({type(error).__name__}: {error})"
-    return None if found else sentence
+def test_no_shim_looks_for_a_name_in_vain() -> None:
+    assert missing_names() == []
 
 
-def test_a_name_that_torch_moved_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Canary("calls.py", "hear what is said")
-    monkeypatch.setitem(CANARIES, "torch._never_there", gone)
-    told = tell_what_moved("torch._never_there")
-    assert told is not None
-    assert told.startswith("torch moved torch._never_there; _torch/calls.py needs it to hear what")
+def test_a_name_that_torch_moved_is_told_in_a_sentence() -> None:
+    moved = tell_what_moved("._sequence_nr", Canary("count nodes", lambda: False))
+    assert moved == "torch moved _sequence_nr; _torch/autograd.py needs it to count nodes."
 
 
-OPS_BY_NAME = set(OPS) | {name for ops in OPS.values() for name in ops}
+def test_every_name_that_is_looked_up_has_a_probe() -> None:
+    assert sorted(set(NEEDS) - set(PROBES)) == [], "write a probe for each"
+    assert sorted(set(PROBES) - set(NEEDS)) == [], "no shim looks these up"
+    assert sorted(set(CANARIES) & set(PROBES)) == []
 
 
-def test_every_private_name_has_a_canary_that_names_its_shim() -> None:
-    missing, unnamed = [], []
-    for path in sorted(SHIMS.glob("*.py")):
-        used = {name for name in find_private_names(path) if name.lstrip(".") not in OPS_BY_NAME}
-        used.discard("torch._C")
-        missing += [(path.name, name) for name in used if name not in CANARIES]
-        unnamed += [
-            (path.name, name)
-            for name in used
-            if name in CANARIES and path.name not in CANARIES[name].shims
-        ]
+OPS_BY_NAME = {*OPS, *(name for ops in (*OPS.values(), *LOCAL_OPS.values()) for name in ops)}
+
+
+def test_every_other_private_name_has_a_canary() -> None:
+    missing = [
+        (path.name, name)
+        for path in sorted(SHIMS.glob("*.py"))
+        for name in sorted(find_private_names(path))
+        if name not in {*NEEDS, *CANARIES, "torch._C"} and name.lstrip(".") not in OPS_BY_NAME
+    ]
     assert missing == [], "write a canary for each"
-    assert unnamed == [], "the canary of each does not say that this shim needs it"
 
 
 def test_no_canary_watches_a_name_that_nobody_uses() -> None:
     used = {name for path in SHIMS.glob("*.py") for name in find_private_names(path)}
     assert sorted(set(CANARIES) - used) == []
+
+
+def test_no_shim_fails_to_be_imported_for_want_of_a_private_name() -> None:
+    early = [
+        (path.name, name)
+        for path in sorted(SHIMS.glob("*.py"))
+        for name in sorted(find_early_names(path))
+    ]
+    assert early == [], "look them up with find_name() of _torch/private.py"
 
 
 def test_only_the_shims_touch_private_torch_names() -> None:

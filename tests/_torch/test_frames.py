@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -19,7 +20,8 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-from shardscope._torch.frames import WITNESSES, Role, find_roles, nested_code
+from shardscope._torch.frames import WITNESSES, Role, find_roles, optimizer_code, recompute_code
+from shardscope._torch.recompute import find_recomputed
 
 FUNCTIONS: list[tuple[Role, Callable[..., Any]]] = [
     (Role.ENGINE, torch.autograd.graph._engine_run_backward),
@@ -71,20 +73,29 @@ def test_every_role_that_is_a_witness_is_checked() -> None:
     assert set(WITNESSES) <= {role for role, _ in FUNCTIONS}
 
 
-def test_the_function_that_recomputes_still_knows_what() -> None:
-    inner = nested_code(
-        torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_function_is_known_while_it_runs_again(use_reentrant: bool) -> None:
+    seen: list[Any] = []
+
+    def wave(x: torch.Tensor) -> torch.Tensor:
+        seen.append(find_recomputed(sys._getframe()))
+        return x.sin()
+
+    x = torch.ones(1, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(wave, x * 2, use_reentrant=use_reentrant).backward()
+    assert seen == [None, wave], (
+        "_torch/frames.py and recompute.py no longer see that torch.utils.checkpoint runs a "
+        "function again."
     )
-    assert find_roles()[id(inner)] is Role.RECOMPUTE
-    assert "fn" in inner.co_freevars, (
-        "torch's recompute_fn no longer calls `fn`; _torch/recompute.py needs it to tell which "
-        "function is run again."
-    )
+
+
+def test_the_code_that_recomputes_has_its_role() -> None:
+    assert find_roles()[id(recompute_code())] is Role.RECOMPUTE
 
 
 @pytest.mark.parametrize("optimizer", [SGD, AdamW])
 def test_steps_of_optimizers_run_through_the_profiling_wrapper(optimizer: type[Optimizer]) -> None:
-    wrapper = nested_code(Optimizer.profile_hook_step, "wrapper")
+    wrapper = optimizer_code()
     parameter = torch.nn.Parameter(torch.ones(1))
     step = optimizer([parameter], lr=0.1).step
     codes = set()
@@ -96,8 +107,3 @@ def test_steps_of_optimizers_run_through_the_profiling_wrapper(optimizer: type[O
         "needs it to tell the optimizer phase."
     )
     assert find_roles()[id(wrapper)] is Role.OPTIMIZER
-
-
-def test_a_missing_inner_function_is_a_sentence() -> None:
-    with pytest.raises(LookupError, match="defines no inner function 'nothing'"):
-        nested_code(Optimizer.profile_hook_step, "nothing")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from large_recording import make_hostile, make_large
 from shardscope.report.html import render_page
 from shardscope.report.page.build import build_page
 from shardscope.report.page.records import Page as PageRecord
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = (
@@ -25,12 +28,13 @@ _OPTIONS = (
     "--disable-sync",
 )
 
-Open = Callable[..., Page]
+Open = Callable[..., Any]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium; without one these tests fail, since nothing else proves the page."""
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is None:
         pytest.fail("these tests need Chromium, and none is here: apt-get install chromium")

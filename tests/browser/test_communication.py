@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Locator, Page, expect
 
 import sample_recordings as samples
 from shardscope.report.page.build import build_page
 from shardscope.report.page.records import Page as PageRecord
 from shardscope.report.units import format_bytes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 
 def region(page: Page, name: str) -> Locator:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Page, expect
+import pytest
 
 from compared_recordings import make_pair
 from shardscope.report.page.build import build_page
 from shardscope.report.units import format_bytes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 
 def foot_of(page: Page, name: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Locator, Page, expect
 
 import sample_recordings as samples
 from compared_recordings import make_module, make_parameter
@@ -15,6 +15,11 @@ from shardscope.record import Axis, Finding, RankSpan, Recording, Severity
 from shardscope.report.page.build import build_page
 from shardscope.report.page.records import Page as PageRecord
 from shardscope.report.units import format_bytes
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 
 @dataclass(frozen=True)

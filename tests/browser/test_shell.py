@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
-from playwright.sync_api import Page, expect
 
 from sample_pages import lay_out, make_page
 from shardscope.report.page.records import Fact, FindingItem
 from shardscope.report.page.records import Page as PageRecord
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 VIEWS = ("Overview", "Modules", "Communication", "Sharding", "Coverage", "Compiler", "Memory")
 HOSTILE = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(2)>\u202e🦙" + "x" * 300

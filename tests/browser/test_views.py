@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Page, expect
 
 from sample_recordings import make_collective, make_recording
 from shardscope.record import Call
 from shardscope.report.page.build import build_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+expect = pytest.importorskip("playwright.sync_api").expect
 
 VIEWS = {
     "overview": "Findings",

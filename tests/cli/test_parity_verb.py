@@ -109,7 +109,7 @@ def test_each_rank_may_have_its_share_of_the_batch(here: Path) -> None:
         (TARGET.replace("torch.randn(4, 8)", "1 / 0"), "batch() failed: ZeroDivisionError"),
         (
             TARGET.replace("self.up(x)", "self.up(x.T)"),
-            "model failed on a single device: RuntimeError: mat1 and mat2 shapes",
+            "model failed on a single device: RuntimeError: ",
         ),
     ],
 )

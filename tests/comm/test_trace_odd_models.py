@@ -123,7 +123,7 @@ def test_scripted_module_is_one_module(world: World) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(x) * 2
 
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit.script"):
         scripted = torch.jit.script(Plain())
     model = nn.Sequential(scripted, Own())
     t = run(model)

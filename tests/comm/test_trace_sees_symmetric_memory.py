@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
 from shardscope import World, simulate, trace
-from shardscope._torch.calls import OPS, OpLayout
+from shardscope._torch import op_doors
+from shardscope._torch.calls import OPS, OpLayout, unread_ops
 from shardscope.record import CollectiveKind
 from small_models import everyone, facts, only
 
@@ -188,39 +190,35 @@ def test_kind_agrees_with_the_name_of_every_op() -> None:
     assert wrong == []
 
 
-# Memory that is shared, written and waited for: none names a group, so none can be a collective.
-NO_COLLECTIVES = (
-    "_async_input_mm",
-    "_barrier",
-    "_rendezvous",
-    "get_remote_tensors",
-    "memset32_",
-    "nccl_get",
-    "nccl_put",
-    "nccl_put_signal",
-    "nccl_put_with_signal",
-    "nccl_wait_for_signal",
-    "nccl_wait_signal",
-    "nvshmem_get",
-    "nvshmem_put",
-    "nvshmem_put_with_signal",
-    "nvshmem_wait_for_signal",
-    "stream_write_value32_",
+def test_a_one_sided_transfer_is_a_gap(world: World) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), trace() as t, suppress(RuntimeError):
+        symm_mem.nvshmem_put(ones(), 2)
+    assert t.recording.collectives == ()
+    (gap,) = t.recording.gaps
+    assert (gap.place, gap.is_loss) == ("symm_mem.nvshmem_put", True)
+    assert gap.fact.startswith("it was issued, and is no collective that is known here")
+
+
+def test_an_op_of_a_newer_torch_is_a_gap() -> None:
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("gossip_(Tensor x) -> Tensor")
+    library.impl("gossip_", lambda x: x, "CPU")
+    unread_ops.cache_clear()
+    op_doors._doors.cache_clear()
+    try:
+        with simulate({"dp": 4}), trace() as t:
+            torch.ops.c10d.gossip_(ones())
+    finally:
+        library._destroy()
+        unread_ops.cache_clear()
+        op_doors._doors.cache_clear()
+    assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("c10d.gossip_", True)]
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "new_window"), reason=f"torch {torch.__version__} has no windows"
 )
-
-
-def test_every_collective_that_torch_registers_is_in_the_table() -> None:
-    registered = {
-        schema.name
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith(
-            ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::")
-        )
-    }
-    known = {f"{namespace}::{op}" for namespace, table in OPS.items() for op in table}
-    assert registered - known == {
-        "c10d::check_for_nan",
-        "_c10d_functional::wait_tensor",
-        "_c10d_functional::_wrap_tensor_autograd",
-        *(f"symm_mem::{op}" for op in NO_COLLECTIVES),
-    }
+def test_a_window_is_a_gap_even_where_the_backend_has_none(world: World) -> None:
+    with trace() as t, suppress(RuntimeError):
+        everyone().new_window(ones())
+    assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("c10d.new_window", True)]

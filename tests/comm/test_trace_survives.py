@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import Trace, World, simulate, trace
-from shardscope._torch import frames
 from shardscope.comm import buckets, calls, causes, groups, inventory, names, recorder, stack
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
@@ -144,11 +143,6 @@ def test_step_goes_on_when_findings_cannot_be_worked_out(
     monkeypatch.setattr("shardscope.comm.watch.find_comm_problems", broken)
     assert len(t.recording.collectives) == 2
     assert [gap.place for gap in gaps(t)] == ["findings"]
-
-
-def test_torchs_missing_inner_function_is_a_sentence() -> None:
-    with pytest.raises(LookupError, match="defines no inner function 'nowhere'"):
-        frames.nested_code(torch.utils.checkpoint.checkpoint, "nowhere")
 
 
 def test_failing_disk_is_a_gap_and_the_step_goes_on(

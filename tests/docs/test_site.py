@@ -7,12 +7,13 @@ import runpy
 
 import click
 import pytest
-import yaml
 
 import shardscope
 from page_blocks import PAGES, ROOT
 from shardscope import compat, errors
 from shardscope.cli import main
+
+yaml = pytest.importorskip("yaml")  # comes with mkdocs
 
 DOCS = ROOT / "docs"
 REFERENCE = "".join(path.read_text() for path in sorted((DOCS / "reference").glob("*.md")))

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import get_args
 
-import jsonschema
 import pytest
 
 from shardscope.record import (
@@ -77,6 +76,8 @@ from shardscope.record import (
     encode,
 )
 from shardscope.record.schema import make_schema
+
+jsonschema = pytest.importorskip("jsonschema")
 
 _ROOT = Path(__file__).parents[2]
 _PUBLISHED = _ROOT / "docs" / "reference" / "recording.schema.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from compared_recordings import (
@@ -30,6 +29,9 @@ from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import render_changes_markdown
 from shardscope.report.inert_markdown import make_code, make_prose
 from shardscope.report.markdown import render_markdown
+
+markdown_it = pytest.importorskip("markdown_it")
+pytest.importorskip("linkify_it")  # what GitHub makes links of, it does too
 
 _OURS = {"h2", "h3", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "strong", "br"} | {
     "ul",
@@ -68,7 +70,7 @@ class Page(HTMLParser):
         self.prose: list[str] = []
         self.num_cells: list[int] = []
         self._in_code = 0
-        html = MarkdownIt("gfm-like").render(markdown)
+        html = markdown_it.MarkdownIt("gfm-like").render(markdown)
         assert "<!--" not in html
         self.feed(html)
 

@@ -339,7 +339,7 @@ def test_a_plan_that_cannot_be_followed_is_refused_with_the_pattern(
         coverage(MLP(), batch(), plan=plan)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 def test_a_script_is_refused_and_left_alone() -> None:
     script = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
     with pytest.raises(CoverageError, match="got a TorchScript model"):

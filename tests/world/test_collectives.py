@@ -86,6 +86,11 @@ EAGER: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
         [("gather", 32, 128)],
     ),
     "gather elsewhere": (lambda: dist.gather(ones(8), dst=1), [("gather", 32, 0)]),
+    "gather_single on the root": (
+        lambda: dist.gather_single(ones(8), empty(32), dst=0),
+        [("gather", 32, 128)],
+    ),
+    "gather_single elsewhere": (lambda: dist.gather_single(ones(8), dst=1), [("gather", 32, 0)]),
     "scatter on the root": (
         lambda: dist.scatter(empty(8), [ones(8) for _ in range(NUM_RANKS)], src=0),
         [("scatter", 128, 32)],
@@ -184,6 +189,7 @@ FUNCTIONAL: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
     "all_gather_tensor_autograd and its backward": (
         lambda: (
             funcol.all_gather_tensor_autograd(ones(8, requires_grad=True), 0, default_group())
+            .mul(2)  # torch 2.11 wants gradients that are contiguous, which those of a sum are not
             .sum()
             .backward()
         ),
@@ -194,6 +200,7 @@ FUNCTIONAL: dict[str, tuple[Call, list[tuple[str, int, int]]]] = {
             funcol.reduce_scatter_tensor_autograd(
                 ones(8, requires_grad=True), "sum", 0, default_group()
             )
+            .mul(2)
             .sum()
             .backward()
         ),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import broadcast_object_list as imported_by_name
 
 from shardscope import World, simulate, trace
+from shardscope._torch.object_calls import replace_body
+from shardscope.errors import WorldError
 
 THING = {"step": 3, "names": ["a", "b"]}
 
@@ -180,3 +186,49 @@ def test_roots_and_peers_are_read_as_torch_reads_them() -> None:
             dist.recv_object_list([None])
         with pytest.raises(ValueError, match="same as"):
             dist.recv_object_list([None], src=0)
+
+
+HAS_WEIGHTS_ONLY = "weights_only" in signature(dist.all_gather_object).parameters
+
+
+@pytest.mark.skipif(
+    not HAS_WEIGHTS_ONLY, reason=f"torch {torch.__version__} has no object collectives of weights"
+)
+def test_weights_are_serialized_as_torch_save_writes_them() -> None:
+    weights = {"bias": torch.ones(8)}
+    content = io.BytesIO()
+    torch.save(weights, content)
+    held: list[Any] = [None] * 4
+    with simulate(mesh={"dp": 4}), trace() as t:
+        dist.all_gather_object(held, weights, weights_only=True)  # type: ignore[call-arg]
+        dist.gather_object(weights, held, dst=0, weights_only=True)  # type: ignore[call-arg]
+        dist.broadcast_object_list([weights], src=0, weights_only=True)  # type: ignore[call-arg]
+        dist.scatter_object_list(held, [weights] * 4, src=0, weights_only=True)  # type: ignore[call-arg]
+        dist.send_object_list([weights], dst=1, weights_only=True)  # type: ignore[call-arg]
+        dist.recv_object_list([weights], src=1, weights_only=True)  # type: ignore[call-arg]
+    assert all(torch.equal(one["bias"], weights["bias"]) for one in held)
+    payloads = [c for c in t.recording.collectives if c.dtype == "uint8"]
+    sizes = {c.output_bytes if c.kind == "recv" else c.input_bytes for c in payloads}
+    assert len(payloads) == 6
+    assert content.getbuffer().nbytes in sizes
+
+
+@pytest.mark.skipif(
+    not HAS_WEIGHTS_ONLY, reason=f"torch {torch.__version__} has no object collectives of weights"
+)
+def test_only_weights_can_arrive_where_only_weights_may(world: World) -> None:
+    held: list[Any] = [None] * 4
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        dist.all_gather_object(held, signature, weights_only=True)  # type: ignore[call-arg]
+
+
+def test_an_argument_that_torch_does_not_take_is_refused_as_for_real(world: World) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'haste'"):
+        dist.all_gather_object([None] * 4, THING, haste=True)  # type: ignore[call-arg]
+
+
+def test_an_argument_of_a_newer_torch_is_a_sentence() -> None:
+    with replace_body("send_object_list", lambda object_list, dst: None):
+        dist.send_object_list([THING], dst=1, use_batch=False)
+        with pytest.raises(WorldError, match="send_object_list was called with use_batch=True, "):
+            dist.send_object_list([THING], dst=1, use_batch=True)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
+from older_torch import TORCH
 from shardscope import Recording, simulate, trace
 from shardscope.errors import WorldError
 
@@ -114,5 +116,33 @@ def test_a_stage_without_shapes_says_what_to_give_it(rank: int, asked: int, want
         f"Pipeline stage {rank} asks stage {asked} for the shapes of its {wanted}, and in a "
         "simulated world nobody answers. Give PipelineStage its input_args and output_args"
     )
+    if wanted == "gradients" and TORCH < (2, 13):
+        pytest.skip(f"torch {torch.__version__} asks no stage for the shapes of gradients")
     with pytest.raises(WorldError, match=sentence):
         train(ScheduleGPipe, rank=rank, is_told=False)
+
+
+@pytest.mark.skipif(TORCH < (2, 15), reason=f"torch {torch.__version__} has no group per edge")
+def test_groups_for_single_edges_are_refused() -> None:
+    with (
+        dist.config.patch(pipeline_per_edge_p2p=True),
+        pytest.raises(WorldError, match="stage 1 wants a process group of its own for each of its"),
+    ):
+        train(ScheduleGPipe, rank=1)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_what_stages_exchange_before_the_first_step_is_recorded(fake: bool) -> None:
+    recording = train(ScheduleGPipe, rank=1, fake=fake)
+    before_activations = [
+        (str(c.kind), c.peer) for c in recording.collectives if c.input_bytes + c.output_bytes <= 8
+    ]
+    # A vote, then stages 0 and 1 and stages 2 and 3 connect, then stages 1 and 2.
+    connect = [("recv", 0), ("all_reduce", None), ("send", 2), ("all_reduce", None)]
+    votes_along_the_stages = [("recv", 0), ("send", 2), ("recv", 2), ("send", 0)]
+    expected = {
+        (2, 15): [("all_reduce", None), *connect],
+        (2, 13): votes_along_the_stages,
+        (2, 11): [("recv", 0), ("send", 2), ("send", 0), ("recv", 2)],
+    }
+    assert before_activations == next(e for since, e in expected.items() if since <= TORCH)

@@ -115,6 +115,12 @@ def barrier(rank):
     return rank
 
 
+def gather_single(rank):
+    gathered = torch.empty(4) if rank == 1 else None
+    dist.gather_single(value(rank), gathered, dst=1)
+    return None if gathered is None else gathered.tolist()
+
+
 def pairs(rank):
     got = torch.empty(2)
     ops = [
@@ -157,6 +163,7 @@ def send_and_receive(rank):
         (all_to_all_uneven, [[0, 10, 11], [1, 2, 12, 13, 14]]),
         (objects, [[{"rank": 0}, {"rank": 1}]] * 2),
         (barrier, [0, 1]),
+        (gather_single, [None, [0, 1, 10, 11]]),
         (pairs, [[10, 11], [0, 1]]),
         (send_and_receive, [None, [0, [0, 1]]]),
     ],

@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
-from torch._functorch.aot_autograd import aot_function
 
 from shardscope._torch.decompositions import inductor_table
+from shardscope._torch.private import find_name
 
 __all__ = ["trace_graphs"]
+
+aot_function = find_name(
+    "torch._functorch.aot_autograd.aot_function", "give the graphs that torch's op coverage gives"
+)
 
 
 def trace_graphs(function: Callable[..., Any], *args: Any) -> list[torch.fx.GraphModule]:

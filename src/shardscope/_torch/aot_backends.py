@@ -11,10 +11,8 @@ from functorch.compile import (  # type: ignore[import-untyped]
     default_partition,
     min_cut_rematerialization_partition,
 )
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import TorchDynamoException
-from torch._functorch import config as functorch_config
-from torch.fx.graph import _BoxedCodeGen
+
+from shardscope._torch.private import find_name
 
 __all__ = [
     "Compiled",
@@ -30,6 +28,18 @@ __all__ = [
     "partition_by_min_cut",
     "partition_for_inductor",
 ]
+
+aot_autograd = find_name(
+    "torch._dynamo.backends.common.aot_autograd",
+    "trace forward and backward for the backends of ours",
+)
+functorch_config = find_name(
+    "torch._functorch.config", "respect torch's setting of which fakes to check, and its bisector's"
+)
+_DynamoError = find_name(
+    "torch._dynamo.exc.TorchDynamoException", "raise what torch's eager_noexcept raises"
+)
+_BoxedCodeGen = find_name("torch.fx.graph._BoxedCodeGen", "free inputs after their last use")
 
 Compiled = Callable[..., Any]
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Compiled]
@@ -88,7 +98,7 @@ def crossref_setting() -> str:
 
 def graph_run_error(sentence: str) -> Exception:
     """What torch itself raises for a graph that failed when it ran."""
-    error: Exception = TorchDynamoException(sentence)
+    error: Exception = _DynamoError(sentence)
     return error
 
 

@@ -20,10 +20,14 @@ from functorch.compile import (  # type: ignore[import-untyped]
     make_boxed_func,
 )
 from torch import fx
-from torch._functorch import aot_autograd
+
+from shardscope._torch.private import find_name
 
 __all__ = ["AotRun", "AotStep", "Compile", "Handed", "call_compiled", "run_ahead", "watched_aot"]
 
+aot_autograd = find_name(
+    "torch._functorch.aot_autograd", "see and replace what AOT autograd does for a backend"
+)
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 

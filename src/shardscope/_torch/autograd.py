@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import _get_sequence_nr
+
+from shardscope._torch.private import find_name
 
 __all__ = [
+    "NEEDED",
     "NO_GRAPH_TASK",
     "current_graph_task",
     "current_node",
@@ -19,15 +21,24 @@ __all__ = [
 
 NO_GRAPH_TASK = -1
 
-next_sequence_number = _get_sequence_nr
+next_sequence_number = find_name(
+    "torch.autograd._get_sequence_nr", "number the autograd nodes that a module makes in forward"
+)
 """The number that the next autograd node made on this thread will carry."""
 
-current_node = torch._C._current_autograd_node
+current_node = find_name(
+    "torch._C._current_autograd_node",
+    "know the node whose gradient a collective in backward belongs to",
+)
 """The node the engine is executing on this thread, or None."""
 
 
-current_graph_task = torch._C._current_graph_task_id
+current_graph_task = find_name("torch._C._current_graph_task_id", "tell backward from forward")
 """The number of the backward that the engine is executing on this thread, or NO_GRAPH_TASK."""
+
+
+NEEDED = (next_sequence_number, current_node, current_graph_task)
+"""Private names without which it is not known whose an autograd node is."""
 
 
 def is_in_backward() -> bool:

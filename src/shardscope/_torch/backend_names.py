@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch._dynamo import lookup_backend
+from shardscope._torch.private import find_name
 
 __all__ = ["look_up_backend"]
+
+_lookup_backend = find_name("torch._dynamo.lookup_backend", "find backends by name")
 
 
 def look_up_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a name; a function is its own."""
-    found: Callable[..., Any] = lookup_backend(backend)
+    found: Callable[..., Any] = _lookup_backend(backend)
     return found

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 
-from torch._dynamo.exc import get_gbid_documentation_link
+from shardscope._torch.private import find_name
 
 __all__ = ["find_break_id"]
 
+_find_page = find_name(
+    "torch._dynamo.exc.get_gbid_documentation_link", "number breaks as torch's documentation does"
+)
 _NUMBER = re.compile(r"gb(\d+)\.html")
 
 
 def find_break_id(kind: str) -> str:
     """`GB0123`, or nothing if torch has no page on breaks of this kind."""
-    found = _NUMBER.search(get_gbid_documentation_link(kind) or "")
+    found = _NUMBER.search(_find_page(kind) or "")
     return f"GB{found[1]}" if found else ""

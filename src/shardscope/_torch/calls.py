@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 
+from shardscope._torch.private import find_name, is_missing
 from shardscope.record import CollectiveKind
 
 __all__ = [
     "BATCH",
+    "LOCAL_OPS",
     "OPS",
+    "UNREAD",
     "CollectiveCall",
     "OpLayout",
     "num_bytes",
@@ -27,7 +30,17 @@ __all__ = [
     "reduce_op_name",
     "split_batch",
     "tensors_in",
+    "unread_ops",
 ]
+
+
+_resolve_process_group = find_name(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "find the group that a functional collective names",
+)
+_all_op_names = find_name(
+    "torch._C._dispatch_get_all_op_names", "know which ops this torch has that communicate"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,7 @@ _C10D = {
     "broadcast_": OpLayout(_K.BROADCAST, 1, 0, 0, peer=2),
     "reduce_": OpLayout(_K.REDUCE, 1, 0, 0, reduce_op=2, peer=3),
     "gather_": OpLayout(_K.GATHER, 2, 1, 0, peer=3),
+    "gather_into_tensor_": OpLayout(_K.GATHER, 2, 1, 0, peer=3),
     "scatter_": OpLayout(_K.SCATTER, 2, 1, 0, peer=3),
     "send": OpLayout(_K.SEND, 1, inputs=0, peer=2),
     "recv_": OpLayout(_K.RECV, 1, outputs=0, peer=2),
@@ -95,6 +109,9 @@ _ALL_TO_ALL_SINGLE = OpLayout(_K.ALL_TO_ALL, 3, 0, output_splits=1, input_splits
 
 BATCH = OpLayout(_K.SEND, 4)
 """The layout of an op that stands for several: `split_batch` tells them apart."""
+
+UNREAD = OpLayout(_K.SEND, 0)
+"""The layout of an op that communicates and that we cannot read: nothing is where it says."""
 
 _FUNCTIONAL = {
     "all_reduce": OpLayout(_K.ALL_REDUCE, 2, 0, reduce_op=1),
@@ -137,6 +154,7 @@ _SYMMETRIC_MEMORY = {
     "all_to_all_vdev": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
     "all_to_all_vdev_2d": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
     "all_to_all_vdev_2d_offset": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
+    "nccl_all_to_all_nd": OpLayout(_K.ALL_TO_ALL, 4, 0, 1),
     "nvshmem_all_to_all": OpLayout(_K.ALL_TO_ALL, 2, 0, 1),
     "nvshmem_broadcast": OpLayout(_K.BROADCAST, 2, 0, peer=1),
     "tile_reduce": OpLayout(_K.REDUCE, 3, 0, 1, reduce_op=4, peer=2),
@@ -149,6 +167,8 @@ _SYMMETRIC_MEMORY = {
         _K.REDUCE_SCATTER, 7, 0, reduce_op=4, factor=1, dtype=11
     ),
     "_low_contention_all_gather": OpLayout(_K.ALL_GATHER, 1, 0),
+    "_low_contention_all_gather_ce_multicast": OpLayout(_K.ALL_GATHER, 1, 0),
+    "_low_contention_all_gather_ce_multicast_out": OpLayout(_K.ALL_GATHER, 1, 0, 2),
     "_low_contention_reduce_scatter": OpLayout(_K.REDUCE_SCATTER, 2, 0, reduce_op=1),
 }
 
@@ -159,7 +179,40 @@ OPS: dict[str, dict[str, OpLayout]] = {
     "_dtensor": {"shard_dim_alltoall": OpLayout(_K.ALL_TO_ALL, 3, 0)},
     "symm_mem": _SYMMETRIC_MEMORY,
 }
-"""Every op we read, by namespace and name."""
+"""Every op we read, by namespace and name; no version of torch has all of them."""
+
+LOCAL_OPS = {
+    "c10d": {"check_for_nan"},
+    "_c10d_functional": {"_wrap_tensor_autograd", "wait_tensor", "wait_tensors"},
+    "_dtensor": {"mesh_get_process_group"},
+    "symm_mem": {
+        "_async_input_mm",
+        "_rendezvous",
+        "memset32_",
+        "nccl_wait_for_signal",
+        "nccl_wait_signal",
+        "nvshmem_wait_for_signal",
+        "stream_write_value32_",
+    },
+}
+"""Ops beside them that send nothing."""
+
+
+@cache
+def unread_ops(namespace: str) -> tuple[str, ...]:
+    """Ops of this torch that communicate, or may, and that are not among those we read.
+
+    One-sided transfers name no group. Others are newer than this version of shardscope.
+    """
+    known = OPS[namespace].keys() | LOCAL_OPS.get(namespace, set())
+    prefix = f"{namespace}::"
+    registered = (name.removeprefix(prefix).split(".")[0] for name in _registered_ops(prefix))
+    return tuple(sorted(set(registered) - known))
+
+
+def _registered_ops(prefix: str) -> list[str]:
+    names: list[str] = [] if is_missing(_all_op_names) else _all_op_names()
+    return [name for name in names if name.startswith(prefix)]
 
 
 def read_call(op: str, layout: OpLayout, args: Sequence[Any], out: Any = None) -> CollectiveCall:
@@ -174,6 +227,8 @@ def read_call(op: str, layout: OpLayout, args: Sequence[Any], out: Any = None) -
     )
     if layout.peer is not None:
         call.peer = int(args[layout.peer])
+        if layout.kind is _K.GATHER and call.peer != call.group.rank():
+            call.outputs = []  # elsewhere than on the root, torch makes an empty one
     if layout.input_splits is not None and layout.output_splits is not None:
         call.input_splits = args[layout.input_splits] or ()
         call.output_splits = args[layout.output_splits] or ()
@@ -212,7 +267,8 @@ def process_group(value: Any) -> dist.ProcessGroup:
     """The group that an op was given boxed, by name or as it is."""
     if isinstance(value, torch.ScriptObject):
         return dist.ProcessGroup.unbox(value)
-    return _resolve_process_group(cast(Any, value)) if isinstance(value, str) else value
+    group: dist.ProcessGroup = _resolve_process_group(value) if isinstance(value, str) else value
+    return group
 
 
 _RED_OP_TYPES: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch._subclasses import CrossRefFakeMode
-from torch._subclasses.schema_check_mode import SchemaCheckMode
-
 from shardscope._torch.dispatch import is_higher_order
+from shardscope._torch.private import find_name
 
 __all__ = ["check_fakes", "check_schemas"]
+
+CrossRefFakeMode = find_name("torch._subclasses.CrossRefFakeMode", "hold ops against their fakes")
+SchemaCheckMode = find_name(
+    "torch._subclasses.schema_check_mode.SchemaCheckMode", "hold ops to their schemas"
+)
 
 
 def check_schemas() -> AbstractContextManager[Any]:

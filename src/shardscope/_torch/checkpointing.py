@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.distributed._composable.contract import _get_registry
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+from shardscope._torch.private import find_class, find_name, is_missing
 
 __all__ = ["is_checkpoint_wrapper", "is_checkpointed"]
+
+_get_registry = find_name(
+    "torch.distributed._composable.contract._get_registry",
+    "know modules that are checkpointed in place",
+)
+CheckpointWrapper = find_class(
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper",
+    "know modules that are wrapped to be checkpointed",
+)
 
 
 def is_checkpoint_wrapper(module: nn.Module) -> bool:
@@ -19,4 +28,6 @@ def is_checkpointed(module: nn.Module) -> bool:
 
     A call of `torch.utils.checkpoint` in a forward is not to be seen before it runs.
     """
-    return is_checkpoint_wrapper(module) or "checkpoint" in (_get_registry(module) or {})
+    if is_checkpoint_wrapper(module) or is_missing(_get_registry):
+        return is_checkpoint_wrapper(module)
+    return "checkpoint" in (_get_registry(module) or {})

@@ -21,12 +21,23 @@ from typing import Any, final
 
 import torch
 from torch import fx
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
-from torch._dynamo import config, convert_frame, pgo, trace_rules, utils
 
 from shardscope._torch.compile_events import FrameEnd, Stop, watch_compiles
+from shardscope._torch.private import find_name
 
 __all__ = ["fresh_caches", "is_compiler_off", "quiet_compiler"]
+
+_debug_get_cache_entry_list = find_name(
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list", "know functions that were compiled"
+)
+reset_code = find_name(
+    "torch._C._dynamo.eval_frame.reset_code", "forget what was compiled to explain it"
+)
+config = find_name("torch._dynamo.config", "know that torch.compile is switched off")
+convert_frame = find_name("torch._dynamo.convert_frame", "set dynamo's caches aside")
+pgo = find_name("torch._dynamo.pgo", "set aside what dynamo learnt of shapes")
+trace_rules = find_name("torch._dynamo.trace_rules", "know files that dynamo never compiles")
+utils = find_name("torch._dynamo.utils", "put back what dynamo counts")
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _COMPILER = r"torch\.(_dynamo|_subclasses|_guards|_functorch|fx)\b"

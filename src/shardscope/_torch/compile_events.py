@@ -16,13 +16,21 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from torch import fx
-from torch._dynamo import convert_frame
-from torch._dynamo.exc import Unsupported, UserError
-from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._guards import CompileContext
+
+from shardscope._torch.private import find_exception, find_name, require
 
 __all__ = ["CompileWatcher", "FrameEnd", "Line", "Stop", "watch_compiles"]
+
+convert_frame = find_name("torch._dynamo.convert_frame", "see what dynamo compiles")
+Unsupported = find_exception("torch._dynamo.exc.Unsupported", "know functions that dynamo gives up")
+UserError = find_exception("torch._dynamo.exc.UserError", "know functions that dynamo gives up")
+OutputGraph = find_name(
+    "torch._dynamo.output_graph.OutputGraph", "see graphs on the way to any backend"
+)
+InstructionTranslatorBase = find_name(
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase", "see where graphs break"
+)
+CompileContext = find_name("torch._guards.CompileContext", "tell compiling from running")
 
 _LIMIT = "Dynamo recompile limit exceeded"
 
@@ -113,6 +121,7 @@ def _tell(tell: Callable[[CompileWatcher], None]) -> None:
 
 
 def _install() -> ExitStack:
+    require(convert_frame, InstructionTranslatorBase, OutputGraph, CompileContext)
     with ExitStack() as stack:
         for holder, name, wrap in (
             (convert_frame.ConvertFrameAssert, "__call__", _wrap_conversion),

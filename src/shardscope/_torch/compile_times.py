@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from torch._dynamo.utils import compilation_time_metrics
+from shardscope._torch.private import find_name, is_missing
 
 __all__ = ["Durations", "read_durations"]
+
+compilation_time_metrics = find_name(
+    "torch._dynamo.utils.compilation_time_metrics", "tell how long compilers take"
+)
 
 Durations = dict[str, tuple[int, float]]
 
@@ -23,6 +27,8 @@ _STAGES = {
 
 def read_durations() -> Durations:
     """How often each stage ran in this process, and for how many seconds with what it calls."""
+    if is_missing(compilation_time_metrics):
+        return {}
     return {
         stage: (len(times), sum(times))
         for stage, name in _STAGES.items()

@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from torch._functorch import config as functorch_config
-from torch._inductor.compiler_bisector import CompilerBisector
+from shardscope._torch.private import find_name
 
 __all__ = ["asked_for_parts", "generated_code", "inductor_settings", "without_caches"]
+
+functorch_config = find_name("torch._functorch.config", "compile a graph anew")
+CompilerBisector = find_name(
+    "torch._inductor.compiler_bisector.CompilerBisector", "switch parts of the compiler off"
+)
 
 Answer = Callable[[str, str], bool]
 

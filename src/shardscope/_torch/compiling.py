@@ -10,10 +10,16 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
-from torch.utils._pytree import keystr, tree_leaves_with_path
+
+from shardscope._torch.private import find_exception, find_name
+from shardscope._torch.pytree_values import leaves_with_path
 
 __all__ = ["find_backend", "flatten", "is_compiling", "patched_inductor", "watched_backend"]
+
+TorchDynamoException = find_exception(
+    "torch._dynamo.exc.TorchDynamoException", "tell a compiler's failures from the program's"
+)
+keystr = find_name("torch.utils._pytree.keystr", "name the values that a function returns")
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
@@ -67,7 +73,7 @@ def watched_backend(backend: Backend, tell: Callable[[str], None]) -> Backend:
 
 def flatten(value: Any) -> list[tuple[str, Any]]:
     """The leaves of a nested value, each with the keys that lead to it: `[0]`, `['loss']`."""
-    return [(keystr(path), leaf) for path, leaf in tree_leaves_with_path(value)]
+    return [(keystr(path), leaf) for path, leaf in leaves_with_path(value)]
 
 
 def is_compiling(error: BaseException) -> bool:

@@ -13,15 +13,19 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import Library, get_kernel
 from torch.optim import optimizer
-from torch.utils import _foreach_utils
 
 from shardscope._torch.cuda_autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fakes
+from shardscope._torch.fakes import FakeTensor
+from shardscope._torch.private import find_name
 
 __all__ = ["cuda_choices"]
+
+_foreach_utils = find_name(
+    "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
+)
 
 _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)

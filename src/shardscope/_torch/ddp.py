@@ -8,11 +8,17 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._composable.replicate import DDP
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["Bucket", "is_in_comm_hook", "is_replicated", "read_buckets"]
+from shardscope._torch.fakes import FakeTensorMode
+from shardscope._torch.private import find_class
+
+__all__ = ["REPLICATED", "Bucket", "is_in_comm_hook", "is_replicated", "read_buckets"]
+
+REPLICATED = find_class(
+    "torch.distributed._composable.replicate.DDP", "know modules that `replicate` was applied to"
+)
+"""What `replicate`, the DDP that is no wrapper, adds to the classes of modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,7 @@ class Bucket:
 
 def is_replicated(module: nn.Module) -> bool:
     """Whether `replicate`, the DDP that is no wrapper, was applied to `module`."""
-    return isinstance(module, DDP)
+    return isinstance(module, REPLICATED)
 
 
 def read_buckets(module: DistributedDataParallel) -> list[Bucket]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from shardscope._torch.private import find_exception, find_name
 
 __all__ = [
+    "NEEDED_OF_MODES",
     "READ_VALUE",
     "TORCHS_OWN",
     "DataDependentOutputException",
     "TorchDispatchMode",
+    "detect_fake_mode",
     "has_fakes",
     "has_modes",
     "is_higher_order",
@@ -24,7 +23,30 @@ __all__ = [
     "without_modes",
 ]
 
-READ_VALUE = torch.ops.aten._local_scalar_dense.default
+detect_fake_mode = find_name(
+    "torch._guards.detect_fake_mode",
+    "tell ops that are only tried out from ops that are issued, and worlds without data",
+)
+DataDependentOutputException = find_exception(
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "know who asks a tensor without data for its value",
+)
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes
+else:
+    _disable_current_modes = find_name(
+        "torch.utils._python_dispatch._disable_current_modes",
+        "keep its own tensor work out of users' dispatch modes",
+    )
+    TorchDispatchMode = find_name(
+        "torch.utils._python_dispatch.TorchDispatchMode", "see the ops of a step"
+    )
+
+READ_VALUE = find_name(
+    "torch.ops.aten._local_scalar_dense.default",
+    "answer who asks a tensor without data for its value",
+)
 """The op behind `.item()`."""
 
 TORCHS_OWN = ("aten", "prims", "inductor_prims", "prim")
@@ -34,7 +56,19 @@ without_modes = _disable_current_modes
 """A context in which no dispatch mode sees what we do ourselves."""
 
 
-_num_modes = torch._C._len_torch_dispatch_stack
+_num_modes = find_name(
+    "torch._C._len_torch_dispatch_stack",
+    "leave to selective checkpointing whether an op is issued",
+)
+_mode_at = find_name(
+    "torch._C._get_dispatch_stack_at", "leave to selective checkpointing whether an op is issued"
+)
+_HigherOrder = find_name("torch._ops.HigherOrderOperator", "recognise ops that take functions")
+_Overload = find_name("torch._ops.OpOverload", "recognise ops")
+
+
+NEEDED_OF_MODES = (detect_fake_mode, _num_modes, _mode_at)
+"""Private names without which it cannot be told whether an op is issued."""
 
 
 def has_modes() -> bool:
@@ -50,18 +84,18 @@ def is_up_to_a_mode() -> bool:
     num_modes = _num_modes()
     if not num_modes:
         return False
-    innermost = torch._C._get_dispatch_stack_at(num_modes - 1)
+    innermost = _mode_at(num_modes - 1)
     return getattr(innermost, "_mode_key", None) is None
 
 
 def is_higher_order(op: Any) -> bool:
     """Whether `op` takes functions: such ops have no packet and are no collectives."""
-    return isinstance(op, torch._ops.HigherOrderOperator)
+    return isinstance(op, _HigherOrder)
 
 
 def is_overload(op: Any) -> bool:
     """Whether `op` is one overload of an op, as `aten.add.Tensor` is."""
-    return isinstance(op, torch._ops.OpOverload)
+    return isinstance(op, _Overload)
 
 
 def op_packet(op: Any) -> Any:

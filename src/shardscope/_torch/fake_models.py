@@ -11,29 +11,23 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
 
-from shardscope._torch.dispatch import without_modes
+from shardscope._torch.dispatch import detect_fake_mode, without_modes
+from shardscope._torch.fakes import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
 from shardscope._torch.restoring import Kept
 
-__all__ = ["FakeTwins", "StandIns", "is_fake"]
+__all__ = ["FakeTwins", "StandIns"]
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has no data of its own."""
-    return isinstance(tensor, FakeTensor)
 
 
 @final
 class FakeTwins:
     """Puts tensors without data in the place of a model's and of its optimizers', and back."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: Any) -> None:
         self.lost_classes: set[str] = set()  # of parameters whose twins are plain ones
         self._mode = mode
         self._kept = Kept()
@@ -170,7 +164,8 @@ class StandIns:
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._mode is not None
         if not tensor.is_meta:
-            return self._mode.from_tensor(tensor)
+            stand_in: torch.Tensor = self._mode.from_tensor(tensor)
+            return stand_in
         with self._mode:
             made = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device_type

@@ -7,21 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
 
-__all__ = ["NO_DATA", "is_fake", "without_data"]
+from shardscope._torch.dispatch import DataDependentOutputException, detect_fake_mode
+from shardscope._torch.logs import FAKE_TENSOR_LOG
+from shardscope._torch.private import find_exception, find_name
+
+__all__ = ["NO_DATA", "FakeTensor", "FakeTensorMode", "is_fake", "without_data"]
+
+FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "tell tensors without data")
+FakeTensorMode = find_name(
+    "torch._subclasses.fake_tensor.FakeTensorMode",
+    "read DDP's buckets without allocating them, and try ops without data",
+)
 
 NO_DATA = (
     DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
+    find_exception(
+        "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+        "run models that look at values on data",
+    ),
+    find_exception(
+        "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
+        "run models that cannot do without data on data",
+    ),
 )
 """What is raised where a program looks at values, or at sizes that depend on them."""
 
@@ -29,7 +37,7 @@ NO_DATA = (
 @contextmanager
 def without_data() -> Iterator[None]:
     """Until the context ends new tensors have no data; a mode that does so already is kept."""
-    log = logging.getLogger(FakeTensorMode.__module__)
+    log = logging.getLogger(FAKE_TENSOR_LOG)
     is_disabled, log.disabled = log.disabled, True  # what an op raises, it also logs
     try:
         with nullcontext() if detect_fake_mode() else FakeTensorMode(allow_non_fake_inputs=True):

@@ -7,30 +7,28 @@ knows both placements, FSDP's `unshard` its parameter group, the optimizer's ste
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Iterator
 from enum import IntEnum, auto
+from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-import torch.autograd.graph
 import torch.distributed as dist
-import torch.utils.checkpoint
-from torch.distributed.fsdp import _runtime_utils as fsdp1
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.tensor import DTensor, _redistribute
-from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import style as parallel_style
-from torch.optim import Optimizer
 
 from shardscope._torch.module_calls import CALL_CODE
+from shardscope._torch.private import find_code
 
 __all__ = [
     "COMPILED_MODULES",
     "WITNESSES",
     "Role",
+    "engine_code",
     "find_roles",
-    "nested_code",
+    "optimizer_code",
+    "recompute_code",
+    "reentrant_code",
     "running_param_group",
 ]
 
@@ -70,28 +68,50 @@ WITNESSES: dict[Role, tuple[str, ...]] = {
 """The locals of a frame that tell the cause of a collective issued below it."""
 
 
+_FSDP1 = "torch.distributed.fsdp._runtime_utils"
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+
+_FUNCTIONS = (
+    (
+        Role.REDISTRIBUTE,
+        "torch.distributed.tensor._redistribute.redistribute_local_tensor",
+        "say from which placements to which DTensor moved a tensor",
+    ),
+    (
+        Role.IMPLICIT,
+        "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args",
+        "name the op for which DTensor moved a tensor unasked",
+    ),
+    (Role.FSDP_UNSHARD, f"{_FSDP2}.unshard", "tell whose an FSDP2 all-gather is"),
+    (Role.FSDP_REDUCE, f"{_FSDP2}.post_backward", "tell whose an FSDP2 reduce-scatter is"),
+    (
+        Role.FSDP_GRADIENT,
+        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._get_grad_inner_tensor",
+        "tell whose gradient tensor parallelism reduces when FSDP2 asks for it",
+    ),
+    (Role.FSDP1_UNSHARD, f"{_FSDP1}._unshard", "tell whose an FSDP1 all-gather is"),
+    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad", "tell whose an FSDP1 reduce-scatter is"),
+    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad_no_shard", "tell whose an FSDP1 all-reduce is"),
+)
+
+
+@cache
 def find_roles() -> dict[int, Role]:
     """Roles by the identity of a code object (code hashes by content, which is slow)."""
-    roles = {
-        CALL_CODE: Role.MODULE_CALL,
-        _code(torch.autograd.graph._engine_run_backward): Role.ENGINE,
-        nested_code(Optimizer.profile_hook_step, "wrapper"): Role.OPTIMIZER,
-        nested_code(
-            torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
-        ): Role.RECOMPUTE,
-        _code(torch.utils.checkpoint.CheckpointFunction.backward): Role.RECOMPUTE,
-        _code(_redistribute.redistribute_local_tensor): Role.REDISTRIBUTE,
-        _code(OpDispatcher.redistribute_local_args): Role.IMPLICIT,
-        _code(FSDPParamGroup.unshard): Role.FSDP_UNSHARD,
-        _code(FSDPParamGroup.post_backward): Role.FSDP_REDUCE,
-        _code(FSDPParam._get_grad_inner_tensor): Role.FSDP_GRADIENT,
-        _code(fsdp1._unshard): Role.FSDP1_UNSHARD,
-        _code(fsdp1._reduce_grad): Role.FSDP1_REDUCE,
-        _code(fsdp1._reduce_grad_no_shard): Role.FSDP1_REDUCE,
-    }
-    roles |= dict.fromkeys(_explicit_redistributions(), Role.EXPLICIT)
-    roles |= dict.fromkeys(_reductions(), Role.REDUCTION)
-    return {id(code): role for code, role in roles.items()}
+    found: list[tuple[CodeType | None, Role]] = [
+        (CALL_CODE, Role.MODULE_CALL),
+        (engine_code(), Role.ENGINE),
+        (optimizer_code(), Role.OPTIMIZER),
+        (recompute_code(), Role.RECOMPUTE),
+        (reentrant_code(), Role.RECOMPUTE),
+        *(
+            (find_code(name, need, variables=WITNESSES[role]), role)
+            for role, name, need in _FUNCTIONS
+        ),
+        *((code, Role.EXPLICIT) for code in _explicit_redistributions()),
+        *((code, Role.REDUCTION) for code in _reductions()),
+    ]
+    return {id(code): role for code, role in found if code is not None}
 
 
 def running_param_group(frame: FrameType | None) -> Any:
@@ -99,40 +119,68 @@ def running_param_group(frame: FrameType | None) -> Any:
 
     None if none does.
     """
-    codes = (_code(FSDPParamGroup.unshard), _code(FSDPParamGroup.post_backward))
+    roles = find_roles()
     while frame is not None and frame.f_code is not CALL_CODE:
-        if frame.f_code in codes:
+        if roles.get(id(frame.f_code)) in (Role.FSDP_UNSHARD, Role.FSDP_REDUCE):
             return frame.f_locals["self"]
         frame = frame.f_back
     return None
 
 
-def _explicit_redistributions() -> list[CodeType]:
+@cache
+def engine_code() -> CodeType | None:
+    """The code by which Python enters the autograd engine."""
+    name = "torch.autograd.graph._engine_run_backward"
+    return find_code(name, "see on the stack that backward is running")
+
+
+@cache
+def optimizer_code() -> CodeType | None:
+    """The code that every optimizer's step is wrapped in."""
+    name = "torch.optim.Optimizer.profile_hook_step"
+    return find_code(name, "see on the stack that an optimizer is stepping", inner="wrapper")
+
+
+@cache
+def recompute_code() -> CodeType | None:
+    """The code by which non-reentrant checkpointing runs its function `fn` again.
+
+    Which function defines it differs between versions of torch.
+    """
+    return find_code(
+        "torch.utils.checkpoint", _RECOMPUTE_NEED, inner="recompute_fn", variables=("fn",)
+    )
+
+
+@cache
+def reentrant_code() -> CodeType | None:
+    """The code by which reentrant checkpointing runs its function again, and then its backward."""
+    name = "torch.utils.checkpoint.CheckpointFunction.backward"
+    return find_code(name, _RECOMPUTE_NEED, variables=("ctx",))
+
+
+_RECOMPUTE_NEED = "tell recompute from backward"
+
+
+def _explicit_redistributions() -> Iterator[CodeType]:
     """Functions by which a program asks for a redistribution in so many words."""
     methods: list[Any] = [DTensor.redistribute, DTensor.full_tensor, DTensor.to_local]
     for _, cls in inspect.getmembers(parallel_style, inspect.isclass):
         if cls.__module__ == parallel_style.__name__:
             methods += [member for member in vars(cls).values() if callable(member)]
             methods += [m.__func__ for m in vars(cls).values() if isinstance(m, staticmethod)]
-    return [_code(method) for method in methods if hasattr(inspect.unwrap(method), "__code__")]
+    for method in methods:
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        if code is not None:
+            yield code
 
 
-def _reductions() -> list[CodeType]:
+def _reductions() -> Iterator[CodeType]:
     """Functions of torch.distributed that take a reduction as `op`."""
     functions = (vars(dist)[name] for name in dir(dist) if name.islower())
     # By type(), for isinstance() would set off the warning of the deprecated `reduce_op`.
-    codes = [_code(f) for f in functions if type(f) is FunctionType]
-    return [code for code in codes if "op" in code.co_varnames[: code.co_argcount]]
-
-
-def _code(function: Callable[..., Any]) -> CodeType:
-    code: CodeType = inspect.unwrap(function).__code__
-    return code
-
-
-def nested_code(function: Callable[..., Any], name: str) -> CodeType:
-    """The code of the function called `name` that `function` defines within itself."""
-    for constant in _code(function).co_consts:
-        if isinstance(constant, CodeType) and constant.co_name == name:
-            return constant
-    raise LookupError(f"{function.__qualname__} defines no inner function {name!r}.")
+    for function in functions:
+        if type(function) is FunctionType:
+            code = inspect.unwrap(function).__code__
+            if "op" in code.co_varnames[: code.co_argcount]:
+                yield code

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.replicate import DDP
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from shardscope._torch.ddp import REPLICATED
 from shardscope._torch.modules import every_module
 
 __all__ = [
@@ -141,7 +141,7 @@ def _param_groups(state: Any) -> list[Any]:
 def user_class(module: nn.Module) -> type:
     """The class the user wrote: `fully_shard` swaps it for a subclass of its own making."""
     cls = type_before_parametrizations(module)
-    mixed_in = (FSDPModule, DDP)
+    mixed_in = (FSDPModule, REPLICATED)
     while cls.__name__.startswith(_MADE_NAMES) and issubclass(cls, mixed_in):
         bases = [base for base in cls.__bases__ if base not in mixed_in]
         if len(bases) != 1 or bases[0] is nn.Module or not issubclass(bases[0], nn.Module):

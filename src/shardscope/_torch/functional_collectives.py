@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-# Torch defines the ops' kernels for tensors without data when this is loaded.
-import torch.distributed._functional_collectives
-
 from shardscope._torch.calls import process_group
+from shardscope._torch.dispatch import is_overload
+from shardscope._torch.graph_nodes import is_packet
+from shardscope._torch.private import find_name
 
 __all__ = [
     "ALL_GATHER",
@@ -23,24 +22,23 @@ __all__ = [
     "talking_overload",
 ]
 
-_ops = torch.ops._c10d_functional
+# Torch defines the ops' kernels for tensors without data when this is loaded.
+find_name("torch.distributed._functional_collectives", "trace collectives without a process group")
 
-ALL_REDUCE: Any = _ops.all_reduce.default
-ALL_GATHER: Any = _ops.all_gather_into_tensor.default
-REDUCE_SCATTER: Any = _ops.reduce_scatter_tensor.default
-ALL_TO_ALL: Any = _ops.all_to_all_single.default
-WAIT: Any = _ops.wait_tensor.default
+
+def _find_op(name: str) -> Any:
+    op = f"torch.ops._c10d_functional.{name}.default"
+    return find_name(op, "write collectives into programs")
+
+
+ALL_REDUCE = _find_op("all_reduce")
+ALL_GATHER = _find_op("all_gather_into_tensor")
+REDUCE_SCATTER = _find_op("reduce_scatter_tensor")
+ALL_TO_ALL = _find_op("all_to_all_single")
+WAIT = _find_op("wait_tensor")
 
 # The ops, those that autograd knows more of, those of older graphs, and DTensor's own.
-_NAMESPACES = {
-    spaces.name
-    for spaces in (
-        torch.ops._c10d_functional,
-        torch.ops._c10d_functional_autograd,
-        torch.ops.c10d_functional,
-        torch.ops._dtensor,
-    )
-}
+_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor")
 
 _COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
 
@@ -55,10 +53,10 @@ def talking_overload(target: Any) -> Any | None:
 
     Dynamo's graphs name the packet of which the overload is the only one.
     """
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if is_packet(target):
         target = getattr(target, "default", None)
-    is_one = isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES
-    return target if is_one else None
+    is_talking = is_overload(target) and target.namespace in _NAMESPACES
+    return target if is_talking else None
 
 
 def size_and_rank(group: Any) -> tuple[int, int] | None:

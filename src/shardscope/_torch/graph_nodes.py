@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+from shardscope._torch.private import find_name
 
 __all__ = [
     "ENTER_AUTOCAST",
@@ -18,14 +16,19 @@ __all__ = [
     "is_packet",
 ]
 
-ENTER_AUTOCAST, EXIT_AUTOCAST = _enter_autocast, _exit_autocast
-ENTER_INFERENCE, EXIT_INFERENCE = _enter_inference_mode, _exit_inference_mode
-SET_GRAD_ENABLED = torch._C._set_grad_enabled
+_NEED = "tell calls in graphs that turn something on or off"
+
+ENTER_AUTOCAST = find_name("torch.amp.autocast_mode._enter_autocast", _NEED)
+EXIT_AUTOCAST = find_name("torch.amp.autocast_mode._exit_autocast", _NEED)
+ENTER_INFERENCE = find_name("torch.autograd.grad_mode._enter_inference_mode", _NEED)
+EXIT_INFERENCE = find_name("torch.autograd.grad_mode._exit_inference_mode", _NEED)
+SET_GRAD_ENABLED = find_name("torch._C._set_grad_enabled", _NEED)
+_Packet = find_name("torch._ops.OpOverloadPacket", "recognise ops")
 
 
 def is_packet(op: Any) -> bool:
     """Whether `op` stands for all overloads of an op, as `aten.add` does."""
-    return isinstance(op, torch._ops.OpOverloadPacket)
+    return isinstance(op, _Packet)
 
 
 def checkpoint_policy(body: Any) -> Any:

@@ -5,35 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
-from torch.nn.attention import _sdpa_kernel
+from shardscope._torch.graph_nodes import (
+    ENTER_AUTOCAST,
+    ENTER_INFERENCE,
+    EXIT_AUTOCAST,
+    EXIT_INFERENCE,
+    SET_GRAD_ENABLED,
+)
+from shardscope._torch.private import find_name
 
 __all__ = [
     "EXITS",
     "SETTERS",
-    "SET_GRAD",
     "closes_level",
     "is_level_machinery",
     "opens_level",
 ]
 
-SET_GRAD: Callable[..., Any] = torch._C._set_grad_enabled
+_NEED = "tell calls in graphs that turn something on or off"
 
 SETTERS: dict[Callable[..., Any], str] = {
-    SET_GRAD: "grad",
-    torch._C._set_fwd_grad_enabled: "forward grad",
-    torch._C._autograd._saved_tensors_hooks_disable: "saved tensors",
-    torch._C._autograd._saved_tensors_hooks_enable: "saved tensors",
-    _sdpa_kernel: "attention",
+    SET_GRAD_ENABLED: "grad",
+    find_name("torch._C._set_fwd_grad_enabled", _NEED): "forward grad",
+    find_name("torch._C._autograd._saved_tensors_hooks_disable", _NEED): "saved tensors",
+    find_name("torch._C._autograd._saved_tensors_hooks_enable", _NEED): "saved tensors",
+    find_name("torch.nn.attention._sdpa_kernel", _NEED): "attention",
 }
 """What holds until the next call of the same kind."""
 
 EXITS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _exit_autocast: _enter_autocast,
-    _exit_inference_mode: _enter_inference_mode,
-    torch.cuda._maybe_exchange_device: torch.cuda._exchange_device,
+    EXIT_AUTOCAST: ENTER_AUTOCAST,
+    EXIT_INFERENCE: ENTER_INFERENCE,
+    find_name("torch.cuda._maybe_exchange_device", _NEED): find_name(
+        "torch.cuda._exchange_device", _NEED
+    ),
 }
 """What undoes the call whose result it is given, and what that calls."""
 

@@ -10,16 +10,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.overrides import resolve_name
 
+from shardscope._torch.calls import process_group
 from shardscope._torch.dispatch import is_higher_order, is_overload
+from shardscope._torch.graph_nodes import is_packet
 
 __all__ = ["find_group", "inner_graphs", "is_bookkeeping", "is_collective_name", "name_target"]
 
 _COLLECTIVES = ("_c10d_functional.", "c10d_functional.", "_dtensor.", "c10d.", "symm_mem.")
 # They begin or end something, or wait for it, and say nothing to other ranks.
 _SILENT = (".wait_tensor", "._wrap_tensor_autograd")
+# What torch 2.15 writes for the attributes that a program reads.
+_ATTRIBUTES = {
+    "aten.mH": "Tensor.mH",
+    "aten.mT": "Tensor.mT",
+    "aten.matrix_H": "Tensor.H",
+    "aten.numpy_T": "Tensor.T",
+}
 _MODES = (
     "torch._C._set_grad_enabled",
     "torch.amp.autocast_mode._enter_autocast",
@@ -56,6 +64,8 @@ def name_target(node: fx.Node) -> str:
 def _name_function(function: Callable[..., Any]) -> str:
     if is_overload(function):
         return str(function)
+    if is_packet(function):
+        return _ATTRIBUTES.get(str(function), str(function))
     if is_higher_order(function):
         return str(function.name())
     name = getattr(function, "__name__", type(function).__name__)
@@ -100,7 +110,7 @@ def find_group(node: fx.Node) -> tuple[int, ...]:
     names = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, str)]
     for name in reversed(names):
         try:
-            group = _resolve_process_group(name)  # type: ignore[arg-type]
+            group = process_group(name)
         except (RuntimeError, ValueError):
             continue
         return tuple(dist.get_process_group_ranks(group))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+from shardscope._torch.private import find_name
 
 __all__ = ["cache_folder", "header_folder"]
 
+default_cache_dir = find_name(
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir",
+    "save a worker the compilation of inductor's headers",
+)
 _HEADERS = "precompiled_headers"
 
 

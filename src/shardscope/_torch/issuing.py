@@ -6,12 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast, final
 
-import torch
-from torch._guards import CompileContext, TracingContext
+from shardscope._torch.calls import BATCH, UNREAD, CollectiveCall, OpLayout, read_call, split_batch
+from shardscope._torch.private import find_name
 
-from shardscope._torch.calls import BATCH, CollectiveCall, OpLayout, read_call, split_batch
-
-__all__ = ["AUDIENCE", "INSIDE", "Issued", "Observer", "is_tracing", "issue"]
+__all__ = ["AUDIENCE", "INSIDE", "NEEDED_TO_ISSUE", "Issued", "Observer", "is_tracing", "issue"]
 
 
 @final
@@ -31,7 +29,9 @@ class Issued:
         return read_call(self.op, self.layout, self.args, self.out)
 
     def singles(self) -> Sequence[Issued]:
-        """This collective, or each of those that a batch stands for."""
+        """This collective, or each of those that a batch stands for; none of one we cannot read."""
+        if self.layout is UNREAD:
+            return ()
         if self.layout is not BATCH:
             return (self,)
         return [Issued(self.op, layout, args) for layout, args in split_batch(self.args)]
@@ -84,17 +84,21 @@ def issue(
         result = call(*args, **kwargs)
     finally:
         INSIDE.depth = 0
-    for amender in amenders:
+    for amender in () if issued.layout is UNREAD else amenders:
         result = amender.amend(issued, result)
     return result
 
 
-_compile_context, _tracing_context = CompileContext.try_get, TracingContext.try_get
-_dispatch_mode = torch._C._get_dispatch_mode
-_PROXY, _FUNCTIONAL = (
-    torch._C._TorchDispatchModeKey.PROXY,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-)
+_NEED = "tell tracing a graph from running it"
+
+_compile_context = find_name("torch._guards.CompileContext.try_get", _NEED)
+_tracing_context = find_name("torch._guards.TracingContext.try_get", _NEED)
+_dispatch_mode = find_name("torch._C._get_dispatch_mode", _NEED)
+_PROXY = find_name("torch._C._TorchDispatchModeKey.PROXY", _NEED)
+_FUNCTIONAL = find_name("torch._C._TorchDispatchModeKey.FUNCTIONAL", _NEED)
+
+NEEDED_TO_ISSUE = (_compile_context, _tracing_context, _dispatch_mode, _PROXY, _FUNCTIONAL)
+"""Private names without which no door works."""
 
 
 def is_tracing() -> bool:

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from shardscope._torch.fakes import FakeTensor
+from shardscope._torch.private import find_name
 
 __all__ = ["KeptTensors"]
+
+
+_set_version_counter = find_name(
+    "torch._C._autograd._unsafe_set_version_counter",
+    "put versions back, so that a graph recorded before is still valid",
+)
 
 
 @final
@@ -61,4 +69,4 @@ def _restore(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def _set_version(tensor: torch.Tensor, version: int | None) -> None:
     # A graph that was recorded before must not believe that what it saved has changed.
     if version is not None:
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        _set_version_counter((tensor,), (version,))

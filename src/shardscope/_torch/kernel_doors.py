@@ -13,28 +13,51 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from shardscope._torch.calls import OPS, OpLayout
+from shardscope._torch.calls import OPS, UNREAD, OpLayout, unread_ops
 from shardscope._torch.dispatch import has_fakes, is_up_to_a_mode
 from shardscope._torch.issuing import INSIDE, Issued, is_tracing, issue
+from shardscope._torch.private import find_name, is_missing, require
 from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["go_past", "kernel_doors", "lead_by"]
 
-_PYTHON, _META = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
+_NEED = "show collectives on the way to their kernels"
+
+_PYTHON = find_name("torch._C.DispatchKey.Python", _NEED)
+_META = find_name("torch._C.DispatchKey.Meta", _NEED)
 
 # Nearly every call comes by this key, and collectives lose nothing where it is left out: they
 # mark no views and count no versions. (BackendSelect, which all calls do come by, cannot be left
 # out: whatever makes a tensor needs it.)
-_KEY = torch._C.DispatchKey.ADInplaceOrView
-_KEYS = torch._C.DispatchKeySet(_KEY)
-_REST = torch._C._dispatch_keyset_full_after(_KEY)
-_is_left_out = torch._C._dispatch_tls_is_dispatch_key_excluded
-_is_put_in = torch._C._dispatch_tls_is_dispatch_key_included
+_KEY = find_name("torch._C.DispatchKey.ADInplaceOrView", _NEED)
+_make_keys = find_name("torch._C.DispatchKeySet", _NEED)
+_keys_after = find_name("torch._C._dispatch_keyset_full_after", _NEED)
+_is_left_out = find_name("torch._C._dispatch_tls_is_dispatch_key_excluded", _NEED)
+_is_put_in = find_name("torch._C._dispatch_tls_is_dispatch_key_included", _NEED)
+_keys_put_in = find_name("torch._C._dispatch_tls_local_include_set", _NEED)
+_keys_left_out = find_name("torch._C._dispatch_tls_local_exclude_set", _NEED)
+_exclude = find_name("torch._C._ExcludeDispatchKeyGuard", _NEED)
+_force = find_name("torch._C._ForceDispatchKeyGuard", _NEED)
+_NEEDED = (
+    _PYTHON,
+    _META,
+    _KEY,
+    _make_keys,
+    _keys_after,
+    _is_left_out,
+    _is_put_in,
+    _keys_put_in,
+    _keys_left_out,
+    _exclude,
+    _force,
+)
+_HAS_ALL = not any(map(is_missing, _NEEDED))
+_KEYS, _REST = (_make_keys(_KEY), _keys_after(_KEY)) if _HAS_ALL else (None, None)
 
 
 def go_past() -> Any:
     """A context in which collectives of this thread go past the door."""
-    return torch._C._ExcludeDispatchKeyGuard(_KEYS)
+    return _exclude(_KEYS) if _HAS_ALL else nullcontext()
 
 
 @contextmanager
@@ -43,14 +66,14 @@ def lead_by() -> Iterator[None]:
 
     In inference mode its tensors go past it, and so does all that a mode or tensor subclass does.
     """
-    if _is_put_in(_KEY) and not _is_left_out(_KEY):
+    if not _HAS_ALL or (_is_put_in(_KEY) and not _is_left_out(_KEY)):
         yield
         return
-    put_in = torch._C._dispatch_tls_local_include_set() | _KEYS
-    left_out = torch._C._dispatch_tls_local_exclude_set() - _KEYS
+    put_in = _keys_put_in() | _KEYS
+    left_out = _keys_left_out() - _KEYS
     before, INSIDE.is_led = INSIDE.is_led, True
     try:
-        with torch._C._ForceDispatchKeyGuard(put_in, left_out):
+        with _force(put_in, left_out):
             yield
     finally:
         INSIDE.is_led = before
@@ -59,9 +82,10 @@ def lead_by() -> Iterator[None]:
 @contextmanager
 def kernel_doors() -> Iterator[None]:
     """Show every collective that comes to a kernel of c10d's and was not shown before."""
+    require(*_NEEDED)
     library = Library("c10d", "IMPL")
     try:
-        for name, layout in OPS["c10d"].items():
+        for name, layout in (*OPS["c10d"].items(), *((op, UNREAD) for op in unread_ops("c10d"))):
             packet = getattr(torch.ops.c10d, name, None)
             if packet is not None:
                 door = _make_door(f"c10d.{name}", layout, packet.default)

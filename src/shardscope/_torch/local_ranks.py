@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.dispatch import without_modes
+from shardscope._torch.private import find_name
 
 __all__ = ["all_ranks", "join_ranks", "split_ranks"]
+
+_NEED = "compare the numbers of all ranks"
+
+LocalTensor = find_name("torch.distributed._local_tensor.LocalTensor", _NEED)
+LocalTensorMode = find_name("torch.distributed._local_tensor.LocalTensorMode", _NEED)
 
 
 @contextmanager
@@ -23,7 +28,8 @@ def all_ranks(ranks: frozenset[int]) -> Iterator[None]:
 
 def join_ranks(pieces: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """One tensor that is, on each rank, that rank's piece."""
-    return LocalTensor(dict(pieces))
+    joined: torch.Tensor = LocalTensor(dict(pieces))
+    return joined
 
 
 def split_ranks(tensor: torch.Tensor) -> dict[int, torch.Tensor]:

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _world
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.fsdp import fsdp_meshes
 from shardscope._torch.modules import every_module, own_parameters
+from shardscope._torch.private import find_name, is_missing
 from shardscope.record import Axis
 
 __all__ = [
@@ -29,6 +29,12 @@ __all__ = [
     "meshes_of",
     "root_mesh",
 ]
+
+
+_world = find_name(
+    "torch.distributed.distributed_c10d._world",
+    "tell one world from the next, and groups of the same ranks by the order they were made",
+)
 
 
 def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
@@ -81,12 +87,15 @@ def group_label(group: dist.ProcessGroup) -> str | None:
 
 def default_group() -> dist.ProcessGroup | None:
     """The group of all ranks, or None before there is one: the world's identity."""
-    return _world.default_pg
+    if is_missing(_world):
+        return dist.group.WORLD
+    group: dist.ProcessGroup | None = _world.default_pg
+    return group
 
 
 def earlier_twins(group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup]:
     """Groups of the same ranks that were made before `group`."""
-    members = _world.pg_group_ranks
+    members = {} if is_missing(_world) else _world.pg_group_ranks
     ranks = members.get(group)
     for other, its_ranks in members.items():
         if other is group:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardscope._torch.calls import OPS
+from shardscope._torch.calls import OPS, UNREAD
 from shardscope._torch.dispatch import has_modes
 from shardscope._torch.issuing import AUDIENCE, INSIDE, Issued, issue
 from shardscope._torch.kernel_doors import go_past, lead_by
@@ -43,6 +43,8 @@ _LED = (
     "barrier",
     "broadcast",
     "gather",
+    "gather_into_tensor",
+    "gather_single",
     "monitored_barrier",
     "recv",
     "recv_anysource",
@@ -64,6 +66,8 @@ def method_doors() -> Iterator[None]:
         for name in _LED:
             _replace(stack, dist.ProcessGroup, name, _leading)
         _replace(stack, dist, "_broadcast_coalesced", _leading)
+        # One-sided: what ranks put into a window passes no door.
+        _replace(stack, dist.ProcessGroup, "new_window", _telling)
         yield
 
 
@@ -74,6 +78,13 @@ def _replace(
     if kept is not None:  # this torch has it
         stack.callback(setattr, owner, name, kept)
         setattr(owner, name, make_door(getattr(owner, name)))
+
+
+def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
+    def door(*args: Any, **kwargs: Any) -> Any:
+        return issue(Issued("c10d.new_window", UNREAD, args), method, args, kwargs)
+
+    return door
 
 
 def _leading(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,12 +8,15 @@ from typing import Any, final
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
-from torch.utils._pytree import tree_leaves, tree_map
 
 from shardscope._torch.dispatch import TorchDispatchMode
+from shardscope._torch.private import find_name
 from shardscope._torch.propagation import op_handlers
 
 __all__ = ["allow_mixing"]
+
+tree_leaves = find_name("torch.utils._pytree.tree_leaves", "find the tensors an op was given")
+tree_map = find_name("torch.utils._pytree.tree_map", "give an op replicated tensors instead")
 
 _REFUSAL = "got mixed torch.Tensor and DTensor"
 

@@ -14,13 +14,19 @@ from types import CodeType
 from typing import Any, Protocol
 
 import torch
-import torch._dynamo  # must keep its own reference to the unwrapped method before we wrap it
 from torch import nn
-from torch._dynamo.eval_frame import skip_code
 
+from shardscope._torch.private import find_name, is_missing
 from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["CALL_CODE", "ModuleWatcher", "watch_module_calls"]
+
+
+# Dynamo must keep its own reference to the unwrapped method before we wrap it.
+find_name("torch._dynamo", "keep module calls out of compiled graphs")
+_skip_code = find_name(
+    "torch._dynamo.eval_frame.skip_code", "keep module calls out of compiled graphs"
+)
 
 
 class ModuleWatcher(Protocol):
@@ -34,6 +40,7 @@ class ModuleWatcher(Protocol):
 
 
 _torchs_own = nn.Module.__call__
+_calls_impl = hasattr(nn.Module, "_call_impl") and hasattr(nn.Module, "_compiled_call_impl")
 _unwrapped = _torchs_own  # or what another tool had put in its place when we came
 _above: Any = None  # what another tool had put in our place when we left; it calls us
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -48,7 +55,7 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     for watcher in watchers:
         watcher.enter(module)
     try:
-        if _unwrapped is not _torchs_own:
+        if _unwrapped is not _torchs_own or not _calls_impl:
             return _unwrapped(module, *args, **kwargs)
         # What torch's own does: to call it would take a deep model past the limit of recursion.
         if module._compiled_call_impl is not None:
@@ -84,7 +91,8 @@ def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
 
 def _wrap() -> None:
     global _unwrapped
-    skip_code(CALL_CODE)
+    if not is_missing(_skip_code):
+        _skip_code(CALL_CODE)
     if nn.Module.__call__ not in (_above, _watched_call):
         _unwrapped = nn.Module.__call__
         nn.Module.__call__ = _watched_call

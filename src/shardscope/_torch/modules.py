@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+
+from shardscope._torch.private import find_class
 
 __all__ = [
     "called_children",
@@ -26,6 +26,12 @@ __all__ = [
     "unwrap",
     "wrapped_by",
 ]
+
+OptimizedModule = find_class("torch._dynamo.OptimizedModule", "give compiled modules clean names")
+ActivationWrapper = find_class(
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper",
+    "give checkpointed modules clean names",
+)
 
 _MAX_PLACES = 32
 

@@ -13,18 +13,24 @@ from functools import cache
 from typing import Any, final
 
 import torch
-import torch.distributed._symmetric_memory
 import torch.distributed.tensor  # registers _dtensor ops
 import torch.fx
-from torch.jit._builtins import _register_builtin
 
-from shardscope._torch.calls import BATCH, OPS, OpLayout
+from shardscope._torch.calls import BATCH, OPS, UNREAD, OpLayout, unread_ops
 from shardscope._torch.dispatch import has_fakes, is_up_to_a_mode
 from shardscope._torch.issuing import INSIDE, Issued, is_tracing, issue
 from shardscope._torch.kernel_doors import go_past, lead_by
+from shardscope._torch.private import find_name, is_missing
 from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["op_doors"]
+
+# It registers its ops when it is loaded.
+find_name("torch.distributed._symmetric_memory", "see symmetric-memory collectives")
+_register_builtin = find_name(
+    "torch.jit._builtins._register_builtin",
+    "let torch.jit.script compile collectives inside a trace",
+)
 
 _Tensor = torch.Tensor
 
@@ -50,10 +56,11 @@ def _doors() -> Sequence[tuple[Any, _OpDoor]]:
         keep_uncompiled(method.__code__)
     doors = []
     for namespace, ops in OPS.items():
-        for name, layout in ops.items():
+        for name, layout in (*ops.items(), *((op, UNREAD) for op in unread_ops(namespace))):
             for entry, schema in _entries(namespace, name):
                 door = _OpDoor(f"{namespace}.{name}", layout, schema, entry._op)
-                _register_builtin(door, f"{namespace}::{name}")  # for torch.jit.script
+                if not is_missing(_register_builtin):
+                    _register_builtin(door, f"{namespace}::{name}")  # for torch.jit.script
                 doors.append((entry, door))
     return doors
 

@@ -7,23 +7,27 @@ import re
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from shardscope._torch.dispatch import is_higher_order, is_overload
+from shardscope._torch.graph_nodes import is_packet
+from shardscope._torch.private import find_name
 
 __all__ = ["find_operator", "is_operator", "name_operator", "registered_at"]
 
+_dump = find_name("torch._C._dispatch_dump", "tell a worker which module registered an op")
 _REGISTERED = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
 
 
 def is_operator(value: object) -> bool:
     """Whether it is an op of `torch.ops`, with or without its overload, or a higher-order one."""
-    return isinstance(value, OpOverload | OpOverloadPacket | HigherOrderOperator)
+    return is_overload(value) or is_packet(value) or is_higher_order(value)
 
 
 def name_operator(operator: Any) -> tuple[str, ...]:
     """The names that lead from `torch.ops` to it: aten, add, Tensor."""
-    if isinstance(operator, HigherOrderOperator):
+    if is_higher_order(operator):
         return ("higher_order", operator.name())
-    if isinstance(operator, OpOverloadPacket):
+    if is_packet(operator):
         return tuple(str(operator).split("."))
     namespace, _, rest = operator.name().partition("::")
     name, _, overload = rest.partition(".")
@@ -42,5 +46,5 @@ def find_operator(names: tuple[str, ...], *, module: str = "") -> Any:
 
 def registered_at(namespace: str, name: str) -> str:
     """The file that registered an op, of Python's or C++; empty if torch does not know."""
-    found = _REGISTERED.search(torch._C._dispatch_dump(f"{namespace}::{name}"))
+    found = _REGISTERED.search(_dump(f"{namespace}::{name}"))
     return found[1] if found else ""

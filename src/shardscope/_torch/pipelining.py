@@ -2,40 +2,52 @@
 
 Before the first step, stages vote on whether all of them know their shapes, and if not send them
 along. Nothing arrives in a simulated world, so a stage takes the others to have voted as it does.
+What stages exchange to prepare is issued like anything else, because real ranks issue it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, final
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as pipeline_schedules
+from torch.overrides import TorchFunctionMode
 
+from shardscope._torch.fakes import is_fake
 from shardscope.errors import WorldError
 
 __all__ = ["lonely_stages"]
+
+# torch 2.14 and newer prepare nothing in a group whose backend has the name "fake".
+_NOT_FAKE = "simulated"
 
 
 @contextmanager
 def lonely_stages() -> Iterator[None]:
     """Let pipeline stages start without their neighbours until the context ends."""
+    schedule = pipeline_schedules._PipelineSchedule
     with ExitStack() as stack:
-        # torch before 2.13 asks no neighbour for the shapes of a stage that was given them.
-        for name, wrap in (
-            ("_warmup_forward_vote", _vote_alone),
-            ("_warmup_backward_result", _vote_alone),
-            ("_recv_meta", _refuse_to_ask),
+        for owner, name, wrap in (
+            (PipelineStage, "_warmup_forward_vote", _vote_alone),  # 2.13 and 2.14
+            (PipelineStage, "_warmup_backward_result", _vote_alone),  # 2.13 and 2.14
+            (schedule, "_warmup_p2p", _prepare_as_real_ranks_do),  # 2.13 and 2.14
+            (schedule, "_initialize_pipeline_distributed_state", _prepare_as_real_ranks_do),  # 2.15
+            (PipelineStage, "_recv_meta", _refuse_to_ask),  # 2.13 and newer
+            (PipelineStage, "_shape_inference", _refuse_to_infer),  # 2.11 and 2.12
         ):
-            original = getattr(PipelineStage, name, None)
+            original = getattr(owner, name, None)
             if original is not None:
-                _replace(stack, name, wrap(original))
+                _replace(stack, owner, name, wrap(original))
         yield
 
 
-def _replace(stack: ExitStack, name: str, function: Any) -> None:
-    holder = next(cls for cls in PipelineStage.__mro__ if name in vars(cls))
+def _replace(stack: ExitStack, owner: type, name: str, function: Any) -> None:
+    holder = next(cls for cls in owner.__mro__ if name in vars(cls))
     stack.callback(setattr, holder, name, vars(holder)[name])
     setattr(holder, name, function)
 
@@ -49,14 +61,61 @@ def _vote_alone(original: Any) -> Any:
     return vote
 
 
+def _prepare_as_real_ranks_do(original: Any) -> Any:
+    def prepare(schedule: Any, stages: Any, *args: Any, **kwargs: Any) -> None:
+        _refuse_edge_groups(stages)
+        with patch.object(dist, "get_backend", lambda group=None: _NOT_FAKE), _OwnVote():
+            original(schedule, stages, *args, **kwargs)
+
+    return prepare
+
+
+@final
+class _OwnVote(TorchFunctionMode):
+    """Answers `.item()` of a vote without data with what this rank voted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._vote = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.tensor:
+            (self._vote,) = args[0]
+        if func is torch.Tensor.item and is_fake(args[0]):
+            return self._vote
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_edge_groups(stages: Any) -> None:
+    for stage in stages:
+        if getattr(stage, "p2p_per_edge", False):
+            raise WorldError(
+                f"Pipeline stage {stage.stage_index} wants a process group of its own for each of "
+                "its neighbours, which torch splits from a group that is connected, and a "
+                "simulated one is not. Set torch.distributed.config.pipeline_per_edge_p2p to False."
+            )
+
+
 def _refuse_to_ask(_: Any) -> Any:
     def receive(stage: Any, source: int) -> Any:
-        wanted = "inputs" if source < stage.stage_index else "gradients"
-        raise WorldError(
-            f"Pipeline stage {stage.stage_index} asks stage {source} for the shapes of its "
-            f"{wanted}, and in a simulated world nobody answers. Give PipelineStage its "
-            "input_args and output_args (tensors on meta will do, with requires_grad=True where "
-            "gradients flow back)."
-        )
+        raise _no_answer(stage, source, "inputs" if source < stage.stage_index else "gradients")
 
     return receive
+
+
+def _refuse_to_infer(original: Any) -> Any:
+    def infer(stage: Any, *args: Any, **kwargs: Any) -> Any:
+        source = stage.stage_index - 1
+        if source >= 0 and stage.stage_index_to_group_rank[source] != stage.group_rank:
+            raise _no_answer(stage, source, "inputs")
+        return original(stage, *args, **kwargs)
+
+    return infer
+
+
+def _no_answer(stage: Any, source: int, wanted: str) -> WorldError:
+    return WorldError(
+        f"Pipeline stage {stage.stage_index} asks stage {source} for the shapes of its {wanted}, "
+        "and in a simulated world nobody answers. Give PipelineStage its input_args and "
+        "output_args (tensors on meta will do, with requires_grad=True where gradients flow back)."
+    )

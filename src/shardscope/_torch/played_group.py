@@ -14,14 +14,22 @@ from typing import Any, NamedTuple, Protocol, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future, _set_thread_isolation_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
 
+from shardscope._torch.fakes import FakeTensorMode
 from shardscope._torch.played_collectives import Posted, name_reduction
+from shardscope._torch.private import find_name
 from shardscope._torch.simulated_group import forget_placements
 
 __all__ = ["OWN", "Exchange", "GroupKey", "joined_world", "played_backend"]
+
+_create_work_from_future = find_name(
+    "torch._C._distributed_c10d._create_work_from_future", "give collectives of threads a future"
+)
+_set_thread_isolation_mode = find_name(
+    "torch._C._distributed_c10d._set_thread_isolation_mode",
+    "let threads have groups of their own, as ranks",
+)
 
 # By this name meshes know that ranks are threads, and keep those of different threads apart.
 _NAME = "threaded"
@@ -82,6 +90,15 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return _NAME
 
+    def name(self) -> str:
+        return _NAME
+
+    def _get_backend(self, device: Any) -> Any:
+        """The group itself: torch asks what it can do besides, which is nothing."""
+        return self
+
+    supports_coalescing = supports_splitting = False
+
     def __repr__(self) -> str:
         return f"<rank {self._own_rank} of {self._key.describe()}>"
 
@@ -117,6 +134,12 @@ class _Group(_ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [one for some in outputs for one in some]
         return self._meet("gather", inputs, spread, root=opts.rootRank)
+
+    def gather_single(self, output: Any, source: Any, opts: Any) -> Any:
+        is_root = self._own_rank == opts.rootRank
+        return self.gather([_chunk(output, self.size())] if is_root else [], [source], opts)
+
+    gather_into_tensor = gather_single
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> Any:
         spread = [one for some in inputs for one in some]

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from shardscope._torch.dispatch import detect_fake_mode
+from shardscope._torch.programs import enable_python_dispatcher
 
 __all__ = ["trace_pre_dispatch"]
 
@@ -34,7 +34,7 @@ def trace_pre_dispatch(
 
 
 @contextmanager
-def _also_for_what_is_made(fakes: FakeTensorMode | None) -> Iterator[None]:
+def _also_for_what_is_made(fakes: Any) -> Iterator[None]:
     """Tensors that the graph makes itself are as fake as its inputs, or the two do not mix."""
     if fakes is None:
         yield

@@ -7,16 +7,16 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx._pytree import tree_flatten_spec
 from torch.fx.experimental.symbolic_shapes import DimDynamic
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from shardscope._torch.dispatch import detect_fake_mode
+from shardscope._torch.fakes import FakeTensorMode
+from shardscope._torch.private import find_name
+from shardscope._torch.pytree_values import flatten, unflatten
 
 __all__ = [
     "divide_size",
+    "enable_python_dispatcher",
     "expression_of",
     "fake_mode_of",
     "flatten",
@@ -26,6 +26,17 @@ __all__ = [
     "traced",
     "unflatten",
 ]
+
+
+enable_python_dispatcher = find_name(
+    "torch._dispatch.python.enable_python_dispatcher", "run ops on sizes that are left open"
+)
+ConstantSource = find_name(
+    "torch._dynamo.source.ConstantSource", "name the open sizes of pieces of a program's inputs"
+)
+tree_flatten_spec = find_name(
+    "torch.fx._pytree.tree_flatten_spec", "take inputs whose keys come in another order"
+)
 
 
 def expression_of(size: Any) -> Any:
@@ -54,17 +65,13 @@ def traced(mode: Any, *, has_open_sizes: bool) -> Iterator[None]:
         yield
 
 
-flatten = tree_flatten
-unflatten = tree_unflatten
-
-
 def flatten_as(nest: Any, tree: Any) -> list[Any] | None:
     """The leaves in the order of another nest with the same keys; None if it has others."""
     try:
         leaves: list[Any] = tree_flatten_spec(nest, tree)
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError):
         return None
-    return leaves if len(leaves) == len(tree_flatten(nest)[0]) else None
+    return leaves if len(leaves) == len(flatten(nest)[0]) else None
 
 
 def hint_of(size: Any) -> int:

@@ -15,24 +15,18 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, _collective_utils, _redistribute
-from torch.distributed.tensor import _random as dtensor_random
-from torch.distributed.tensor._dispatch import OpDispatcher
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.debug import (
-    _clear_fast_path_sharding_prop_cache,
-    _clear_sharding_prop_cache,
-)
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from shardscope._torch.dispatch import without_modes
+from shardscope._torch.private import find_name
 
 __all__ = [
     "Decision",
     "DecisionWatcher",
     "Place",
     "added_handlers",
+    "dtensor_random",
     "forget_decisions",
     "implicit_replicas",
     "kept_propagator",
@@ -41,6 +35,23 @@ __all__ = [
     "quiet_collectives",
     "watch_decisions",
 ]
+
+
+_TENSOR = "torch.distributed.tensor"
+
+dtensor_random = find_name(f"{_TENSOR}._random", "put DTensor's random state back after a world")
+OpDispatcher = find_name(f"{_TENSOR}._dispatch.OpDispatcher", "see which inputs DTensor moves")
+DTensorSpec = find_name(f"{_TENSOR}._dtensor_spec.DTensorSpec", "see which inputs DTensor moves")
+compute_local_shape_and_global_offset = find_name(
+    f"{_TENSOR}._utils.compute_local_shape_and_global_offset", "know what a rank holds"
+)
+_clear_fast_path_sharding_prop_cache = find_name(
+    f"{_TENSOR}.debug._clear_fast_path_sharding_prop_cache", "let DTensor decide anew"
+)
+_clear_sharding_prop_cache = find_name(
+    f"{_TENSOR}.debug._clear_sharding_prop_cache", "let DTensor decide anew"
+)
+_LOGS = (f"{_TENSOR}._collective_utils", f"{_TENSOR}._redistribute")
 
 
 def forget_decisions(*, thoroughly: bool = False) -> None:
@@ -166,9 +177,7 @@ def _read(schema: Any, decided: Any, num_tried: int) -> Decision:
     )
 
 
-def _specs(
-    values: Any, place: tuple[int, ...] = ()
-) -> Iterator[tuple[tuple[int, ...], DTensorSpec]]:
+def _specs(values: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
     for index, value in enumerate(values):
         if isinstance(value, DTensorSpec):
             yield (*place, index), value
@@ -244,7 +253,7 @@ def implicit_replicas() -> Iterator[None]:
 @contextmanager
 def quiet_collectives() -> Iterator[None]:
     """Keep DTensor from saying on standard error what groups of CPUs cannot do, or do slowly."""
-    logs = [logging.getLogger(one.__name__) for one in (_collective_utils, _redistribute)]
+    logs = [logging.getLogger(name) for name in _LOGS]
     before = [log.disabled for log in logs]
     for log in logs:
         log.disabled = True

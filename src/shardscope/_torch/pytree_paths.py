@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._pytree import tree_leaves_with_path, tree_unflatten
+from shardscope._torch.pytree_values import leaves_with_path, unflatten
 
 __all__ = ["leaf_paths"]
 
@@ -12,7 +12,7 @@ __all__ = ["leaf_paths"]
 def leaf_paths(spec: Any) -> list[tuple[str, ...]] | None:
     """The path of every leaf of a value of that structure; None where it cannot be told."""
     try:
-        leaves = tree_leaves_with_path(tree_unflatten(range(spec.num_leaves), spec))
+        leaves = leaves_with_path(unflatten(range(spec.num_leaves), spec))
     except Exception:  # noqa: BLE001 - a user's class is made of numbers here, which it may refuse
         return None
     return [tuple(map(_part, path)) for path, _ in leaves]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["flatten", "unflatten", "version_of"]
+from shardscope._torch.private import find_name
 
-flatten = tree_flatten
-unflatten = tree_unflatten
+__all__ = ["flatten", "leaves_with_path", "unflatten", "version_of"]
+
+flatten = find_name("torch.utils._pytree.tree_flatten", "list what a program takes")
+leaves_with_path = find_name(
+    "torch.utils._pytree.tree_leaves_with_path", "name the values that a program takes and returns"
+)
+unflatten = find_name(
+    "torch.utils._pytree.tree_unflatten", "give a program's values the structure they had"
+)
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

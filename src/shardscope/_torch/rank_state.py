@@ -8,15 +8,26 @@ from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch._C._dynamo import eval_frame
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import _random as dtensor_random
-from torch.utils import _config_module, _python_dispatch
 
-from shardscope._torch.propagation import op_handlers
+from shardscope._torch.private import find_name, is_missing
+from shardscope._torch.propagation import dtensor_random, op_handlers
 
 __all__ = ["RankState"]
+
+eval_frame = find_name(
+    "torch._C._dynamo.eval_frame",
+    "know for each rank that is a thread whether frames inside of compiled ones are left alone",
+)
+_config_module = find_name(
+    "torch.utils._config_module",
+    "know whether a setting of the compiler is one thread's or the process's",
+)
+_python_dispatch = find_name(
+    "torch.utils._python_dispatch",
+    "know for each rank that is a thread whether a dispatch mode is active",
+)
 
 # Of torch.distributed, one for the process: its groups, their names, tags and counter.
 _C10D_STATE = (
@@ -65,7 +76,7 @@ _OVERRIDE, _OVERRIDES = "set_eval_frame_override", "_EvalFrameOverride"
 
 # Of the compiler. Before torch 2.13 a patch that one thread makes of them holds for all.
 _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
-_IS_EACH_THREADS = hasattr(_config_module, "ContextVar")
+_IS_EACH_THREADS = is_missing(_config_module) or hasattr(_config_module, "ContextVar")
 
 
 @final

@@ -6,19 +6,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import torch.autograd.graph
-import torch.utils.checkpoint
 from torch import nn
 
-from shardscope._torch.frames import nested_code
+from shardscope._torch.frames import engine_code, recompute_code, reentrant_code
 
 __all__ = ["find_recomputed", "method_owner", "reentrant_nodes"]
 
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_REENTRANT = torch.utils.checkpoint.CheckpointFunction.backward.__code__
-_NON_REENTRANT = nested_code(
-    torch.utils.checkpoint._checkpoint_without_reentrant_generator, "recompute_fn"
-)
+_ENGINE, _REENTRANT, _NON_REENTRANT = engine_code(), reentrant_code(), recompute_code()
 
 
 def find_recomputed(frame: FrameType | None) -> Any:

@@ -11,11 +11,11 @@ from typing import Any, final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from shardscope._torch.fakes import FakeTensor
 from shardscope._torch.modules import every_module, own_parameters
 
 __all__ = ["Kept", "find_changeable", "find_leftovers", "find_named"]

@@ -7,21 +7,23 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from torch._dynamo.eval_frame import _TorchDynamoContext
 from torch.autograd.graph import save_on_cpu
-from torch.optim import Optimizer
 
-from shardscope._torch.frames import nested_code
+from shardscope._torch.frames import optimizer_code
+from shardscope._torch.private import find_code
 
 __all__ = ["is_compiled_running", "is_optimizer_running", "watched_offloading"]
 
-_STEP = nested_code(Optimizer.profile_hook_step, "wrapper")
-_COMPILED = nested_code(_TorchDynamoContext.__call__, "compile_wrapper")
+_COMPILED = find_code(
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
+    "see on the stack that something compiled is running",
+    inner="compile_wrapper",
+)
 
 
 def is_optimizer_running(frame: FrameType | None) -> bool:
     """Whether an optimizer is stepping: one that raised has not said that it ended."""
-    return _is_around(frame, _STEP)
+    return _is_around(frame, optimizer_code())
 
 
 def is_compiled_running(frame: FrameType | None) -> bool:
@@ -45,7 +47,7 @@ def watched_offloading(tell: Callable[[], None]) -> Iterator[None]:
         del save_on_cpu.__enter__  # it is inherited
 
 
-def _is_around(frame: FrameType | None, code: CodeType) -> bool:
+def _is_around(frame: FrameType | None, code: CodeType | None) -> bool:
     while frame is not None:
         if frame.f_code is code:
             return True

@@ -17,6 +17,7 @@ def compile_script(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     with _no_autocast(), warnings.catch_warnings():
         # That it is deprecated, and that it does not read annotations in `__init__`.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning)  # the same since torch 2.14
         warnings.filterwarnings("ignore", category=UserWarning, message="The TorchScript type")
         script: Callable[..., Any] = torch.jit.script(gm)
     return script

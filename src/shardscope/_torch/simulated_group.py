@@ -10,22 +10,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # registers the backend "fake"
 from torch import nn
-from torch._C._distributed_c10d import FakeWork, _create_work_from_future
-from torch._subclasses import fake_tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import _random as dtensor_random
-from torch.distributed.tensor import _redistribute
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.library import Library
 
 from shardscope._torch.dispatch import has_fakes, without_modes
+from shardscope._torch.fakes import NO_DATA
+from shardscope._torch.logs import FAKE_TENSOR_LOG
+from shardscope._torch.private import find_name, require
+from shardscope._torch.propagation import dtensor_random, forget_decisions
 from shardscope.errors import ShardscopeError
 
 __all__ = [
@@ -40,15 +38,37 @@ __all__ = [
     "simulated_group",
 ]
 
+# It registers the backend "fake" when it is loaded.
+_FAKE_GROUPS = find_name(
+    "torch.testing._internal.distributed.fake_pg", "make a process group of any size"
+)
 
-_FakeTensor = fake_tensor.FakeTensor
 _MAX_CONSTANT = 4096  # elements of a tensor of Python's numbers whose values are kept
 _COPY = torch.ops.aten._to_copy.default
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import FakeWork, _create_work_from_future
+    from torch._subclasses import fake_tensor
+    from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
+    from torch.distributed.tensor import _redistribute
+else:
+    FakeWork = find_name(
+        "torch._C._distributed_c10d.FakeWork", "answer collectives on tensors without data"
+    )
+    _create_work_from_future = find_name(
+        "torch._C._distributed_c10d._create_work_from_future",
+        "give DDP a future that holds its bucket",
+    )
+    fake_tensor = find_name("torch._subclasses.fake_tensor", "give models shapes without data")
+    _FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "tell tensors without data")
+    _redistribute = find_name(
+        "torch.distributed.tensor._redistribute", "let worlds of other ranks follow one another"
+    )
 
 
 @contextmanager
 def simulated_group(rank: int, size: int) -> Iterator[None]:
     """Make this process `rank` of a fake default group of `size`; leave nothing behind."""
+    require(_FAKE_GROUPS, FakeWork, _create_work_from_future, _redistribute, dtensor_random)
     tracker, excepthook = dtensor_random._rng_tracker, sys.excepthook
     level = dist.get_debug_level()
     forget_placements()
@@ -86,7 +106,7 @@ def _only_fake_groups() -> Iterator[None]:
 
 def forget_placements() -> None:
     """DTensor caches plans by mesh but not by rank, and ranks of an uneven shard differ."""
-    _clear_sharding_prop_cache()
+    forget_decisions(thoroughly=True)
     for name in ("_gen_transform_infos", "get_redistribute_planner"):
         clear = getattr(getattr(_redistribute, name, None), "cache_clear", None)
         if clear is not None:
@@ -99,8 +119,8 @@ def forget_placements() -> None:
 @contextmanager
 def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
     """Give tensors shapes and no data until the context ends; real ones met on the way pass."""
-    log = logging.getLogger(fake_tensor.__name__)
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    log = logging.getLogger(FAKE_TENSOR_LOG)
     log.addFilter(_is_news)
     try:
         with (
@@ -277,10 +297,6 @@ def _with_data(function: Any) -> Any:
     return call
 
 
-_NO_DATA = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-)
 _UNALLOCATED = "its data is not allocated yet"  # torch's words where C++ wants to read a fake
 
 
@@ -290,7 +306,7 @@ def explained_lack_of_data() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, _NO_DATA) or _UNALLOCATED in str(error):
+        if isinstance(error, NO_DATA[:2]) or _UNALLOCATED in str(error):
             error.add_note(
                 "In a simulated world, tensors have no data after materialize(), nor ever on a "
                 "CUDA device that is not there, so that nothing can depend on a value (.item(), "
@@ -335,18 +351,19 @@ _UNANSWERED = (
     "allgather_coalesced_",
     "allgather_into_tensor_coalesced_",
     "allreduce_coalesced_",
+    "gather_into_tensor_",
     "reduce_scatter_tensor_coalesced_",
 )
 
 
 @contextmanager
 def coalesced_ops_on_fake_tensors() -> Iterator[None]:
-    """Give the coalesced ops, which have no kernel for tensors without data, an empty one."""
+    """Give the ops that have no kernel for tensors without data an empty one."""
     library = Library("c10d", "IMPL")
     try:
         for name in _UNANSWERED:
-            if not _has_kernel(f"c10d::{name}", "Meta"):
-                library.impl(name, lambda *_: FakeWork().boxed(), "Meta")
+            if hasattr(torch.ops.c10d, name) and not _has_kernel(f"c10d::{name}", "Meta"):
+                library.impl(name, _answer_nothing(name), "Meta")
         yield
     finally:
         library._destroy()
@@ -369,6 +386,17 @@ def answered_collectives() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def _answer_nothing(name: str) -> Callable[..., Any]:
+    """A kernel that leaves the outputs as they are."""
+    has_outputs = len(getattr(torch.ops.c10d, name).default._schema.returns) > 1
+
+    def answer(outputs: Any, *_: Any) -> Any:
+        work = FakeWork().boxed()
+        return (outputs, work) if has_outputs else work
+
+    return answer
 
 
 def _answer(name: str, fill: Callable[..., None]) -> Callable[..., Any]:
@@ -461,10 +489,15 @@ _FILLS: dict[str, Callable[..., None]] = {
     "alltoall_": _fill_exchanged_lists,
     "alltoall_base_": _fill_exchanged,
     "gather_": _fill_gathered_lists,
+    "gather_into_tensor_": _fill_gathered,
     "reduce_scatter_": _fill_scattered_lists,
     "reduce_scatter_tensor_coalesced_": _fill_each(_fill_scattered),
 }
 
 
 def _has_kernel(op: str, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+    """Whether torch has the op, which it may not have in every version, and runs it there."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op, key))
+    except RuntimeError:
+        return False

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph_infer
 
 from shardscope._torch.aot_backends import Compiled, as_boxed
+from shardscope._torch.private import find_name
 
 __all__ = ["call_as_subgraph"]
+
+invoke_subgraph_infer = find_name(
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer",
+    "keep a compiled graph one call where it is traced",
+)
 
 
 def call_as_subgraph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:

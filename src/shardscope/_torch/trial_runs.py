@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from shardscope._torch.private import find_name
 
 __all__ = ["TrialRuns"]
+
+ShardingPropagator = find_name(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator",
+    "know DTensor's trial runs, which take no memory",
+)
 
 
 @final

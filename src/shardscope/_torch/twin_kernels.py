@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from shardscope._torch.private import find_name
 
 __all__ = ["TWIN_KERNELS"]
 
-_aten = torch.ops.aten
+_NEED = "count the FLOPs of attention on the CPU"
+_FLASH = "torch.ops.aten._scaled_dot_product_flash_attention"
 
 TWIN_KERNELS = {
-    "_scaled_dot_product_flash_attention_for_cpu": _aten._scaled_dot_product_flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": (
-        _aten._scaled_dot_product_flash_attention_backward
-    ),
+    "_scaled_dot_product_flash_attention_for_cpu": find_name(_FLASH, _NEED),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": find_name(f"{_FLASH}_backward", _NEED),
 }
 """By the name of one, the other, which it knows."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from types import CodeType
 
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    set_code_exec_strategy,
-)
+from shardscope._torch.private import find_name, is_missing
 
 __all__ = ["keep_uncompiled"]
+
+_NEED = "keep torch.compile off our own code"
+_EVAL_FRAME = "torch._C._dynamo.eval_frame"
+
+_set_strategy = find_name(f"{_EVAL_FRAME}.set_code_exec_strategy", _NEED)
+_make_strategy = find_name(f"{_EVAL_FRAME}._FrameExecStrategy", _NEED)
+_SKIP = find_name(f"{_EVAL_FRAME}._FrameAction.SKIP", _NEED)
+_HAS_ALL = not any(map(is_missing, (_set_strategy, _make_strategy, _SKIP)))
 
 
 def keep_uncompiled(code: CodeType) -> None:
     """Run `code`, and whatever it calls, as it is, even where torch.compile is at work."""
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    if _HAS_ALL:
+        _set_strategy(code, _make_strategy(_SKIP, _SKIP))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from shardscope._torch.private import find_name
+
 __all__ = ["CUBLAS_BYTES", "MATRIX_OPS", "workspace_bytes"]
 
 CUBLAS_BYTES = 32 << 20
@@ -161,11 +163,16 @@ def _num_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _attention_backward(kind: str) -> Any:
+    op = f"torch.ops.aten._scaled_dot_product_{kind}_attention_backward.default"
+    return find_name(op, "count what CUDA's attention allocates")
+
+
 _ESTIMATES: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(MATRIX_OPS, _matrix_copies),
-    _aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
-    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
-    _aten._scaled_dot_product_flash_attention_backward.default: _cudnn_attention_backward,
+    _attention_backward("cudnn"): _cudnn_attention_backward,
+    _attention_backward("efficient"): _efficient_attention_backward,
+    _attention_backward("flash"): _cudnn_attention_backward,
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
     _aten.embedding_dense_backward.default: _embedding_backward,

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import click
 
+from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.cli.launch import is_first
 from shardscope.cli.stdout import explain_stdout, silence_stdout
 from shardscope.errors import ShardscopeError
@@ -105,3 +106,5 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """See what a PyTorch model does when it is compiled and sharded."""
+    if not debug:
+        click.get_current_context().with_resource(failed_ops_unlogged())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from types import CodeType
 
@@ -16,7 +17,7 @@ from shardscope._torch.fsdp import (
     param_places,
 )
 from shardscope._torch.meshes import describe_placements
-from shardscope.comm.stack import Stack
+from shardscope.comm.stack import TORCH_FOLDER, Stack
 from shardscope.comm.traffic import Payload
 from shardscope.record import Call, Cause, CollectiveKind, Compiled, FullyShard, Redistribute
 
@@ -97,8 +98,8 @@ def _asked_by(stack: Stack, node: str | None) -> str:
 
 def _api_name(code: CodeType) -> str:
     """`torch.distributed.all_reduce`, from where the function was defined."""
-    path = code.co_filename.replace("\\", "/").removesuffix(".py").removesuffix("/__init__")
-    if "/torch/" not in path:  # one of ours that stands in torch's place
+    if not code.co_filename.startswith(TORCH_FOLDER):  # one of ours that stands in torch's place
         return f"torch.distributed.{code.co_qualname}"
-    module = path[path.rindex("/torch/") + 1 :].replace("/", ".")
+    path = code.co_filename.removeprefix(TORCH_FOLDER).removesuffix(".py")
+    module = ".".join(["torch", *path.split(os.sep)]).removesuffix(".__init__")
     return f"{module.removesuffix('.distributed_c10d')}.{code.co_qualname}"

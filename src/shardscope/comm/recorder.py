@@ -26,7 +26,7 @@ from shardscope._torch.autograd import (
     node_number,
     node_origin,
 )
-from shardscope._torch.calls import process_group
+from shardscope._torch.calls import UNREAD, process_group
 from shardscope._torch.ddp import is_in_comm_hook
 from shardscope._torch.frames import Role
 from shardscope._torch.intercept import Issued
@@ -49,6 +49,11 @@ __all__ = ["Recorder"]
 _MAIN_THREAD = threading.main_thread().ident
 
 Emit = Callable[[Group | Collective | Gap], None]
+
+_UNREAD_FACT = (
+    "it was issued, and is no collective that is known here (it may be one-sided, or newer than "
+    "this version of shardscope): what it sends is not recorded"
+)
 
 
 @final
@@ -110,6 +115,9 @@ class Recorder:
     def before(self, issued: Issued) -> None:
         """Note a collective before it is issued, so that one that hangs is there too."""
         try:
+            if issued.layout is UNREAD:
+                self.report_gap(issued.op, _UNREAD_FACT, is_loss=True)
+                return
             self._note(issued, read_stack(sys._getframe(2)))  # from the door on, not from here
             if self._emit is not None:
                 self.write()

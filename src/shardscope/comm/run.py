@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from shardscope.record import Axis, RankSpan, RunInfo, replace_surrogates
+from shardscope._torch.private import missing_names, warn_if_untested
+from shardscope.record import Axis, Gap, RankSpan, RunInfo, replace_surrogates
 from shardscope.version import __version__
 from shardscope.world import current_world
 
-__all__ = ["describe_run", "is_simulated", "read_identity"]
+__all__ = ["describe_run", "find_torch_gaps", "is_simulated", "read_identity"]
 
 _FAKE_BACKEND = "fake"
 
@@ -37,7 +38,11 @@ def is_simulated() -> bool:
 
 
 def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrument: str) -> RunInfo:
-    """The record of the run that this process is, now, a rank of."""
+    """The record of the run that this process is, now, a rank of.
+
+    Every instrument asks for it, so a torch that none was tested with is warned of here.
+    """
+    warn_if_untested()
     return RunInfo(
         torch_version=str(torch.__version__),
         shardscope_version=__version__,
@@ -48,6 +53,11 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrume
         command=_describe_command(),
         instruments=(instrument,),
     )
+
+
+def find_torch_gaps(rank: int | None = None) -> tuple[Gap, ...]:
+    """What is not recorded because this torch lacks names that we need."""
+    return tuple(Gap(place="torch", fact=fact, rank=rank) for fact in missing_names())
 
 
 def _describe_command() -> str:

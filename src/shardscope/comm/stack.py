@@ -21,10 +21,17 @@ import torch
 from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
 from shardscope.record import Source, replace_surrogates
 
-__all__ = ["Stack", "find_backward_caller", "is_called_by_torch", "read_stack", "shown_path"]
+__all__ = [
+    "TORCH_FOLDER",
+    "Stack",
+    "find_backward_caller",
+    "is_called_by_torch",
+    "read_stack",
+    "shown_path",
+]
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_TORCH_LIBRARY = os.path.join(_TORCH, "_library") + os.sep  # what calls registered ops
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_TORCH_LIBRARY = os.path.join(TORCH_FOLDER, "_library") + os.sep  # what calls registered ops
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _GENERATED = ("<eval_with_key>", "<frozen ", "<attrs ", "<torch_package")
@@ -60,7 +67,7 @@ _NOTHING: dict[Role, tuple[Any, ...]] = {}
 
 # By the identity of a code object, with the object itself, which keeps its identity its own.
 _facts: dict[int, tuple[int, Role | None, CodeType]] = {}
-_roles: dict[int, Role] = {}
+_roles = find_roles()
 _sources: dict[tuple[int, int], Source] = {}
 
 
@@ -190,8 +197,6 @@ def is_called_by_torch(frame: FrameType | None) -> bool:
 
 def _learn(frame: FrameType) -> tuple[int, Role | None, CodeType]:
     code = frame.f_code
-    if not _roles:
-        _roles.update(find_roles())
     role = _roles.get(id(code))
     if role is not None:
         kind = _ROLE_KINDS.get(role, _CAUSE)
@@ -212,7 +217,7 @@ def _classify(filename: str) -> int:
         return _GRAPH
     if filename.startswith(_TORCH_LIBRARY) or filename.endswith(_WRAPPERS):
         return _OTHER
-    if filename.startswith(_TORCH):
+    if filename.startswith(TORCH_FOLDER):
         return _OTHER if filename.endswith(_MACHINERY) else _API
     if filename.startswith(_GENERATED):
         return _OTHER

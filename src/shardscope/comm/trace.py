@@ -9,13 +9,15 @@ from typing import Self, final
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardscope._torch import autograd
 from shardscope._torch.intercept import intercept
 from shardscope._torch.module_calls import watch_module_calls
+from shardscope._torch.private import require
 from shardscope.comm.names import Models, ModuleNames
 from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.spans import listening
 from shardscope.comm.watch import Watch
-from shardscope.errors import TraceError
+from shardscope.errors import TorchVersionError, TraceError
 from shardscope.record import Recording, save
 
 __all__ = ["Trace", "trace"]
@@ -63,10 +65,7 @@ class Trace:
         if self._depth == 0:
             watch = self._start()
             with ExitStack() as stack:
-                stack.enter_context(watch.recorder.calls.watching())
-                stack.enter_context(watch_module_calls(watch.recorder.calls))
-                stack.enter_context(intercept(watch.recorder))
-                stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))
+                _install(watch, stack)
                 self._exit = stack.pop_all()
         self._depth += 1
         return self
@@ -112,3 +111,20 @@ class Trace:
             )
             self._models = None
         return self._watch
+
+
+def _install(watch: Watch, stack: ExitStack) -> None:
+    """Watch until the stack is left; what this torch does not let us watch becomes a gap."""
+    recorder = watch.recorder
+    try:
+        require(*autograd.NEEDED)  # they are called within the program's own calls
+        stack.enter_context(recorder.calls.watching())
+        stack.enter_context(watch_module_calls(recorder.calls))
+    except TorchVersionError as error:
+        recorder.report_gap("modules", f"which module runs is not known: {error}")
+
+    def report_missing(sentence: str) -> None:
+        recorder.report_gap("collectives", f"some are not seen: {sentence}", is_loss=True)
+
+    stack.enter_context(intercept(recorder, report_missing=report_missing))
+    stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))

@@ -19,7 +19,7 @@ from shardscope.comm.inventory import Inventory
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.rank_stream import RankStream
 from shardscope.comm.recorder import Recorder
-from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.comm.spans import SpanBook
 from shardscope.errors import OutputError, TraceError
 from shardscope.record import (
@@ -78,6 +78,8 @@ class Watch:
         if dist.is_initialized():
             self.recorder.join_world()  # now, so that the first collective need not
         self._is_simulated_cpu = _is_simulated_cpu()
+        for gap in find_torch_gaps():
+            self.recorder.report_gap(gap.place, gap.fact)
         self._inventory = Inventory(names, self.recorder)
         if stream is not None:
             is_known = dist.is_initialized() or "RANK" in os.environ

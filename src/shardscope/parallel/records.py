@@ -10,7 +10,7 @@ from torch import fx
 
 from shardscope._torch.functional_collectives import is_collective
 from shardscope.comm.lines import user_source
-from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.parallel import propagate
 from shardscope.parallel.causes import GradientNames, shorten_op
 from shardscope.parallel.costs import size_hint
@@ -115,6 +115,7 @@ def make_recording(found: Parallelization, mesh: Mesh) -> Recording:
     return Recording(
         run=replace(run, ranks=compress_ranks(ranks), is_simulated=not is_real),
         findings=tuple(_find_wrong(found)),
+        gaps=find_torch_gaps(),
         parallel=(found,),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 
 from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
-from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording
 from shardscope.shard.mixing import find_mixed_tensors
@@ -65,7 +65,7 @@ def audit(
         run=describe_run(rank, world_size, _read_axes(model), instrument="audit"),
         modules=held.modules,
         findings=tuple(findings),
-        gaps=tuple(gaps),
+        gaps=(*find_torch_gaps(rank), *gaps),
     )
 
 

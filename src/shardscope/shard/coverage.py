@@ -26,7 +26,7 @@ from shardscope._torch.meshes import describe_axes
 from shardscope._torch.modules import unwrap
 from shardscope._torch.propagation import kept_propagator
 from shardscope.comm.names import ModuleNames
-from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import CoverageError
 from shardscope.record import (
     Coverage,
@@ -184,7 +184,10 @@ def _cover(
         return Recording(
             run=describe_run(*read_identity(), describe_axes(own_mesh), instrument="coverage"),
             coverage=tuple(covered),
-            gaps=tuple(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
+            gaps=(
+                *find_torch_gaps(rank),
+                *(Gap(place=place, fact=fact, rank=rank) for place, fact in gaps),
+            ),
         )
 
 

@@ -19,7 +19,8 @@ from torch.optim.optimizer import (
 )
 
 from shardscope._torch.cuda_choices import cuda_choices
-from shardscope._torch.fake_models import FakeTwins, StandIns, is_fake
+from shardscope._torch.fake_models import FakeTwins, StandIns
+from shardscope._torch.fakes import is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
 from shardscope._torch.restoring import find_changeable, find_leftovers

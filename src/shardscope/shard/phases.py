@@ -29,9 +29,9 @@ class Phase:
     """A named phase: a context manager and a decorator, for use anywhere and any number of times.
 
     It may be entered within itself, on several threads and in several tasks. A program that
-    torch.compile has captured runs as if it were not there. But torch.compile enters only contexts
-    that are made in what it compiles: there write `with phases("load"):`, because `with LOAD:`,
-    made elsewhere, leaves the whole function uncompiled. `@LOAD` is fine.
+    torch.compile has captured runs as if it were not there. But before torch 2.14, torch.compile
+    enters only contexts that are made in what it compiles: there write `with phases("load"):`,
+    because `with LOAD:`, made elsewhere, leaves the whole function uncompiled. `@LOAD` is fine.
     """
 
     __slots__ = ("__weakref__", "_was_heard", "device", "name")
@@ -63,7 +63,7 @@ class Phase:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, each call of which is this phase; a coroutine's until it has ended."""
         _check_function(function, self.name)
-        # Made anew for each call: torch.compile takes no context that was made elsewhere.
+        # Made anew for each call: torch.compile before 2.14 takes no other context.
         name, device = self.name, self.device
         if inspect.iscoroutinefunction(function):
 

@@ -6,6 +6,7 @@ send tensors of the size that this rank's objects have and leave or copy what th
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from shardscope._torch.object_calls import (
+    is_gathered_into_one_tensor,
     refuse_self,
     replace_body,
     to_group_rank,
@@ -37,14 +39,19 @@ def simulated_object_collectives() -> Iterator[None]:
         yield
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: Group = None) -> None:
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: Group = None, weights_only: bool = False
+) -> None:
     """Every rank is taken to hold what this one holds."""
     if _is_outside(group, "all_gather_object"):
         return
-    for part in _parts([obj]):
-        outputs = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(outputs, part, group=group)
-    _fill(object_list, obj, group)
+    num_ranks = dist.get_world_size(group)
+    for part in _parts([obj], weights_only):
+        if is_gathered_into_one_tensor():
+            dist.all_gather_into_tensor(part.new_empty(num_ranks * len(part)), part, group=group)
+        else:
+            dist.all_gather([torch.empty_like(part) for _ in range(num_ranks)], part, group=group)
+    _fill(object_list, obj, group, weights_only)
 
 
 def gather_object(
@@ -53,6 +60,7 @@ def gather_object(
     dst: int | None = None,
     group: Group = None,
     group_dst: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """Every rank is taken to hold what this one holds."""
     root = _root(dst, group_dst, group)
@@ -61,13 +69,13 @@ def gather_object(
     is_root = dist.get_rank(group) == root
     if is_root != (object_gather_list is not None):
         raise ValueError("object_gather_list must be given on the destination rank and no other.")
-    size, payload = _parts([obj])
+    size, payload = _parts([obj], weights_only)
     num_ranks = dist.get_world_size(group)
     dist.all_gather([torch.empty_like(size) for _ in range(num_ranks)], size, group=group)
     gathered = [torch.empty_like(payload) for _ in range(num_ranks)] if is_root else None
     dist.gather(payload, gathered, group=group, group_dst=root)
     if object_gather_list is not None:
-        _fill(object_gather_list, obj, group)
+        _fill(object_gather_list, obj, group, weights_only)
 
 
 def broadcast_object_list(
@@ -76,12 +84,13 @@ def broadcast_object_list(
     group: Group = None,
     device: torch.device | None = None,
     group_src: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """The root is taken to hold what this rank holds."""
     root = _root(src, group_src, group)
     if _is_outside(group, "broadcast_object_list"):
         return
-    for part in _parts(object_list):
+    for part in _parts(object_list, weights_only):
         dist.broadcast(part, group=group, group_src=root)
 
 
@@ -91,6 +100,7 @@ def scatter_object_list(
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
+    weights_only: bool = False,
 ) -> None:
     """A root keeps its own piece; another rank keeps what its list holds."""
     root = _root(src, group_src, group)
@@ -103,13 +113,15 @@ def scatter_object_list(
         raise ValueError("scatter_object_input_list must be given on the source rank.")
     pieces = scatter_object_input_list if rank == root else None
     # As torch does, all ranks send as many bytes as the largest object has.
-    size, payload = _parts([max(pieces or scatter_object_output_list[:1], key=_num_bytes)])
+    candidates = pieces or scatter_object_output_list[:1]
+    largest = max(candidates, key=lambda piece: len(_dump(piece, weights_only)))
+    size, payload = _parts([largest], weights_only)
     dist.broadcast(size, group=group, group_src=root)
     for part in (payload, size):
         parts = None if pieces is None else [part] * len(pieces)
         dist.scatter(torch.empty_like(part), parts, group=group, group_src=root)
     if pieces is not None:
-        scatter_object_output_list[0] = _copy(pieces[rank])
+        scatter_object_output_list[0] = _copy(pieces[rank], weights_only)
 
 
 def send_object_list(
@@ -119,12 +131,13 @@ def send_object_list(
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
 ) -> None:
     """As torch's: the sizes, then the objects."""
     peer = _peer(dst, group_dst, group, "destination")
     if _is_outside(group, "send_object_list"):
         return
-    for part in _parts(object_list):
+    for part in _parts(object_list, weights_only):
         dist.send(part, group=group, group_dst=peer)
 
 
@@ -135,12 +148,13 @@ def recv_object_list(
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
+    weights_only: bool = False,
 ) -> int:
     """The list keeps what it holds."""
     peer = _peer(src, group_src, group, "source")
     if _is_outside(group, "recv_object_list"):
         return -1
-    sizes, payload = _parts(object_list)
+    sizes, payload = _parts(object_list, weights_only)
     dist.recv(sizes, group=group, group_src=peer)
     return dist.recv(payload, group=group, group_src=peer)
 
@@ -172,23 +186,31 @@ def _is_outside(group: Group, function: str) -> bool:
     return is_outside
 
 
-def _fill(objects: list[Any], obj: Any, group: Group) -> None:
+def _fill(objects: list[Any], obj: Any, group: Group, weights_only: bool) -> None:
     for index in range(dist.get_world_size(group)):
-        objects[index] = _copy(obj)
+        objects[index] = _copy(obj, weights_only)
 
 
-def _copy(obj: Any) -> Any:
-    return pickle.loads(pickle.dumps(obj))
+def _copy(obj: Any, weights_only: bool) -> Any:
+    content = _dump(obj, weights_only)
+    if weights_only:
+        return torch.load(io.BytesIO(content), weights_only=True)
+    return pickle.loads(content)
 
 
-def _parts(objects: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _parts(objects: list[Any], weights_only: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch sends for objects: a tensor of their sizes, and one of their bytes."""
-    num_bytes = sum(_num_bytes(obj) for obj in objects)
+    num_bytes = sum(len(_dump(obj, weights_only)) for obj in objects)
     return torch.zeros(len(objects), dtype=torch.long), torch.zeros(num_bytes, dtype=torch.uint8)
 
 
-def _num_bytes(obj: Any) -> int:
-    return len(pickle.dumps(obj))
+def _dump(obj: Any, weights_only: bool) -> bytes:
+    """The bytes of an object as torch writes it."""
+    if not weights_only:
+        return pickle.dumps(obj)
+    content = io.BytesIO()
+    torch.save(obj, content)
+    return content.getvalue()
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (

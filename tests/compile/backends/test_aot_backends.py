@@ -179,7 +179,7 @@ def test_torchs_bisector_reaches_our_backend(monkeypatch: pytest.MonkeyPatch) ->
     assert "aot_eager_decomp_partition" in asked
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:The TorchScript type")
+@pytest.mark.filterwarnings("ignore:.torch.jit", "ignore:The TorchScript type")
 @pytest.mark.parametrize("name", ["torchscript", "aot_ts"])
 def test_torchscript_runs_where_torchs_own_fails(name: str) -> None:
     torchs = "ts" if name == "torchscript" else name

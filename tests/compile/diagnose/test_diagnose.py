@@ -78,7 +78,7 @@ def test_right_compilers_are_fine_with_odd_models(
     assert not folder.exists()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, of optimizers
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # torch's own, of optimizers
 def test_an_optimizer_that_does_not_outlive_the_call_is_diagnosed(
     workers: HomeWorkers, folder: Path
 ) -> None:

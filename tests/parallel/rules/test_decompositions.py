@@ -80,6 +80,7 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:at..frobenius_norm is deprecated")  # since torch 2.15
 @pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=spelled)
 def test_parts_give_the_values_and_gradients_of_the_whole(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import msgspec
+import pytest
 from msgspec import Struct
 
 from large_recording import make_hostile
@@ -16,6 +16,8 @@ from shardscope.report.page.build import build_page
 from shardscope.report.page.communication import Calls, CauseRow, Communication, Sum
 from shardscope.report.page.records import Page
 from shardscope.report.page.schema import make_schema
+
+jsonschema = pytest.importorskip("jsonschema")
 
 _MODULES = {"module", "modules", "owner", "trigger", "peak_module"}
 _SOURCES = {"source", "sources"}

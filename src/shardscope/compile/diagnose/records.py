@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardscope.comm.run import describe_run
+from shardscope.comm.run import describe_run, find_torch_gaps
 from shardscope.record import Condition, Diagnosis, Finding, Recording, Severity, Stage
 
 __all__ = ["make_recording"]
@@ -26,6 +26,7 @@ def make_recording(diagnosis: Diagnosis, *, world_size: int = 1) -> Recording:
         run=describe_run(diagnosis.rank, world_size, (), instrument="diagnose"),
         diagnoses=(diagnosis,),
         findings=tuple(_find_problems(diagnosis)),
+        gaps=find_torch_gaps(diagnosis.rank),
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import final
 
 from shardscope._torch.compile_events import watch_compiles
 from shardscope._torch.compile_times import Durations, read_durations
-from shardscope.comm.run import describe_run, read_identity
+from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.explain.assemble import assemble
 from shardscope.compile.explain.findings import find_problems
 from shardscope.compile.explain.frames import FrameLog
-from shardscope.errors import CompileError
+from shardscope.errors import CompileError, TorchVersionError
 from shardscope.record import Explanation, Gap, Recording, replace_surrogates
 
 __all__ = ["Explaining", "explaining"]
@@ -65,7 +65,11 @@ def explaining(*, guards: bool = False, target: str = "") -> Iterator[Explaining
     before = read_durations()
     failure = ""
     try:
-        with watch_compiles(log):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(watch_compiles(log))
+            except TorchVersionError as error:  # watching must not kill
+                log.errors.append(f"what is compiled is not seen: {error}")
             yield explained
     except BaseException as error:
         failure = describe_error(error)
@@ -83,7 +87,10 @@ def _make_recording(log: FrameLog, *, target: str, failure: str, before: Duratio
         run=describe_run(rank, world_size, (), instrument="explain"),
         explanations=(made,),
         findings=tuple(find_problems(made)),
-        gaps=tuple(Gap(place="explain", fact=one, rank=rank) for one in dict.fromkeys(log.errors)),
+        gaps=(
+            *find_torch_gaps(rank),
+            *(Gap(place="explain", fact=fact, rank=rank) for fact in dict.fromkeys(log.errors)),
+        ),
     )
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
+from shardscope.comm.stack import TORCH_FOLDER
+
 __all__ = ["suggest_fix"]
+
+_FSDP_FOLDER = os.path.join(TORCH_FOLDER, "distributed", "fsdp") + os.sep
 
 # By words in torch's name for the break, and in its message: the first that fits.
 _FIXES: tuple[tuple[str, str, str], ...] = (
@@ -111,9 +117,9 @@ _FSDP = (
 
 def suggest_fix(kind: str, message: str, *, file: str = "") -> str:
     """An example of what to do about a break of that kind, or nothing."""
-    if "torch/distributed/fsdp/" in file:
+    if file.startswith(_FSDP_FOLDER):
         return _FSDP
-    if "/torch/" in file and "graph_break()" in kind:
+    if file.startswith(TORCH_FOLDER) and "graph_break()" in kind:
         return _TORCHS_OWN
     for in_kind, in_message, fix in _FIXES:
         if in_kind.lower() in kind.lower() and in_message in message:

@@ -54,6 +54,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"expected type of '(.+)' to be a tensor type, ' but found <class '(.+)'>",
             "{0}: is of type {1}, was a tensor",
         ),
+        (
+            r"expected type of '(.+)' to be <class 'torch\.Tensor'>, but found <class '(.+)'>",
+            "{0}: is of type {1}, was a tensor",
+        ),
+        (
+            r"expected type of '(.+)' to be <class '(.+)'>, but found <class '(.+)'>",
+            "{0}: is of type {2}, was {1}",
+        ),
         (r"GLOBAL_STATE changed: (.+?) *", "{0} was changed outside the function"),
         (r"Duplicate tensors? found.*", "two arguments are the same tensor, or share memory"),
         (r"not ___dict_contains\((.+), (.+)\)", "{1}: has the key {0}, had not before"),

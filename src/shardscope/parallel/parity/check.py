@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
-from shardscope.comm.run import describe_run
+from shardscope.comm.run import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.examine import Version, examine
 from shardscope.parallel.parity.findings import find_problems, make_parity
@@ -114,7 +114,7 @@ def check_version(
         run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
         parity=(found,),
         findings=tuple(find_problems(found)),
-        gaps=tuple(Gap(place=place, fact=fact) for place, fact in gaps),
+        gaps=(*find_torch_gaps(), *(Gap(place=place, fact=fact) for place, fact in gaps)),
     )
 
 

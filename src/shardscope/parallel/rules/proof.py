@@ -6,6 +6,7 @@ gradient in the layout that calculus gives it (`dual`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ def prove(
 
     `constants` are the arguments that torch gives no gradient.
     """
-    sample = make_sample(op, args, kwargs)
+    with _no_warnings():
+        sample = make_sample(op, args, kwargs)
     verdicts: dict[tuple[Strategy, ...], Verdict] = {}
     for is_training in (True, False):
         call = sample.as_call(num_ranks=sizes[0], is_training=is_training)
@@ -71,7 +73,7 @@ def refute(
     """What goes wrong when the op runs so (a strategy for each mesh axis); None if nothing does."""
     learned = [name for name in sample.arguments if is_training and name not in constants]
     try:
-        with _own_chance():
+        with _own_chance(), _no_warnings():
             ranks = _Ranks(sample, strategies, sizes, learned)
             return ranks.compare_outputs() or (ranks.compare_gradients() if is_training else None)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
@@ -83,6 +85,14 @@ def _own_chance() -> Iterator[None]:
     """Draw the same numbers every time, and none of those that the caller would draw."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
+        yield
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """What torch warns of, as of variances of too few elements, is compared here anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         yield
 
 

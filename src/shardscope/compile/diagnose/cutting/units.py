@@ -7,9 +7,9 @@ from typing import Any, final
 
 from torch import fx
 
+from shardscope._torch.graph_nodes import SET_GRAD_ENABLED
 from shardscope._torch.graph_switches import (
     EXITS,
-    SET_GRAD,
     SETTERS,
     closes_level,
     is_level_machinery,
@@ -75,7 +75,7 @@ class Switches:
         """Those without which a kept node would run in another mode than it did."""
         chosen: set[fx.Node] = set()
         waiting: list[fx.Node] = []
-        states: dict[str, Any] = {SETTERS[SET_GRAD]: (SET_GRAD, (has_grad,))}
+        states: dict[str, Any] = {SETTERS[SET_GRAD_ENABLED]: (SET_GRAD_ENABLED, (has_grad,))}
         for node in nodes:
             if node in self.nodes:
                 waiting.append(node)

@@ -23,7 +23,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 __all__ = ["has_collectives", "make_local"]
 
 _KEPT = ("stack_trace", "nn_module_stack", "source_fn_stack")
-_SAME = ("wait_tensor", "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops")
+_SAME = ("wait_tensor", "wait_tensors", "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops")
 
 
 def has_collectives(fragment: Fragment) -> bool:

@@ -1,0 +1,731 @@
+"""What we use of each private name that a shim looks up while it is imported: it is used here.
+
+A name that is still there may no longer do what we need of it, take the arguments that we give it,
+or define the function whose frames we look for. What the name is needed for is said in the shim.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import DTensor, Shard
+
+from canaries import (
+    Probe,
+    all_ranks_are_played,
+    boxed_code_empties_its_list,
+    compile_is_told,
+    custom_op,
+    decisions_are_seen,
+    in_mesh,
+)
+from shardscope import simulate
+from shardscope._torch import (
+    aot,
+    aot_backends,
+    autograd,
+    calls,
+    checking_modes,
+    checkpointing,
+    compiling,
+    custom_ops,
+    ddp,
+    dispatch,
+    fakes,
+    frames,
+    functional_collectives,
+    graph_nodes,
+    graph_switches,
+    inductor_caches,
+    kernel_doors,
+    modules,
+    object_calls,
+    operators,
+    programs,
+    propagation,
+    pytree_values,
+    running,
+    simulated_group,
+    subgraph_calls,
+    trial_runs,
+    uncompiled,
+    workspaces,
+)
+
+__all__ = ["PROBES"]
+
+C: Any = torch._C
+KEY = C.DispatchKey.ADInplaceOrView
+
+
+def keys_can_be_combined() -> bool:
+    keys, cpu = C.DispatchKeySet(KEY), C.DispatchKeySet(C.DispatchKey.CPU)
+    both = keys | cpu
+    return both.has(KEY) and not (both - keys).has(KEY) and (both & keys).has(KEY)
+
+
+def key_can_be_left_out() -> bool:
+    with kernel_doors.go_past():
+        is_out = C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    return is_out and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+
+
+def key_can_be_forced() -> bool:
+    with kernel_doors.go_past(), kernel_doors.lead_by():
+        return not C._dispatch_tls_is_dispatch_key_excluded(KEY)
+
+
+def calls_go_on_after_the_key() -> bool:
+    rest = C._dispatch_keyset_full_after(KEY)
+    return not rest.has(KEY) and not rest.has(C.DispatchKey.AutogradCPU)
+
+
+def backward_is_known_by_its_task_and_node() -> bool:
+    seen = []
+
+    def see(gradient: torch.Tensor) -> None:
+        seen.append((autograd.is_in_backward(), autograd.current_node().name()))
+
+    y = torch.ones(1, requires_grad=True) * 2
+    y.register_hook(see)
+    y.sum().backward()
+    return (
+        seen == [(True, "MulBackward0")]
+        and not autograd.is_in_backward()
+        and autograd.current_node() is None
+    )
+
+
+def nodes_are_numbered() -> bool:
+    number = autograd.next_sequence_number()
+    node = (torch.ones(1, requires_grad=True) * 2).grad_fn
+    return autograd.node_number(node) == number and autograd.next_sequence_number() == number + 1
+
+
+def work_has_a_future_and_can_be_boxed() -> bool:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result([1])
+    work = C._distributed_c10d._create_work_from_future(future)
+    return work.wait() is True and work.get_future().wait() == [1] and work.boxed() is not None
+
+
+def group_is_found_by_name() -> bool:
+    with simulate(mesh={"dp": 2}) as world:
+        group = world.mesh.get_group()
+        return calls.process_group(group.group_name) is group
+
+
+def count_compiled(function: Callable[..., Any]) -> int:
+    count = 0
+
+    def backend(gm: fx.GraphModule, inputs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return gm
+
+    torch.compile(function, backend=backend)(torch.ones(2))
+    return count
+
+
+def marked_code_is_not_compiled() -> bool:
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def marked(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    uncompiled.keep_uncompiled(marked.__code__)
+    return count_compiled(plain) == 1 and count_compiled(marked) == 0
+
+
+def skipped_code_is_not_compiled() -> bool:
+    def skipped(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    import_module("torch._dynamo.eval_frame").skip_code(skipped.__code__)
+    return count_compiled(skipped) == 0
+
+
+def compiled_code_is_listed_until_it_is_reset() -> bool:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x + 2
+
+    eval_frame = C._dynamo.eval_frame
+    count_compiled(function)
+    before = len(eval_frame._debug_get_cache_entry_list(function.__code__))
+    eval_frame.reset_code(function.__code__)
+    return before == 1 and not eval_frame._debug_get_cache_entry_list(function.__code__)
+
+
+def compiled_call_is_seen_on_the_stack() -> bool:
+    seen = []
+
+    @torch.compiler.disable
+    def look() -> None:
+        seen.append(running.is_compiled_running(sys._getframe()))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        look()
+        return x + 3
+
+    look()
+    count_compiled(function)
+    return seen == [False, True]
+
+
+class Seen(dispatch.TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def modes_are_counted_and_found() -> bool:
+    with Seen() as mode:
+        return (
+            dispatch.has_modes()
+            and C._get_dispatch_stack_at(0) is mode
+            and dispatch.is_up_to_a_mode()
+        )
+
+
+def a_mode_sees_ops_unless_modes_are_off() -> bool:
+    x = torch.ones(1)
+    with Seen() as mode:
+        with dispatch.without_modes():
+            x + 1
+        before = list(mode.ops)
+        x + 1
+    return before == [] and mode.ops == ["aten.add.Tensor"]
+
+
+def saved_tensors_hooks_can_be_disabled() -> bool:
+    C._autograd._saved_tensors_hooks_disable("not now")
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            torch.ones(1, requires_grad=True).sin()
+    except RuntimeError as error:
+        return "not now" in str(error)
+    finally:
+        C._autograd._saved_tensors_hooks_enable()
+    return False
+
+
+@cache
+def targets_in_a_graph() -> tuple[object, ...]:
+    """What dynamo writes for the contexts that a program enters."""
+    found: list[object] = []
+
+    def keep(gm: fx.GraphModule, inputs: Any) -> Any:
+        found.extend(node.target for node in gm.graph.nodes if node.op == "call_function")
+        return gm
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            y = x @ x
+        with torch.inference_mode(), torch.autograd.forward_ad._set_fwd_grad_enabled(False):
+            z = x * 2
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            w = x.sin()
+        with torch.autograd.graph.disable_saved_tensors_hooks("not now"):
+            return w.cos(), y + 1, z + 1
+
+    torch.compile(function, backend=keep)(torch.ones(2, 2))
+    return tuple(found)
+
+
+def is_in_graphs(*targets: object) -> Probe:
+    return lambda: all(target in targets_in_a_graph() for target in targets)
+
+
+def device_is_exchanged_and_put_back() -> bool:
+    """What `torch.cuda.device` calls, which is what dynamo writes for it."""
+    enter = torch.cuda.device.__enter__.__code__.co_names
+    leave = torch.cuda.device.__exit__.__code__.co_names
+    return "_exchange_device" in enter and "_maybe_exchange_device" in leave
+
+
+def version_can_be_set() -> bool:
+    tensor = torch.zeros(1).add_(1)
+    C._autograd._unsafe_set_version_counter((tensor,), (0,))
+    return tensor._version == 0
+
+
+def fakes_say_that_they_have_no_data() -> bool:
+    def fails_with(kind: type[Exception], read: Callable[[torch.Tensor], object]) -> bool:
+        with fakes.FakeTensorMode():
+            try:
+                read(torch.ones(2))
+            except kind:
+                return True
+        return False
+
+    value, shape, unsupported = fakes.NO_DATA
+    return (
+        fails_with(value, lambda x: x.sum().item())
+        and fails_with(shape, lambda x: x.nonzero())
+        and issubclass(unsupported, RuntimeError)
+    )
+
+
+def fakes_are_made_and_known() -> bool:
+    mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        made = torch.ones(2) + torch.ones(2)
+    real = torch.ones(2)
+    return (
+        fakes.is_fake(made)
+        and fakes.is_fake(mode.from_tensor(real))
+        and not fakes.is_fake(real)
+        and dispatch.detect_fake_mode((made,)) is mode
+        and dispatch.detect_fake_mode((real,)) is None
+    )
+
+
+def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
+    return fx.symbolic_trace(function)
+
+
+def graphs_are_compiled_ahead() -> bool:
+    made: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, inputs: Any) -> Any:
+        made.append(gm)
+        return aot_backends.as_boxed(gm)
+
+    x = torch.ones(2, requires_grad=True)
+    compiled = aot_backends.compile_ahead(
+        graph_of(lambda x: (x.sin(),)), [x], forward=keep, keeps_mutations=True, table={}
+    )
+    (result,) = compiled(x)
+    result.sum().backward()
+    return len(made) == 2 and x.grad is not None
+
+
+def a_graph_is_one_call_where_it_is_traced() -> bool:
+    call = subgraph_calls.call_as_subgraph(graph_of(lambda x: (x.sin(),)), [torch.ones(2)])
+    return bool(torch.equal(call([torch.ones(2)])[0], torch.ones(2).sin()))
+
+
+def ops_are_known_by_their_kinds() -> bool:
+    cond, add = torch.ops.higher_order.cond, torch.ops.aten.add
+    return (
+        operators.name_operator(cond) == ("higher_order", "cond")
+        and operators.name_operator(add) == ("aten", "add")
+        and operators.name_operator(add.Tensor) == ("aten", "add", "Tensor")
+        and not operators.is_operator(abs)
+    )
+
+
+def ops_are_checked() -> bool:
+    with checking_modes.check_schemas():
+        schemas = torch.ones(1) + 1
+    with checking_modes.check_fakes(lambda op: False):
+        checked = torch.ones(1) + 1
+    return bool(schemas == checked)
+
+
+def replicated_modules_are_known() -> bool:
+    with simulate(mesh={"dp": 2}):
+        return ddp.is_replicated(replicate(nn.Linear(4, 4))) and not ddp.is_replicated(nn.ReLU())
+
+
+def rank_outside_is_warned_of() -> bool:
+    with warnings.catch_warnings(record=True) as caught, simulate(mesh={"dp": 2}):
+        warnings.simplefilter("always")
+        object_calls.warn_not_in_group("canary")
+    return len(caught) == 1
+
+
+def trial_runs_are_known() -> bool:
+    trials, seen = trial_runs.TrialRuns(), []
+
+    class Look(dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented
+            seen.append(trials.is_on())
+            return func(*args, **(kwargs or {}))
+
+    with simulate(mesh={"tp": 2}) as world:
+        x = DTensor.from_local(torch.ones(3, 5), world.mesh, [Shard(0)], run_check=False)
+        propagation.forget_decisions(thoroughly=True)
+        with trials.watching(), Look():
+            x.sin()
+    return True in seen and False in seen
+
+
+def arguments_are(op: str, *names: str) -> Probe:
+    def probe() -> bool:
+        arguments = [argument.name for argument in resolve(op)._schema.arguments]
+        return tuple(arguments[: len(names)]) == names
+
+    return probe
+
+
+def resolve(name: str) -> Any:
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        found = getattr(found, part)
+    return found
+
+
+def takes(name: str, *args: Any, **kwargs: Any) -> Probe:
+    """Whether a function can be called so."""
+    return lambda: inspect.signature(resolve(name)).bind(*args, **kwargs)
+
+
+def caches_can_be_cleared() -> bool:
+    with simulate(mesh={"tp": 2}):
+        propagation.forget_decisions()
+        propagation.forget_decisions(thoroughly=True)
+    return True
+
+
+def nested_values_are_flattened() -> bool:
+    leaves, spec = pytree_values.flatten({"a": 1, "b": (2,)})
+    paths = compiling.flatten({"a": 1, "b": (2,)})
+    return (
+        leaves == [1, 2]
+        and pytree_values.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
+        and paths == [("['a']", 1), ("['b'][0]", 2)]
+        and programs.flatten_as({"b": 2, "a": 1}, pytree_values.flatten({"a": 1, "b": 2})[1])
+        == [1, 2]
+    )
+
+
+def leaves_are_mapped() -> bool:
+    pytree = torch.utils._pytree
+    return pytree.tree_leaves(((1, [2]), {"a": 3})) == [1, 2, 3] and pytree.tree_map(
+        lambda leaf: leaf + 1, ((1,), {"a": 2})
+    ) == ((2,), {"a": 3})
+
+
+def open_sizes_are_divided() -> bool:
+    sizes = {"input": {0: torch.export.Dim("rows", min=2, max=64)}}
+    program = torch.export.export(nn.ReLU(), (torch.ones(8, 2),), dynamic_shapes=sizes)
+    (given,) = (node for node in program.graph.nodes if node.op == "placeholder")
+    value = given.meta["val"]
+    part = programs.divide_size(value.shape[0], 2)
+    with programs.traced(programs.fake_mode_of([value]), has_open_sizes=True):
+        doubled = value * 2
+    return programs.hint_of(part) == 4 and doubled.shape == value.shape
+
+
+def roles_are_found(*roles: frames.Role) -> Probe:
+    return lambda: set(roles) <= set(frames.find_roles().values())
+
+
+PROBES: dict[str, Probe] = {
+    # kernel_doors.py
+    "torch._C.DispatchKey.ADInplaceOrView": lambda: KEY.name == "ADInplaceOrView",
+    "torch._C.DispatchKey.Meta": keys_can_be_combined,
+    "torch._C.DispatchKey.Python": keys_can_be_combined,
+    "torch._C.DispatchKeySet": keys_can_be_combined,
+    "torch._C._ExcludeDispatchKeyGuard": key_can_be_left_out,
+    "torch._C._ForceDispatchKeyGuard": key_can_be_forced,
+    "torch._C._dispatch_keyset_full_after": calls_go_on_after_the_key,
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": key_can_be_left_out,
+    "torch._C._dispatch_tls_is_dispatch_key_included": lambda: (
+        C._dispatch_tls_is_dispatch_key_included(KEY)
+    ),
+    "torch._C._dispatch_tls_local_exclude_set": key_can_be_forced,
+    "torch._C._dispatch_tls_local_include_set": key_can_be_forced,
+    # issuing.py, dispatch.py, calls.py, method_doors.py, op_doors.py
+    "torch._C._TorchDispatchModeKey.FUNCTIONAL": lambda: (
+        C._get_dispatch_mode(C._TorchDispatchModeKey.FUNCTIONAL) is None
+    ),
+    "torch._C._TorchDispatchModeKey.PROXY": lambda: (
+        C._get_dispatch_mode(C._TorchDispatchModeKey.PROXY) is None
+    ),
+    "torch._C._get_dispatch_mode": lambda: (
+        C._get_dispatch_mode(C._TorchDispatchModeKey.PROXY) is None
+    ),
+    "torch._C._get_dispatch_stack_at": modes_are_counted_and_found,
+    "torch._C._len_torch_dispatch_stack": modes_are_counted_and_found,
+    "torch._guards.CompileContext.try_get": lambda: torch._guards.CompileContext.try_get() is None,
+    "torch._guards.TracingContext.try_get": lambda: torch._guards.TracingContext.try_get() is None,
+    "torch._guards.detect_fake_mode": fakes_are_made_and_known,
+    "torch.utils._python_dispatch.TorchDispatchMode": a_mode_sees_ops_unless_modes_are_off,
+    "torch.utils._python_dispatch._disable_current_modes": a_mode_sees_ops_unless_modes_are_off,
+    "torch._ops.HigherOrderOperator": ops_are_known_by_their_kinds,
+    "torch._ops.OpOverload": ops_are_known_by_their_kinds,
+    "torch._ops.OpOverloadPacket": ops_are_known_by_their_kinds,
+    "torch.ops.aten._local_scalar_dense.default": lambda: dispatch.READ_VALUE(torch.tensor(3)) == 3,
+    "torch._C._dispatch_get_all_op_names": lambda: "aten::relu" in C._dispatch_get_all_op_names(),
+    "torch._C._dispatch_dump": lambda: operators.registered_at("aten", "relu"),
+    "torch.distributed.distributed_c10d._resolve_process_group": group_is_found_by_name,
+    "torch.distributed._symmetric_memory": lambda: calls.unread_ops("symm_mem"),
+    "torch.jit._builtins._register_builtin": takes(
+        "torch.jit._builtins._register_builtin", abs, "aten::abs"
+    ),
+    # autograd.py, kept_tensors.py, frames.py, recompute.py, running.py
+    "torch.autograd._get_sequence_nr": nodes_are_numbered,
+    "torch._C._current_autograd_node": backward_is_known_by_its_task_and_node,
+    "torch._C._current_graph_task_id": backward_is_known_by_its_task_and_node,
+    "torch._C._autograd._unsafe_set_version_counter": version_can_be_set,
+    "torch.autograd.graph._engine_run_backward": roles_are_found(frames.Role.ENGINE),
+    "torch.optim.Optimizer.profile_hook_step": roles_are_found(frames.Role.OPTIMIZER),
+    "torch.utils.checkpoint": frames.recompute_code,
+    "torch.utils.checkpoint.CheckpointFunction.backward": frames.reentrant_code,
+    "torch.distributed.tensor._redistribute.redistribute_local_tensor": roles_are_found(
+        frames.Role.REDISTRIBUTE
+    ),
+    "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args": roles_are_found(
+        frames.Role.IMPLICIT
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.unshard": (
+        roles_are_found(frames.Role.FSDP_UNSHARD)
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward": (
+        roles_are_found(frames.Role.FSDP_REDUCE)
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._get_grad_inner_tensor": (
+        roles_are_found(frames.Role.FSDP_GRADIENT)
+    ),
+    "torch.distributed.fsdp._runtime_utils._unshard": roles_are_found(frames.Role.FSDP1_UNSHARD),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad": roles_are_found(frames.Role.FSDP1_REDUCE),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad_no_shard": roles_are_found(
+        frames.Role.FSDP1_REDUCE
+    ),
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": compiled_call_is_seen_on_the_stack,
+    # uncompiled.py, module_calls.py, modules.py, checkpointing.py, ddp.py
+    "torch._C._dynamo.eval_frame._FrameAction.SKIP": marked_code_is_not_compiled,
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": marked_code_is_not_compiled,
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": marked_code_is_not_compiled,
+    "torch._dynamo": lambda: "torch._dynamo" in sys.modules,
+    "torch._dynamo.eval_frame.skip_code": skipped_code_is_not_compiled,
+    "torch._dynamo.OptimizedModule": lambda: (
+        modules.is_compile_wrapper(torch.compile(nn.Linear(1, 1)))
+        and modules.unwrap(torch.compile(relu := nn.ReLU())) is relu
+    ),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": lambda: (
+        modules.unwrap(checkpoint_wrapper(relu := nn.ReLU())) is relu
+    ),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": lambda: (
+        checkpointing.is_checkpoint_wrapper(checkpoint_wrapper(nn.ReLU()))
+    ),
+    "torch.distributed._composable.contract._get_registry": lambda: (
+        checkpointing.is_checkpointed(checkpoint(nn.Linear(1, 1)))
+        and not checkpointing.is_checkpointed(nn.Linear(1, 1))
+    ),
+    "torch.distributed._composable.replicate.DDP": replicated_modules_are_known,
+    # meshes.py, object_calls.py, simulated_group.py, played_group.py, rank_state.py, local_ranks.py
+    "torch.distributed.distributed_c10d._world": in_mesh(
+        lambda mesh: (
+            next(iter(dist.distributed_c10d._world.pg_group_ranks))
+            is dist.distributed_c10d._world.default_pg
+        )
+    ),
+    "torch.distributed.distributed_c10d._canonicalize_group_rank": in_mesh(
+        lambda mesh: object_calls.to_group_rank(dist.group.WORLD, None, 1) == 1
+    ),
+    "torch.distributed.distributed_c10d._check_not_self_rank": in_mesh(
+        lambda mesh: object_calls.refuse_self(dist.group.WORLD, 1, "destination") is None
+    ),
+    "torch.distributed.distributed_c10d._warn_not_in_group": rank_outside_is_warned_of,
+    "torch.testing._internal.distributed.fake_pg": lambda: "fake" in dist.Backend.backend_list,
+    "torch._C._distributed_c10d.FakeWork": lambda: simulated_group.ReceivedFrom(1).is_completed(),
+    "torch._C._distributed_c10d._create_work_from_future": work_has_a_future_and_can_be_boxed,
+    "torch._C._distributed_c10d._set_thread_isolation_mode": lambda: (
+        C._distributed_c10d._set_thread_isolation_mode(False) is None
+    ),
+    "torch._C._dynamo.eval_frame": lambda: (
+        # torch 2.11 alone has it
+        not hasattr(C._dynamo.eval_frame, "set_eval_frame_override")
+        or hasattr(C._dynamo.eval_frame, "_EvalFrameOverride")
+    ),
+    "torch.utils._config_module": lambda: (
+        hasattr(torch.utils._config_module, "ContextVar")
+        or torch._dynamo.config.get_config_copy()["disable"] is False
+    ),
+    "torch.utils._python_dispatch": lambda: hasattr(
+        torch.utils._python_dispatch, "_is_in_torch_dispatch_mode"
+    ),
+    "torch.distributed._local_tensor.LocalTensor": all_ranks_are_played,
+    "torch.distributed._local_tensor.LocalTensorMode": all_ranks_are_played,
+    # fakes.py, propagation.py, trial_runs.py, cuda_choices.py, workspaces.py, twin_kernels.py
+    "torch._subclasses.fake_tensor": fakes_are_made_and_known,
+    "torch._subclasses.fake_tensor.FakeTensor": fakes_are_made_and_known,
+    "torch._subclasses.fake_tensor.FakeTensorMode": fakes_are_made_and_known,
+    "torch._subclasses.fake_tensor.DataDependentOutputException": fakes_say_that_they_have_no_data,
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": fakes_say_that_they_have_no_data,
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException": (
+        fakes_say_that_they_have_no_data
+    ),
+    "torch.distributed.tensor._random": lambda: hasattr(
+        torch.distributed.tensor._random, "_rng_tracker"
+    ),
+    "torch.distributed.tensor._redistribute": caches_can_be_cleared,
+    "torch.distributed.tensor._dispatch.OpDispatcher": decisions_are_seen,
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec": decisions_are_seen,
+    "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": in_mesh(
+        lambda mesh: propagation.local_part((4, 6), mesh, (Shard(0), Shard(1))) == (2, 3)
+    ),
+    "torch.distributed.tensor.debug._clear_fast_path_sharding_prop_cache": caches_can_be_cleared,
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache": caches_can_be_cleared,
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": trial_runs_are_known,
+    "torch.utils._foreach_utils": lambda: isinstance(
+        torch.utils._foreach_utils._foreach_supported_types, list
+    ),
+    **{
+        f"torch.ops.aten._scaled_dot_product_{kind}_attention_backward.default": arguments_are(
+            f"torch.ops.aten._scaled_dot_product_{kind}_attention_backward.default",
+            first,
+            "query",
+            "key",
+        )
+        for kind, first in (
+            ("cudnn", "grad_out"),
+            ("efficient", "grad_out_"),
+            ("flash", "grad_out"),
+        )
+    },
+    "torch.ops.aten._scaled_dot_product_flash_attention": arguments_are(
+        "torch.ops.aten._scaled_dot_product_flash_attention.default", "query", "key", "value"
+    ),
+    "torch.ops.aten._scaled_dot_product_flash_attention_backward": lambda: (
+        workspaces.workspace_bytes(torch.ops.aten.relu.default, ()) == 0
+    ),
+    # functional_collectives.py
+    "torch.distributed._functional_collectives": lambda: C._dispatch_has_kernel_for_dispatch_key(
+        "_c10d_functional::all_reduce", "Meta"
+    ),
+    "torch.ops._c10d_functional.all_reduce.default": arguments_are(
+        "torch.ops._c10d_functional.all_reduce.default", "input", "reduce_op", "group_name"
+    ),
+    "torch.ops._c10d_functional.all_gather_into_tensor.default": arguments_are(
+        "torch.ops._c10d_functional.all_gather_into_tensor.default",
+        "input",
+        "group_size",
+        "group_name",
+    ),
+    "torch.ops._c10d_functional.reduce_scatter_tensor.default": arguments_are(
+        "torch.ops._c10d_functional.reduce_scatter_tensor.default",
+        "input",
+        "reduce_op",
+        "group_size",
+        "group_name",
+    ),
+    "torch.ops._c10d_functional.all_to_all_single.default": arguments_are(
+        "torch.ops._c10d_functional.all_to_all_single.default",
+        "input",
+        "output_split_sizes",
+        "input_split_sizes",
+        "group_name",
+    ),
+    "torch.ops._c10d_functional.wait_tensor.default": lambda: (
+        functional_collectives.WAIT(torch.ones(1)) == 1
+    ),
+    # graph_nodes.py, graph_switches.py
+    "torch._C._set_grad_enabled": is_in_graphs(graph_nodes.SET_GRAD_ENABLED),
+    "torch.amp.autocast_mode._enter_autocast": is_in_graphs(graph_nodes.ENTER_AUTOCAST),
+    "torch.amp.autocast_mode._exit_autocast": is_in_graphs(graph_nodes.EXIT_AUTOCAST),
+    "torch.autograd.grad_mode._enter_inference_mode": is_in_graphs(graph_nodes.ENTER_INFERENCE),
+    "torch.autograd.grad_mode._exit_inference_mode": is_in_graphs(graph_nodes.EXIT_INFERENCE),
+    "torch._C._set_fwd_grad_enabled": lambda: (
+        C._set_fwd_grad_enabled in graph_switches.SETTERS and C._set_fwd_grad_enabled(True) is None
+    ),
+    "torch.nn.attention._sdpa_kernel": is_in_graphs(torch.nn.attention._sdpa_kernel),
+    "torch._C._autograd._saved_tensors_hooks_disable": saved_tensors_hooks_can_be_disabled,
+    "torch._C._autograd._saved_tensors_hooks_enable": saved_tensors_hooks_can_be_disabled,
+    "torch.cuda._exchange_device": device_is_exchanged_and_put_back,
+    "torch.cuda._maybe_exchange_device": device_is_exchanged_and_put_back,
+    # compile_events.py, compile_caches.py, compile_times.py, break_ids.py, backend_names.py
+    "torch._dynamo.convert_frame": lambda: compile_is_told()["compiled"],
+    "torch._dynamo.exc.Unsupported": lambda: compile_is_told()["skip"],
+    "torch._dynamo.exc.UserError": lambda: issubclass(torch._dynamo.exc.UserError, Exception),
+    "torch._dynamo.output_graph.OutputGraph": lambda: compile_is_told()["graph"],
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": lambda: compile_is_told()["stop"],
+    "torch._dynamo.utils.compilation_time_metrics": lambda: compile_is_told()["times"],
+    "torch._guards.CompileContext": lambda: compile_is_told()["compile_id"] not in ("", "None"),
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": (
+        compiled_code_is_listed_until_it_is_reset
+    ),
+    "torch._C._dynamo.eval_frame.reset_code": compiled_code_is_listed_until_it_is_reset,
+    "torch._dynamo.config": lambda: torch._dynamo.config.disable is False,
+    "torch._dynamo.pgo": lambda: all(
+        hasattr(torch._dynamo.pgo, name) for name in ("_CODE_STATE", "reset_code_state")
+    ),
+    "torch._dynamo.trace_rules": lambda: torch._dynamo.trace_rules.check(torch.compile.__code__),
+    "torch._dynamo.utils": lambda: (
+        isinstance(torch._dynamo.utils.counters, dict)
+        and isinstance(torch._dynamo.utils.warn_once_cache, set)
+        and torch._dynamo.utils.CleanupManager.instance is not None
+    ),
+    "torch._dynamo.exc.get_gbid_documentation_link": lambda: (
+        "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
+    ),
+    "torch._dynamo.lookup_backend": lambda: torch._dynamo.lookup_backend("eager"),
+    # aot.py, aot_backends.py, aot_stages.py, compiler_parts.py, compiling.py, subgraph_calls.py
+    "torch._functorch.aot_autograd.aot_function": lambda: (
+        len(aot.trace_graphs(lambda x: [x.sin()], torch.ones(2, requires_grad=True))) == 2
+    ),
+    "torch._dynamo.backends.common.aot_autograd": graphs_are_compiled_ahead,
+    "torch._dynamo.exc.TorchDynamoException": lambda: (
+        compiling.is_compiling(aot_backends.graph_run_error("it failed"))
+        and not compiling.is_compiling(ValueError())
+    ),
+    "torch._functorch.config": lambda: (
+        aot_backends.crossref_setting() in ("off", "all", "custom_ops")
+        and torch._functorch.config.patch(
+            unlift_effect_tokens=True,
+            enable_autograd_cache=False,
+            enable_remote_autograd_cache=False,
+        )
+    ),
+    "torch._functorch.aot_autograd": lambda: all(
+        hasattr(torch._functorch.aot_autograd, name)
+        for name in ("create_aot_state", "aot_stage1_graph_capture", "aot_stage2_compile")
+    ),
+    "torch.fx.graph._BoxedCodeGen": boxed_code_empties_its_list,
+    "torch._inductor.compiler_bisector.CompilerBisector": lambda: (
+        list(
+            inspect.signature(
+                import_module(
+                    "torch._inductor.compiler_bisector"
+                ).CompilerBisector.disable_subsystem
+            ).parameters
+        )
+        == ["backend", "subsystem", "debug_info"]
+    ),
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": (
+        a_graph_is_one_call_where_it_is_traced
+    ),
+    "torch._inductor.runtime.cache_dir_utils.default_cache_dir": lambda: (
+        inductor_caches.header_folder().is_absolute()
+    ),
+    "torch._subclasses.CrossRefFakeMode": ops_are_checked,
+    "torch._subclasses.schema_check_mode.SchemaCheckMode": ops_are_checked,
+    "torch._library.custom_ops.CustomOpDef": lambda: custom_ops.is_custom_op(custom_op()),
+    "torch._library.custom_ops.OPDEFS": lambda: (
+        custom_op() and custom_ops.describe_custom_op("shardscope_canary::same")
+    ),
+    # programs.py, pytree_values.py, mixing.py
+    "torch._dispatch.python.enable_python_dispatcher": open_sizes_are_divided,
+    "torch._dynamo.source.ConstantSource": open_sizes_are_divided,
+    "torch.fx._pytree.tree_flatten_spec": nested_values_are_flattened,
+    "torch.utils._pytree.keystr": nested_values_are_flattened,
+    "torch.utils._pytree.tree_flatten": nested_values_are_flattened,
+    "torch.utils._pytree.tree_leaves": leaves_are_mapped,
+    "torch.utils._pytree.tree_leaves_with_path": nested_values_are_flattened,
+    "torch.utils._pytree.tree_map": leaves_are_mapped,
+    "torch.utils._pytree.tree_unflatten": nested_values_are_flattened,
+}
