@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from shardscope.parallel.records import (
 from shardscope.parallel.running.module import RankModule
 from shardscope.parallel.running.training import TrainingModule
 from shardscope.parallel.talk import listen
+from shardscope.parallel.tidy import relax_views
 from shardscope.parallel.verdicts import fill, has_no_data, refuse, why_not
 from shardscope.parallel.verify import Trial, deal_values, groups_of, prove, run_captured
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
@@ -114,6 +116,14 @@ class ParallelProgram:
         rank = self.mesh.own_rank()
         said = listen(self.flow, self.mesh.seat_of(rank), gradients=self.gradients)
         return list_inserted(said, self.flow, self.mesh, self.write(rank))
+
+    @cached_property
+    def _single(self) -> fx.GraphModule:
+        """The program for one device, to run on any strides."""
+        single = fx.GraphModule(self.source.graph_module, copy.deepcopy(self.source.graph))
+        relax_views(single.graph)
+        single.recompile()
+        return single
 
     @cached_property
     def placements(self) -> dict[str, tuple[str, ...]]:
@@ -228,7 +238,7 @@ class ParallelProgram:
             return find_culprit(
                 self.flow,
                 mesh,
-                self.source.graph_module,
+                self._single,
                 ranks,
                 values,
                 deal_values(self.flow, mesh, values),
@@ -246,7 +256,7 @@ class ParallelProgram:
         """What there is to run, if it is, and to compare; `names` are for the outputs."""
         called = None if names is None else tuple(names)
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats] if is_run else []
-        single = fx.Interpreter(self.source.graph_module).run
+        single = fx.Interpreter(self._single).run
         if not self.is_training:
             graphs = {r: self.write(r).as_module() for r in ranks}
             return Trial(self.flow, self.mesh, single, graphs, names=called)

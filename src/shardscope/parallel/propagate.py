@@ -166,9 +166,23 @@ class _Pass:
         for value, placement in zip(results, strategy.outputs, strict=True):
             target = self.wishes.leaving.get(value.root, placement)
             if target != placement:
-                total += price(placement, target, is_wished=True) * self._bytes(value)
+                total += _times(price(placement, target, is_wished=True), self._bytes(value))
             total += self._price_of_keeping(value, placement)
-        return total
+        return total + self._price_of_sharding(results, strategy)
+
+    def _price_of_sharding(self, results: Sequence[Value], strategy: Strategy) -> float:
+        """What it costs to shard a result of which no input is sharded: as much as slicing it.
+
+        So a value that is computed from replicated values only stays replicated, unless the plan
+        wants it sharded or a later op has a sharded argument to combine it with.
+        """
+        if any(not isinstance(one, Replicate) for one in strategy.inputs):
+            return 0.0
+        return sum(
+            price(Replicate(), placement) * self._bytes(value)
+            for value, placement in zip(results, strategy.outputs, strict=True)
+            if isinstance(placement, Shard)
+        )
 
     def _price_of_keeping(self, value: Value, placement: Placement) -> float:
         """What it takes to have a buffer's new value as the buffer lies: a collective of its own.
@@ -190,7 +204,7 @@ class _Pass:
         is_collective = each > price(Replicate(), Shard(0))
         if is_collective and value.root in self.parameters:
             each *= _FOLLOW_DATA if self.wishes.is_data_axis else _KEEP_WEIGHTS
-        return each * self._bytes(value) if each else 0.0
+        return _times(each, self._bytes(value)) if each else 0.0
 
     def _price_of_waiting(self, step: Step | Move, value: Value, target: Placement) -> float:
         """Addends may wait to be summed, unless that is to be done several times, or on more."""
@@ -382,6 +396,11 @@ class _Pass:
 
     def _bytes(self, value: Value) -> int:
         return wire_bytes(value, self.axis, self.seat, self.hints)
+
+
+def _times(each: float, num_bytes: int) -> float:
+    """A price per byte for so many; what cannot be done stays so for an empty tensor."""
+    return each if each == math.inf else each * num_bytes
 
 
 def _num_kept(strategy: Strategy, offered: Sequence[Placement]) -> int:

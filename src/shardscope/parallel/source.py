@@ -18,6 +18,7 @@ from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
 from shardscope._torch.programs import expression_of
 from shardscope.comm.lines import user_line
 from shardscope.parallel.flow import Attribute, Flow, Origin, Role, Step, Value, map_nest
+from shardscope.parallel.rules.experts import grouped_mm
 from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["make_functional", "name_arguments", "read_program", "read_result"]
@@ -30,9 +31,12 @@ _INPUT_KINDS = {
     InputKind.TOKEN: "token",
     InputKind.USER_INPUT: "input",
 }
+# Kernels may lay out their results in other strides than export saw, so no view is sure to work.
+_AS_RESHAPE: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 _CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten.type_as.default)
 # They write to their running statistics without saying so in their schemas.
 _SECRET_WRITERS = ("aten::batch_norm", "aten::instance_norm")
+_GROUPED_MM = "transformers::grouped_mm_fallback"
 _KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn")
 # What export saw when it traced; dtypes and devices are still as they were.
 _DROPPED = ("aten::_assert_tensor_metadata",)
@@ -52,6 +56,7 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
 def _made_of(graph: fx.Graph) -> dict[Any, Any]:
     """Ops that torch leaves whole, though they hide a write or have no gradient."""
     table: dict[Any, Any] = {torch.ops.aten.copy.default: _copy}
+    table |= {one.target: grouped_mm for one in graph.nodes if _is_grouped_mm(one)}
     norm = torch.ops.aten.instance_norm.default
     calls = [one for one in graph.nodes if one.target is norm]
     norms = [name_arguments(norm, one.args, one.kwargs) for one in calls]
@@ -88,6 +93,14 @@ def _instance_norm(
     return result.view(input.shape)
 
 
+def _is_grouped_mm(node: fx.Node) -> bool:
+    """Whether it is the op that transformers exports experts with that are not in bfloat16.
+
+    Unlike ours, it can be differentiated only where there are data.
+    """
+    return is_overload(node.target) and op_schema(node.target).name == _GROUPED_MM
+
+
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """What was written into a tensor; torch's own op for it has no gradient."""
     return src.to(self.device, self.dtype).expand(self.shape)
@@ -96,7 +109,7 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 def _is_unfunctional(node: fx.Node) -> bool:
     if node.op != "call_function" or not (is_overload(node.target) or is_higher_order(node.target)):
         return False
-    if is_higher_order(node.target):
+    if is_higher_order(node.target) or _is_grouped_mm(node):
         return True
     schema = op_schema(node.target)
     return bool(schema.is_mutable) or schema.name in _SECRET_WRITERS
@@ -192,10 +205,11 @@ class _Reader:
             return
         result = read_result(node.name, node.meta.get("val"))
         self._read[node] = result
-        arguments = name_arguments(node.target, node.args, node.kwargs)
+        op = _AS_RESHAPE.get(node.target, node.target)
+        arguments = name_arguments(op, node.args, node.kwargs)
         self._steps.append(
             Step(
-                op=node.target,
+                op=op,
                 arguments=map_nest(arguments, self._value_of),
                 outputs=[one for one in _leaves(result) if isinstance(one, Value)],
                 result=result,

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.programs import expression_of
 
-__all__ = ["own_outputs", "tidy"]
+__all__ = ["own_outputs", "relax_views", "tidy"]
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -38,6 +38,16 @@ def tidy(graph: fx.Graph) -> None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def relax_views(graph: fx.Graph) -> None:
+    """Replace view by reshape, which copies where it must.
+
+    Whether a view is possible was decided on the strides of tensors without data, and kernels do
+    not always return what their shape functions promise: attention's depend on its mask.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.view.default):
+        node.target = _aten.reshape.default
 
 
 def _find_same(node: fx.Node) -> fx.Node | None:
