@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -14,7 +17,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
 from shardscope._torch.programs import flatten, unflatten
-from shardscope.parallel.blame import explained
+from shardscope.comm.lines import user_line
+from shardscope.errors import ParallelError
+from shardscope.parallel.blame import raise_explained
 
 __all__ = [
     "Capture",
@@ -68,16 +73,78 @@ def _replaced_output(model: nn.Module, replace_output: Callable[..., Any]) -> It
 def _export(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    what, where = type(model).__name__, "torch.export.export(model, args)"
-    if isinstance(model, WithLoss):
-        what = f"{type(model.model).__name__} and its loss"
-        where = "loss(model(*args), *targets)"
-    with explained(
-        f"torch.export cannot trace {what} on these inputs", f"Make {where} work first."
-    ):
-        return torch.export.export(
-            model, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+    _check_inputs(args, kwargs)
+    try:
+        with _without_graph_dump():
+            return torch.export.export(
+                model, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        what, where = type(model).__name__, "torch.export.export(model, args)"
+        if isinstance(model, WithLoss):
+            what = f"{type(model.model).__name__} and its loss"
+            where = "loss(model(*args), *targets)"
+        fact = f"torch.export cannot trace {what} on these inputs"
+        if "DataDependent" in type(error).__name__:
+            raise ParallelError(f"{fact}: {_explain_branch(model, error)}") from error
+        raise_explained(error, fact, f"Make {where} work first.")
+
+
+def _check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    given = {**{f"argument {i}": one for i, one in enumerate(args)}, **kwargs}
+    for name, value in given.items():
+        for leaf in flatten(value)[0]:
+            if _expand(leaf) is not leaf:
+                raise ParallelError(
+                    f"{name} is or holds a {type(leaf).__name__}, which torch.export does not take "
+                    "as an input. Leave it out, or register its class as a pytree "
+                    "(torch.utils._pytree.register_pytree_node) first."
+                )
+
+
+@contextmanager
+def _without_graph_dump() -> Iterator[None]:
+    """Keep torch.export from printing the graph that it had when it failed."""
+    printed, dumped = io.StringIO(), ""
+    try:
+        with redirect_stderr(printed):
+            yield
+    except Exception as error:
+        dumped = f"{error.partial_fx_graph}\n" if hasattr(error, "partial_fx_graph") else ""
+        raise
+    finally:
+        sys.stderr.write(printed.getvalue().replace(dumped, "") if dumped else printed.getvalue())
+
+
+def _explain_branch(model: nn.Module, error: Exception) -> str:
+    """Which module branches on a tensor's value, on which line, and what to do about it."""
+    line = user_line("".join(traceback.format_tb(error.__traceback__)))
+    module = _innermost_module(error)
+    name = next((name for name, one in model.named_modules() if one is module), "")
+    name = _strip(name) if isinstance(model, WithLoss) else name
+    fact = (
+        f"{name or 'the model'} decides by the value of a tensor{f' ({line})' if line else ''}, "
+        "and a program that is traced has no values"
+    )
+    if "Experts" in type(module).__name__:  # of transformers
+        return f"{fact}. Call model.set_experts_implementation('grouped_mm')."
+    if module is not None and module.training:
+        return (
+            f"{fact}. If it does so only in training, as where layers are skipped at random, call "
+            "model.eval(), or set training = False on that module alone; else use torch.where."
         )
+    return f"{fact}. Use torch.where instead, or leave that module out of what is exported."
+
+
+def _innermost_module(error: Exception) -> nn.Module | None:
+    """The module of the user's that was running when the error was raised."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        is_torchs = type(owner).__module__.startswith(("torch.", "shardscope."))
+        if isinstance(owner, nn.Module) and not is_torchs:
+            found = owner
+    return found
 
 
 def expand_objects(output: Any) -> tuple[Any, list[bool]]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, final
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from shardscope._torch.modules import is_compile_wrapper, unwrap
 from shardscope.errors import ParallelError, PlanError
 from shardscope.parallel.blame import explained
 from shardscope.parallel.boundaries import Borders, find_borders
@@ -63,6 +64,8 @@ def parallelize(
     """
     axes = read_mesh(mesh)
     chosen = _read_plan(plan, inputs, outputs)
+    if isinstance(program, nn.Module) and is_compile_wrapper(program):
+        program = unwrap(program)  # its modules have the names that plans are written for
     given = _check_arguments(program, args, kwargs or {}, loss, targets, dynamic_shapes)
     # Torch traces one program at a time.
     with _one_at_a_time, explained(f"{type(program).__name__} cannot be parallelized"):

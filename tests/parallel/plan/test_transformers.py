@@ -106,7 +106,7 @@ def test_a_mapping_or_config_is_taken_as_it_is_or_under_a_prefix(source: Any) ->
 
 @pytest.mark.parametrize("source", [nn.Linear(2, 2), {}, SimpleNamespace(), None])
 def test_a_model_without_a_plan_is_refused(source: Any) -> None:
-    sentence = f"{type(source).__name__} brings no tensor-parallel plan along"
+    sentence = f"{type(source).__name__} has no tensor-parallel plan"
     with pytest.raises(PlanError, match=sentence):
         Plan.from_transformers(source)
 

@@ -88,10 +88,11 @@ class Plan:
 
     @staticmethod
     def from_transformers(model: Any, *, prefix: str | None = None) -> Plan:
-        """The plan that a model of transformers, or its config, brings along; or such a mapping.
+        """The plan that a transformers model or its config comes with, or such a mapping.
 
+        For about twenty kinds of models without one (GPT-2, BERT, T5, ViT), it is a plan of ours.
         A mapping's keys are taken as they are, or under `prefix` (`model`, for those of
-        `base_model_tp_plan`). What leaves weights whole in transformers is left out.
+        `base_model_tp_plan`). Styles that leave weights replicated are dropped.
         """
         return Plan(read_transformers(model, prefix=prefix))
 
