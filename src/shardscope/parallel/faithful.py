@@ -53,14 +53,14 @@ def check_faithful(
         return
     first = wrong[0]
     what = {
-        TensorKind.GRADIENT: f"another gradient of {first.name}",
-        TensorKind.BUFFER: f"another {first.name}",
-    }.get(first.kind, f"another output {first.name}")
+        TensorKind.GRADIENT: f"the gradient of {first.name}",
+        TensorKind.BUFFER: f"what {first.name} is after the call",
+    }.get(first.kind, f"output {first.name}")
     raise ParallelError(
-        f"torch.export's program of the model computes {what} than the model itself "
-        f"({str(first.agreement).replace('_', ' ')}), before anything is cut. It does not keep "
-        "custom backward functions, hooks on tensors, in-place writes under no_grad(), or such "
-        "regions inside others. Write what is affected without them."
+        f"torch.export's program differs from the model itself in {what} "
+        f"({str(first.agreement).replace('_', ' ')}), before it is partitioned. torch.export does "
+        "not keep custom backward functions, hooks on tensors, in-place writes under no_grad(), or "
+        "such regions inside others. Write what is affected without them."
     )
 
 
