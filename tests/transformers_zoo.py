@@ -31,18 +31,16 @@ DECODER = {**TEXT, **TOKENS, "num_key_value_heads": 4}
 HEADS = {"head_dim": 8}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 IMAGE = {"image_size": 16, "patch_size": 8, "num_labels": 4}
-# A model that translates: widths under the names that BART and its relatives have for them.
+# BART and its relatives have an encoder and a decoder, each with options of its own.
 PAIR = {
     "d_model": WIDTH,
     "vocab_size": VOCAB,
     "max_position_embeddings": 64,
-    **TOKENS,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
     "decoder_start_token_id": 1,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 64,
     "forced_eos_token_id": None,
+    **TOKENS,
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 64),
 }
 
 
@@ -55,7 +53,6 @@ class Spec:
     options: Mapping[str, Any]
     layers: tuple[str, ...] = ("num_hidden_layers",)  # options that say how many there are
     inputs: tuple[str, ...] = ("input_ids",)
-    plan: Mapping[str, Any] | None = None  # for those that have none, and that we have none for
 
 
 def _spec(stem: str, head: str = "ForCausalLM", *, text: str = "", **options: Any) -> Spec:
@@ -99,6 +96,63 @@ MODELS: dict[str, Spec] = {
     "vit": Spec(
         "ViTForImageClassification", "ViTConfig", {**BASE, **IMAGE}, inputs=("pixel_values",)
     ),
+    # Those below are for benchmarks/parallel_transformers.py.
+    "albert": _encoder("Albert", embedding_size=16),
+    "bart": Spec(
+        "BartForConditionalGeneration",
+        "BartConfig",
+        PAIR,
+        layers=("encoder_layers", "decoder_layers"),
+        inputs=("input_ids", "decoder_input_ids"),
+    ),
+    "bloom": Spec(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"hidden_size": WIDTH, "n_head": 4, "vocab_size": VOCAB},
+        layers=("n_layer",),
+    ),
+    "cohere": _spec("Cohere"),
+    "deberta-v2": _encoder("DebertaV2"),
+    "deepseek-v3": _spec(
+        "DeepseekV3",
+        n_routed_experts=4,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+        **EXPERTS,
+        **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
+        **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    ),
+    "dinov2": Spec(
+        "Dinov2ForImageClassification",
+        "Dinov2Config",
+        {"hidden_size": WIDTH, "num_attention_heads": 4, "mlp_ratio": 2, **IMAGE},
+        inputs=("pixel_values",),
+    ),
+    "distilbert": Spec(
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        {"dim": WIDTH, "hidden_dim": 64, "n_heads": 4, "vocab_size": VOCAB},
+        layers=("n_layers",),
+    ),
+    "electra": _encoder("Electra", embedding_size=WIDTH),
+    "gpt-neox": _spec("GPTNeoX"),
+    "gptj": Spec(
+        "GPTJForCausalLM",
+        "GPTJConfig",
+        {"n_embd": WIDTH, "n_head": 4, "rotary_dim": 4, "vocab_size": VOCAB, "n_positions": 64},
+        layers=("n_layer",),
+    ),
+    "granite": _spec("Granite"),
+    "mistral": _spec("Mistral"),
+    "modernbert": _encoder("ModernBert", cls_token_id=1, sep_token_id=1, **TOKENS),
+    "olmo2": _spec("Olmo2"),
+    "opt": _spec("OPT", ffn_dim=64, word_embed_proj_dim=WIDTH),
+    "qwen2": _spec("Qwen2"),
+    "qwen3-moe": _spec("Qwen3Moe", num_experts=4, **HEADS, **EXPERTS),
+    "roberta": _encoder("Roberta", **TOKENS),
+    "stablelm": _spec("StableLm"),
+    "starcoder2": _spec("Starcoder2"),
 }
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from parallel_cases.layers import PAIR, Mlp
 from shardscope.errors import ParallelError
-from shardscope.parallel import Colwise, Replicate, Rowwise, parallelize
+from shardscope.parallel import Colwise, Plan, Replicate, Rowwise, parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import TensorKind
 
@@ -74,8 +74,8 @@ def test_a_cache_that_is_returned_stays_sharded() -> None:
 
 
 def test_a_cache_is_replicated_where_the_plan_says_so() -> None:
-    outputs = {"inside.layers.0.keys": Replicate()}
-    program = parallelize(Returning(KeyCache), "tp=2", PAIR, args=(x(),), outputs=outputs)
+    outputs = {"inside": Replicate()}
+    program = parallelize(Returning(KeyCache), "tp=2", Plan(PAIR), args=(x(),), outputs=outputs)
     assert forward_kinds(program) == {"all_gather": 1, "all_reduce": 1}
 
 

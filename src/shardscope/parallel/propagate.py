@@ -270,7 +270,8 @@ class _Pass:
         if each == math.inf:
             raise _StuckError(
                 f"the plan wants {value.name} to be {target} along axis {self.axis} of the mesh, "
-                f"but it is {source}, and only sums come in addends. Leave that placement out."
+                f"but it is {source}, which cannot be turned into partial sums. Leave that "
+                "placement out of the plan."
             )
         self.spent += each * self._bytes(value)
         output = Value(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.modules import is_compile_wrapper, unwrap
-from shardscope.errors import ParallelError, PlanError
+from shardscope.errors import ParallelError
 from shardscope.parallel.blame import explained
 from shardscope.parallel.boundaries import Borders, find_borders
 from shardscope.parallel.capture import Capture, WithLoss, export_model, export_with_loss
@@ -63,7 +63,7 @@ def parallelize(
     they are given. `verify` runs all ranks in this process and compares with the original.
     """
     axes = read_mesh(mesh)
-    chosen = _read_plan(plan, inputs, outputs)
+    chosen = Plan.of(plan).with_values(inputs=inputs, outputs=outputs)
     if isinstance(program, nn.Module) and is_compile_wrapper(program):
         program = unwrap(program)  # its modules have the names that plans are written for
     given = _check_arguments(program, args, kwargs or {}, loss, targets, dynamic_shapes)
@@ -147,17 +147,6 @@ def place(
             flow, axis=axis, seat=first, wishes=wishes, is_training=is_training
         )
     return fallbacks
-
-
-def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
-    if not (inputs or outputs):
-        return Plan.of(plan)
-    if plan is not None and not isinstance(plan, Mapping):
-        raise PlanError(
-            "inputs and outputs go with a plan that is a mapping. Put them into the Plan itself: "
-            "Plan(entries, inputs=..., outputs=...)."
-        )
-    return Plan(plan, inputs=inputs, outputs=outputs)
 
 
 def check_program(program: Any) -> None:
@@ -290,5 +279,5 @@ def _refuse(fallbacks: list[Fallback], mesh: Mesh) -> ParallelError:
     return ParallelError(
         f"strict: {first.origin.op} ({first.origin.node}, in {first.origin.module or 'the program'}"
         f", {first.origin.line}) cannot run on {lies} along {axis}{more}. Change the plan so that "
-        "its inputs are whole there, or leave strict off to have them gathered."
+        "its inputs are replicated there, or drop strict=True to have them gathered."
     )

@@ -96,6 +96,16 @@ class Plan:
         """
         return Plan(read_transformers(model, prefix=prefix))
 
+    def with_values(
+        self, *, inputs: Mapping[Any, Any] | None = None, outputs: Mapping[Any, Any] | None = None
+    ) -> Plan:
+        """The plan with placements for more of the program's inputs and outputs."""
+        joined = Plan(inputs=inputs, outputs=outputs)
+        object.__setattr__(joined, "entries", self.entries)
+        object.__setattr__(joined, "inputs", (*joined.inputs, *self.inputs))
+        object.__setattr__(joined, "outputs", (*joined.outputs, *self.outputs))
+        return joined
+
     def write(self, path: str | PathLike[str]) -> None:
         """Write the plan as TOML, which `Plan.read` reads."""
         entries = {entry.pattern: _plain_entry(entry) for entry in self.entries}
