@@ -136,6 +136,16 @@ def test_what_no_plan_mentions_stays_replicated(addition: str, mesh: str) -> Non
     }
 
 
+@pytest.mark.parametrize("addition", ["token", "repeated token"])
+def test_what_is_expanded_to_a_sharded_batch_is_expanded_by_each_rank(addition: str) -> None:
+    """Sliced after it is expanded, its gradient would be gathered, over the whole batch."""
+    data = {"ids": {"dp": Shard(0)}}
+    make, give = lambda: Embedded(addition), lambda: (tokens(4, 8),)
+    case = Case("embedded", make, give, {}, mesh="dp=2", inputs=data)
+    num_trained, of_loss = 8, 1
+    assert counts(case) == ({}, {REDUCE: num_trained + of_loss})
+
+
 def test_what_several_want_whole_is_gathered_once() -> None:
     plan = {"up": Colwise()}
     case = Case("shared", Shared, lambda: (drawn(4, 8),), plan)

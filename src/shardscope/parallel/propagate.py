@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -92,6 +92,7 @@ class _Pass:
     fallbacks: list[Fallback] = field(default_factory=list)
     parameters: set[Value] = field(default_factory=set)
     uses: Counter[Value] = field(default_factory=Counter)
+    makers: dict[Value, Step | Move] = field(default_factory=dict)
     state: dict[Value, Placement] = field(default_factory=dict)  # new buffers, as they are to lie
     spent: float = 0.0
 
@@ -238,6 +239,7 @@ class _Pass:
             value.has_gradient = _passes_gradient(step, value)
         step.strategies.append(strategy)
         self.steps.append(step)
+        self.makers.update(dict.fromkeys(step.outputs, step))
         for value in step.outputs:
             wanted = self.wishes.leaving.get(value.root)
             if wanted is not None and not isinstance(step, Move):
@@ -283,6 +285,10 @@ class _Pass:
             has_gradient=value.has_gradient,
             origin=value.root,
         )
+        sharded = self._make_shard(start, output)
+        if sharded is not None:
+            self.steps.append(sharded)
+            return output
         self.steps.append(
             Move(
                 axis=self.axis,
@@ -296,6 +302,24 @@ class _Pass:
             )
         )
         return output
+
+    def _make_shard(self, value: Value, output: Value) -> Step | None:
+        """The step that made a replicated value, making only the shard `output` of it.
+
+        Only an op such as expand can do so from replicated inputs. The gradient of its input is
+        then reduced, which is smaller than the value whose gradient would have to be gathered.
+        """
+        step, target = self.makers.get(value), output.placements[self.axis]
+        if not isinstance(step, Step) or not isinstance(target, Shard) or len(step.outputs) > 1:
+            return None
+        replicated = (Replicate(),) * len(step.inputs)
+        if self._placement(value) != Replicate() or step.strategies[self.axis].inputs != replicated:
+            return None
+        for strategy in self.chooser.list_strategies(step, replicated):
+            if strategy.inputs == replicated and strategy.outputs == (target,):
+                made = [*step.strategies[: self.axis], strategy]
+                return replace(step, outputs=[output], result=output, strategies=made)
+        return None
 
     def _hand_out(self, item: Any, role: Role) -> tuple[Any, Role]:
         if not isinstance(item, Value) or not item.is_tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from rule_proving import claims, plain
@@ -45,6 +46,7 @@ def test_our_own_op_is_torchs_and_so_is_its_gradient() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by torch 2.15's check
 def test_our_own_op_is_what_torch_expects_of_one() -> None:
     arguments = [torch.randn(shape, dtype=torch.float64) for shape in ((6, 4), (3, 4, 6))]
     trained = [one.requires_grad_() for one in arguments]
