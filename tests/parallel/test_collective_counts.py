@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -95,6 +96,54 @@ def test_logits_over_a_cut_vocabulary_are_never_put_together() -> None:
         assert GATHER not in str(node.target)
     of_loss = [one for one in sent if one.args[0].meta["val"].numel() <= num_tokens]
     assert len(of_loss) == 4  # the largest, the sum, the chosen ones; and the sum's gradient
+
+
+class Embedded(nn.Module):
+    """An MLP on embedded tokens, to which something is added that no plan mentions."""
+
+    def __init__(self, addition: str) -> None:
+        super().__init__()
+        self.addition = addition
+        self.embed, self.positions = nn.Embedding(12, 8), nn.Embedding(16, 8)
+        self.cls, self.norm, self.mlp = nn.Parameter(torch.ones(1, 1, 8)), nn.LayerNorm(8), Mlp()
+        self.register_buffer("indices", torch.arange(16)[None])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h, (batch, length) = self.embed(ids), ids.shape
+        if self.addition == "token":
+            h = torch.cat([self.cls.expand(batch, -1, -1), h], 1)
+        elif self.addition == "repeated token":
+            h = torch.cat([self.cls.repeat(batch, 1, 1), h], 1)
+        elif self.addition == "positions":
+            h = h + self.positions(self.indices[:, :length].expand(batch, -1))
+        elif self.addition == "mask":
+            rows, columns = torch.arange(batch)[:, None, None], torch.arange(length)[None, None]
+            h = h * torch.ones_like(ids, dtype=torch.bool)[rows, columns].transpose(1, 2)
+        return self.mlp(self.norm(h))
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=4"])
+@pytest.mark.parametrize("addition", ["nothing", "token", "repeated token", "positions", "mask"])
+def test_what_no_plan_mentions_stays_replicated(addition: str, mesh: str) -> None:
+    """Slicing a replicated value costs nothing, but the gathers that must follow do."""
+    plan = {f"mlp.{name}": style for name, style in PAIR.items()}
+    case = Case("embedded", lambda: Embedded(addition), lambda: (tokens(4, 8),), plan, mesh=mesh)
+    assert counts(case) == ({REDUCE: 1}, {REDUCE: 2})
+    placed = case.parallelize(strict=True).placements
+    sharded = {name for name, (placement,) in placed.items() if placement.startswith("S")}
+    assert {name.removeprefix("p_") for name in sharded} <= {
+        *("mlp_up_weight", "mlp_up_bias", "mlp_down_weight", "linear", "gelu"),
+    }
+
+
+@pytest.mark.parametrize("addition", ["token", "repeated token"])
+def test_what_is_expanded_to_a_sharded_batch_is_expanded_by_each_rank(addition: str) -> None:
+    """Sliced after it is expanded, its gradient would be gathered, over the whole batch."""
+    data = {"ids": {"dp": Shard(0)}}
+    make, give = lambda: Embedded(addition), lambda: (tokens(4, 8),)
+    case = Case("embedded", make, give, {}, mesh="dp=2", inputs=data)
+    num_trained, of_loss = 8, 1
+    assert counts(case) == ({}, {REDUCE: num_trained + of_loss})
 
 
 def test_what_several_want_whole_is_gathered_once() -> None:

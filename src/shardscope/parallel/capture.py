@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import io
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -12,33 +16,180 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
+from shardscope._torch.programs import flatten, unflatten
+from shardscope.comm.lines import user_line
 from shardscope.errors import ParallelError
+from shardscope.parallel.blame import raise_explained
 
-__all__ = ["WithLoss", "export_model", "export_with_loss", "unwrap"]
+__all__ = [
+    "Capture",
+    "WithLoss",
+    "expand_objects",
+    "export_model",
+    "export_with_loss",
+    "unwrap",
+]
 
 _WRAPPED = "model"
 
 
+@final
+@dataclass(frozen=True)
+class Capture:
+    """A model's program, and which of its outputs, by position, belong to a cache."""
+
+    program: ExportedProgram
+    cached: frozenset[int] = frozenset()
+
+
 def export_model(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any = None
-) -> ExportedProgram:
-    """The program of a model on such inputs."""
+) -> Capture:
+    """The program of a model on such inputs.
+
+    torch.export can return pytrees only. An object of another class, such as the DynamicCache of
+    transformers, is returned as nested dicts and lists of the tensors in its attributes.
+    """
+    found: list[bool] = []
+
+    def expand(_: nn.Module, __: Any, output: Any) -> Any:
+        nest, found[:] = expand_objects(output)
+        return nest
+
+    with _replaced_output(model, expand):
+        program = _export(model, args, kwargs, dynamic_shapes)
+    return Capture(program, frozenset(i for i, is_cached in enumerate(found) if is_cached))
+
+
+@contextmanager
+def _replaced_output(model: nn.Module, replace_output: Callable[..., Any]) -> Iterator[None]:
+    handle = model.register_forward_hook(replace_output)
     try:
-        return torch.export.export(
-            model, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
-        )
+        yield
+    finally:
+        handle.remove()
+
+
+def _export(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    _check_inputs(args, kwargs)
+    try:
+        with _without_graph_dump():
+            return torch.export.export(
+                model, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+            )
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         what, where = type(model).__name__, "torch.export.export(model, args)"
         if isinstance(model, WithLoss):
-            what, where = (
-                f"{type(model.model).__name__} and its loss",
-                "loss(model(*args), *targets)",
-            )
-        raise ParallelError(
-            f"torch.export cannot trace {what} on these inputs ({type(error).__name__}: "
-            f"{first:.200}). Make {where} work first."
-        ) from error
+            what = f"{type(model.model).__name__} and its loss"
+            where = "loss(model(*args), *targets)"
+        fact = f"torch.export cannot trace {what} on these inputs"
+        if "DataDependent" in type(error).__name__:
+            raise ParallelError(f"{fact}: {_explain_branch(model, error)}") from error
+        raise_explained(error, fact, f"Make {where} work first.")
+
+
+def _check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    given = {**{f"argument {i}": one for i, one in enumerate(args)}, **kwargs}
+    for name, value in given.items():
+        for leaf in flatten(value)[0]:
+            if _expand(leaf) is not leaf:
+                raise ParallelError(
+                    f"{name} is or holds a {type(leaf).__name__}, which torch.export does not take "
+                    "as an input. Leave it out, or register its class as a pytree "
+                    "(torch.utils._pytree.register_pytree_node) first."
+                )
+
+
+@contextmanager
+def _without_graph_dump() -> Iterator[None]:
+    """Keep torch.export from printing the graph that it had when it failed."""
+    printed, dumped = io.StringIO(), ""
+    try:
+        with redirect_stderr(printed):
+            yield
+    except Exception as error:
+        dumped = f"{error.partial_fx_graph}\n" if hasattr(error, "partial_fx_graph") else ""
+        raise
+    finally:
+        sys.stderr.write(printed.getvalue().replace(dumped, "") if dumped else printed.getvalue())
+
+
+def _explain_branch(model: nn.Module, error: Exception) -> str:
+    """Which module branches on a tensor's value, on which line, and what to do about it."""
+    line = user_line("".join(traceback.format_tb(error.__traceback__)))
+    module = _innermost_module(error)
+    name = next((name for name, one in model.named_modules() if one is module), "")
+    name = _strip(name) if isinstance(model, WithLoss) else name
+    fact = (
+        f"{name or 'the model'} decides by the value of a tensor{f' ({line})' if line else ''}, "
+        "and a program that is traced has no values"
+    )
+    if "Experts" in type(module).__name__:  # of transformers
+        return f"{fact}. Call model.set_experts_implementation('grouped_mm')."
+    if module is not None and module.training:
+        return (
+            f"{fact}. If it does so only in training, as where layers are skipped at random, call "
+            "model.eval(), or set training = False on that module alone; else use torch.where."
+        )
+    return f"{fact}. Use torch.where instead, or leave that module out of what is exported."
+
+
+def _innermost_module(error: Exception) -> nn.Module | None:
+    """The module of the user's that was running when the error was raised."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        is_torchs = type(owner).__module__.startswith(("torch.", "shardscope."))
+        if isinstance(owner, nn.Module) and not is_torchs:
+            found = owner
+    return found
+
+
+def expand_objects(output: Any) -> tuple[Any, list[bool]]:
+    """The output as a pytree, and for each of its leaves whether it belongs to a cache.
+
+    An object whose class is no pytree node becomes a dict of those attributes that hold tensors.
+    """
+    leaves, tree = flatten(output, is_leaf=_is_cache)
+    nests = [_expand(leaf) for leaf in leaves]
+    is_cached = [
+        _is_cache(leaf) for leaf, nest in zip(leaves, nests, strict=True) for _ in flatten(nest)[0]
+    ]
+    return unflatten(nests, tree), is_cached
+
+
+def _is_cache(thing: Any) -> bool:
+    """Whether its class is called one, as all are that transformers keeps keys and values in."""
+    return any(cls.__name__.endswith("Cache") for cls in type(thing).__mro__)
+
+
+def _expand(leaf: Any) -> Any:
+    if isinstance(leaf, (Tensor, type)) or not hasattr(leaf, "__dict__"):
+        return leaf
+    found = _tensors_of(leaf, set())
+    return leaf if found is None else found
+
+
+def _tensors_of(thing: Any, parents: set[int]) -> Any:
+    """The tensors in a nest of objects and containers; None where there are none."""
+    if isinstance(thing, Tensor):
+        return thing
+    if isinstance(thing, Mapping):
+        items = {str(key): item for key, item in thing.items()}
+    elif isinstance(thing, (list, tuple)):
+        items = {str(index): item for index, item in enumerate(thing)}
+    else:
+        items = getattr(thing, "__dict__", {})
+    if id(thing) in parents or isinstance(thing, (type, nn.Module)):
+        return None
+    found = {name: _tensors_of(item, parents | {id(thing)}) for name, item in items.items()}
+    if all(item is None for item in found.values()):
+        return None
+    if isinstance(thing, (list, tuple)):
+        return list(found.values())
+    return {name: item for name, item in found.items() if item is not None}
 
 
 def export_with_loss(
@@ -54,8 +205,15 @@ def export_with_loss(
     Its names are the model's.
     """
     whole = WithLoss(model, loss, args, kwargs, targets)
-    program = export_model(whole, (*args, *targets), kwargs, dynamic_shapes)
+    with _replaced_output(whole, lambda _, __, output: _drop_objects(output)):
+        program = _export(whole, (*args, *targets), kwargs, dynamic_shapes)
     return unwrap(program)
+
+
+def _drop_objects(output: Any) -> Any:
+    """The output with None for what export could not return: nothing is asked of it."""
+    leaves, tree = flatten(output, is_leaf=_is_cache)
+    return unflatten([leaf if _expand(leaf) is leaf else None for leaf in leaves], tree)
 
 
 @final

@@ -22,6 +22,7 @@ from shardscope._torch.programs import (
     unflatten,
 )
 from shardscope.errors import ParallelError
+from shardscope.parallel.blame import explained
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.partition import RankProgram
@@ -94,13 +95,8 @@ def local_example(value: Value, seat: Seat, sizes: OpenSizes) -> Any:
 def _run(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     args = fx.node.map_arg(node.args, values.__getitem__)
     kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
-    try:
+    with explained(f"{node.target} ({node.name}) fails on the shards of one rank"):
         return node.target(*args, **kwargs)  # type: ignore[operator]
-    except RuntimeError as error:
-        raise ParallelError(
-            f"{node.target} ({node.name}) does not run on one rank's pieces: {error}. This is a "
-            "fault of shardscope's; leave the module out of the plan, and please report it."
-        ) from error
 
 
 def _check(node: fx.Node, value: Value, seat: Seat) -> None:

@@ -31,10 +31,10 @@ def check_heads(flow: Flow, borders: Borders, mesh: Mesh) -> None:
             users[step.inputs[0]].append(step)
     for value, pin in borders.leaving.items():
         for step in users[value]:
-            _check(value, pin, step, mesh)
+            _check(value, pin, step, mesh, borders.left.get(value) or value.name)
 
 
-def _check(value: Value, pin: Pin, step: Step, mesh: Mesh) -> None:
+def _check(value: Value, pin: Pin, step: Step, mesh: Mesh, module: str) -> None:
     last = len(value.shape) - 1
     cuts = [
         (axis, size)
@@ -47,11 +47,11 @@ def _check(value: Value, pin: Pin, step: Step, mesh: Mesh) -> None:
     axes = " × ".join(f"{axis}={size}" for axis, size in cuts)
     line = f" ({step.origin.line})" if step.origin.line else ""
     place = step.origin.module or "the program"
-    whole, size = value.shape[-1], value.shape[-1] // num_heads
+    size = value.shape[-1] // num_heads
     raise PlanError(
-        f"the plan cuts {value.name}, of {whole}, into {axes} pieces, but {place} takes it "
-        f"apart into {num_heads} heads of {size}{line}, which do not "
-        f"divide. Use a mesh whose size divides {num_heads}, or leave the module whole."
+        f"the plan shards the output of {module} over {axes}, but {place} views its "
+        f"{value.shape[-1]} features as {num_heads} heads of {size}{line}, and {num_heads} is not "
+        f"divisible. Use a mesh whose size divides {num_heads}, or leave {module} out of the plan."
     )
 
 

@@ -13,12 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from shardscope._torch.programs import expression_of, fake_mode_of
 from shardscope._torch.programs import traced as without_data
 from shardscope.errors import ParallelError
+from shardscope.parallel.blame import explained
 from shardscope.parallel.exported import local_example
 from shardscope.parallel.flow import Flow, Role, Value, values_in
 from shardscope.parallel.layouts import Seat
 from shardscope.parallel.partition import RankProgram
 from shardscope.parallel.symbols import symbols_in
-from shardscope.parallel.tidy import own_outputs, tidy
+from shardscope.parallel.tidy import own_outputs, relax_views, tidy
 
 __all__ = ["JointGraph", "differentiate", "trace_joint", "trained_parameters"]
 
@@ -46,7 +47,7 @@ def trace_joint(flow: Flow, rank: RankProgram) -> JointGraph:
         traced = _trace(run, examples)
     _check_open(flow)
     tidy(traced.graph)
-    _relax_views(traced.graph)
+    relax_views(traced.graph)
     own_outputs(traced.graph, start=len(flow.outputs))
     traced.recompile()
     return JointGraph(traced, len(flow.outputs), tuple(trained_parameters(flow)))
@@ -63,21 +64,12 @@ def _check_open(flow: Flow) -> None:
         )
 
 
-def _relax_views(graph: fx.Graph) -> None:
-    """Views copy where they must: kernels do not always lay out what shape functions promise."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-        node.target = torch.ops.aten.reshape.default
-
-
 def _trace(run: Callable[..., Any], examples: list[Any]) -> fx.GraphModule:
-    try:
+    with explained(
+        "the backward pass cannot be traced without data",
+        "Replace the op whose gradient depends on values, or parallelize without a loss.",
+    ):
         traced: fx.GraphModule = make_fx(run)(*examples)
-    except (RuntimeError, NotImplementedError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise ParallelError(
-            f"the program cannot be differentiated without data ({type(error).__name__}: "
-            f"{first:.200}). Leave out what torch cannot trace backwards, or cut it for inference."
-        ) from error
     return traced
 
 

@@ -18,6 +18,7 @@ from shardscope._torch.functional_collectives import (
 )
 from shardscope.comm.lines import user_line
 from shardscope.errors import ParallelError
+from shardscope.parallel.blame import raise_explained
 
 __all__ = ["Watcher", "run_in_lockstep"]
 
@@ -87,14 +88,11 @@ class _Rank:
     def _try(self, node: fx.Node) -> Any:
         try:
             return self._run(node)
-        except Exception as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        except Exception as error:  # noqa: BLE001 - it is raised again
             line = user_line(node.meta.get("stack_trace") or "")
-            raise ParallelError(
-                f"{node.target} ({node.name}{f', {line}' if line else ''}) fails on rank "
-                f"{self._number}: {first:.200}. The original runs; leave out what it belongs to, "
-                "and please report the program."
-            ) from error
+            place = f"{node.target} ({node.name}{f', {line}' if line else ''})"
+            rank = f"rank {self._number}"
+            raise_explained(error, f"{place} fails on {rank}, though not on a single device")
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "placeholder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from shardscope.parallel.records import (
 from shardscope.parallel.running.module import RankModule
 from shardscope.parallel.running.training import TrainingModule
 from shardscope.parallel.talk import listen
+from shardscope.parallel.tidy import move_to_cpu, relax_views
 from shardscope.parallel.verdicts import fill, has_no_data, refuse, why_not
 from shardscope.parallel.verify import Trial, deal_values, groups_of, prove, run_captured
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
@@ -63,6 +65,7 @@ class ParallelProgram:
     not_verified: str = ""
     _written: dict[int, ExportedProgram] = field(default_factory=dict)
     _joints: dict[int, JointGraph] = field(default_factory=dict)
+    _traced: dict[tuple[str, str], JointGraph] = field(default_factory=dict)  # by graph and shapes
 
     def exported(self, rank: int | None = None) -> ExportedProgram:
         """The program of a rank (this process's, if not said) with its share of the state."""
@@ -87,7 +90,12 @@ class ParallelProgram:
         if rank not in self._joints:
             seat = self.mesh.seat_of(rank)
             written = write_rank(self.flow, seat, lambda pen: TrainingWire(pen, self.mesh, seat))
-            self._joints[rank] = trace_joint(self.flow, written)
+            # Most ranks' programs are the same but for what they hold, and tracing takes longest.
+            shapes = [value.layout.local_shape(seat) for value, _ in self.flow.inputs]
+            key = (str(written.graph), str(shapes))
+            if key not in self._traced:
+                self._traced[key] = trace_joint(self.flow, written)
+            self._joints[rank] = self._traced[key]
         return self._joints[rank]
 
     def write(self, rank: int) -> RankProgram:
@@ -118,6 +126,35 @@ class ParallelProgram:
         rank = self.mesh.own_rank()
         said = listen(self.flow, self.mesh.seat_of(rank), gradients=self.gradients)
         return list_inserted(said, self.flow, self.mesh, self.write(rank))
+
+    @cached_property
+    def _single(self) -> fx.GraphModule:
+        """The program for one device, to run on any strides."""
+        graph = copy.deepcopy(self.source.graph)
+        relax_views(graph)
+        if self._has_no_data:
+            move_to_cpu(graph)
+        return fx.GraphModule(self.source.graph_module, graph)
+
+    @cached_property
+    def _has_no_data(self) -> bool:
+        """Whether it is verified on numbers that are made up, on the CPU."""
+        given = [*self.source.state_dict.values(), *flatten(self.source.example_inputs)[0]]
+        return any(has_no_data(one) for one in given)
+
+    def _write_to_run(self, rank: int) -> RankProgram:
+        written = self.write(rank)
+        if self._has_no_data:
+            move_to_cpu(written.graph)
+        return written
+
+    def _joint_to_run(self, rank: int) -> fx.GraphModule:
+        joint = self.joint(rank).graph_module
+        if not self._has_no_data:
+            return joint
+        graph = copy.deepcopy(joint.graph)
+        move_to_cpu(graph)
+        return fx.GraphModule(joint, graph)
 
     @cached_property
     def placements(self) -> dict[str, tuple[str, ...]]:
@@ -227,12 +264,12 @@ class ParallelProgram:
     def find_culprit(self, values: Sequence[Any]) -> Origin | None:
         """Where in the program the ranks first go wrong, forward; None where they do not."""
         mesh = self.mesh
-        ranks = {mesh.rank_at(seat): self.write(mesh.rank_at(seat)) for seat in mesh.seats}
+        ranks = {mesh.rank_at(seat): self._write_to_run(mesh.rank_at(seat)) for seat in mesh.seats}
         with kept_random_state(), torch.no_grad():
             return find_culprit(
                 self.flow,
                 mesh,
-                self.source.graph_module,
+                self._single,
                 ranks,
                 values,
                 deal_values(self.flow, mesh, values),
@@ -250,15 +287,15 @@ class ParallelProgram:
         """What there is to run, if it is, and to compare; `names` are for the outputs."""
         called = None if names is None else tuple(names)
         ranks = [self.mesh.rank_at(seat) for seat in self.mesh.seats] if is_run else []
-        single = fx.Interpreter(self.source.graph_module).run
+        single = fx.Interpreter(self._single).run
         if not self.is_training:
-            graphs = {r: self.write(r).as_module() for r in ranks}
+            graphs = {r: self._write_to_run(r).as_module() for r in ranks}
             return Trial(self.flow, self.mesh, single, graphs, names=called)
         return Trial(
             self.flow,
             self.mesh,
             differentiate(self.flow, single),
-            {rank: self.joint(rank).graph_module for rank in ranks},
+            {rank: self._joint_to_run(rank) for rank in ranks},
             tuple(trained_parameters(self.flow)),
             called,
         )

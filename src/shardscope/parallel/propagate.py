@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -92,6 +92,7 @@ class _Pass:
     fallbacks: list[Fallback] = field(default_factory=list)
     parameters: set[Value] = field(default_factory=set)
     uses: Counter[Value] = field(default_factory=Counter)
+    makers: dict[Value, Step | Move] = field(default_factory=dict)
     state: dict[Value, Placement] = field(default_factory=dict)  # new buffers, as they are to lie
     spent: float = 0.0
 
@@ -166,9 +167,23 @@ class _Pass:
         for value, placement in zip(results, strategy.outputs, strict=True):
             target = self.wishes.leaving.get(value.root, placement)
             if target != placement:
-                total += price(placement, target, is_wished=True) * self._bytes(value)
+                total += _times(price(placement, target, is_wished=True), self._bytes(value))
             total += self._price_of_keeping(value, placement)
-        return total
+        return total + self._price_of_sharding(results, strategy)
+
+    def _price_of_sharding(self, results: Sequence[Value], strategy: Strategy) -> float:
+        """What it costs to shard a result of which no input is sharded: as much as slicing it.
+
+        So a value that is computed from replicated values only stays replicated, unless the plan
+        wants it sharded or a later op has a sharded argument to combine it with.
+        """
+        if any(not isinstance(one, Replicate) for one in strategy.inputs):
+            return 0.0
+        return sum(
+            price(Replicate(), placement) * self._bytes(value)
+            for value, placement in zip(results, strategy.outputs, strict=True)
+            if isinstance(placement, Shard)
+        )
 
     def _price_of_keeping(self, value: Value, placement: Placement) -> float:
         """What it takes to have a buffer's new value as the buffer lies: a collective of its own.
@@ -190,7 +205,7 @@ class _Pass:
         is_collective = each > price(Replicate(), Shard(0))
         if is_collective and value.root in self.parameters:
             each *= _FOLLOW_DATA if self.wishes.is_data_axis else _KEEP_WEIGHTS
-        return each * self._bytes(value) if each else 0.0
+        return _times(each, self._bytes(value)) if each else 0.0
 
     def _price_of_waiting(self, step: Step | Move, value: Value, target: Placement) -> float:
         """Addends may wait to be summed, unless that is to be done several times, or on more."""
@@ -224,6 +239,7 @@ class _Pass:
             value.has_gradient = _passes_gradient(step, value)
         step.strategies.append(strategy)
         self.steps.append(step)
+        self.makers.update(dict.fromkeys(step.outputs, step))
         for value in step.outputs:
             wanted = self.wishes.leaving.get(value.root)
             if wanted is not None and not isinstance(step, Move):
@@ -256,7 +272,8 @@ class _Pass:
         if each == math.inf:
             raise _StuckError(
                 f"the plan wants {value.name} to be {target} along axis {self.axis} of the mesh, "
-                f"but it is {source}, and only sums come in addends. Leave that placement out."
+                f"but it is {source}, which cannot be turned into partial sums. Leave that "
+                "placement out of the plan."
             )
         self.spent += each * self._bytes(value)
         output = Value(
@@ -268,6 +285,10 @@ class _Pass:
             has_gradient=value.has_gradient,
             origin=value.root,
         )
+        sharded = self._make_shard(start, output)
+        if sharded is not None:
+            self.steps.append(sharded)
+            return output
         self.steps.append(
             Move(
                 axis=self.axis,
@@ -281,6 +302,24 @@ class _Pass:
             )
         )
         return output
+
+    def _make_shard(self, value: Value, output: Value) -> Step | None:
+        """The step that made a replicated value, making only the shard `output` of it.
+
+        Only an op such as expand can do so from replicated inputs. The gradient of its input is
+        then reduced, which is smaller than the value whose gradient would have to be gathered.
+        """
+        step, target = self.makers.get(value), output.placements[self.axis]
+        if not isinstance(step, Step) or not isinstance(target, Shard) or len(step.outputs) > 1:
+            return None
+        replicated = (Replicate(),) * len(step.inputs)
+        if self._placement(value) != Replicate() or step.strategies[self.axis].inputs != replicated:
+            return None
+        for strategy in self.chooser.list_strategies(step, replicated):
+            if strategy.inputs == replicated and strategy.outputs == (target,):
+                made = [*step.strategies[: self.axis], strategy]
+                return replace(step, outputs=[output], result=output, strategies=made)
+        return None
 
     def _hand_out(self, item: Any, role: Role) -> tuple[Any, Role]:
         if not isinstance(item, Value) or not item.is_tensor:
@@ -382,6 +421,11 @@ class _Pass:
 
     def _bytes(self, value: Value) -> int:
         return wire_bytes(value, self.axis, self.seat, self.hints)
+
+
+def _times(each: float, num_bytes: int) -> float:
+    """A price per byte for so many; what cannot be done stays so for an empty tensor."""
+    return each if each == math.inf else each * num_bytes
 
 
 def _num_kept(strategy: Strategy, offered: Sequence[Placement]) -> int:

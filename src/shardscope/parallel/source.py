@@ -18,9 +18,10 @@ from shardscope._torch.dispatch import is_higher_order, is_overload, op_schema
 from shardscope._torch.programs import expression_of
 from shardscope.comm.lines import user_line
 from shardscope.parallel.flow import Attribute, Flow, Origin, Role, Step, Value, map_nest
+from shardscope.parallel.rules.experts import grouped_mm
 from shardscope.parallel.symbols import OpenSizes
 
-__all__ = ["make_functional", "name_arguments", "read_program", "read_result"]
+__all__ = ["lower_op", "make_functional", "name_arguments", "read_program", "read_result"]
 
 _INPUT_KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -33,6 +34,7 @@ _INPUT_KINDS = {
 _CONVERSIONS = (torch.ops.aten.to.dtype, torch.ops.aten.type_as.default)
 # They write to their running statistics without saying so in their schemas.
 _SECRET_WRITERS = ("aten::batch_norm", "aten::instance_norm")
+_GROUPED_MM = "transformers::grouped_mm_fallback"
 _KEPT_META = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn")
 # What export saw when it traced; dtypes and devices are still as they were.
 _DROPPED = ("aten::_assert_tensor_metadata",)
@@ -42,6 +44,9 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
     """The program without in-place ops and regions; as it is where it has none."""
     if not any(_is_unfunctional(node) for node in program.graph.nodes):
         return program
+    simpler = _without_gradient_regions(program)
+    if not any(_is_unfunctional(node) for node in simpler.graph.nodes):
+        return simpler
     with _detached_regions(program.graph), warnings.catch_warnings():
         # Torch copies its own trees of inputs in a way that it warns of.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
@@ -52,6 +57,7 @@ def make_functional(program: ExportedProgram) -> ExportedProgram:
 def _made_of(graph: fx.Graph) -> dict[Any, Any]:
     """Ops that torch leaves whole, though they hide a write or have no gradient."""
     table: dict[Any, Any] = {torch.ops.aten.copy.default: _copy}
+    table |= {one.target: grouped_mm for one in graph.nodes if _is_grouped_mm(one)}
     norm = torch.ops.aten.instance_norm.default
     calls = [one for one in graph.nodes if one.target is norm]
     norms = [name_arguments(norm, one.args, one.kwargs) for one in calls]
@@ -88,6 +94,14 @@ def _instance_norm(
     return result.view(input.shape)
 
 
+def _is_grouped_mm(node: fx.Node) -> bool:
+    """Whether it is the op that transformers exports experts with that are not in bfloat16.
+
+    Unlike ours, it can be differentiated only where there are data.
+    """
+    return is_overload(node.target) and op_schema(node.target).name == _GROUPED_MM
+
+
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """What was written into a tensor; torch's own op for it has no gradient."""
     return src.to(self.device, self.dtype).expand(self.shape)
@@ -96,7 +110,7 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 def _is_unfunctional(node: fx.Node) -> bool:
     if node.op != "call_function" or not (is_overload(node.target) or is_higher_order(node.target)):
         return False
-    if is_higher_order(node.target):
+    if is_higher_order(node.target) or _is_grouped_mm(node):
         return True
     schema = op_schema(node.target)
     return bool(schema.is_mutable) or schema.name in _SECRET_WRITERS
@@ -119,16 +133,103 @@ def _detached_regions(graph: fx.Graph) -> Iterator[None]:
             graph.erase_node(node)
 
 
+def _without_gradient_regions(program: ExportedProgram) -> ExportedProgram:
+    """The program with what runs under no_grad() inlined and detached, and without detach_().
+
+    These are all that most models have, and torch's own way to be rid of them traces the program
+    once more, which takes longer than everything else that is done for a forward pass.
+    """
+    inliner = _Inliner({node.name for node in program.graph.nodes})
+    for node in program.graph.nodes:
+        inliner.copy(node, program.graph_module)
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=inliner.graph,
+        graph_signature=program.graph_signature,
+        state_dict=program.state_dict,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=program.constants,
+        verifiers=program.verifiers,
+    )
+
+
+@final
+class _Inliner:
+    """Copies nodes into a new graph; those of the program keep their names."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.graph = fx.Graph()
+        self._taken = set(names)
+        self._copies: dict[fx.Node, Any] = {}  # a node; of a region, its results
+
+    def copy(self, node: fx.Node, owner: fx.GraphModule) -> None:
+        """Copy a node of the program; in place of a region, all of its nodes."""
+        region = _simple_region(node, owner)
+        if region is not None:
+            self._inline(node, region)
+        elif node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
+            self._take_result(node)
+        else:
+            self._copies[node] = self._copy_node(node, node.name)
+
+    def _copy_node(self, node: fx.Node, name: str) -> Any:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._copies.__getitem__)
+        target = node.target
+        if target is torch.ops.aten.detach_.default and len(node.all_input_nodes[0].users) == 1:
+            target = torch.ops.aten.detach.default
+        made = self.graph.create_node(node.op, target, args, kwargs, name, node.type)
+        made.meta = copy(node.meta)
+        return made
+
+    def _inline(self, node: fx.Node, region: fx.GraphModule) -> None:
+        given = iter(node.args[2:])
+        for inner in region.graph.nodes:
+            if inner.op == "placeholder":
+                self._copies[inner] = self._copies[next(given)]  # type: ignore[index]
+            elif inner.op == "output":
+                results = fx.node.map_arg(inner.args[0], self._copies.__getitem__)
+                self._copies[node] = (tuple(results), node.args[0] is False)
+            else:
+                name = f"{node.name}_{inner.name}"
+                while name in self._taken:
+                    name += "_"
+                self._taken.add(name)
+                self._copies[inner] = self._copy_node(inner, name)
+
+    def _take_result(self, node: fx.Node) -> None:
+        results, is_detached = self._copies[node.args[0]]  # type: ignore[index]
+        result = results[node.args[1]]
+        op = torch.ops.aten.detach.default if is_detached else torch.ops.aten.alias.default
+        if not isinstance(result, fx.Node) or not _is_tensor(node):
+            self._copies[node] = result
+            return
+        self._copies[node] = self.graph.create_node("call_function", op, (result,), name=node.name)
+        self._copies[node].meta = copy(node.meta)
+
+
+def _simple_region(node: fx.Node, owner: fx.GraphModule) -> fx.GraphModule | None:
+    """The graph of a region that switches gradients on or off and contains only ops."""
+    if not _sets_gradients(node):
+        return None
+    region: fx.GraphModule = getattr(owner, str(node.args[1].target))  # type: ignore[union-attr]
+    inner = [one for one in region.graph.nodes if one.op not in ("placeholder", "output")]
+    is_simple = all(one.op == "call_function" and not is_higher_order(one.target) for one in inner)
+    return region if is_simple and all(isinstance(one, fx.Node) for one in node.args[2:]) else None
+
+
 def _is_tensor(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def _sets_gradients(node: fx.Node) -> bool:
+    name = "wrap_with_set_grad_enabled"
+    return is_higher_order(node.target) and node.target.name() == name  # type: ignore[union-attr]
+
+
 def _disables_gradients(node: fx.Node) -> bool:
-    return (
-        is_higher_order(node.target)
-        and node.target.name() == "wrap_with_set_grad_enabled"  # type: ignore[union-attr]
-        and node.args[0] is False
-    )
+    return _sets_gradients(node) and node.args[0] is False
 
 
 def _detach_after(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -192,10 +293,11 @@ class _Reader:
             return
         result = read_result(node.name, node.meta.get("val"))
         self._read[node] = result
-        arguments = name_arguments(node.target, node.args, node.kwargs)
+        op = lower_op(node.target)
+        arguments = name_arguments(op, node.args, node.kwargs)
         self._steps.append(
             Step(
-                op=node.target,
+                op=op,
                 arguments=map_nest(arguments, self._value_of),
                 outputs=[one for one in _leaves(result) if isinstance(one, Value)],
                 result=result,
@@ -242,6 +344,14 @@ def origin_of(node: fx.Node) -> Origin:
         calls=calls,
         meta={key: node.meta[key] for key in _KEPT_META if key in node.meta},
     )
+
+
+def lower_op(op: Any) -> Any:
+    """The op that stands for another in ranks' programs: reshape for view.
+
+    Kernels may return other strides than those that the program was traced with.
+    """
+    return torch.ops.aten.reshape.default if op is torch.ops.aten.view.default else op
 
 
 def name_arguments(op: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from shardscope._torch.dispatch import is_overload, op_schema
 from shardscope.parallel.flow import Step, Value, map_nest, values_in
 from shardscope.parallel.rules.lookup import find_decomposition
-from shardscope.parallel.source import name_arguments, read_result
+from shardscope.parallel.source import lower_op, name_arguments, read_result
 from shardscope.parallel.symbols import OpenSizes
 
 __all__ = ["Apart", "take_apart"]
@@ -107,10 +107,11 @@ def _read_call(
         known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
         return
     known[node] = read_result(f"{step.origin.node}_{node.name}", node.meta["val"], sizes)
-    arguments = name_arguments(node.target, node.args, node.kwargs)
+    op = lower_op(node.target)
+    arguments = name_arguments(op, node.args, node.kwargs)
     steps.append(
         Step(
-            op=node.target,
+            op=op,
             arguments=map_nest(arguments, lambda one: _known(one, known)),
             outputs=list(values_in(known[node])),
             result=known[node],

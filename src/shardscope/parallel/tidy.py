@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.programs import expression_of
 
-__all__ = ["own_outputs", "tidy"]
+__all__ = ["move_to_cpu", "own_outputs", "relax_views", "tidy"]
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -38,6 +38,33 @@ def tidy(graph: fx.Graph) -> None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def relax_views(graph: fx.Graph) -> None:
+    """Replace view by reshape, which copies where it must.
+
+    Whether a view is possible was decided on the strides of tensors without data, and kernels do
+    not always return what their shape functions promise: attention's depend on its mask.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.view.default):
+        node.target = _aten.reshape.default
+
+
+def move_to_cpu(graph: fx.Graph) -> None:
+    """Make tensors on the CPU wherever the graph names a device, and drop its device checks.
+
+    For programs of tensors without data, which are run on numbers made up for them.
+    """
+    for node in list(graph.nodes):
+        if _op_name(node).startswith("_assert_tensor_metadata"):
+            graph.erase_node(node)
+            continue
+        node.args = fx.node.map_aggregate(node.args, _on_cpu)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, _on_cpu)
+
+
+def _on_cpu(item: Any) -> Any:
+    return torch.device("cpu") if isinstance(item, torch.device) else item
 
 
 def _find_same(node: fx.Node) -> fx.Node | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from shardscope.errors import ParallelError, PlanError
+from shardscope._torch.modules import is_compile_wrapper, unwrap
+from shardscope.errors import ParallelError
+from shardscope.parallel.blame import explained
 from shardscope.parallel.boundaries import Borders, find_borders
-from shardscope.parallel.capture import WithLoss, export_model, export_with_loss
+from shardscope.parallel.capture import Capture, WithLoss, export_model, export_with_loss
 from shardscope.parallel.flow import Flow, Role, Value
 from shardscope.parallel.heads import check_heads
 from shardscope.parallel.layouts import Seat
@@ -61,12 +63,15 @@ def parallelize(
     they are given. `verify` runs all ranks in this process and compares with the original.
     """
     axes = read_mesh(mesh)
-    chosen = _read_plan(plan, inputs, outputs)
+    chosen = Plan.of(plan).with_values(inputs=inputs, outputs=outputs)
+    if isinstance(program, nn.Module) and is_compile_wrapper(program):
+        program = unwrap(program)  # its modules have the names that plans are written for
     given = _check_arguments(program, args, kwargs or {}, loss, targets, dynamic_shapes)
-    with _one_at_a_time:  # torch traces one program at a time
+    # Torch traces one program at a time.
+    with _one_at_a_time, explained(f"{type(program).__name__} cannot be parallelized"):
         captured, original = _capture(program, given, loss, dynamic_shapes)
         is_training = training or loss is not None
-        made = cut_by_plan(captured, axes, chosen, is_training=is_training)
+        made = _cut(captured, axes, chosen, is_training=is_training)
         made.original = original
         if strict and made.fallbacks:
             raise _refuse(made.fallbacks, axes)
@@ -79,9 +84,18 @@ def cut_by_plan(
     program: ExportedProgram, mesh: Any, plan: Any, *, is_training: bool = False
 ) -> ParallelProgram:
     """The program cut as a plan says."""
-    axes = read_mesh(mesh)
-    resolved = resolve(Plan.of(plan), outline_of_program(program), axes.axes)
-    return cut_program(program, axes, resolved, is_training=is_training)
+    return _cut(Capture(program), read_mesh(mesh), Plan.of(plan), is_training=is_training)
+
+
+def _cut(capture: Capture, mesh: Mesh, plan: Plan, *, is_training: bool) -> ParallelProgram:
+    outline = outline_of_program(capture.program)
+    resolved = resolve(plan, outline, mesh.axes)
+    # A cache of keys and values is the model's own state: each rank keeps its shard of it, unless
+    # the plan names that output.
+    cached = [path for i, path in enumerate(outline.outputs or ()) if i in capture.cached]
+    as_computed: dict[str, Pin] = dict.fromkeys(cached, (None,) * len(mesh.axes))
+    resolved = replace(resolved, outputs={**as_computed, **resolved.outputs})
+    return cut_program(capture.program, mesh, resolved, is_training=is_training)
 
 
 def cut_program(
@@ -133,17 +147,6 @@ def place(
             flow, axis=axis, seat=first, wishes=wishes, is_training=is_training
         )
     return fallbacks
-
-
-def _read_plan(plan: Any, inputs: Any, outputs: Any) -> Plan:
-    if not (inputs or outputs):
-        return Plan.of(plan)
-    if plan is not None and not isinstance(plan, Mapping):
-        raise PlanError(
-            "inputs and outputs go with a plan that is a mapping. Put them into the Plan itself: "
-            "Plan(entries, inputs=..., outputs=...)."
-        )
-    return Plan(plan, inputs=inputs, outputs=outputs)
 
 
 def check_program(program: Any) -> None:
@@ -205,16 +208,16 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
 
 def _capture(
     program: Any, given: _Given, loss: Any, dynamic_shapes: Any
-) -> tuple[ExportedProgram, Callable[[], nn.Module]]:
+) -> tuple[Capture, Callable[[], nn.Module]]:
     """The program, and how to get a copy of what it was captured from."""
     if isinstance(program, ExportedProgram):
-        return program, lambda: copy_model(program.module())
+        return Capture(program), lambda: copy_model(program.module())
     args, kwargs = given.args, given.kwargs
     if loss is None:
         return export_model(program, args, kwargs, dynamic_shapes), lambda: copy_model(program)
     targets = given.targets
     captured = export_with_loss(program, loss, args, kwargs, targets, dynamic_shapes)
-    return captured, lambda: WithLoss(copy_model(program), loss, args, kwargs, targets)
+    return Capture(captured), lambda: WithLoss(copy_model(program), loss, args, kwargs, targets)
 
 
 def _place_inputs(flow: Flow, resolved: Resolved) -> dict[Value, tuple[Placement, ...]]:
@@ -276,5 +279,5 @@ def _refuse(fallbacks: list[Fallback], mesh: Mesh) -> ParallelError:
     return ParallelError(
         f"strict: {first.origin.op} ({first.origin.node}, in {first.origin.module or 'the program'}"
         f", {first.origin.line}) cannot run on {lies} along {axis}{more}. Change the plan so that "
-        "its inputs are whole there, or leave strict off to have them gathered."
+        "its inputs are replicated there, or drop strict=True to have them gathered."
     )

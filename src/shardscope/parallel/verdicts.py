@@ -71,7 +71,7 @@ def refuse(wrong: Sequence[TensorVerdict], culprit: Origin | None) -> ParallelEr
     return ParallelError(
         f"the parallel program does not compute what the original does: {first.kind} {first.name} "
         f"{first.agreement.replace('_', ' ')}{off}{more}; {place}. Leave that module out of the "
-        "plan, and please report it: this is a fault of shardscope's."
+        "plan, and please report it: this is a bug in shardscope."
     )
 
 

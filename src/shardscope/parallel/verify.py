@@ -10,8 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
-from shardscope.errors import ParallelError, ShardscopeError
 from shardscope.numerics.widen import jitter, widen_tensor, widened
+from shardscope.parallel.blame import explained
 from shardscope.parallel.flow import Flow, Value
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.lockstep import run_in_lockstep
@@ -83,17 +83,11 @@ def run_captured(trial: Trial, values: Sequence[Any]) -> Outcome:
 
 
 def _run_original(trial: Trial, values: Sequence[Any]) -> Outcome:
-    try:
+    with explained(
+        "torch.export's program of the model fails on these inputs, before it is partitioned",
+        "Check that torch.export.export(model, args).module()(*args) works, or pass verify=False.",
+    ):
         return _run_single(trial, values)
-    except ShardscopeError:
-        raise
-    except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise ParallelError(
-            f"the original does not run on these inputs, not cut either ({type(error).__name__}: "
-            f"{first:.200}). Mend that "
-            "first, or say verify=False."
-        ) from error
 
 
 def _run_exact(trial: Trial, values: Sequence[Any]) -> Outcome | None:

@@ -106,9 +106,31 @@ def test_a_mapping_or_config_is_taken_as_it_is_or_under_a_prefix(source: Any) ->
 
 @pytest.mark.parametrize("source", [nn.Linear(2, 2), {}, SimpleNamespace(), None])
 def test_a_model_without_a_plan_is_refused(source: Any) -> None:
-    sentence = f"{type(source).__name__} brings no tensor-parallel plan along"
+    sentence = f"{type(source).__name__} has no tensor-parallel plan"
     with pytest.raises(PlanError, match=sentence):
         Plan.from_transformers(source)
+
+
+class Attended(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("q_proj", "out_proj")})
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def test_a_model_without_a_plan_gets_ours_for_its_type() -> None:
+    model: Any = Attended()
+    model.config = SimpleNamespace(model_type="opt")
+    meant = {
+        "**.q_proj": Colwise(),  # k_proj and v_proj are left out: it has none
+        "**.fc1": Colwise(),
+        "**.out_proj": Rowwise(),
+        "**.fc2": Rowwise(),
+    }
+    assert Plan.from_transformers(model) == Plan(meant)
+    model.config.model_type = "another"
+    with pytest.raises(PlanError, match=r"and we have none for it\. Write one"):
+        Plan.from_transformers(model)
 
 
 def test_what_only_transformers_code_can_do_is_refused() -> None:

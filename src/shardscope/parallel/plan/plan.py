@@ -89,12 +89,23 @@ class Plan:
 
     @staticmethod
     def from_transformers(model: Any, *, prefix: str | None = None) -> Plan:
-        """The plan that a model of transformers, or its config, brings along; or such a mapping.
+        """The plan that a transformers model or its config comes with, or such a mapping.
 
+        For about twenty kinds of models without one (GPT-2, BERT, T5, ViT), it is a plan of ours.
         A mapping's keys are taken as they are, or under `prefix` (`model`, for those of
-        `base_model_tp_plan`). What leaves weights whole in transformers is left out.
+        `base_model_tp_plan`). Styles that leave weights replicated are dropped.
         """
         return Plan(read_transformers(model, prefix=prefix))
+
+    def with_values(
+        self, *, inputs: Mapping[Any, Any] | None = None, outputs: Mapping[Any, Any] | None = None
+    ) -> Plan:
+        """The plan with placements for more of the program's inputs and outputs."""
+        joined = Plan(inputs=inputs, outputs=outputs)
+        object.__setattr__(joined, "entries", self.entries)
+        object.__setattr__(joined, "inputs", (*joined.inputs, *self.inputs))
+        object.__setattr__(joined, "outputs", (*joined.outputs, *self.outputs))
+        return joined
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the plan as TOML, which `Plan.read` reads."""

@@ -1,4 +1,4 @@
-"""Tensor-parallel plans in the form that transformers gives its models and configs."""
+"""Tensor-parallel plans of transformers' models: those that they come with, and ours for others."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from shardscope.record.patterns import matches_deeply
 
 __all__ = ["read_transformers"]
 
-# What leaves weights whole; there no pattern ever stands against another, so none is an exception.
-_WHOLE = MEANINGLESS | {"replicate"}
+# Styles that leave weights replicated. No pattern of such a plan overrides another, so entries
+# with these styles are no exceptions to others, and can be left out.
+_REPLICATED = MEANINGLESS | {"replicate"}
 
 
 def read_transformers(source: Any, *, prefix: str | None) -> dict[str, Any]:
-    """The entries that cut something, under the names that the model's modules have."""
+    """The entries that shard something, by the names of the model's modules.
+
+    `source` is a model, a config, or a mapping in the form that transformers writes plans in.
+    """
     plan = dict(source) if isinstance(source, Mapping) else _plan_of(source)
     if not plan:
         raise PlanError(
-            f"{type(source).__name__} brings no tensor-parallel plan along (tp_plan, _tp_plan, or "
-            "its config's base_model_tp_plan). Write one, such as {'layers.*.wq': Colwise()}."
+            f"{type(source).__name__} has no tensor-parallel plan (tp_plan, _tp_plan, or its "
+            "config's base_model_tp_plan), and we have none for it. Write one, such as "
+            "{'layers.*.q_proj': 'colwise', 'layers.*.o_proj': 'rowwise'}."
         )
     under = f"{prefix}." if prefix else ""
-    return {f"{under}{key}": style for key, style in plan.items() if not _is_whole(style)}
+    return {f"{under}{key}": style for key, style in plan.items() if not _is_replicated(style)}
 
 
-def _is_whole(style: Any) -> bool:
-    return isinstance(style, str) and style.strip().lower() in _WHOLE
+def _is_replicated(style: Any) -> bool:
+    return isinstance(style, str) and style.strip().lower() in _REPLICATED
 
 
 def _plan_of(source: Any) -> dict[str, Any]:
     own = _mapping(source, "tp_plan") or _mapping(source, "_tp_plan")
-    config = getattr(source, "config", source)  # a config brings its plan itself
-    base = _mapping(config, "base_model_tp_plan")
+    config = getattr(source, "config", source)  # a config has its plan itself
+    plan = {**_mapping(config, "base_model_tp_plan"), **own}
     names = _names(source)
     if names is None:
-        return {**base, **own}
+        return plan
+    if not plan:
+        plan = _PLANS.get(getattr(config, "model_type", ""), {})
     prefix = getattr(source, "base_model_prefix", "") or ""
-    whole = {_placed(key, prefix, names): style for key, style in {**base, **own}.items()}
-    # A plan serves all sizes of a family: what this model has no modules for is not meant for it.
-    return {key: style for key, style in whole.items() if _has(key, names)}
+    placed = {_placed(key, prefix, names): style for key, style in plan.items()}
+    # A plan is for a whole family of models: entries for modules that this one lacks are dropped.
+    return {key: style for key, style in placed.items() if _has(key, names)}
 
 
 def _placed(key: str, prefix: str, names: list[str]) -> str:
@@ -67,3 +74,58 @@ def _names(source: Any) -> list[str] | None:
 def _mapping(source: Any, name: str) -> dict[str, Any]:
     value = getattr(source, name, None)
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _pairs(columns: str, rows: str) -> dict[str, Any]:
+    """Megatron's layout: the first layers of each pair by columns, the second ones by rows."""
+    return {
+        **{f"**.{name}": "colwise" for name in columns.split()},
+        **{f"**.{name}": "rowwise" for name in rows.split()},
+    }
+
+
+def _fused(parts: int) -> dict[str, Any]:
+    return {"style": "colwise", "fused": parts}
+
+
+_BERT = _pairs("self.query self.key self.value intermediate.dense", "output.dense")
+_BART = _pairs("q_proj k_proj v_proj fc1", "out_proj fc2")
+_VIT = _pairs("q_proj k_proj v_proj fc1", "o_proj fc2")
+
+# For models that come without a plan, by config.model_type. Embeddings and heads stay replicated.
+_PLANS: dict[str, dict[str, Any]] = {
+    "albert": _pairs(
+        "attention.query attention.key attention.value ffn", "attention.dense ffn_output"
+    ),
+    "bart": _BART,
+    "bert": _BERT,
+    "bloom": _pairs("query_key_value dense_h_to_4h", "self_attention.dense dense_4h_to_h"),
+    "clip": _BART,
+    "deberta-v2": _pairs(
+        "self.query_proj self.key_proj self.value_proj intermediate.dense", "output.dense"
+    ),
+    "detr": _VIT,
+    "dinov2": _VIT,
+    "distilbert": _pairs("q_lin k_lin v_lin ffn.lin1", "out_lin ffn.lin2"),
+    "electra": _BERT,
+    "gpt2": {
+        "**.attn.c_attn": _fused(3),
+        **_pairs("mlp.c_fc", "attn.c_proj mlp.c_proj"),
+    },
+    "gpt_neo": _pairs("q_proj k_proj v_proj c_fc", "out_proj c_proj"),
+    "gptj": _pairs("q_proj k_proj v_proj fc_in", "out_proj fc_out"),
+    "modernbert": {
+        "**.attn.Wqkv": _fused(3),
+        "**.mlp.Wi": _fused(2),
+        **_pairs("", "attn.Wo mlp.Wo"),
+    },
+    "opt": _BART,
+    "roberta": _BERT,
+    "stablelm": _pairs("q_proj k_proj v_proj gate_proj up_proj", "o_proj down_proj"),
+    "swin": {**_VIT, "**.relative_position_bias_table": "shard(1)"},
+    "t5": _pairs("q k v wi wi_0 wi_1 relative_attention_bias", "o wo"),
+    "vit": _VIT,
+    "wav2vec2": _pairs("q_proj k_proj v_proj intermediate_dense", "out_proj output_dense"),
+    "whisper": _BART,
+    "xlm-roberta": _BERT,
+}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardscope._torch.inner_ops import inner_op
 from shardscope.parallel.placements import Partial, Shard, divides
@@ -12,11 +14,61 @@ from shardscope.parallel.rules.book import rule
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.terms import lay
 
-__all__ = ["cut_grouped_mm"]
+__all__ = ["cut_any_grouped_mm", "cut_grouped_mm", "grouped_mm"]
 
 aten = torch.ops.aten
 
 _ALIGNMENT_BYTES = 16
+
+
+@torch.library.custom_op("shardscope::grouped_mm", mutates_args=())
+def grouped_mm(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """Rows [S, in] times one of the matrices [E, in, out] each: those up to ends[0] times the
+    first, from there to ends[1] times the second.
+
+    For dtypes that torch's own op refuses to trace: in torch 2.13, all but bfloat16.
+    """
+    result = rows.new_zeros(rows.shape[0], matrices.shape[2])
+    for index, (start, end) in enumerate(_spans(ends)):
+        result[start:end] = rows[start:end] @ matrices[index]
+    return result
+
+
+@torch.library.custom_op("shardscope::grouped_mm_gradient", mutates_args=())
+def _matrix_gradients(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    """The gradients [E, in, out] of the matrices."""
+    result = rows.new_zeros(ends.shape[0], rows.shape[1], gradient.shape[1])
+    for index, (start, end) in enumerate(_spans(ends)):
+        result[index] = rows[start:end].T @ gradient[start:end]
+    return result
+
+
+def _spans(ends: Tensor) -> list[tuple[int, int]]:
+    stops = ends.tolist()
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+@grouped_mm.register_fake
+def _(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], matrices.shape[2])
+
+
+@_matrix_gradients.register_fake
+def _(rows: Tensor, gradient: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(ends.shape[0], rows.shape[1], gradient.shape[1])
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    rows, matrices, ends = ctx.saved_tensors
+    of_rows = grouped_mm(gradient, matrices.transpose(-2, -1), ends)
+    return of_rows, _matrix_gradients(rows, gradient, ends), None
+
+
+grouped_mm.register_autograd(_differentiate, setup_context=_save_inputs)
 
 
 @rule(inner_op("grouped_mm"))
@@ -29,6 +81,13 @@ def cut_grouped_mm(call: Call) -> Iterator[Strategy]:
         yield lay(call, {"mat2": Shard(2)}, Shard(1))
     if _stays_aligned(call, matrices, 1):
         yield lay(call, {"self": Shard(1), "mat2": Shard(1)}, Partial())
+
+
+@rule(torch.ops.shardscope.grouped_mm.default)
+def cut_any_grouped_mm(call: Call) -> Iterator[Strategy]:
+    """As torch's, whatever the alignment."""
+    yield lay(call, {"matrices": Shard(2)}, Shard(1))
+    yield lay(call, {"rows": Shard(1), "matrices": Shard(1)}, Partial())
 
 
 def _stays_aligned(call: Call, spec: TensorSpec, dim: int) -> bool:
