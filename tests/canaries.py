@@ -43,6 +43,7 @@ __all__ = [
     "compile_is_told",
     "custom_op",
     "decisions_are_seen",
+    "fsdp1_chooses_a_cuda_device",
     "in_mesh",
 ]
 
@@ -255,7 +256,100 @@ def compile_is_told() -> dict[str, Any]:
     return found
 
 
+def a_subclass_is_made_on_a_device(name: str) -> Probe:
+    def probe() -> bool:
+        make = getattr(torch.Tensor, name)
+        if name == "_make_subclass":
+            return type(make(nn.Parameter, torch.ones(2))) is nn.Parameter
+        made = make(DTensor, (2,), dtype=torch.float32, device=torch.device("cpu", 1))
+        return bool(torch._C.TensorBase.device.__get__(made) == torch.device("cpu", 1))
+
+    return probe
+
+
+def fsdp1_chooses_a_cuda_device() -> bool:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        model = FullyShardedDataParallel(nn.Linear(4, 4, device="cuda"))
+        return model.compute_device == torch.device("cuda", 0)
+
+
+def trunc_normal_draws_with(name: str) -> bool:
+    draw, calls = getattr(nn.init, name), []
+    setattr(nn.init, name, lambda tensor, *args, **kwargs: calls.append(tensor))
+    try:
+        nn.init.trunc_normal_(torch.ones(2))
+    finally:
+        setattr(nn.init, name, draw)
+    return len(calls) == 1
+
+
+def inductor_compiles_with_the_default() -> bool:
+    """`compile_fx` compiles graphs with what its third default names, and takes another."""
+    compile_fx = import_module("torch._inductor.compile_fx")
+    parameters = list(inspect.signature(compile_fx.compile_fx).parameters.values())
+    defaults = [parameter for parameter in parameters if parameter.default is not parameter.empty]
+    passes = inspect.signature(compile_fx._recursive_post_grad_passes)
+    return defaults[0].name == "inner_compile" and bool(passes.bind(None, is_inference=True))
+
+
 CANARIES: dict[str, Canary] = {
+    "._get_accelerator": Canary(
+        "let programs find a CUDA device that is not there",
+        lambda: torch._C._get_accelerator().type in ("cpu", "cuda"),
+    ),
+    "._get_compute_device": Canary(
+        "let FSDP1 choose a CUDA device that is not there",
+        fsdp1_chooses_a_cuda_device,
+    ),
+    "._get_device_state": Canary(
+        "let DTensor draw random numbers on a CUDA device that is not there",
+        lambda: (
+            "_get_device_state"
+            in inspect.getsource(
+                import_module("torch.distributed.tensor._random").OffsetBasedRNGTracker
+            )
+        ),
+    ),
+    "._lazy_init": Canary(
+        "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
+    ),
+    "._apply": Canary(
+        "make a model's tensors on a device, those that FSDP2 offloads on the CPU",
+        lambda: nn.Linear(1, 1)._apply(lambda tensor: tensor.to("meta")).weight.is_meta,
+    ),
+    "torch._functorch.aot_autograd.make_boxed_func": Canary(
+        "run Inductor's graphs without code generation",
+        lambda: resolve("torch._functorch.aot_autograd.make_boxed_func")(abs)([-1]) == 1,  # type: ignore[operator]
+    ),
+    "torch._inductor.compile_fx": Canary(
+        "run Inductor's graphs without code generation", inductor_compiles_with_the_default
+    ),
+    "torch._inductor.compile_fx._recursive_post_grad_passes": Canary(
+        "run Inductor's passes over graphs", inductor_compiles_with_the_default
+    ),
+    "._fake_device": Canary(
+        "give tensors without data a CUDA device",
+        lambda: (
+            {"device", "fake_device", "_fake_device"}
+            & {*inspect.signature(torch._subclasses.FakeTensor.__new__).parameters}
+        ),
+    ),
+    "._make_subclass": Canary(
+        "show C++ a device of the host", a_subclass_is_made_on_a_device("_make_subclass")
+    ),
+    "._make_wrapper_subclass": Canary(
+        "show C++ a device of the host", a_subclass_is_made_on_a_device("_make_wrapper_subclass")
+    ),
+    "._DISPATCH_META_HANDLERS": Canary(
+        "show C++ a device of the host",
+        lambda: (
+            torch.ops.prim.device.default in torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS
+        ),
+    ),
+    "torch.nn.init._no_grad_trunc_normal_": Canary(
+        "initialize models without data",
+        lambda: trunc_normal_draws_with("_no_grad_trunc_normal_"),
+    ),
     "._boxed_call": Canary(
         "tell AOT autograd that a function takes one list",
         lambda: functorch.compile.make_boxed_func(abs)._boxed_call,
@@ -330,15 +424,6 @@ CANARIES: dict[str, Canary] = {
     "._sharding_strategy": Canary(
         "name FSDP1's strategy",
         fsdp1_module(lambda model: model._handle._sharding_strategy.name == "FULL_SHARD"),
-    ),
-    "torch.distributed.fsdp._flat_param.FlatParameter": Canary(
-        "tell a parameter that stands for many, as FSDP1 makes them",
-        fsdp1_module(
-            lambda model: isinstance(
-                model._handle.flat_param,
-                resolve("torch.distributed.fsdp._flat_param.FlatParameter"),
-            )
-        ),
     ),
     "._numels": Canary(
         "share out the memory of a flat parameter that FSDP1 has gathered",

@@ -20,6 +20,7 @@ from torch import fx, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Shard
 
 from canaries import (
@@ -29,6 +30,7 @@ from canaries import (
     compile_is_told,
     custom_op,
     decisions_are_seen,
+    fsdp1_chooses_a_cuda_device,
     in_mesh,
 )
 from shardscope import simulate
@@ -45,6 +47,7 @@ from shardscope._torch import (
     dispatch,
     fakes,
     frames,
+    fsdp_groups,
     functional_collectives,
     graph_nodes,
     graph_switches,
@@ -433,7 +436,27 @@ def roles_are_found(*roles: frames.Role) -> Probe:
     return lambda: set(roles) <= set(frames.find_roles().values())
 
 
+def flat_parameter_is_known() -> bool:
+    with simulate(mesh={"dp": 2}):
+        model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+        (parameter,) = model.parameters()
+        return isinstance(parameter, fsdp_groups.FlatParameter)
+
+
+def device_is_read_past_the_class() -> bool:
+    tensor = torch.ones(2)
+    read, set_data = torch._C.TensorBase.device.__get__, torch._C.TensorBase.data.__set__
+    set_data(tensor, torch.zeros(3))
+    return bool(read(tensor) == torch.device("cpu")) and tensor.shape == (3,)
+
+
 PROBES: dict[str, Probe] = {
+    "torch.distributed.fsdp._init_utils": fsdp1_chooses_a_cuda_device,
+    "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_known,
+    "torch._C.TensorBase": device_is_read_past_the_class,
+    "torch.ops.aten._to_copy.default": lambda: torch.equal(
+        simulated_group._COPY(torch.ones(2)), torch.ones(2)
+    ),
     # kernel_doors.py
     "torch._C.DispatchKey.ADInplaceOrView": lambda: KEY.name == "ADInplaceOrView",
     "torch._C.DispatchKey.Meta": keys_can_be_combined,

@@ -20,15 +20,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.fsdp import _init_utils as fsdp1_init
-from torch.distributed.tensor import _random as dtensor_random
 
 from shardscope._torch.dispatch import without_modes
+from shardscope._torch.private import find_name
+from shardscope._torch.propagation import dtensor_random
 from shardscope.errors import WorldError
 
 __all__ = ["current_index", "has_cuda", "replace_attribute", "simulated_runtime"]
 
 NUM_DEVICES = 8
+_fsdp1_init = find_name(
+    "torch.distributed.fsdp._init_utils", "let FSDP1 choose a CUDA device that is not there"
+)
 _PROPERTIES = SimpleNamespace(
     name="NVIDIA H200",
     major=9,
@@ -94,7 +97,7 @@ def simulated_runtime() -> Iterator[None]:
             replace_attribute(stack, module, "is_nccl_available", lambda: True)
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
-        replace_attribute(stack, fsdp1_init, "_get_compute_device", _current_cuda_device)
+        replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
         _answer_random_states(stack)
         stack.enter_context(_dynamo_looks_again())
         yield

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.fsdp._flat_param import FlatParameter
 
 from shardscope._torch.fsdp import flat_handle_module, param_groups_within, param_places
 from shardscope._torch.meshes import axis_names
 from shardscope._torch.modules import every_module, parameter_named
+from shardscope._torch.private import find_class
 from shardscope.record import MarkKind
 
 __all__ = [
@@ -27,6 +27,10 @@ __all__ = [
     "modules_under_fsdp",
 ]
 
+FlatParameter = find_class(
+    "torch.distributed.fsdp._flat_param.FlatParameter",
+    "tell a parameter that stands for many, as FSDP1 makes them",
+)
 FLAT_PARAMETER = "_flat_param"
 """The name under which FSDP1 registers a group's parameters as one, if it hides the originals."""
 

@@ -15,17 +15,20 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from shardscope._torch.cuda_choices import cuda_choices
 from shardscope._torch.cuda_runtime import current_index, replace_attribute, simulated_runtime
+from shardscope._torch.fakes import FakeTensor, FakeTensorMode
+from shardscope._torch.private import find_name
 
 __all__ = ["simulated_cuda"]
 
 _prim_device = torch.ops.prim.device.default
-_DATA: Any = torch._C.TensorBase.data
+_fake_tensor = find_name("torch._subclasses.fake_tensor", "give tensors a CUDA device")
+_TensorBase = find_name("torch._C.TensorBase", "read the device that C++ sees")
+_tree_leaves = find_name(
+    "torch.utils._pytree.tree_leaves", "find the tensors among the results of an op"
+)
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 
 
@@ -37,7 +40,8 @@ def simulated_cuda() -> Iterator[None]:
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
         _keep_off_the_driver(stack)
-        replace_attribute(stack, fake_tensor, "run_fallback_kernel", _run_on_host)
+        run = functools.partial(_run_on_host, _fake_tensor.run_fallback_kernel)
+        replace_attribute(stack, _fake_tensor, "run_fallback_kernel", run)
         stack.enter_context(cuda_choices(device_type="cuda"))
         yield
 
@@ -75,7 +79,7 @@ def _show_host_device_to_cpp(stack: ExitStack) -> None:
         return _to_host(result) if op is _prim_device else result
 
     replace_attribute(stack, FakeTensor, "__torch_dispatch__", classmethod(dispatch_on_host))
-    handlers: dict[Any, Any] = fake_tensor._DISPATCH_META_HANDLERS
+    handlers: dict[Any, Any] = _fake_tensor._DISPATCH_META_HANDLERS
     read_device = handlers[_prim_device]
     handlers[_prim_device] = lambda args: _to_host(read_device(args))
     stack.callback(handlers.__setitem__, _prim_device, read_device)
@@ -100,13 +104,13 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
     Methods and properties, because C++ would ask the driver before any dispatch mode sees the op.
     """
     replace = functools.partial(replace_attribute, stack, torch.Tensor)
-    read_device = torch._C.TensorBase.device.__get__
+    read_device = _TensorBase.device.__get__
     replace("device", property(lambda tensor: _to_cuda(read_device(tensor))))
     replace("is_cuda", property(lambda tensor: tensor.device.type == "cuda"))
     replace("is_cpu", property(lambda tensor: tensor.device.type == "cpu"))
     replace("get_device", _read_index)
 
-    replace_attribute(stack, FakeTensor, "data", property(_DATA.__get__, _set_data))
+    replace_attribute(stack, FakeTensor, "data", property(_TensorBase.data.__get__, _set_data))
     make_fake = FakeTensor.__new__
 
     def make_on_cuda(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +154,7 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
 def _set_data(tensor: FakeTensor, value: torch.Tensor) -> None:
     """`tensor.data = value`, which may be on another device; fake tensors would not notice."""
-    _DATA.__set__(tensor, value)
+    _TensorBase.data.__set__(tensor, value)
     if isinstance(value, FakeTensor):
         tensor.fake_device = value.fake_device
 
@@ -169,28 +173,25 @@ def _read_target(target: Any) -> Any:
 
 def _keep_off_the_driver(stack: ExitStack) -> None:
     """Keep fake tensors from making a real tensor on the device first, as they do on a GPU."""
-    replace_attribute(stack, fake_tensor, "init_gpu_context", lambda device: None)
+    replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
 
 
-_run_fallback_kernel = fake_tensor.run_fallback_kernel
-
-
-def _run_on_host(mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:
+def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:
     """Run an op that is known by its kernel alone, which makes real tensors, on the CPU."""
     fakes = [(arg, arg.device) for arg in flat_args if isinstance(arg, FakeTensor)]
     device = next((device for _, device in fakes if device.type == "cuda"), None)
     if device is None:
-        return _run_fallback_kernel(mode, op, flat_args, *rest)
+        return run(mode, op, flat_args, *rest)
     for fake, _ in fakes:
         fake.fake_device = torch.device("cpu")
     try:
-        result = _run_fallback_kernel(mode, op, flat_args, *rest)
+        result = run(mode, op, flat_args, *rest)
     finally:
         for fake, before in fakes:
             fake.fake_device = before
     known = {id(fake) for fake, _ in fakes}
-    for output in tree_leaves(result):
+    for output in _tree_leaves(result):
         if isinstance(output, FakeTensor) and id(output) not in known:
             output.fake_device = device
     return result

@@ -44,7 +44,7 @@ _FAKE_GROUPS = find_name(
 )
 
 _MAX_CONSTANT = 4096  # elements of a tensor of Python's numbers whose values are kept
-_COPY = torch.ops.aten._to_copy.default
+_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import FakeWork, _create_work_from_future
     from torch._subclasses import fake_tensor
