@@ -44,13 +44,13 @@ def test_a_wrong_one_ends_with_one_and_names_module_line_and_script(here: Path) 
     assert "verdict wrong result: output 0 is off by" in text
     assert "op torch.nn.functional.relu in 1" in text
     assert "repro shardscope-diagnosis/repro.py (a fresh process fails in the same way)" in text
-    assert "recording saved to out.json.gz" in text
+    assert "saved out.json.gz" in text
     assert (here / "shardscope-diagnosis" / "repro.py").exists()
     (one,) = load("out.json.gz").diagnoses
     assert (one.condition, one.target, one.is_minimal) == (Condition.WRONG_RESULT, "train", True)
     shown = CliRunner().invoke(main, ["show", "out.json.gz"])
     assert shown.exit_code == 1
-    printed = result.output.partition("\nrecording saved")[0].split()
+    printed = result.output.partition("\nsaved")[0].split()
     assert shown.output.split()[: len(printed)] == printed
 
 

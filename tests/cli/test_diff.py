@@ -149,7 +149,7 @@ def test_export_writes_markdown_with_what_changed(run, tmp_path):
     def export(*args):
         return CliRunner().invoke(main, ["export", "b.json.gz", *args])
 
-    assert export("--to", "markdown").stdout == "wrote b.md\n"
+    assert export("--to", "markdown").stdout == "saved b.md\n"
     assert "What changed" not in (tmp_path / "b.md").read_text()
     result = export("--to", "markdown", "--against", "a.json", "-o", "-")
     assert "### What changed: `a.json` → `b.json.gz`" in result.stdout

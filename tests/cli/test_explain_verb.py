@@ -53,7 +53,7 @@ def test_a_break_ends_with_one_and_its_line_and_fix_are_printed(here: Path) -> N
     assert "graph-break" in text
     assert "train.py:12" in text
     assert "torch.where(cond, a, b)" in text
-    assert "recording saved to out.json.gz" in text
+    assert "saved out.json.gz" in text
     shown = CliRunner().invoke(main, ["show", "out.json.gz"])
     assert shown.exit_code == 1
     assert "What torch.compile makes of train" in shown.output

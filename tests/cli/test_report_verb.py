@@ -22,7 +22,7 @@ def run(*args: object) -> Result:
 def test_the_page_is_written_next_to_the_recording(here: Path) -> None:
     save(make_llama(num_layers=2), here / "run.json.gz")
     result = run("run.json.gz")
-    assert (result.exit_code, result.output) == (0, "wrote run.html\n")
+    assert (result.exit_code, result.output) == (0, "saved run.html\n")
     html = (here / "run.html").read_text(encoding="utf-8")
     assert html == render_html(load(here / "run.json.gz"))
 

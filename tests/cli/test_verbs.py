@@ -122,7 +122,7 @@ def test_merge_writes_one_recording(run, tmp_path):
     assert result.output == (
         "4 of 4 ranks, 12 collectives\n"
         "No findings (which checks ran was not recorded).\n"
-        "recording saved to all.json.gz\n"
+        "saved all.json.gz\n"
     )
     merged = load(tmp_path / "all.json.gz")
     assert len(merged.collectives) == 12
@@ -242,7 +242,7 @@ def test_export_writes_next_to_the_recording(run, tmp_path, llama):
     ):
         result = run("export", tmp_path / "run.json.gz", "--to", form)
         assert result.exit_code == 0
-        assert result.output == f"wrote {tmp_path / name}\n"
+        assert result.output == f"saved {tmp_path / name}\n"
     assert load(tmp_path / "run.json") == llama
     trace = json.loads((tmp_path / "run.perfetto.json").read_text())
     assert len([e for e in trace["traceEvents"] if e["ph"] == "X"]) == 356
@@ -305,7 +305,7 @@ def test_merge_that_cannot_save_has_printed_what_it_found(run, tmp_path, monkeyp
     def fail(*_args, **_kwargs):
         raise OutputError("cannot write 'all.json': No space left on device. Choose a place.")
 
-    monkeypatch.setattr("shardscope.cli.merge.save", fail)
+    monkeypatch.setattr("shardscope.cli.destination.save", fail)
     result = run("merge", *_save_ranks(tmp_path, short=1), "-o", "all.json")
     assert result.exit_code == 2
     assert "error rank-mismatch" in result.stdout

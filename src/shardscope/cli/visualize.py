@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from shardscope.cli.building import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.finish import finish
 from shardscope.cli.launch import is_first
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
@@ -27,6 +26,7 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
 from shardscope.report.text import render_summary
@@ -41,7 +41,14 @@ __frames__ = "outermost"  # whoever called us did not write the program
 _MAX_NAMED = 5
 
 
-@click.command("visualize")
+@click.command(
+    "visualize",
+    cls=Verb,
+    examples=[
+        "shardscope visualize train.py layers.0.attention.wq.weight --mesh tp=4",
+        "shardscope visualize train.py 'layers.0.*' --mesh dp=2,tp=4",
+    ],
+)
 @click.argument("target", metavar="TARGET")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @mesh_option
@@ -64,18 +71,18 @@ def command(
     output: str | None,
     force: bool,
 ) -> None:
-    """Print which rank holds which slice of the parameters called NAME.
+    """Show which rank holds which slice of the parameters called NAME.
 
-    A NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
+    NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
     """
     axes = choose_axes(target, mesh, verb="visualize")
-    destination = Destination(target, output, rank=rank, force=force)
+    destination = Destination(name_target(target), output, rank=rank, force=force)
     recording = name_command(
         _visualize(target, names, axes, rank=rank, has_data=data, device=device)
     )
     # The tables of an audit, which the recording holds too, are another verb's.
     shown = replace(recording, modules=(), findings=(), gaps=())
-    finish(recording, destination, render_summary(shown, is_folded=not no_fold))
+    destination.finish(recording, render_summary(shown, is_folded=not no_fold))
 
 
 def _visualize(
@@ -109,9 +116,11 @@ def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[Tenso
     for pattern in dict.fromkeys(patterns):
         found = [name for name in tensors if fnmatchcase(name, pattern)]
         if not found:
-            some = ", ".join(list(tensors)[:_MAX_NAMED])
-            advice = f"Name one of its own, such as {some}." if some else "It has none at all."
-            raise TargetError(f"The model has no parameter {pattern!r}. {advice}")
+            examples = ", ".join(list(tensors)[:_MAX_NAMED])
+            advice = f"Name one of: {examples}." if examples else "It has no parameters at all."
+            raise TargetError(
+                f"The model has no parameter {pattern!r}.{suggest(pattern, list(tensors))} {advice}"
+            )
         placed = {name: tensors[name] for name in found}
         layouts = [
             visualize_sharding(tensor, name=name)
@@ -120,7 +129,7 @@ def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[Tenso
         ]
         if not layouts:
             raise TargetError(
-                f"{found[0]} is no DTensor: it is whole on every rank. Name a parameter that "
-                "parallelize() shards, or see what there is with shardscope audit."
+                f"{found[0]} is not a DTensor: every rank holds all of it. Name a parameter that "
+                "parallelize() shards, or list all parameters with shardscope audit."
             )
         yield from layouts

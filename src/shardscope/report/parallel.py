@@ -26,7 +26,7 @@ from shardscope.record import (
 )
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
-from shardscope.report.lines import format_source
+from shardscope.report.lines import SourceLine, format_source
 from shardscope.report.numbered import fold_numbers, name_all
 from shardscope.report.units import format_bytes, format_count
 
@@ -190,7 +190,7 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
         make_text(f"given {lies} along {one.axis}; moves {format_bytes(moved)}", width=300)
     ]
     if one.source is not None:
-        body.append(format_source(one.source, width=76))
+        body.append(SourceLine(one.source))
     body.append(make_text(f"→ {one.remedy}", "green", width=400))
     return Group(head, Padding(Group(*body), (0, 0, 0, _INDENT)))
 

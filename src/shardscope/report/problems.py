@@ -19,7 +19,7 @@ from shardscope.record import (
     list_ranks,
 )
 from shardscope.report.layout import make_text, make_title
-from shardscope.report.lines import format_source
+from shardscope.report.lines import SourceLine
 from shardscope.report.stops import render_stops
 
 __all__ = [
@@ -112,9 +112,12 @@ def _render_finding(finding: Finding, ranks: list[int]) -> RenderableType:
     head = Text.assemble((f"{finding.severity} ", SEVERITY_STYLES[finding.severity]))
     head.append_text(make_text(finding.rule, "bold", width=60)).append("  ")
     head.append_text(make_text(finding.subject, width=120)).append_text(_name_ranks(ranks))
-    body = [make_text(finding.fact, width=1000), make_text(f"→ {finding.remedy}", "green")]
+    body: list[RenderableType] = [
+        make_text(finding.fact, width=1000),
+        make_text(f"→ {finding.remedy}", "green"),
+    ]
     if finding.source is not None:
-        body.append(format_source(finding.source, width=76))
+        body.append(SourceLine(finding.source))
     return Group(head, Padding(Group(*body), (0, 0, 0, 2)))
 
 
