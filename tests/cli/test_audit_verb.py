@@ -95,8 +95,8 @@ def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -
     ("arguments", "sentence"),
     [
         ((), "There is no mesh to run train on"),
-        (("--mesh", ""), "--mesh '' is not understood"),
-        (("--mesh", "dp"), "--mesh 'dp' is not understood"),
+        (("--mesh", ""), "--mesh '' has '' where NAME=SIZE is expected"),
+        (("--mesh", "dp"), "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
         (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),
     ],
 )

@@ -123,7 +123,7 @@ def test_bad_targets_end_with_two_and_one_sentence(here: Path, text: str, senten
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("--mesh", "tp"), "is not understood"),
+        (("--mesh", "tp"), "where NAME=SIZE is expected"),
         (("--mesh", "tp=1000"), "Choose at most 256"),
         (("--precision", "int8"), "is not one of"),
         (("-o", "no/such/folder.json"), "no/such"),

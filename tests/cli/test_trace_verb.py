@@ -219,6 +219,9 @@ def test_run_whose_output_has_no_name_gets_a_free_one(here: Path) -> None:
     assert result.exit_code == 0
     assert "saved train-2.shardscope.json.gz" in result.stdout
     assert (here / "train.shardscope.json.gz").read_text() == "precious"
+    forced = run(name, "--mesh", "dp=2", "--force")
+    assert "saved train.shardscope.json.gz" in forced.stdout
+    assert load(here / "train.shardscope.json.gz").collectives
 
 
 def test_interrupted_step_is_saved_as_far_as_it_came(here: Path) -> None:

@@ -278,7 +278,7 @@ def test_what_is_no_model_is_refused_with_a_sentence(models: Any, found: str) ->
     with pytest.raises(TraceError) as caught:
         trace(models)
     assert str(caught.value) == (
-        f"trace() got {found} where it wants a module. Give a model, a list of models or a dict "
+        f"trace() got {found} instead of a module. Give a model, a list of models or a dict "
         "from name to model, or nothing to follow every module called."
     )
 

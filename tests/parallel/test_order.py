@@ -67,7 +67,9 @@ def test_a_rank_that_says_something_else_is_named(change: dict[str, object], wor
     with pytest.raises(ParallelError, match=words) as caught:
         compare_ranks(said, program.mesh)
     text = str(caught.value)
-    assert "ranks 0 and 1 would not meet at their collective 0 (down, test_order.py:" in text
+    assert (
+        "ranks 0 and 1 would issue different collectives at position 0 (down, test_order.py:"
+    ) in text
     assert "rank 0 issues all_reduce (sum) of float32[8, 4] along tp" in text
 
 

@@ -164,7 +164,10 @@ def test_a_recording_has_the_verdicts_or_says_why_not(trained: ParallelProgram) 
     assert proved.unverified == ""
     assert proved.program == "Model"
     unproved = cut(Block(), 4, 8, plan={"up": Colwise()}, verify=False).recording().parallel[0]
-    assert (unproved.verdicts, unproved.unverified) == ((), "it was not asked for (verify=False)")
+    assert (unproved.verdicts, unproved.unverified) == (
+        (),
+        ("verification was turned off (verify=False)"),
+    )
 
 
 def test_a_program_says_what_it_is_in_a_line(trained: ParallelProgram) -> None:

@@ -133,7 +133,7 @@ def test_a_wrong_gradient_of_a_move_is_found(
     monkeypatch.setattr(getattr(duals, move), "backward", staticmethod(wrong))
     said = refused(training=True)
     assert "gradient model." in said
-    assert "its forward is right, its gradients are not" in said
+    assert "its forward agrees, its gradients do not" in said
 
 
 def test_a_buffer_that_ranks_write_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

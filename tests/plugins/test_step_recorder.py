@@ -104,7 +104,7 @@ def test_giving_up_lets_go_even_of_a_trace_that_cannot_end(
 
     monkeypatch.setattr(Trace, "__exit__", fail)
     with (
-        pytest.warns(UserWarning, match="step 1 is not recorded, and training goes on: OSError"),
+        pytest.warns(UserWarning, match="step 1 is not recorded; training continues: OSError"),
         pytest.raises(RuntimeError, match="cannot end"),
     ):
         recorder.give_up(OSError())

@@ -171,7 +171,7 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
         raise RuntimeError("no trace today")
 
     monkeypatch.setattr(Trace, "__enter__", fail)
-    with pytest.warns(UserWarning, match="step 2 is not recorded, and training goes on: no trace"):
+    with pytest.warns(UserWarning, match="step 2 is not recorded; training continues: no trace"):
         trainer = train(lab.make_regression(), ShardscopeCallback(2, output=tmp_path / "run.json"))
     assert trainer.state.global_step == 4
     assert "training_step" not in vars(trainer)

@@ -179,7 +179,7 @@ def test_changes_are_a_table_of_totals_and_one_for_each_area():
     (row,) = [line for line in text.splitlines() if "`all_reduce[tp] in forward`" in line]
     assert row.startswith("| 🔴&nbsp;added | `layers.{0…3}.attention.wo` ×4 | ")
     assert row.endswith(" | – | 1 |")
-    assert "Inputs changed alike (1 row)." in text
+    assert "Inputs changed in the same way (1 row)." in text
 
 
 def test_no_change_and_notes_are_said():

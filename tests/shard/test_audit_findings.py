@@ -218,8 +218,8 @@ def compile_in_place_around_fsdp(world: World) -> nn.Module:
     [
         (checkpoint_around_fsdp, ["checkpointing was put around FSDP"]),
         (checkpoint_around_compile, ["checkpointing was put around torch.compile"]),
-        (compile_around_fsdp, ["torch.compile was put around an FSDP module"]),
-        (compile_in_place_around_fsdp, ["torch.compile was put around an FSDP module"]),
+        (compile_around_fsdp, ["torch.compile wraps an FSDP module"]),
+        (compile_in_place_around_fsdp, ["torch.compile wraps an FSDP module"]),
         (right_order, []),
     ],
 )

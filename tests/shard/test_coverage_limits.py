@@ -68,7 +68,7 @@ def test_an_op_that_looks_at_values_has_dtensors_decision_and_a_gap(op: str, cal
     recording = cover(call, torch.ones(4, 8))
     fine = (Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED)
     assert ops(recording)[op].verdict in fine
-    assert "it looks at values, and was tried without any" in facts(recording, op)
+    assert "it reads values, and was tested without data" in facts(recording, op)
 
 
 def test_an_op_for_whose_result_dtensor_itself_finds_no_shape_is_missing() -> None:

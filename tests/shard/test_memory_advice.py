@@ -89,7 +89,7 @@ def test_whole_parameters_want_sharding_until_they_are_sharded() -> None:
 
     whole, sharded = tell(False), tell(True)
     (advice,) = find(whole, "mesh axis dp")
-    assert "all 8 ranks along dp have whole take" in advice.fact
+    assert "all 8 ranks along dp replicate take" in advice.fact
     assert 'fully_shard(layer, mesh=mesh["dp"])' in advice.remedy
     assert find(sharded, "mesh axis dp") == []
     assert sharded.profile.peak_bytes < whole.profile.peak_bytes

@@ -105,7 +105,7 @@ def test_a_rule_that_matches_nothing() -> None:
 
 def test_a_rule_for_a_layer_at_another_depth_says_where_it_is() -> None:
     finding = one(audit(nn.Sequential(Mlp()), plan={"up": ColwiseParallel()}), "plan-unused")
-    assert "There is 0.up." in finding.remedy
+    assert "Did you mean '0.up'?" in finding.remedy
 
 
 def test_rules_that_all_match() -> None:
@@ -146,7 +146,7 @@ def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:
         fully_shard(model, mesh=world.mesh["dp"])
         missed = found(audit(model, plan=PLAN), "plan-not-applied")
     assert [finding.subject for finding in missed] == ["*.up.weight (×2)", "*.down.weight (×2)"]
-    assert "but it is cut by FSDP alone" in missed[0].fact
+    assert "but it is sharded by FSDP only" in missed[0].fact
 
 
 def test_a_plan_of_which_nothing_was_applied() -> None:

@@ -203,14 +203,14 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "functional reduce_scatter": (
         lambda: functional.reduce_scatter_tensor(ones(7), "sum", NUM_RANKS, name()),
         "_c10d_functional.reduce_scatter_tensor",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "functional coalesced reduce_scatter": (
         lambda: functional.reduce_scatter_tensor_coalesced(
             [ones(8), ones(7)], "sum", NUM_RANKS, name()
         ),
         "_c10d_functional.reduce_scatter_tensor_coalesced",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "functional reduce_scatter into a given tensor": (
         lambda: functional.reduce_scatter_tensor_out(
@@ -240,7 +240,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
     "all_to_all_single without splits": (
         lambda: dist.all_to_all_single(empty(7), ones(7)),
         "c10d.alltoall_base_",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "all_to_all_single of two sizes": (
         lambda: dist.all_to_all_single(empty(4), ones(8)),

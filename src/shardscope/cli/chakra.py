@@ -19,7 +19,7 @@ def check_chakra(target: str) -> None:
     """Raise OutputError for a name that cannot be several files'."""
     if target == "-":
         raise OutputError(
-            "Chakra traces are several files, which standard output cannot be. "
+            "Chakra traces are several files and cannot go to standard output. "
             "Name them with -o, as in -o run.{rank}.et."
         )
 

@@ -168,7 +168,7 @@ def _check_event_file(target: str) -> None:
     if "tfevents" not in name or name.lower().endswith(".gz"):
         raise OutputError(
             f"TensorBoard would not find '{target}': it reads files that have 'tfevents' in their "
-            "name and are not compressed. Name it so, as in -o logs/run.tfevents."
+            "name and are not compressed. Choose such a name, as in -o logs/run.tfevents."
         )
 
 

@@ -16,7 +16,7 @@ def tell_need(step: Step | Move, strategy: Strategy, position: int) -> str:
     """`aten.add needs both whole`, `aten.linear's mm needs its mat2 cut along dim 0`."""
     how = _tell(strategy.inputs[position])
     if isinstance(step, Move):
-        return f"a move along another axis needs it {how}"
+        return f"a redistribution along another axis needs it {how}"
     op = _name_op(step.origin)
     if len(strategy.inputs) == 1:
         return f"{op} needs it {how}"
@@ -51,7 +51,9 @@ def _name_op(origin: Origin) -> str:
 def _tell(placement: Placement) -> str:
     if isinstance(placement, Replicate):
         return "whole"
-    return f"cut along dim {placement.dim}" if isinstance(placement, Shard) else "in addends"
+    return f"sharded along dim {placement.dim}" if isinstance(placement, Shard) else (
+        "as partial sums"
+    )
 
 
 def _argument_names(arguments: dict[str, Any]) -> Iterator[str]:

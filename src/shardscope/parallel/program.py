@@ -177,7 +177,7 @@ class ParallelProgram:
 
     def recording(self) -> Recording:
         """All of this as a recording, to show and to save."""
-        unasked = "" if self.verdicts is not None else "it was not asked for (verify=False)"
+        unasked = "" if self.verdicts is not None else "verification was turned off (verify=False)"
         found = Parallelization(
             program=name_program(self.flow),
             axes=self.mesh.records,

@@ -62,7 +62,9 @@ def render_coverage(recording: Recording) -> Iterator[RenderableType]:
             yield make_title(_title(coverage, recording), _note(coverage, recording))
             yield _render_ops(coverage)
             yield from _render_blockers(coverage)
-            yield make_title("Levels", "op calls and FLOPs that shard, local ones apart")
+            yield make_title(
+                "Levels", "op calls and FLOPs that run sharded; local ones are counted separately"
+            )
         yield make_text(f"{coverage.level:<10}").append_text(summarize_level(coverage))
 
 

@@ -127,7 +127,7 @@ def likeness_of(one: Inserted | Fallback) -> object:
 def _render_collectives(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.inserted:
         return
-    yield make_title("Collectives", "in the order of one rank; layers that are alike in one row")
+    yield make_title("Collectives", "in the order of one rank; identical layers share a row")
     groups = fold_alike(
         found.inserted,
         likeness_of,
@@ -166,7 +166,7 @@ def _explain(why: str, source: Source | None, width: int) -> Text:
 def _render_fallbacks(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.fallbacks:
         return
-    yield make_title("Fallbacks", "ops that cannot run on the pieces they are given")
+    yield make_title("Fallbacks", "ops that cannot run on sharded inputs")
     groups = fold_alike(
         found.fallbacks,
         likeness_of,
@@ -198,7 +198,7 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
 def _render_tensors(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.placed:
         return
-    yield make_title("What lies how", "S: cut along a dim, R: whole; here: on the first rank, each")
+    yield make_title("Placements", "S(dim): sharded, R: replicated; local: bytes on the first rank")
     axes = [axis.name for axis in found.axes]
     groups = fold_alike(found.placed, _facts, is_folded=is_folded)
     rows = [_tensor_row(group, axes) for group in groups]

@@ -53,7 +53,9 @@ def render_problems(recording: Recording) -> Iterator[RenderableType]:
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
     yield from render_stops(recording)
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
-    yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
+    yield from _render_some(
+        "Gaps", gaps, "not recorded or not understood; --strict makes them fail"
+    )
 
 
 def describe_checks(*recordings: Recording) -> str:

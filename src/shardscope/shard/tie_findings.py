@@ -29,8 +29,8 @@ def find_broken_ties(
             rule="tied-weights",
             severity=Severity.ERROR,
             subject=f"{first}, {second}",
-            fact=f"they should be one tensor and have become two: {_lie(one)} and {_lie(other)}, "
-            "which will train apart",
+            fact=f"the tie is broken, they are now two tensors: {_lie(one)} and {_lie(other)}, "
+            "which will be trained independently",
             remedy="Give both the same placements and the same FSDP group (that of a module that "
             "holds both, or fully_shard([one, other])), and tie them again after sharding.",
         )
@@ -78,8 +78,8 @@ def _find_ties_torn_by_plan(held: Holdings, rules: Sequence[Rule]) -> Iterator[F
                 rule="tied-weights",
                 severity=Severity.ERROR,
                 subject=", ".join(one.name for one in ones),
-                fact=f"they are one tensor, and the plan wants it in several ways ({told})",
-                remedy="Give all of them rules that cut the same dim of the weight: "
+                fact=f"they are one tensor, but the plan gives it several layouts ({told})",
+                remedy="Give all of them rules that shard the same dim of the weight: "
                 "RowwiseParallel for an embedding goes with ColwiseParallel for the linear layer "
                 "tied to it.",
             )

@@ -62,7 +62,11 @@ def test_every_backend_refuses_options_and_modes_it_does_not_know(name: str) -> 
             {"op": "relu", "by": float("inf")},
             "was given by=inf, not a",
         ),
-        ("fault_nan", {"op": "relux"}, "op='relux' is no op that torch has. Did you mean 'relu'?"),
+        (
+            "fault_nan",
+            {"op": "relux"},
+            ("op='relux' is not an op that torch has. Did you mean 'relu'?"),
+        ),
         ("fault_nan", {"op": "relu", "also": "siin"}, "op='siin' is no op that torch has"),
         (
             "fault_compile_error",

@@ -269,14 +269,14 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     (suspect,) = found.diagnosis.suspects
     assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
     assert found.diagnosis.is_verified, found.diagnosis.notes
-    assert found.diagnosis.notes[-1] == "The script has the whole function."
+    assert found.diagnosis.notes[-1] == "The script contains the whole function."
 
 
 @pytest.mark.parametrize(
     ("backend", "remedy"),
     [
-        ("inductor", "Report it; backend='aot_eager' or 'eager' may serve until it is mended."),
-        ("aot_eager", "Report it; backend='eager' may serve until it is mended."),
+        ("inductor", "Report it; backend='aot_eager' or 'eager' may help until it is fixed."),
+        ("aot_eager", "Report it; backend='eager' may help until it is fixed."),
         ("eager", "Report it."),
     ],
 )
@@ -340,7 +340,7 @@ def fails(x: torch.Tensor) -> torch.Tensor:
     ("function", "settings", "sentence"),
     [
         (3, {}, "got int where it wants a function"),
-        (fails, {}, "fails without a compiler, too (ValueError: not today). Mend that first."),
+        (fails, {}, "fails without a compiler, too (ValueError: not today). Fix that first."),
         (models.broken, {"backend": "inducer"}, "the backend inducer cannot be used"),
         (models.broken, {"backend": "inductor", "mode": "fast"}, "Unrecognized mode=fast"),
         (models.broken, fault("nan", "relu", nope=1), "has no option 'nope'"),

@@ -138,7 +138,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"a": "colwize"}, "entry 'a' gives 'colwize', which names no style. Did you mean 'colw"),
+        ({"a": "colwize"}, "entry 'a' gives 'colwize', which is not a style. Did you mean 'colw"),
         ({"a": "tensor"}, "which names no style. Give 'colwise', 'rowwise', 'sequence'"),
         ({"a": "local"}, "leaves the weights whole: here it does nothing. Remove it"),
         ({"a": "ep_router"}, "hands tokens to experts in code of its own. Say how"),
@@ -151,8 +151,8 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         ({0: Colwise()}, "has the key 0, which is int. Keys are names or patterns"),
         ({"a": Partial()}, r"gives Partial\(\), but a parameter is no sum of what ranks hold"),
         ({"a": [Shard(0), Partial()]}, r"gives Partial\(\), but a parameter is no sum"),
-        ({"a": [Colwise(), Rowwise()]}, "gives 2 ways to lay out the parameters along one axis"),
-        ({"a": [Colwise(), Shard(0)]}, "gives 2 ways to lay out the parameters along one axis"),
+        ({"a": [Colwise(), Rowwise()]}, "gives 2 layouts of the parameters along one axis"),
+        ({"a": [Colwise(), Shard(0)]}, "gives 2 layouts of the parameters along one axis"),
         ({"a": [ModuleOutput(R), ModuleOutput(R)]}, "gives 2 wishes for the outputs"),
         ({"a": PrepareModuleInput}, "entry 'a' says nothing. Give a style"),
         ({"a": Needy}, "class Needy, which cannot be made without arguments.*Give an object"),

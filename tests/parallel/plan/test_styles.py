@@ -67,7 +67,7 @@ def test_parts_may_be_a_list_and_one_part_is_a_number() -> None:
     ("make", "sentence"),
     [
         (lambda: Colwise(output="shard(x)"), r"Colwise's output is 'shard\(x\)', which is no plac"),
-        (lambda: Colwise(output=3), "Colwise's output is 3, which is no placement. Give Shard"),
+        (lambda: Colwise(output=3), "Colwise's output is 3, which is not a placement. Give Shard"),
         (lambda: Colwise(output=Shard), "Colwise's output is the class Shard, which is no plac"),
         (lambda: Rowwise(input=Shard(0, outer=0)), r"Shard\(0, outer=0\), which cuts no blocks"),
         (lambda: Rowwise(input=Shard(0, 2, (2, 2))), "which cuts no blocks"),

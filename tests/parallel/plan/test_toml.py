@@ -75,7 +75,10 @@ def test_a_file_looks_as_one_would_write_it(tmp_path: Path) -> None:
     [
         ('[plan]\n"a" = colwise\n', r"plan.toml' is not TOML: Invalid value \(at line 2, column"),
         ('[plan]\n"a" = "colwise"\n"a" = "rowwise"', "is not TOML: Cannot overwrite a value"),
-        ('"a" = "colwise"', "has 'a' at its top, which plans do not know. Write entries under"),
+        (
+            '"a" = "colwise"',
+            ("has 'a' at its top level, which plans do not have. Write entries under"),
+        ),
         ('plan = "colwise"', r"has plan = 'colwise'. Make it a table: \[plan\]"),
         ("[plan]\nlayers.0.wq = 'colwise'", "plan.toml': .*'layers' gives a table.*in quotes"),
         ("[plan]\na = 'colwize'", "plan.toml': The plan's entry 'a' gives 'colwize'"),

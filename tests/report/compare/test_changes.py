@@ -47,7 +47,7 @@ Collectives  4 added
 Bytes  8 added; sent (ring estimate)
    module                        what                           before     after
 +  layers.{0…3}.attention.wo ×4  all_reduce[tp] in forward           –  32.0 MiB
-1 row on inputs left out: --no-fold shows all
+1 row on inputs are hidden: --no-fold shows all
 
 Placements  8 changed
    module                        what

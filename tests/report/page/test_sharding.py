@@ -124,10 +124,10 @@ def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
         "[4:6, :]",
         "[6:7, :]",
     ]
-    assert drawing.note == "Dim 0 is cut unevenly, in parts of 2 and 1."
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 2 and 1."
     drawing = draw((3,), {"tp": "Shard(0)"}, {"tp": 4})
     assert [one.ranks for one in drawing.pieces] == ["0", "1", "2"]
-    assert drawing.note == "Dim 0 is cut unevenly, in parts of 1; 1 part with nothing."
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 part with nothing."
 
 
 def test_copies_and_parts_of_sums() -> None:

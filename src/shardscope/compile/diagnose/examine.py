@@ -93,7 +93,7 @@ class Examination:
         is_doubtful = told.repro and not told.is_verified and not self._scribe.is_interrupted
         if not is_doubtful or outcome.condition not in _ERRORS or self._program.packed is None:
             return False
-        self._teller.doing("compiling the whole function")
+        self._teller.doing("compiling the function")
         try:
             found = self._queries.run(check_program, self._program.packed, self._compiler)
         except CompileError:  # it does not run in another process
@@ -105,7 +105,7 @@ class Examination:
         shown = self._scribe.record_whole(told, self._program.call, outcome)
         if not shown.repro:
             return told
-        return add_note(shown, "The script has the whole function.")
+        return add_note(shown, "The script contains the whole function.")
 
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
         for key, fragment in enumerate(fragments):
@@ -124,17 +124,17 @@ class Examination:
         packed = self._program.packed
         if packed is None:
             self._notes.append(
-                "The function could not be sent to another process, so its graphs were compared, "
-                "and not what lies between them."
+                "The function could not be sent to another process, so only its graphs were "
+                "compared, not the code between them."
             )
             return None
-        self._teller.doing("compiling the whole function")
+        self._teller.doing("compiling the function")
         try:
             return self._judge_whole(packed, is_by_chance)
         except CompileError as error:
             self._notes.append(
-                f"The function could not be run in another process ({error}), so its "
-                "graphs were compared, and not what lies between them."
+                f"The function could not be run in another process ({error}), so only its "
+                "graphs were compared, not the code between them."
             )
             return None
 
@@ -144,7 +144,7 @@ class Examination:
             return None
         without = self._queries.run(check_program, packed, _EAGER, num_calls=0)
         stage = Stage.DYNAMO if without.is_same(outcome) else None
-        note = "Each of its graphs alone is right: no op was found to blame."
+        note = "Each of its graphs alone is correct: no op was found to blame."
         begun = replace(self._begin(outcome), stage=stage, notes=(note,))
         return self._scribe.record_whole(begun, self._program.call, outcome)
 
@@ -155,7 +155,7 @@ class Examination:
                 self._teller.doing(f"looking into graph {key}")
                 inner = self._expose(key)
                 if inner.is_bad:
-                    note = "It does not show in the results, which are right."
+                    note = "It does not affect the results, which are correct."
                     begun = replace(self._begin(inner), notes=(note,))
                     return self._pin_down(begun, key, loaded, inner)
         mild = [one for _, _, one in outcomes if one.condition in _TOLD]
@@ -164,8 +164,8 @@ class Examination:
 
     def _say_fine(self) -> str:
         if not self._has_graphs:
-            return "there is nothing that the compiler does: the function makes no graph"
-        return "compiled and eager results agree, as far as eager execution itself is right"
+            return "nothing is compiled: the function produces no graph"
+        return "compiled and eager results agree"
 
     def _expose(self, key: int) -> Outcome:
         try:
@@ -181,7 +181,7 @@ class Examination:
         text = f"{type(error).__name__}: {error}".strip()
         outcome = Outcome(
             Condition.COMPILE_ERROR,
-            "dynamo does not get through it",
+            "dynamo fails on it",
             error=text,
             signature=make_signature(error),
         )

@@ -163,7 +163,7 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
 def _describe_hang(end: WorkerHung) -> Outcome:
     return Outcome(
         Condition.HANG,
-        f"{_name_phase(end.phase)} did not end within {end.seconds:.0f} s",
+        f"{_name_phase(end.phase)} did not finish within {end.seconds:.0f} s",
         phase=_phase_of(end.phase),
         signature=end.phase,
     )

@@ -67,8 +67,8 @@ class Subject:
                 self._fn(*self._args, **self._kwargs)
             except Exception as error:
                 raise CompileError(
-                    f"{self.name} fails without a compiler, too ({type(error).__name__}: "
-                    f"{str(error)[:300]}). Mend that first."
+                    f"{self.name} fails in eager mode, too ({type(error).__name__}: "
+                    f"{str(error)[:300]}). Fix that first."
                 ) from error
 
     @contextmanager

@@ -97,14 +97,14 @@ def _find_addends(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Expl
             if all(evidence.is_near(one, evidence.target, scale) for one in values):
                 yield Explanation(
                     Suspect.MISSING_REDUCTION,
-                    f"each rank has an addend of its own: {verb} over {name} they are right",
+                    f"each rank holds only its partial sum; {verb} over {name} they match",
                 )
         rests = [_find_constant_rest(evidence, one, scale) for one in sums]
         if all(rests):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"each rank has an addend of its own: summed over {name} they are right, but for "
-                "the same along the last dim, such as a bias that each rank adds",
+                f"each rank holds only its partial sum; summed over {name} they match, except "
+                "for a constant along the last dim, such as a bias that each rank adds",
             )
 
 
@@ -132,8 +132,8 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
     if evidence.are_alike and _find_constant_rest(evidence, evidence.ranks[0]):
         yield Explanation(
             Suspect.DOUBLE_REDUCTION,
-            "it is off by the same along the last dim, such as a bias that each rank adds before "
-            "the sum",
+            "it differs by a constant along the last dim, such as a bias that each rank adds "
+            "before the sum",
         )
 
 
@@ -232,14 +232,14 @@ def _find_permutation(evidence: _Evidence) -> Iterator[Explanation]:
     if target.numel() > 1 and evidence.is_near(
         value.flatten().sort().values, target.flatten().sort().values
     ):
-        yield Explanation(Suspect.PERMUTED, "it has the right values in another order")
+        yield Explanation(Suspect.PERMUTED, "it has the right values in a different order")
 
 
 def _describe_odd(evidence: _Evidence) -> str:
     right = [evidence.is_near(one, evidence.target) for one in evidence.ranks]
     if any(right) and not all(right):
         good = ", ".join(str(rank) for rank, is_right in enumerate(right) if is_right)
-        return f"it is right on rank {good} only"
+        return f"it matches on rank {good} only"
     return ""
 
 

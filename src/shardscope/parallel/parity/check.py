@@ -135,8 +135,8 @@ def _transform(
         )
     if task.step is not None:
         raise ParityError(
-            "parity() got a plan and step=, but a program is cut with its loss. Give loss=, "
-            "which takes what the model returns."
+            "parity() got a plan and step=, but a plan is applied to a model and its loss. "
+            "Give loss=, which takes the model's output."
         )
     if is_sent and isinstance(model, ExportedProgram):
         raise ParityError(
@@ -160,7 +160,7 @@ def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> 
     for name in names:
         if name not in axes:
             raise ParityError(
-                f"parity() is to cut the batch along {name!r}, but the mesh has the axes "
+                f"parity() got batch_axes with {name!r}, but the mesh has the axes "
                 f"{', '.join(axes)}. Name one of those."
             )
     return names
@@ -169,20 +169,21 @@ def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> 
 def _checked_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ParityError(
-            f"parity() got {type(model).__name__} where it wants a module or an exported program. "
+            f"parity() got {type(model).__name__} instead of a module or an exported program. "
             "Give it the original, as it runs on a single device."
         )
     original = as_model(model)
     for name, tensor in (*original.named_parameters(), *original.named_buffers()):
         if is_lazy(tensor):
             raise ParityError(
-                f"parity() got a model whose {name} has no shape yet. Call the model once, and "
-                "it gets one."
+                f"parity() got a model whose {name} has no shape yet. Call the model once to "
+                "initialize it."
             )
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got a model whose {name} is on meta, and numbers are what it compares. "
-                "Build the model with data, smaller if it is large: fewer layers are enough."
+                f"parity() got a model whose {name} is on meta, but values are needed to "
+                "compare. Build the model with data, smaller if it is large: fewer layers are "
+                "enough."
             )
         if isinstance(tensor, DTensor):
             raise ParityError(
@@ -196,7 +197,7 @@ def _checked_inputs(inputs: Any) -> Any:
     for place, tensor in named_tensors(inputs):
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got inputs{place} on meta, and numbers are what it compares. Give "
+                f"parity() got inputs{place} on meta, but values are needed to compare. Give "
                 "inputs with data."
             )
     return inputs

@@ -215,8 +215,8 @@ class _Session:
             self._has_exact = False
             self._report(
                 "double precision",
-                f"the parallel version does not run in it ({error!s:.200}), so that rounding is "
-                "not told from other differences",
+                f"the parallel version does not run in it ({error!s:.200}), so rounding cannot "
+                "be separated from other differences",
             )
             return judged
         exact = run_exact(version.model, version.task, is_steady=is_steady)

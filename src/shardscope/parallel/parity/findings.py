@@ -96,7 +96,7 @@ def _find_torn_ties(reference: Outcome, judged: Sequence[Judged]) -> dict[str, s
     torn: dict[str, str] = {}
     for names in ties.values():
         if len(names) > 1 and all(name in wrong for name in names) and _add_up(wrong, names):
-            fact = f"{' and '.join(names)} were one tensor and are no more: each has a part"
+            fact = f"{' and '.join(names)} were one tensor and are now separate: each has a part"
             torn |= dict.fromkeys(names, fact)
     return torn
 
@@ -166,7 +166,7 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
             rule="parity-nothing",
             severity=Severity.WARNING,
             subject="the step",
-            fact="it gave no outputs, gradients or changed buffers, so nothing was compared.",
+            fact="it produced no outputs, gradients or changed buffers, so nothing was compared.",
             remedy="Return tensors from the model, or let the step call it.",
         )
 
@@ -212,7 +212,7 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
         ),
         (
             Agreement.ROUNDED,
-            "are further off than the single device, by rounding alone: in double precision they "
+            "differ more than a single device does, by rounding only: in double precision they "
             "agree",
             "Nothing is wrong; reduce in float32 if it matters.",
         ),

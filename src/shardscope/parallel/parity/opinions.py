@@ -58,7 +58,7 @@ def _decide(one: Judged, wide: Judged | None) -> Judged:
         verdict = replace(
             wide.verdict,
             dtype=one.verdict.dtype,
-            detail=f"hidden by the noise of {one.verdict.dtype}; told in double precision",
+            detail=f"below the noise of {one.verdict.dtype}; found in double precision",
         )
         return Judged(wide.case, verdict, wide.wholes)
     if is_fine and wide.verdict.agreement in FINE:

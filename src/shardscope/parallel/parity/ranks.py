@@ -98,7 +98,8 @@ def _check_supported(model: nn.Module) -> None:
     if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
         raise ParityError(
             "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), which keeps "
-            "gradients in flat pieces that cannot be told apart. Shard it with fully_shard (FSDP2)."
+            "gradients in flat shards that cannot be attributed. Shard it with fully_shard "
+            "(FSDP2)."
         )
 
 

@@ -10,23 +10,24 @@ __all__ = ["describe_parting", "suggest"]
 _FORWARD = {
     Suspect.MISSING_REDUCTION: "Sum its result over the axis: output_layouts=Replicate() for a "
     "row-wise layer, or an all_reduce where its forward is written by hand.",
-    Suspect.DOUBLE_REDUCTION: "Take away one of its reductions, or mark its input as whole "
-    "(Replicate) and not as addends (Partial).",
-    Suspect.WRONG_SLICE: "Load each rank's own piece: cut the weight by the rank along its axis, "
-    "not by the global rank or in another order.",
-    Suspect.PERMUTED: "Put pieces together along the dim they were cut along, in the ranks' order.",
-    Suspect.SCALED: "Look for a factor that is applied on each rank, such as a mean over a piece.",
-    Suspect.STALE: "See that what it computes is kept, and that its weights were loaded.",
+    Suspect.DOUBLE_REDUCTION: "Remove one of its reductions, or mark its input as Replicate "
+    "instead of Partial.",
+    Suspect.WRONG_SLICE: "Load each rank's own shard: split the weight by the rank along its "
+    "axis, not by the global rank or in another order.",
+    Suspect.PERMUTED: "Gather shards along the dim they were split along, in rank order.",
+    Suspect.SCALED: "Look for a factor that is applied on each rank, such as a mean over a shard.",
+    Suspect.STALE: "Check that its result is used and that its weights were loaded.",
     Suspect.TORN_TIE: "Tie them again after sharding (head.weight = tok.weight), and give both the "
     "same placement.",
-    Suspect.RANDOMNESS: "Seed ranks alike where a value is whole on each, and apart where it is "
-    "cut.",
+    Suspect.RANDOMNESS: "Use the same seed on all ranks where a value is replicated, and "
+    "different seeds where it is sharded.",
 }
 _BACKWARD = {
-    Suspect.MISSING_REDUCTION: "Sum the gradient over the axis: to_local(grad_placements=…) with "
-    "Partial where each rank's is an addend, or a hook that reduces it.",
-    Suspect.DOUBLE_REDUCTION: "Reduce the gradient once: torch's all_reduce has another one for "
-    "its backward, and FSDP and DDP average by themselves.",
+    Suspect.MISSING_REDUCTION: "Sum the gradient over the axis: to_local(grad_placements=…) "
+    "with Partial where each rank has a partial sum, or a hook that "
+    "reduces it.",
+    Suspect.DOUBLE_REDUCTION: "Reduce the gradient once: torch's all_reduce adds another one "
+    "in backward, and FSDP and DDP average on their own.",
 }
 _ANY = "Compare its code on one rank with the single device's, beginning with its inputs."
 
@@ -42,7 +43,7 @@ def describe_parting(parting: Parting, explained: str) -> str:
     module = f"'{parting.module}'" if parting.module else "the model itself"
     which = f" ({parting.path})" if parting.path else ""
     if parting.phase is Phase.FORWARD:
-        fact = f"what {module} puts out{which} differs, and all before it agrees"
+        fact = f"{module} is the first module whose output{which} differs"
     elif parting.back_to is not None:
         holder = f"'{parting.back_to}'" if parting.back_to else "the model"
         fact = (

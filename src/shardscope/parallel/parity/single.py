@@ -105,8 +105,8 @@ def _run_first(run: Callable[[], Outcome]) -> Outcome:
         raise
     except Exception as error:
         raise ParityError(
-            f"the original does not run on a single device ({_say(error)}). Call it with these "
-            "inputs by itself, and see that it does."
+            f"the original does not run on a single device ({_say(error)}). Run it with these "
+            "inputs first, without shardscope."
         ) from error
 
 

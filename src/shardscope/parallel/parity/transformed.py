@@ -104,7 +104,7 @@ class Transformed:
             module=place.module,
             phase=Phase.FORWARD if is_forward else Phase.BACKWARD,
             suspect=wrong[0].suspect or Suspect.UNKNOWN,
-            detail=f"{wrong[0].name or 'the output'} of the cut program differs",
+            detail=f"{wrong[0].name or 'the output'} of the partitioned program differs",
             op=place.op,
             remedy="Leave that module out of the plan, and please report it.",
         )

@@ -23,7 +23,7 @@ _STYLES = {True: "red", False: "green", None: ""}
 _ARROW = " → "
 _NOTES = {
     Area.BYTES: "sent (ring estimate)",
-    Area.MEMORY: "what is held, at the peak",
+    Area.MEMORY: "at the peak",
 }
 _QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
 _TOTALS = {
@@ -149,7 +149,7 @@ def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequenc
     if len(shown) < len(kept):
         hidden.append(f"… {len(kept) - len(shown):,} more")
     if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs left out")
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs are hidden")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 

@@ -130,7 +130,7 @@ class ProgramRuns:
             return self.run()
         except Exception as error:
             raise CompileError(
-                f"the function itself fails, not compiled ({say_error(error)}). Mend that first."
+                f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
             ) from error
 
     @cached_property

@@ -56,7 +56,7 @@ class FragmentRuns:
             return self.run(self._run_graph)
         except Exception as error:
             raise CompileError(
-                f"the function itself fails, not compiled ({say_error(error)}). Mend that first."
+                f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
             ) from error
 
     @cached_property
