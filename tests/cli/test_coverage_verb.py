@@ -92,7 +92,7 @@ def test_a_model_that_looks_at_values_wants_data(here: Path) -> None:
     )
     refused = run(write(here, text), "--level", "exported")
     assert refused.exit_code == 2
-    assert "looks at values" in refused.output
+    assert "reads values" in refused.output
     assert "Traceback" not in refused.output
     assert run("train.py", "--level", "exported", "--data").exit_code == 0
 

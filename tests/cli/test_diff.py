@@ -72,7 +72,10 @@ def test_fail_on_decides_the_exit_code(run, what, code):
 def test_what_failed_is_said_on_standard_error(run):
     result = run("a.json", "b.json.gz", "--fail-on", "collectives:added", "--fail-on", "run,memory")
     assert result.exit_code == 1
-    assert result.stderr == "shardscope: --fail-on matched: collectives:added (4 changes), run (1 change)\n"
+    assert (
+        result.stderr
+        == "shardscope: --fail-on matched: collectives:added (4 changes), run (1 change)\n"
+    )
 
 
 def test_less_is_a_change_but_not_worse(run):
@@ -113,13 +116,25 @@ def test_markdown_is_for_pull_requests(run):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--fail-on", "byts"], "Unknown --fail-on value 'byts'. Did you mean 'bytes'? Choose from any, worse, findings,"),
+        (
+            ["--fail-on", "byts"],
+            "Unknown --fail-on value 'byts'. Did you mean 'bytes'? Choose from any, worse, findings,",
+        ),
         (["--fail-on", "bytes:bad"], "Unknown kind of change 'bad' in --fail-on 'bytes:bad'."),
         (["--fail-on", ""], "Unknown --fail-on value ''."),
         (["--area", "worse"], "Unknown --area value 'worse'. Choose from findings,"),
-        (["--tolerance", "5 MiB"], "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '5 MiB'."),
-        (["--tolerance", "-1"], "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '-1'."),
-        (["--tolerance", "nan"], "--tolerance must be a percentage or fraction, such as 5% or 0.05; got 'nan'."),
+        (
+            ["--tolerance", "5 MiB"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '5 MiB'.",
+        ),
+        (
+            ["--tolerance", "-1"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '-1'.",
+        ),
+        (
+            ["--tolerance", "nan"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got 'nan'.",
+        ),
         (
             ["--module", "layer.*"],
             "--module 'layer.*' matches no module of either recording. Did you mean 'layers.",

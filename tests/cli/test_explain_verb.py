@@ -107,7 +107,10 @@ def test_a_step_that_fails_is_explained_up_to_there_and_ends_with_two(here: Path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--backend", "inducer"], "torch.compile has no backend 'inducer'. Did you mean 'inductor'"),
+        (
+            ["--backend", "inducer"],
+            "torch.compile has no backend 'inducer'. Did you mean 'inductor'",
+        ),
         (["--mesh", "dp"], "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
         (["-o", "missing/out.json"], "missing"),
     ],

@@ -61,7 +61,10 @@ def test_chakra_writes_nothing_where_one_file_is_in_the_way(export: Callable[...
         (("tensorboard", "--step", "-1"), "is not in the range"),
         (("csv", "--table", "nothing"), "'nothing' is not one of"),
         (("csv", "-o", "run.json.gz", "--force"), "is one of the recordings to read"),
-        (("markdown", "--against", "held.json", "-o", "held.json", "--force"), "would be overwritten"),
+        (
+            ("markdown", "--against", "held.json", "-o", "held.json", "--force"),
+            "would be overwritten",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_a_sentence(
@@ -91,4 +94,4 @@ def test_tables_have_files_of_their_own_and_an_empty_one_points_to_others(
     assert result.exit_code == 0
     assert "has no collectives, so the table is empty. Try --table coverage or" in result.stderr
     save(make_recording(), "empty.json")
-    assert "and no other table has any" in export("empty.json", "--to", "csv").stderr
+    assert "All other tables are empty too" in export("empty.json", "--to", "csv").stderr

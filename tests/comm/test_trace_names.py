@@ -287,8 +287,8 @@ def test_name_that_is_no_string_is_refused_with_a_sentence() -> None:
     with pytest.raises(TraceError) as caught:
         trace({1: nn.ReLU()})  # type: ignore[dict-item]
     assert str(caught.value) == (
-        "trace() got a dict of models with the key 1. Give names, which are strings: "
-        "the modules' own names begin with them."
+        "trace() got a dict of models with the key 1. Give strings as names: "
+        "they become prefixes of the module names."
     )
 
 

@@ -213,7 +213,7 @@ def test_the_recompile_limit_is_an_error() -> None:
             compiled(X, str(number))
     (limit,) = [one for one in explained.recording.findings if one.rule == "recompile-limit"]
     assert limit.severity == "error"
-    assert explained.explanation.skipped_frames[0].reason.startswith("it was compiled too often")
+    assert explained.explanation.skipped_frames[0].reason.startswith("it was recompiled too often")
 
 
 def test_modules_that_a_function_calls_have_the_names_it_has_for_them() -> None:

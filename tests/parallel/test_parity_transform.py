@@ -87,7 +87,7 @@ def test_dropout_draws_what_the_single_device_draws() -> None:
 
 
 def test_a_plan_takes_no_step_of_the_users() -> None:
-    with pytest.raises(ParityError, match="a program is cut with its loss"):
+    with pytest.raises(ParityError, match="a plan is applied to a model and its loss"):
         parity(Gated(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),), step=lambda model, x: None)
     with pytest.raises(ParityError, match="neither a plan nor a function"):
         parity(Gated(), {"tp": 2}, inputs=(torch.randn(3, 8),))

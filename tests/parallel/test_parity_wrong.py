@@ -46,7 +46,7 @@ def test_a_forgotten_reduction_is_found_in_its_module_with_its_op_and_line(dtype
     found = only_divergence(recording)
     assert (found.module, found.type) == ("layers.1.mlp.down", "Linear")
     assert (found.phase, found.suspect) == (Phase.FORWARD, Suspect.MISSING_REDUCTION)
-    assert "summed over tp they are right" in found.detail
+    assert "summed over tp they match" in found.detail
     assert found.op == "aten.mm.default"
     assert found.source is not None
     assert found.source.file.endswith("parity_models.py")
@@ -72,7 +72,7 @@ def test_a_forgotten_reduction_without_a_bias_is_found_too():
 
     found = only_divergence(check(parallelize, model))
     assert (found.module, found.suspect) == ("0", Suspect.MISSING_REDUCTION)
-    assert found.detail.endswith("summed over tp they are right")
+    assert found.detail.endswith("summed over tp they match")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -323,7 +323,7 @@ def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
     recording = check(parallelize, MLP().bfloat16(), inputs=torch.randn(6, 8, dtype=torch.bfloat16))
     verdict = named(recording, "")
     assert verdict.agreement is Agreement.DIFFERS
-    assert "hidden by the noise of bfloat16" in verdict.detail
+    assert "below the noise of bfloat16" in verdict.detail
     (found, *_) = recording.parity[0].divergences
     assert (found.module, found.suspect) == ("down", Suspect.SCALED)
 
@@ -468,7 +468,7 @@ def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": 3}, "parity() got int where it wants a module"),
+        ({"model": 3}, "parity() got int instead of a module"),
         ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on meta"),
         ({"model": nn.LazyLinear(2)}, "whose weight has no shape yet"),
         ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on meta"),

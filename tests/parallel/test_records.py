@@ -86,9 +86,9 @@ def test_a_collective_says_what_where_and_why() -> None:
     [
         ({"up": Colwise(), "down": Rowwise()}, "the plan's output of down"),
         ({"up": Colwise(), "down": Rowwise(output=Shard(0))}, "the plan's output of down"),
-        ({"up.weight": Shard(1)}, "aten.linear's add needs both whole"),
+        ({"up.weight": Shard(1)}, "aten.linear's add needs both replicated"),
         ({"up": Colwise(), "down": Rowwise(input=Replicate())}, "the plan's input of down"),
-        ({"": ModuleOutput(Shard(0)), "up": Colwise()}, "aten.linear needs all whole"),
+        ({"": ModuleOutput(Shard(0)), "up": Colwise()}, "aten.linear needs all replicated"),
     ],
 )
 def test_causes_are_the_plans_or_the_ops(plan: dict[str, Any], cause: str) -> None:
@@ -134,7 +134,7 @@ def test_a_fallback_says_what_it_was_given_and_what_to_do() -> None:
     assert found.size_bytes == 4 * 16 * 4
     assert found.source is not None
     assert found.source.text == "return self.up(x).sort(-1).values"
-    assert "aten.sort gets its inputs whole along tp" in found.remedy
+    assert "aten.sort gets replicated inputs along tp" in found.remedy
 
 
 def test_what_lies_how_names_the_rule_that_decided(trained: ParallelProgram) -> None:

@@ -192,5 +192,5 @@ def test_a_callback_may_be_sent_to_another_process(lab: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", [0, -1, 2.0, True, None])
 def test_what_is_no_step_is_refused_before_training(lab: Any, step: Any) -> None:
-    with pytest.raises(TraceError, match=r"got step=.*, which is no step: .* count from 1"):
+    with pytest.raises(TraceError, match=r"got step=.*, which is not a step: .* counted from 1"):
         ShardscopeCallback(step)

@@ -208,7 +208,7 @@ def test_a_large_comparison_stays_within_the_limit_and_counts_what_is_left_out()
     text = render_markdown(after, against=before)
     assert 40_000 < len(text.encode()) <= 60_000
     assert "… 460 more" in text  # findings, of which 40 have room
-    assert text.splitlines()[-1].endswith("left out: there is no room for more.*")
+    assert text.splitlines()[-1].endswith("left out for lack of space.*")
     assert Page(text).tags <= _OURS
     alone = render_changes_markdown(compare(before, after))
     assert len(alone.encode()) <= 60_000

@@ -216,8 +216,8 @@ def compile_in_place_around_fsdp(world: World) -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "facts"),
     [
-        (checkpoint_around_fsdp, ["checkpointing was put around FSDP"]),
-        (checkpoint_around_compile, ["checkpointing was put around torch.compile"]),
+        (checkpoint_around_fsdp, ["checkpointing wraps FSDP"]),
+        (checkpoint_around_compile, ["checkpointing wraps torch.compile"]),
         (compile_around_fsdp, ["torch.compile wraps an FSDP module"]),
         (compile_in_place_around_fsdp, ["torch.compile wraps an FSDP module"]),
         (right_order, []),

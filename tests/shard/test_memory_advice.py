@@ -53,7 +53,7 @@ def test_a_step_that_does_not_fit_is_an_error_with_figures() -> None:
     first = told.recording.findings[0]
     assert (first.rule, first.severity, first.rank) == (OUT_OF_MEMORY, Severity.ERROR, 0)
     assert "more than the 621.0 MiB there are" in first.fact
-    assert "its peak is in backward" in first.fact
+    assert "the peak is in backward" in first.fact
 
 
 def test_what_only_just_fits_gets_advice_and_no_error() -> None:

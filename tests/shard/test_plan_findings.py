@@ -58,7 +58,7 @@ def test_ties_that_sharding_tore(shard: Callable[[World], nn.Module], num_torn: 
     with simulate({"tp": 2}) as world:
         torn = found(audit(shard(world), before=audit(Tied())), "tied-weights")
     assert len(torn) == num_torn
-    assert all("have become two: whole and Shard(0)" in finding.fact for finding in torn)
+    assert all("are now two tensors: replicated and Shard(0)" in finding.fact for finding in torn)
 
 
 def test_ties_that_fsdp_tore_into_two_groups() -> None:
@@ -137,7 +137,7 @@ def test_a_placement_that_is_not_the_plans() -> None:
         model.weight = nn.Parameter(distribute_tensor(model.weight, world.mesh, [Replicate()]))
         finding = one(audit(model, plan={"weight": Shard(0)}), "plan-not-applied")
         assert found(audit(model, plan={"weight": [Replicate()]}), "plan-not-applied") == []
-    assert "to lay it out by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
+    assert "the plan shards it by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
 
 
 def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:

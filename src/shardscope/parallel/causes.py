@@ -50,9 +50,11 @@ def _name_op(origin: Origin) -> str:
 
 def _tell(placement: Placement) -> str:
     if isinstance(placement, Replicate):
-        return "whole"
-    return f"sharded along dim {placement.dim}" if isinstance(placement, Shard) else (
-        "as partial sums"
+        return "replicated"
+    return (
+        f"sharded along dim {placement.dim}"
+        if isinstance(placement, Shard)
+        else ("as partial sums")
     )
 
 

@@ -54,9 +54,9 @@ _TENSOR_COLUMNS = {
     "kind": Column("", Look.NAME, 9),
     "shape": Column("shape"),
     "dtype": Column("dtype", Look.NAME, 5),
-    "lies": Column("lies", Look.NAME, 12),
+    "lies": Column("placements", Look.NAME, 12),
     "rule": Column("rule", Look.NAME, 8),
-    "here": Column("here"),
+    "here": Column("local"),
 }
 _MEMORY_COLUMNS = {
     "ranks": Column("ranks", Look.NAME, 6),

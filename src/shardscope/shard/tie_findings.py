@@ -41,7 +41,7 @@ def _is_tied(one: Held, other: Held) -> bool:
 
 
 def _lie(one: Held) -> str:
-    lies = ", ".join(one.record.placements) or "whole"
+    lies = ", ".join(one.record.placements) or "replicated"
     group = one.record.fsdp_group
     return lies if group is None else f"{lies} in FSDP group {group or 'of the root'}"
 
@@ -88,7 +88,7 @@ def _find_ties_torn_by_plan(held: Holdings, rules: Sequence[Rule]) -> Iterator[F
 def _wish(held: Holdings, one: Held, rules: Sequence[Rule]) -> str:
     rule = next((rule for rule in rules if rule.pattern == one.record.rule), None)
     if rule is None:
-        return "as it is"
+        return "unchanged"
     module = held.names.module_named(one.name.rpartition(".")[0])
     dim = None if module is None else rule.cut_dim(module, len(one.record.shape))
-    return rule.meaning if dim is None else f"cut along dim {dim}"
+    return rule.meaning if dim is None else f"sharded along dim {dim}"

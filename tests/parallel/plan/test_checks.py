@@ -136,7 +136,7 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
         "cuts an embedding as Colwise() cuts a linear layer."
     )
     said = refusal({"tok": Rowwise(), "head": Replicated()})
-    assert "the plan wants it cut in dim 0 and whole ('tok': Rowwise(); 'head'" in said
+    assert "the plan wants it sharded along dim 0 and replicated ('tok': Rowwise(); 'head'" in said
     said = refusal({"tok": Rowwise(), "head": Colwise(fused=2)})
     assert "the plan wants it as Shard(0) and as Shard(0, outer=2)" in said
 

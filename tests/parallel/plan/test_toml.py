@@ -83,7 +83,7 @@ def test_a_file_looks_as_one_would_write_it(tmp_path: Path) -> None:
         ("[plan]\nlayers.0.wq = 'colwise'", "plan.toml': .*'layers' gives a table.*in quotes"),
         ("[plan]\na = 'colwize'", "plan.toml': The plan's entry 'a' gives 'colwize'"),
         ("[plan]\na = 2026-01-01", "gives date, which is neither a style nor a placement"),
-        ("[inputs]\nx = 1.5", "input 'x''s placement is 1.5, which is no placement"),
+        ("[inputs]\nx = 1.5", "input 'x''s placement is 1.5, which is not a placement"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused_at_its_place(

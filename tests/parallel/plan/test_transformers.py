@@ -129,7 +129,7 @@ def test_a_model_without_a_plan_gets_ours_for_its_type() -> None:
     }
     assert Plan.from_transformers(model) == Plan(meant)
     model.config.model_type = "another"
-    with pytest.raises(PlanError, match=r"and we have none for it\. Write one"):
+    with pytest.raises(PlanError, match=r"and shardscope has none for it\. Write one"):
         Plan.from_transformers(model)
 
 

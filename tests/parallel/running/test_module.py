@@ -169,7 +169,7 @@ def test_a_rank_takes_its_piece_and_not_the_whole() -> None:
         Mlp(), "dp=2", {}, args=(torch.ones(4, 4),), inputs={"x": {"dp": Shard(0)}}
     )
     assert program.module(1)(torch.ones(2, 4)).shape == (2, 4)
-    with pytest.raises(ParallelError, match="Give this rank's piece"):
+    with pytest.raises(ParallelError, match="Give this rank's shard"):
         program.module(1)(torch.ones(4, 4))
 
 

@@ -103,9 +103,9 @@ def _read_torch(value: TorchPlacement, place: str) -> Placement:
 def _checked(shard: Shard, place: str) -> Shard:
     outer, segments = shard.outer, shard.segments
     if isinstance(shard.dim, bool) or not isinstance(shard.dim, int):
-        raise PlanError((
+        raise PlanError(
             f"{place} shards dim {shard.dim!r}, which is not a number. Give Shard(dim)."
-        ))
+        )
     is_sound = isinstance(outer, int) and outer > 0 and all(one > 0 for one in segments)
     if not is_sound or (segments and outer != 1):
         raise PlanError(

@@ -205,7 +205,9 @@ def _way(style: CutStyle) -> Way:
 
 
 def _say_dims(one: Decision, other: Decision) -> str:
-    ways = ["whole" if dim is None else f"cut in dim {dim}" for dim in (one.dim, other.dim)]
+    ways = [
+        "replicated" if dim is None else f"sharded along dim {dim}" for dim in (one.dim, other.dim)
+    ]
     return f"{ways[0]} and {ways[1]}"
 
 
