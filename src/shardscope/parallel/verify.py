@@ -90,9 +90,9 @@ def _run_original(trial: Trial, values: Sequence[Any]) -> Outcome:
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ParallelError(
-            f"the original does not run on these inputs, not cut either ({type(error).__name__}: "
-            f"{first:.200}). Mend that "
-            "first, or say verify=False."
+            "the program that torch.export captured from the model fails on these inputs, before "
+            f"anything is sharded ({type(error).__name__}: {first:.200}). The model itself is not at "
+            "fault if it runs on them: report the bug, and pass verify=False to skip this check."
         ) from error
 
 

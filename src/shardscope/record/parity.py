@@ -48,10 +48,12 @@ class Suspect(StrEnum):
     SCALED = "scaled"  # by a constant that is no number of ranks
     WRONG_SLICE = "wrong_slice"  # another rank's piece
     PERMUTED = "permuted"  # transposed, or its dims or pieces in another order
-    TORN_TIE = "torn_tie"  # a parameter that was tied is two now, each with a part
+    WRONG_GROUP = "wrong_group"  # reduced or gathered over other ranks than it should be
+    WRONG_DIM = "wrong_dim"  # sharded or gathered along another dim than it should be
+    BROKEN_TIE = "broken_tie"  # a parameter that was tied is two now, each with a part
     RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
     ROUNDING = "rounding"  # a lower precision
-    STALE = "stale"  # zero, or unchanged
+    STALE = "stale"  # zero, unchanged, or without a gradient
     UNKNOWN = "unknown"
 
 

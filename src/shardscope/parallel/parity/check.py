@@ -7,6 +7,7 @@ the module it began in.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +23,16 @@ from torch.nn.parameter import is_lazy
 from shardscope.comm.run import describe_run
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.examine import Version, examine
-from shardscope.parallel.parity.findings import find_problems, make_parity
+from shardscope.parallel.parity.findings import find_problems, list_findings, make_parity
 from shardscope.parallel.parity.outcome import named_tensors
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.ranks import Eager, Parallelize
 from shardscope.parallel.parity.single import as_model
 from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.transformed import Transformed
-from shardscope.record import Gap, Parity, RankSpan, Recording
+from shardscope.record import Gap, RankSpan, Recording
 
-__all__ = ["check_version", "parity"]
+__all__ = ["parity"]
 
 # The process group, DTensor's caches and the default dtype are one for all threads.
 _lock = threading.RLock()
@@ -79,41 +80,37 @@ def parity(
         device = _device_type(original)
         version = Eager(original, axes, parallelize, task, cut, batch_dim, device=device)
     if not processes:
-        return _checked(version, version, precision=precision, report=report)
+        return _check(version, version, precision=precision, report=report)
     with Processes(version).closing() as ranks:
-        return _checked(version, ranks, precision=precision, report=report)
+        return _check(version, ranks, precision=precision, report=report)
 
 
-def _checked(version: Transformed | Eager, ranks: Version, **options: Any) -> Recording:
-    is_in_processes = ranks is not version
-    locate = version.locate if isinstance(version, Transformed) else None
-    return check_version(ranks, is_in_processes=is_in_processes, locate=locate, **options)
-
-
-def check_version(
-    version: Version,
+def _check(
+    version: Transformed | Eager,
+    ranks: Version,
     *,
-    precision: torch.dtype | None = None,
-    is_in_processes: bool = False,
-    locate: Callable[[Parity], Parity] | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    precision: torch.dtype | None,
+    report: Callable[[str], None],
 ) -> Recording:
-    """The same for a version that is at hand, and that may know better where it goes wrong."""
+    """The recording of a version, whose ranks run in this process or in others."""
     gaps: dict[tuple[str, str], None] = {}
-    # A compiled graph would hide from us what it computes; it is the model that is compared.
+    # A compiled graph would hide the modules; it is the model that is compared.
     with _lock, torch.compiler.set_stance("force_eager"):
         examined = examine(
-            version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
+            ranks, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
         )
-    found = make_parity(examined, version.axes, is_in_processes=is_in_processes)
-    if locate is not None:
-        found = locate(found)
+    if isinstance(version, Transformed):
+        problems = version.find_problem(examined)
+    else:
+        problems = find_problems(examined, version.axes)
+    is_in_processes = ranks is not version
+    parity = make_parity(examined, version.axes, problems, is_in_processes=is_in_processes)
     size = math.prod(version.axes.values())
-    run = describe_run(0, size, found.axes, instrument="parity")
+    run = describe_run(0, size, parity.axes, instrument="parity")
     return Recording(
         run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
-        parity=(found,),
-        findings=tuple(find_problems(found)),
+        parity=(parity,),
+        findings=tuple(list_findings(parity, problems)),
         gaps=tuple(Gap(place=place, fact=fact) for place, fact in gaps),
     )
 
@@ -143,6 +140,8 @@ def _transform(
             "parity() got an exported program, which cannot be sent to other processes. Give the "
             "model that it was exported from, or let the ranks run in this process."
         )
+    if isinstance(model, ExportedProgram):  # which has no loss
+        task = dataclasses.replace(task, has_backward=False)
     return Transformed(original, axes, plan, task, model)
 
 

@@ -1,4 +1,4 @@
-"""Second opinions on a verdict: in double precision, and with nothing drawn at random."""
+"""Verdicts reconsidered: in double precision, and with no random numbers drawn."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shardscope.record import FINE, Agreement, Suspect, TensorKind
 
 __all__ = ["CONFIRMED", "apply_exact", "apply_steady", "is_coarse"]
 
-CONFIRMED = "and in double precision too"
-"""What is said of a tensor that agrees in both precisions."""
+CONFIRMED = "agrees in double precision too"
+"""The detail of a tensor that agrees in both precisions."""
 _COARSE = 1e-4  # a last place that hides more than rounding
 _NOISY = 1e-3  # a noise that does
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
@@ -51,20 +51,22 @@ def _decide(one: Judged, wide: Judged | None) -> Judged:
             one.verdict,
             agreement=Agreement.ROUNDED,
             suspect=Suspect.ROUNDING,
-            detail="in double precision it agrees",
+            detail="agrees in double precision",
         )
-        return Judged(one.case, verdict, one.wholes)
+        return Judged(one.case, verdict, one.full, one.layout)
     if is_fine and wide.verdict.agreement in _NUMERIC:
         verdict = replace(
             wide.verdict,
             dtype=one.verdict.dtype,
-            detail=f"hidden by the noise of {one.verdict.dtype}; told in double precision",
+            detail=f"within the noise of {one.verdict.dtype}, but differs in double precision",
         )
-        return Judged(wide.case, verdict, wide.wholes)
+        return Judged(wide.case, verdict, wide.full, wide.layout)
     if is_fine and wide.verdict.agreement in FINE:
-        return Judged(one.case, replace(one.verdict, detail=CONFIRMED))
+        return Judged(one.case, replace(one.verdict, detail=CONFIRMED), layout=one.layout)
     # In double precision there is less noise to see the cause through.
-    return Judged(wide.case, one.verdict, wide.wholes) if wide.wholes and not is_fine else one
+    if is_fine or not wide.full:
+        return one
+    return Judged(wide.case, one.verdict, wide.full, wide.layout)
 
 
 def apply_steady(judged: Sequence[Judged], steady: Mapping[Key, Judged]) -> list[Judged]:
@@ -88,6 +90,6 @@ def _blame_draw(one: Judged) -> Judged:
         one.verdict,
         agreement=Agreement.RANKS_DISAGREE if is_torn else Agreement.RANDOM,
         suspect=Suspect.RANDOMNESS,
-        detail="with nothing drawn at random it agrees",
+        detail="agrees when no random numbers are drawn",
     )
-    return Judged(one.case, verdict, one.wholes)
+    return Judged(one.case, verdict, one.full, one.layout)

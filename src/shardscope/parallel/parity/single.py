@@ -16,7 +16,7 @@ from shardscope.numerics.draws import Watching
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
-from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.task import Task, kept_generators, seed_all
 from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
 
@@ -76,7 +76,7 @@ def run_all(
         return run_task(model, task, Variant(is_exact, jitter, is_steady), probe=probe())
 
     reference = _run_first(run)
-    reference.parameters.update((name, one.detach()) for name, one in named_parameters(model))
+    reference.parameters.update(_read_parameters(model))
     try:
         rounded = run(jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - weights may be views that cannot be written
@@ -115,11 +115,18 @@ def run_exact(
 ) -> Runs:
     """The runs that a parallel version in double precision is compared with."""
     exact = run_task(model, task, Variant(True, Jitter.NONE, is_steady), probe=probe())
-    exact.parameters.update(
-        (name, widen_tensor(one.detach())) for name, one in named_parameters(model)
-    )
+    exact.parameters.update(_read_parameters(model, widen_tensor))
     other = run_task(model, task, Variant(True, Jitter.DOUBLE, is_steady), probe=probe())
     return Runs(exact, None, ((other, None),))
+
+
+def _read_parameters(
+    model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> dict[str, torch.Tensor]:
+    """The parameters without their gradients; tied ones are one tensor."""
+    named = dict(named_parameters(model))
+    once = {name: change(named[name].detach()) for name in set(tie_names(named).values())}
+    return {name: once[first] for name, first in tie_names(named).items()}
 
 
 def draws_numbers(model: nn.Module, task: Task) -> bool:
