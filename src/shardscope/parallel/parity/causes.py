@@ -22,6 +22,7 @@ _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
 _MAX_ELEMENTS = 2**22  # of a tensor that is compared in many orders
 _MAX_LAYOUTS = 12
+_MAX_LISTED = 4
 _REST = 0.1  # of an error, that an explanation may leave
 
 Reduction = Literal["sum", "mean", ""]
@@ -33,7 +34,7 @@ class Explanation:
     """A suspect with what was seen, as a sentence.
 
     `reduction` over `axes` is the one that is missing, or done once too often; `ratio` is what the
-    tensor has to be divided by to be right.
+    tensor has to be divided by to be right. `remedy` is one that only this fact has.
     """
 
     suspect: Suspect
@@ -41,6 +42,7 @@ class Explanation:
     axes: tuple[str, ...] = ()
     reduction: Reduction = ""
     ratio: float | None = None
+    remedy: str = ""
 
     @property
     def kind(self) -> object:
@@ -134,7 +136,9 @@ def explain(
         if found is not None:
             return found
         unknown = unknown if unknown.fact else _describe_right_ranks(evidence)
-    return next(itertools.chain(_find_own_ratios(judged, axes), _find_values(evidence)), unknown)
+    return next(
+        itertools.chain(_find_own_ratios(judged, evidence), _find_values(evidence)), unknown
+    )
 
 
 def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
@@ -292,31 +296,46 @@ def _is_near_number(ratio: float, number: int) -> bool:
     return math.isclose(ratio, number, rel_tol=1e-2)
 
 
-def _find_own_ratios(judged: Judged, axes: Mapping[str, int]) -> Iterator[Explanation]:
+def _find_own_ratios(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
     """Shards that are each off by a factor of their own, such as means over other counts."""
     case, layout = judged.case, judged.layout
-    held = [tensor for tensor in case.ranks if tensor is not None]
-    if layout is None or case.floor is None or case.target is None or case.calls:
-        return
-    target = as_exact(case.target)
-    parts = layout.split(target, held)
-    shards = [as_exact(tensor) for tensor in held]
-    ratios = [_find_median_ratio(shard, part) for shard, part in zip(shards, parts, strict=True)]
-    known = [ratio for ratio in ratios if ratio is not None]
-    if len(known) < len(ratios) or not all(math.isfinite(ratio) for ratio in known):
-        return
-    scaled = [part * ratio for part, ratio in zip(parts, known, strict=True)]
-    rest = measure(
-        torch.cat([s.flatten() for s in shards]), torch.cat([s.flatten() for s in scaled])
-    )
-    off = measure(torch.cat([s.flatten() for s in shards]), torch.cat([p.flatten() for p in parts]))
-    largest = max(abs(ratio) for ratio in known)
-    if not case.floor.at(max(largest, 1.0) * 4).allows(rest) or rest.rms > _REST * off.rms:
-        return
-    listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in enumerate(known[:4]))
-    more = ", …" if len(known) > 4 else ""
-    fact = f"Each rank's shard is off by a factor of its own: {listed}{more}."
-    yield Explanation(Suspect.SCALED, fact, sharding_axes(layout, axes))
+    if layout is not None and not case.calls:
+        held = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        yield from _match_ratios(
+            evidence,
+            held,
+            layout.split(evidence.target, held),
+            sharding_axes(layout, evidence.axes),
+        )
+    if layout is None and evidence.are_alike():
+        for (name, size), dim in itertools.product(
+            evidence.axes.items(), range(evidence.target.ndim)
+        ):
+            shards, parts = (one.chunk(size, dim) for one in (evidence.ranks[0], evidence.target))
+            if 1 < size == len(parts):
+                yield from _match_ratios(evidence, shards, parts, (name,))
+
+
+def _match_ratios(
+    evidence: _Evidence,
+    shards: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
+    axes: tuple[str, ...],
+) -> Iterator[Explanation]:
+    ratios = []
+    for shard, part in zip(shards, parts, strict=True):
+        ratio = _find_median_ratio(shard, part)
+        is_near = ratio is not None and evidence.is_near(shard, part * ratio, abs(ratio))
+        is_zero = ratio is None and not bool(shard.any())
+        if not is_near and not is_zero:
+            return
+        ratios.append(ratio)
+    known = [(rank, ratio) for rank, ratio in enumerate(ratios) if ratio is not None]
+    if len({round(ratio, 6) for _, ratio in known}) > 1:
+        listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:_MAX_LISTED])
+        more = ", …" if len(known) > _MAX_LISTED else ""
+        fact = f"Each rank's shard is off by a factor of its own: {listed}{more}."
+        yield Explanation(Suspect.SCALED, fact, axes)
 
 
 def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:

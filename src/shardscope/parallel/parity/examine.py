@@ -150,7 +150,8 @@ class _Session:
         judged = self._judge(runs, ranks)
         if self._has_exact and (is_coarse(judged) or _wrong(judged)):
             judged = self._reconsider(judged, is_steady=is_steady)
-        return _accept_local_losses(judged, version.axes), runs.reference, has_exact
+        judged = _accept_local_losses(judged, version.axes)
+        return _accept_stages(judged, ranks), runs.reference, has_exact
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
         """The same in the light of runs without random numbers, and whether those succeeded."""
@@ -307,6 +308,33 @@ def _accept_local_loss(one: Judged, axes: Mapping[str, int]) -> Judged:
     detail = f"each rank's own; {verb} over {' and '.join(found.axes)} they agree"
     verdict = structs.replace(one.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
     return replace(one, verdict=verdict, full=())
+
+
+def _accept_stages(judged: list[Judged], ranks: Sequence[Outcome]) -> list[Judged]:
+    """Where all gradients are right, a rank without the last modules may return something else."""
+    gradients = [one for one in judged if one.case.kind is TensorKind.GRADIENT]
+    if not gradients or any(one.verdict.agreement not in _HARMLESS for one in gradients):
+        return judged
+    accepted = []
+    for one in judged:
+        case = one.case
+        is_odd = one.verdict.agreement in (Agreement.MISSING, Agreement.RESHAPED)
+        if case.kind is TensorKind.OUTPUT and case.reference is not None and is_odd:
+            shape = case.reference.shape
+            has_it = [tensor is not None and tensor.shape == shape for tensor in case.ranks]
+            last = next(
+                (t for t, is_there in zip(case.ranks, has_it, strict=True) if is_there), None
+            )
+            are_stages = all(
+                is_there or rank.absent for is_there, rank in zip(has_it, ranks, strict=True)
+            )
+            tensors = zip(case.ranks, has_it, strict=True)
+            again = judge(replace(case, ranks=tuple(t if there else last for t, there in tensors)))
+            if are_stages and again.verdict.agreement in FINE:
+                detail = "on the ranks that have the last modules"
+                one = replace(again, verdict=structs.replace(again.verdict, detail=detail))
+        accepted.append(one)
+    return accepted
 
 
 def _by_key(judged: Sequence[Judged]) -> dict[Key, Judged]:

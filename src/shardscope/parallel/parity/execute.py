@@ -44,6 +44,10 @@ class Probe(Protocol):
     def sources(self) -> dict[str, Source]:
         """The lines behind it, where they are known."""
 
+    @property
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """The numbers that ops were called with."""
+
 
 def execute(
     model: nn.Module,
@@ -61,7 +65,7 @@ def execute(
     before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs()
     with ExitStack() as stack:
-        calls = stack.enter_context(_caught_outputs(model))
+        calls = stack.enter_context(_caught_outputs(model, names))
         if probe is not None:
             stack.enter_context(probe.watching(model, names))
         if task.step is not None:
@@ -95,6 +99,7 @@ def execute(
         frozenset(changed),
         seen={} if probe is None else probe.seen,
         sources={} if probe is None else probe.sources,
+        numbers={} if probe is None else probe.numbers,
     )
 
 
@@ -122,19 +127,34 @@ def _find_loss(task: Task, output: Any) -> torch.Tensor:
 
 
 @contextmanager
-def _caught_outputs(model: nn.Module) -> Iterator[list[Any]]:
-    """What the model returns in each of its calls, also where a user's step does not return it."""
-    outputs: list[Any] = []
+def _caught_outputs(model: nn.Module, names: OriginalNames) -> Iterator[list[Any]]:
+    """What the model returns in each of its calls, also where a user's step does not return it.
 
-    def catch(_: nn.Module, __: Any, output: Any) -> None:
-        if not is_in_backward():  # which calls a checkpointed model once more
+    A step may call what a wrapper such as DDP is around; a wrapper's call is its own, though.
+    """
+    outputs: list[Any] = []
+    depth = 0
+
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth and not is_in_backward():  # which calls a checkpointed model once more
             outputs.append(output)
 
-    handle = model.register_forward_hook(catch)
+    handles = []
+    for name, module in names.modules(model):
+        if not name:
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave))
     try:
         yield outputs
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

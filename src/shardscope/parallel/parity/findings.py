@@ -149,6 +149,9 @@ class _Problems:
         if common is not None:
             yield common
             return
+        if all(one.case.kind is TensorKind.BUFFER for one in self._wrong):
+            yield from self._describe_buffers()
+            return
         origins = self._examined.origins
         own = [one for one in origins if one.kind is Kind.GRADIENT_OF_PARAMETER]
         yield from self._group_parameters(own)
@@ -187,16 +190,14 @@ class _Problems:
         if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
             return None
         cause, is_all = known[0], len(known) == len(causes)
+        count = "" if is_all else f"{len(known)} of {len(causes)} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION:
-            subject = (
-                "No gradient is" if is_all else f"{len(known)} of {len(causes)} gradients are not"
-            )
+            subject = f"{count} are not" if count else "No gradient is"
             fact = f"{subject} reduced over {' and '.join(cause.axes)}. {cause.fact}"
+        elif cause.fact.startswith("It is"):
+            fact = cause.fact.replace("It is", f"{count} are" if count else "Every gradient is", 1)
         else:
-            subject = (
-                "Every gradient is" if is_all else f"{len(known)} of {len(causes)} gradients are"
-            )
-            fact = cause.fact.replace("It is", subject, 1)
+            fact = f"{count or 'All gradients'} differ in the same way. {cause.fact}"
         rest = "" if is_all else " The others differ in other ways."
         return Problem(
             cause,
@@ -273,6 +274,7 @@ class _Problems:
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
         known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
+        known = known or next((cause for cause in found if cause.remedy), None)
         is_drawn = any(one.verdict.suspect is Suspect.RANDOMNESS for one in self._wrong)
         if known is None and is_drawn:
             fact = "The ranks drew different random numbers for a replicated tensor."
@@ -304,6 +306,14 @@ class _Problems:
             cause = self._explain(op.outputs[0], module)
             if cause.suspect is not Suspect.UNKNOWN:
                 return cause
+        if op.changed and not wrong:
+            name, ours, theirs = op.changed[0]
+            return Explanation(
+                Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
+                f"Its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
+                "device.",
+                remedy="Compute it from the sizes of the full model, not from those of a shard.",
+            )
         layouts = [one.layout for one in op.inputs if one.layout is not None]
         if wrong or not layouts:
             return UNKNOWN
@@ -326,6 +336,26 @@ class _Problems:
             return Explanation(Suspect.PERMUTED, fact, axes)
         fact = f"The loss is computed from each rank's own shard of the output only ({where})."
         return Explanation(Suspect.MISSING_REDUCTION, fact, axes)
+
+    def _describe_buffers(self) -> Iterator[Problem]:
+        """Buffers that differ although all else agrees, those of a module together."""
+        groups: dict[str, list[Judged]] = {}
+        for one in self._wrong:
+            groups.setdefault(one.case.name.rpartition(".")[0], []).append(one)
+        for module, group in groups.items():
+            causes = [self._explain(one) for one in group]
+            known = (cause for cause in causes if cause.suspect is not Suspect.UNKNOWN)
+            cause = next(known, UNKNOWN)
+            names = _list_names([one.case.name for one in group])
+            differ = "differs" if len(group) == 1 else "differ"
+            yield Problem(
+                cause,
+                module or "the model itself",
+                f"Outputs and gradients agree; after the step {names} {differ}. {cause.fact}",
+                suggest(cause, Kind.BUFFER),
+                module=module,
+                names=tuple(one.case.name for one in group),
+            )
 
     def _describe_tensors(self) -> Iterator[Problem]:
         """Without a place: tensors that differ in the same way, together."""

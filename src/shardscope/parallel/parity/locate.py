@@ -43,6 +43,7 @@ class Kind(StrEnum):
     GRADIENT_OF_OUTPUT = "gradient of output"  # of a module, from the code of its caller
     GRADIENT_OF_PARAMETER = "gradient of parameter"  # though that of its module's output agrees
     LOSS = "loss"  # the gradient of the model's own output
+    BUFFER = "buffer"  # though all else agrees
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from torch import nn
 from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
 from shardscope.comm.stack import read_stack
+from shardscope.numerics.widen import name_arguments
 from shardscope.parallel.parity.cases import Runs, cases
 from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.names import OriginalNames
@@ -38,12 +40,16 @@ _WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 @final
 @dataclass(frozen=True, eq=False)
 class WrongOp:
-    """An op, the user's line that calls it on the ranks, and what it takes and returns there."""
+    """An op, the user's line that calls it on the ranks, and what it takes and returns there.
+
+    `changed` has its arguments that are other numbers than the single device's, with both.
+    """
 
     name: str
     source: Source | None
     inputs: tuple[Judged, ...] = ()
     outputs: tuple[Judged, ...] = ()
+    changed: tuple[tuple[str, float, float], ...] = ()
 
 
 @final
@@ -57,6 +63,7 @@ class OpProbe:
     def __init__(self, module: str) -> None:
         self.seen: dict[str, torch.Tensor] = {}
         self.sources: dict[str, Source] = {}
+        self.numbers: dict[str, dict[str, float]] = {}
         self.consumers: dict[int, set[int]] = {}
         self.num_calls = 0
         self._module = module
@@ -69,10 +76,10 @@ class OpProbe:
     def watching(self, model: nn.Module, names: OriginalNames) -> Iterator[None]:
         """Record until the context ends."""
         handles = []
-        known: set[str] = set()
+        known: set[int] = set()
         for name, module in names.modules(model):
-            if name in names.places and name not in known:  # of wrappers the outermost
-                known.add(name)
+            if name in names.places and id(module) not in known:
+                known.add(id(module))
                 handles.append(module.register_forward_pre_hook(self._make_entry(name)))
                 handles.append(module.register_forward_hook(self._leave, always_call=True))
         try:
@@ -86,8 +93,10 @@ class OpProbe:
 
     def _make_entry(self, name: str) -> Any:
         def enter(*_: Any) -> None:
+            is_wrapped = bool(self._running) and self._running[-1] == name
             self._running.append(name)
-            self.num_calls += name == self._module and not is_in_backward()
+            is_call = name == self._module and not is_wrapped and not is_in_backward()
+            self.num_calls += is_call
 
         return enter
 
@@ -110,6 +119,8 @@ class OpProbe:
         spot = Spot(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
+        given = name_arguments(func, args, kwargs)
+        self.numbers[spot.encode()] = {k: v for k, v in given.items() if isinstance(v, float)}
         self._record(spot, arguments, source)  # before an op can write into them
         result = func(*args, **kwargs)
         self._record(spot._replace(role=Role.OUTPUT), dict(named_tensors(result)), source)
@@ -180,20 +191,44 @@ def find_op(
     if number is not None:
         own = next(theirs for theirs, ours in pairs.items() if ours == number)
         inputs, outputs = judged[number]
-        return _make_op(ranks[0], own, tuple(inputs), tuple(outputs))
-    replaced = (to for tag, _, _, to, _ in matcher.get_opcodes() if tag == "replace")
-    index = next(replaced, None)
-    return None if index is None else _make_op(ranks[0], theirs[index][1])
+        changed = _find_changed(runs.reference, ranks[0], number, own)
+        return _make_op(ranks[0], own, inputs=inputs, outputs=outputs, changed=changed)
+    for tag, ours_at, _, theirs_at, _ in matcher.get_opcodes():
+        if tag == "replace":
+            number, own = ours[ours_at][1], theirs[theirs_at][1]
+            _, outputs = _judge_ops(runs, ranks, sizes, {own: number}).get(number, ([], []))
+            return _make_op(ranks[0], own, outputs=outputs)
+    return None
 
 
 def _make_op(
     rank: Outcome,
     number: int,
-    inputs: tuple[Judged, ...] = (),
-    outputs: tuple[Judged, ...] = (),
+    *,
+    inputs: Sequence[Judged] = (),
+    outputs: Sequence[Judged] = (),
+    changed: Sequence[tuple[str, float, float]] = (),
 ) -> WrongOp:
     name = next(name for name in rank.seen if Spot.decode(name).call == number)
-    return WrongOp(Spot.decode(name).module, rank.sources.get(name), inputs, outputs)
+    source = rank.sources.get(name)
+    return WrongOp(Spot.decode(name).module, source, tuple(inputs), tuple(outputs), tuple(changed))
+
+
+def _find_changed(
+    single: Outcome, rank: Outcome, number: int, own: int
+) -> list[tuple[str, float, float]]:
+    """The numbers that an op is called with on the ranks, where they are not the single's."""
+
+    def choose(outcome: Outcome, call: int) -> Mapping[str, float]:
+        names = (name for name in outcome.numbers if Spot.decode(name).call == call)
+        return outcome.numbers.get(next(names, ""), {})
+
+    theirs, ours = choose(rank, own), choose(single, number)
+    return [
+        (name, ours[name], value)
+        for name, value in theirs.items()
+        if name in ours and not math.isclose(value, ours[name], rel_tol=1e-9)
+    ]
 
 
 def _names(outcome: Outcome) -> list[tuple[str, int]]:
@@ -240,8 +275,7 @@ def _renumber(outcome: Outcome, pairs: Mapping[int, int] | None = None) -> Outco
     outputs = []
     for name, tensor in outcome.seen.items():
         spot = Spot.decode(name)
-        if pairs is None:
-            outputs.append((name, tensor))
-        elif spot.call in pairs:
-            outputs.append((spot._replace(call=pairs[spot.call]).encode(), tensor))
+        number = spot.call if pairs is None else pairs.get(spot.call)
+        if number is not None:
+            outputs.append((spot._replace(module="", call=number).encode(), tensor))
     return Outcome(outputs, {}, {})

@@ -38,6 +38,7 @@ class Outcome:
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
+    numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
 
     def tensors(self) -> dict[Key, list[torch.Tensor]]:
         """All of them by kind and name: of outputs one for each call, of others a single one."""

@@ -65,6 +65,7 @@ class ModuleProbe:
         self.origins: dict[Spot, set[Spot]] = {}
         self.same: dict[Spot, Spot] = {}
         self.sources: dict[str, Source] = {}  # modules have no line
+        self.numbers: dict[str, dict[str, float]] = {}  # nor arguments that matter
         self._num_calls: dict[str, int] = {}
         self._running: list[str] = []
         self._spots: dict[int, list[Spot]] = {}  # of a tensor, by its identity
@@ -77,10 +78,9 @@ class ModuleProbe:
         handles = []
         known: set[int] = set()
         for name, module in names.modules(model):
-            # Of a wrapper and what it wraps, which have one name, the wrapper.
-            if id(module) not in known and name not in self.types:
+            if id(module) not in known:
                 known.add(id(module))
-                self.types[name] = type(module).__name__
+                self.types.setdefault(name, type(module).__name__)
                 take, give = self._make_hooks(name)
                 handles.append(module.register_forward_pre_hook(take, with_kwargs=True))
                 handles.append(module.register_forward_hook(give))
@@ -97,8 +97,12 @@ class ModuleProbe:
         def take(_: nn.Module, args: Any, kwargs: Any) -> None:
             if is_in_backward():  # a checkpointed module is called once more
                 return
-            self.callers.setdefault(name, self._running[-1] if self._running else None)
+            # Of a wrapper and what it wraps, which have one name, the wrapper is recorded.
+            is_wrapped = bool(self._running) and self._running[-1] == name
             self._running.append(name)
+            if is_wrapped:
+                return
+            self.callers.setdefault(name, self._running[-2] if len(self._running) > 1 else None)
             call = self._num_calls.get(name, 0)
             for path, tensor in named_tensors([*args, kwargs] if kwargs else list(args)):
                 self._record(Spot(Phase.FORWARD, Role.INPUT, name, call, path), tensor)
@@ -107,6 +111,8 @@ class ModuleProbe:
             if is_in_backward():
                 return
             self._running.pop()
+            if self._running and self._running[-1] == name:
+                return
             call = self._num_calls.get(name, 0)
             self._num_calls[name] = call + 1
             for path, tensor in named_tensors(output):

@@ -24,6 +24,8 @@ _FIXED = {
 
 def suggest(cause: Explanation, kind: Kind) -> str:
     """A sentence or two; `kind` is what differs first."""
+    if cause.remedy:
+        return cause.remedy
     over = " and ".join(cause.axes) or "the axis"
     match cause.suspect:
         case Suspect.MISSING_REDUCTION:
@@ -32,8 +34,8 @@ def suggest(cause: Explanation, kind: Kind) -> str:
             return _suggest_one_reduction(cause, kind, over)
         case Suspect.SCALED if cause.axes:
             return (
-                f"Divide by the count of all ranks of {over}, not by each rank's own: all-reduce "
-                "the number of samples or valid tokens first."
+                f"Compute the factor over all ranks of {over}, not on each rank by itself: "
+                "all-reduce the number of samples or valid tokens, or the norm, first."
             )
         case Suspect.SCALED:
             return (
@@ -71,6 +73,7 @@ def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
             "backward, as a column-wise layer does.",
             Kind.GRADIENT_OF_OUTPUT: f"All-reduce that gradient over {over} in backward.",
             Kind.LOSS: f"Sum the gradients over {over} with an all-reduce after backward.",
+            Kind.BUFFER: f"Sum what is written into the buffer over {over} with an all-reduce.",
         }.get(
             kind,
             f"Sum its output over {over}: output_layouts=Replicate() for a row-wise layer, or an "
@@ -83,6 +86,8 @@ def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
         Kind.GRADIENT_OF_OUTPUT: f"Average that gradient over {over} in backward.",
         Kind.LOSS: f"Average the gradients over {over}: with DDP or fully_shard on that axis "
         "(synchronised at least in the last micro-batch), or an all-reduce after backward.",
+        Kind.BUFFER: f"Average what is written into the buffer over {over}: with SyncBatchNorm, or "
+        "an all-reduce.",
     }.get(kind, f"Average its output over {over} with an all-reduce.")
 
 
