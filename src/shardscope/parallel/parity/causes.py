@@ -71,6 +71,7 @@ class _Evidence:
         self.floor = floor
         self.ranks = [_finite(tensor) for tensor in ranks]
         self.axes = axes
+        self.is_forward = False
         self._off = max(measure(tensor, self.target).rms for tensor in self.ranks)
 
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
@@ -116,9 +117,16 @@ class _Evidence:
 
 
 def explain(
-    judged: Judged, axes: Mapping[str, int], biases: Sequence[torch.Tensor] = ()
+    judged: Judged,
+    axes: Mapping[str, int],
+    biases: Sequence[torch.Tensor] = (),
+    *,
+    is_forward: bool = False,
 ) -> Explanation:
-    """The likeliest cause; `biases` are vectors that may have been added too often."""
+    """The likeliest cause; `biases` are vectors that may have been added too often.
+
+    A result of forward is rarely a mean over ranks, but gradients often are.
+    """
     case = judged.case
     if judged.verdict.agreement is Agreement.MISSING:
         return Explanation(Suspect.STALE, f"{judged.verdict.detail.capitalize()}.")
@@ -132,6 +140,7 @@ def explain(
     for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
         ranks = [as_exact(tensor) for tensor in full]
         evidence = _Evidence(target, floor, ranks, axes, [as_exact(bias) for bias in biases])
+        evidence.is_forward = is_forward
         found = next(_explanations(evidence), None)
         if found is not None:
             return found
@@ -181,6 +190,8 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
                 names,
                 "sum",
             )
+        if evidence.is_forward:
+            yield from _find_wrong_group(evidence, names, sums)
         if all(evidence.is_near(mean, evidence.target, scale) for mean in means):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,

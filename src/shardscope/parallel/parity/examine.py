@@ -8,17 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
 import torch
-from msgspec import structs
 from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
 from shardscope.parallel.parity.cases import Case, Runs, cases
-from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.execute import Probe
 from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.locate import Mesh, Origin, find_origins
 from shardscope.parallel.parity.looks import Look
-from shardscope.parallel.parity.opinions import apply_exact, apply_steady, is_coarse
+from shardscope.parallel.parity.opinions import (
+    accept_own_outputs,
+    apply_exact,
+    apply_steady,
+    is_coarse,
+)
 from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
 from shardscope.parallel.parity.outcome import Key, Outcome
 from shardscope.parallel.parity.probe import ModuleProbe
@@ -150,8 +153,7 @@ class _Session:
         judged = self._judge(runs, ranks)
         if self._has_exact and (is_coarse(judged) or _wrong(judged)):
             judged = self._reconsider(judged, is_steady=is_steady)
-        judged = _accept_local_losses(judged, version.axes)
-        return _accept_stages(judged, ranks), runs.reference, has_exact
+        return accept_own_outputs(judged, ranks, version.axes), runs.reference, has_exact
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
         """The same in the light of runs without random numbers, and whether those succeeded."""
@@ -243,9 +245,8 @@ class _Session:
         self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
         added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
         if added:
-            more = f" and {len(added) - _NAMED} more" if len(added) > _NAMED else ""
-            fact = f"{', '.join(added[:_NAMED])}{more} exist only in the parallel model, so they "
-            self._report("parameters", f"{fact}were not compared")
+            fact = f"only in the parallel model, and not compared: {_list(added)}"
+            self._report("parameters and buffers", fact)
 
     def _judge(self, runs: Runs, ranks: Sequence[Outcome]) -> list[Judged]:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
@@ -254,11 +255,37 @@ class _Session:
             _judge_scaled(judge(case), case)
             for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
         ]
+        odd = [one for one in judged if self._is_incomparable(one, runs.reference, resolved)]
+        if odd:
+            fact = "only in the original, or changed by every call, and not compared: "
+            self._report("parameters and buffers", fact + _list([one.case.name for one in odd]))
         return [
             one
             for one in judged
-            if one.case.kind is not TensorKind.PARAMETER or one.verdict.agreement in _WRONG_VALUES
+            if one not in odd
+            and (
+                one.case.kind is not TensorKind.PARAMETER or one.verdict.agreement in _WRONG_VALUES
+            )
         ]
+
+    @staticmethod
+    def _is_incomparable(one: Judged, reference: Outcome, ranks: Sequence[Outcome]) -> bool:
+        """Whether a difference says nothing.
+
+        A parameter may be computed from others now, as in a reparametrization, and a buffer that
+        every call changes has another value where the ranks call the model more or less often.
+        """
+        if one.case.kind is TensorKind.BUFFER and one.verdict.agreement not in FINE:
+            return any(rank.num_calls != reference.num_calls for rank in ranks)
+        if one.case.kind is not TensorKind.GRADIENT or one.verdict.agreement in FINE:
+            return False
+        module, _, parameter = one.case.name.rpartition(".")
+        is_absent = one.verdict.agreement is Agreement.MISSING and all(
+            one.case.name in rank.absent for rank in ranks
+        )
+        prefixes = [f"{module}.parametrizations.{parameter}.", *([f"{module}."] * is_absent)]
+        added = {name for rank in ranks for name in rank.added}
+        return any(name.startswith(tuple(prefixes)) for name in added)
 
     def _reconsider(self, judged: list[Judged], *, is_steady: bool) -> list[Judged]:
         """Use double precision where noise may hide an error, or be taken for one."""
@@ -289,52 +316,9 @@ def _judge_scaled(judged: Judged, case: Case) -> Judged:
     return scaled if scaled.verdict.agreement in FINE else judged
 
 
-def _accept_local_losses(judged: list[Judged], axes: Mapping[str, int]) -> list[Judged]:
-    """Where all gradients are right, each rank may return the loss of its own shard."""
-    gradients = [one for one in judged if one.case.kind is TensorKind.GRADIENT]
-    if not gradients or any(one.verdict.agreement not in _HARMLESS for one in gradients):
-        return judged
-    return [_accept_local_loss(one, axes) for one in judged]
-
-
-def _accept_local_loss(one: Judged, axes: Mapping[str, int]) -> Judged:
-    is_output = one.case.kind is TensorKind.OUTPUT and math.prod(one.verdict.shape) == 1
-    if not is_output or one.verdict.agreement is not Agreement.RANKS_DISAGREE:
-        return one
-    found = explain(one, axes)
-    if found.suspect is not Suspect.MISSING_REDUCTION or not found.reduction:
-        return one
-    verb = "summed" if found.reduction == "sum" else "averaged"
-    detail = f"each rank's own; {verb} over {' and '.join(found.axes)} they agree"
-    verdict = structs.replace(one.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
-    return replace(one, verdict=verdict, full=())
-
-
-def _accept_stages(judged: list[Judged], ranks: Sequence[Outcome]) -> list[Judged]:
-    """Where all gradients are right, a rank without the last modules may return something else."""
-    gradients = [one for one in judged if one.case.kind is TensorKind.GRADIENT]
-    if not gradients or any(one.verdict.agreement not in _HARMLESS for one in gradients):
-        return judged
-    accepted = []
-    for one in judged:
-        case = one.case
-        is_odd = one.verdict.agreement in (Agreement.MISSING, Agreement.RESHAPED)
-        if case.kind is TensorKind.OUTPUT and case.reference is not None and is_odd:
-            shape = case.reference.shape
-            has_it = [tensor is not None and tensor.shape == shape for tensor in case.ranks]
-            last = next(
-                (t for t, is_there in zip(case.ranks, has_it, strict=True) if is_there), None
-            )
-            are_stages = all(
-                is_there or rank.absent for is_there, rank in zip(has_it, ranks, strict=True)
-            )
-            tensors = zip(case.ranks, has_it, strict=True)
-            again = judge(replace(case, ranks=tuple(t if there else last for t, there in tensors)))
-            if are_stages and again.verdict.agreement in FINE:
-                detail = "on the ranks that have the last modules"
-                one = replace(again, verdict=structs.replace(again.verdict, detail=detail))
-        accepted.append(one)
-    return accepted
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _by_key(judged: Sequence[Judged]) -> dict[Key, Judged]:

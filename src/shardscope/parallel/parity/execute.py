@@ -97,6 +97,7 @@ def execute(
             for name, buffer in gather(TensorKind.BUFFER, buffers).items()
         },
         frozenset(changed),
+        num_calls=len(calls),
         seen={} if probe is None else probe.seen,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,

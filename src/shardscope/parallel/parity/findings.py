@@ -161,7 +161,9 @@ class _Problems:
         if not origins:
             yield from self._describe_tensors()
 
-    def _explain(self, judged: Judged, module: str | None = None) -> Explanation:
+    def _explain(
+        self, judged: Judged, module: str | None = None, *, is_forward: bool = False
+    ) -> Explanation:
         if judged.case.kind is TensorKind.GRADIENT and judged.case.name in self._ties:
             return self._ties[judged.case.name]
         if id(judged) not in self._causes:
@@ -170,7 +172,7 @@ class _Problems:
                 for name, parameter in self._examined.reference.parameters.items()
                 if parameter.ndim == 1 and name.rpartition(".")[0] == module
             ]
-            self._causes[id(judged)] = explain(judged, self._axes, biases)
+            self._causes[id(judged)] = explain(judged, self._axes, biases, is_forward=is_forward)
         return self._causes[id(judged)]
 
     def _find_common_cause(self) -> Problem | None:
@@ -269,7 +271,7 @@ class _Problems:
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
         found = (
             self._explain_weights(origin.module or "") if is_forward else UNKNOWN,
-            self._explain(origin.judged, origin.module),
+            self._explain(origin.judged, origin.module, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin.module),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
@@ -298,12 +300,12 @@ class _Problems:
         """From what the op takes, which differs already, or is only a shard of what it needs."""
         wrong = [one for one in op.inputs if one.full]
         for one in wrong:
-            cause = self._explain(one)
+            cause = self._explain(one, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
                 fact = f"Its input differs already: {_lower(cause.fact)}"
                 return dataclasses.replace(cause, fact=fact)
         if op.outputs and op.outputs[0].full:
-            cause = self._explain(op.outputs[0], module)
+            cause = self._explain(op.outputs[0], module, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
                 return cause
         if op.changed and not wrong:

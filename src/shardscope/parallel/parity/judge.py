@@ -127,12 +127,12 @@ def _error(judged: Judged) -> float:
 
 
 def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) -> Judged:
-    """Of an output such as a loss, where the batch is sharded, the mean over ranks may be right.
+    """Of an output that is reduced over the batch, where that is sharded, each rank has its own.
 
-    So may the sum, of a loss that is divided by the size of the whole batch.
+    Averaged over ranks it may be right, such as a loss; or summed, such as a count.
     """
     is_fine = judged.verdict.agreement in FINE
-    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT or case.floor is None:
+    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT:
         return judged
     sums = [as_exact(tensor) for tensor in held]
     for axis in case.batch_axes:
@@ -141,7 +141,7 @@ def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) ->
             for rank in line:
                 sums[rank] = total
     count = math.prod(case.sizes[axis] for axis in case.batch_axes)
-    for divisor in (count, 1) if held[0].ndim == 0 else (count,):
+    for divisor in (count, 1):
         reduced = _judge_full(case, [(total / divisor).to(held[0].dtype) for total in sums])
         if reduced.verdict.agreement in FINE:
             return reduced

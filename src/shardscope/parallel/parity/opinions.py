@@ -1,22 +1,28 @@
-"""Verdicts reconsidered: in double precision, and with no random numbers drawn."""
+"""Verdicts reconsidered: in double precision, without random numbers, beside right gradients."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from msgspec.structs import replace
 
-from shardscope.numerics.noise import epsilon
-from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.outcome import Key
+from shardscope.numerics.noise import as_exact, epsilon, measure
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.judge import Judged, judge
+from shardscope.parallel.parity.outcome import Key, Outcome
 from shardscope.record import FINE, Agreement, Suspect, TensorKind
 
-__all__ = ["CONFIRMED", "apply_exact", "apply_steady", "is_coarse"]
+__all__ = ["CONFIRMED", "accept_own_outputs", "apply_exact", "apply_steady", "is_coarse"]
 
 CONFIRMED = "agrees in double precision too"
 """The detail of a tensor that agrees in both precisions."""
 _COARSE = 1e-4  # a last place that hides more than rounding
 _NOISY = 1e-3  # a noise that does
+_MAX_SAMPLES = 1024  # that are compared each with each
+_HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
 
@@ -93,3 +99,70 @@ def _blame_draw(one: Judged) -> Judged:
         detail="agrees when no random numbers are drawn",
     )
     return Judged(one.case, verdict, one.full, one.layout)
+
+
+def accept_own_outputs(
+    judged: Sequence[Judged], ranks: Sequence[Outcome], axes: Mapping[str, int]
+) -> list[Judged]:
+    """Verdicts on outputs that each rank may have of its own, where all gradients are right.
+
+    Those are the loss of a rank's own shard, samples in the order in which ranks took them, and
+    what a pipeline stage returns that does not have the last modules.
+    """
+    gradients = [one for one in judged if one.case.kind is TensorKind.GRADIENT]
+    is_right = bool(gradients) and all(one.verdict.agreement in _HARMLESS for one in gradients)
+    return [_accept(one, ranks, axes) if is_right else one for one in judged]
+
+
+def _accept(one: Judged, ranks: Sequence[Outcome], axes: Mapping[str, int]) -> Judged:
+    if one.case.kind is not TensorKind.OUTPUT or one.verdict.agreement in _HARMLESS:
+        return one
+    detail = ""
+    if one.verdict.agreement is Agreement.RANKS_DISAGREE and math.prod(one.verdict.shape) == 1:
+        cause = explain(one, axes)
+        if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
+            verb = "summed" if cause.reduction == "sum" else "averaged"
+            detail = f"each rank's own; {verb} over {' and '.join(cause.axes)} they agree"
+    elif one.full and _has_same_samples(one):
+        detail = "agrees, with its samples in another order"
+    elif _is_of_last_stage(one, ranks):
+        detail = "agrees on the ranks that have the last modules"
+    if not detail:
+        return one
+    verdict = replace(one.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
+    return Judged(one.case, verdict, layout=one.layout)
+
+
+def _has_same_samples(one: Judged) -> bool:
+    """Whether every rank has all samples, if in another order along the batch."""
+    target, floor, dim = one.case.target, one.case.floor, one.case.batch_dim
+    if target is None or floor is None or target.ndim < 2 or target.shape[dim] > _MAX_SAMPLES:
+        return False
+    wanted = target.movedim(dim, 0).flatten(1)
+    for full in one.full:
+        samples = as_exact(full).movedim(dim, 0).flatten(1)
+        nearest = torch.cdist(samples, wanted).argmin(1)
+        is_each = len(torch.unique(nearest)) == len(wanted)
+        if not is_each or not floor.allows(measure(samples, wanted[nearest])):
+            return False
+    return True
+
+
+def _is_of_last_stage(one: Judged, ranks: Sequence[Outcome]) -> bool:
+    """Whether the output is right on some ranks, and the others do not have all modules."""
+    reference = one.case.reference
+    if reference is None or one.verdict.agreement not in (Agreement.MISSING, Agreement.RESHAPED):
+        return False
+    last = [
+        tensor
+        for tensor in one.case.ranks
+        if tensor is not None and tensor.shape == reference.shape
+    ]
+    others = [
+        rank
+        for rank, tensor in zip(ranks, one.case.ranks, strict=True)
+        if tensor is None or tensor.shape != reference.shape
+    ]
+    case = dataclasses.replace(one.case, ranks=tuple(last), sizes=(len(last),), calls=())
+    is_right = bool(last) and judge(case).verdict.agreement in FINE
+    return is_right and all(rank.absent for rank in others)

@@ -35,6 +35,7 @@ class Outcome:
     changed: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    num_calls: int = 1  # of the model
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen

@@ -123,6 +123,7 @@ class TracedWeights:
     def apply(self, ranks: Sequence[Outcome]) -> list[Outcome]:
         """The same outcomes with gradients, full, and weights under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
+        moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
         for rank, own, parts in zip(ranks, gradients, self._ranks, strict=True):
             origins = {p.name: next(iter(p.places)) for p in parts if len(p.places) == 1}
@@ -131,7 +132,7 @@ class TracedWeights:
                     rank,
                     gradients=own,
                     parameters={origins.get(n, n): one for n, one in rank.parameters.items()},
-                    absent=rank.absent.difference(self._moved),
+                    absent=rank.absent - moved,
                     added=rank.added.difference(part.name for part in parts),
                 )
             )
@@ -155,7 +156,7 @@ class TracedWeights:
             replaced = {part.name for part in self._ranks[rank] if not self._is_kept(part)}
             result.append({name: one for name, one in named.items() if name not in replaced})
         for origin in self._moved:
-            aliases = [n for n, one in self._original.items() if one is self._original[origin]]
+            aliases = self._find_aliases(origin)
             held = [list(self._find_held(origin, rank, ranks[rank])) for rank in range(len(ranks))]
             for rank, named in enumerate(result):
                 # A rank that holds a tied parameter twice has two gradients for it.
@@ -165,6 +166,11 @@ class TracedWeights:
                     if full is not None:
                         named[name] = full
         return result
+
+    def _find_aliases(self, origin: str) -> list[str]:
+        """All names of a parameter, which may be tied."""
+        tensor = self._original[origin]
+        return [name for name, other in self._original.items() if other is tensor]
 
     def _is_kept(self, part: _Part) -> bool:
         return not any(origin in self._moved for origin in part.places)
