@@ -472,17 +472,17 @@ def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": 3}, "parity() got int where it wants a module"),
-        ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on meta"),
+        ({"model": 3}, "parity() got int, not a module"),
+        ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on the meta device"),
         ({"model": nn.LazyLinear(2)}, "whose weight has no shape yet"),
-        ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on meta"),
-        ({"mesh": {}}, "which names no axis"),
-        ({"mesh": 4}, "which names no axis"),
+        ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on the meta device"),
+        ({"mesh": {}}, "which has no axis"),
+        ({"mesh": 4}, "which has no axis"),
         ({"batch_axes": "dp"}, "the mesh has the axes tp"),
         ({"parallelize": None}, "neither a plan nor a function"),
         ({"loss": lambda y: y}, "loss returned a tensor of shape [2, 2]"),
         ({"loss": lambda y: 3}, "loss returned 3"),
-        ({"inputs": torch.ones(2, 3)}, "does not run on a single device (RuntimeError: mat1 and"),
+        ({"inputs": torch.ones(2, 3)}, "fails on a single device (RuntimeError: mat1 and"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(change, sentence):

@@ -91,8 +91,8 @@ def _run_original(trial: Trial, values: Sequence[Any]) -> Outcome:
         first = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise ParallelError(
             "the program that torch.export captured from the model fails on these inputs, before "
-            f"anything is sharded ({type(error).__name__}: {first:.200}). The model itself is not at "
-            "fault if it runs on them: report the bug, and pass verify=False to skip this check."
+            f"anything is sharded ({type(error).__name__}: {first:.200}). If the model itself runs "
+            "on them, report the bug; verify=False skips this check."
         ) from error
 
 

@@ -1,8 +1,8 @@
 """`parity(model, mesh, …)`: does the parallel version compute what the single device does?
 
 The original runs on a single device, all ranks of the parallel version in this process, and
-outputs, gradients and changed buffers are compared. What differs is explained and traced back to
-the module it began in.
+outputs, gradients and changed buffers are compared. A difference is explained and traced back to
+the code where the two versions diverge.
 """
 
 from __future__ import annotations
@@ -58,16 +58,20 @@ def parity(
 
     >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
 
-    `parallelize(model, device_mesh)` shards a copy on each rank of a mesh such as `{"tp": 4}`, in
-    any way: parallelize_module, fully_shard, both, by hand. Without it, `plan` says how shardscope
-    shards the exported program. The step calls the model with `inputs` (a mapping is keywords, a
-    tuple arguments), and its backward begins at `loss(output)`, or at a loss of our own; or it is
-    `step(model, inputs)`. Each rank has the whole batch, or along `batch_axes` its share of it.
+    `parallelize(model, device_mesh)` shards a copy of the model on each rank of a mesh such as
+    `{"tp": 4}`, in any way: with parallelize_module, fully_shard, both, or by hand. It may wrap,
+    rename or replace modules. Without it, shardscope partitions the exported program by `plan`.
 
-    A tensor is held to the noise of the single device itself, measured in double precision; to
-    compute in a lower `precision` may be allowed. The model, its gradients, buffers and random
-    numbers are left as they were. All ranks run in this process, or, with `processes`, each in one
-    of its own, on a gloo group. `report` is told what is being done, for those who wait.
+    The step calls the model with `inputs` (a mapping is passed as keywords, a tuple as arguments)
+    and runs backward from `loss(output)`, or from a default loss; or it is `step(model, inputs)`,
+    which may call the model several times. Each rank gets the whole batch, or, along `batch_axes`,
+    its shard of dim `batch_dim`.
+
+    A tensor may differ by the rounding noise of the single device, which is measured in double
+    precision; `precision` allows the parallel version a lower one. The model, its gradients and
+    buffers and the random number generators are left unchanged. All ranks run in this process, or,
+    with `processes=True`, each in a process of its own on a gloo group. `report` is called with
+    what is being done, to show progress.
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
@@ -76,9 +80,9 @@ def parity(
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
-        cut = _checked_batch_axes(batch_axes, axes)
+        shared = _checked_batch_axes(batch_axes, axes)
         device = _device_type(original)
-        version = Eager(original, axes, parallelize, task, cut, batch_dim, device=device)
+        version = Eager(original, axes, parallelize, task, shared, batch_dim, device=device)
     if not processes:
         return _check(version, version, precision=precision, report=report)
     with Processes(version).closing() as ranks:
@@ -124,21 +128,21 @@ def _transform(
     *,
     is_sent: bool,
 ) -> Transformed:
-    """Our own transform, as a version whose ranks can be run."""
+    """A model or program that is partitioned by a plan, as a version whose ranks can be run."""
     if plan is None:
         raise ParityError(
-            "parity() got neither a plan nor a function to parallelize with. Give it "
-            "parallelize=fn, which shards a model on a mesh, or a plan for the exported program."
+            "parity() got neither a plan nor a function that shards the model. Pass "
+            "parallelize=fn, called as fn(model, device_mesh), or a plan."
         )
     if task.step is not None:
         raise ParityError(
-            "parity() got a plan and step=, but a program is cut with its loss. Give loss=, "
-            "which takes what the model returns."
+            "parity() got a plan and step=, but a program is partitioned together with its loss. "
+            "Pass loss=, which takes what the model returns."
         )
     if is_sent and isinstance(model, ExportedProgram):
         raise ParityError(
-            "parity() got an exported program, which cannot be sent to other processes. Give the "
-            "model that it was exported from, or let the ranks run in this process."
+            "parity() got an exported program, which cannot be sent to other processes. Pass the "
+            "model that it was exported from, or run the ranks in this process (processes=False)."
         )
     if isinstance(model, ExportedProgram):  # which has no loss
         task = dataclasses.replace(task, has_backward=False)
@@ -148,8 +152,8 @@ def _transform(
 def _checked_axes(mesh: Any) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ParityError(
-            f"parity() got mesh={mesh!r:.80}, which names no axis. Give axis names and sizes, for "
-            'example {"tp": 4}: its ranks run in this process.'
+            f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
+            'example {"tp": 4}.'
         )
     return {str(name): int(size) for name, size in mesh.items()}
 
@@ -159,8 +163,8 @@ def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> 
     for name in names:
         if name not in axes:
             raise ParityError(
-                f"parity() is to cut the batch along {name!r}, but the mesh has the axes "
-                f"{', '.join(axes)}. Name one of those."
+                f"parity() got batch_axes {name!r}, but the mesh has the axes {', '.join(axes)}. "
+                "Choose one of those."
             )
     return names
 
@@ -168,25 +172,25 @@ def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> 
 def _checked_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ParityError(
-            f"parity() got {type(model).__name__} where it wants a module or an exported program. "
-            "Give it the original, as it runs on a single device."
+            f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
+            "original model, as it runs on a single device."
         )
     original = as_model(model)
     for name, tensor in (*original.named_parameters(), *original.named_buffers()):
         if is_lazy(tensor):
             raise ParityError(
-                f"parity() got a model whose {name} has no shape yet. Call the model once, and "
-                "it gets one."
+                f"parity() got a model whose {name} has no shape yet (a lazy module). Call the "
+                "model once to initialize it."
             )
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got a model whose {name} is on meta, and numbers are what it compares. "
-                "Build the model with data, smaller if it is large: fewer layers are enough."
+                f"parity() got a model whose {name} is on the meta device, so it has no values to "
+                "compare. Build the model on the CPU; with fewer layers if it is large."
             )
         if isinstance(tensor, DTensor):
             raise ParityError(
-                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Give "
-                "it the original, and the function that shards it as parallelize."
+                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Pass "
+                "the original model, and the function that shards it as parallelize=."
             )
     return original
 
@@ -195,8 +199,8 @@ def _checked_inputs(inputs: Any) -> Any:
     for place, tensor in named_tensors(inputs):
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got inputs{place} on meta, and numbers are what it compares. Give "
-                "inputs with data."
+                f"parity() got inputs{place} on the meta device, so there are no values to "
+                "compare. Pass inputs with data."
             )
     return inputs
 

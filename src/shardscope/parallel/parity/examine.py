@@ -216,7 +216,14 @@ class _Session:
             self._report("the first difference", fact)
             return None
         run = run_exact if is_exact else run_all
-        singles = run(version.model, version.task, is_steady=is_steady, probe=make_probe)
+        try:
+            singles = run(version.model, version.task, is_steady=is_steady, probe=make_probe)
+        except Exception as error:  # noqa: BLE001 - it ran before, and its verdicts stand
+            fact = (
+                f"the original fails while it is recorded ({type(error).__name__}: {error!s:.160})"
+            )
+            self._report("the first difference", fact)
+            return None
         return singles, ranks
 
     @property

@@ -75,20 +75,21 @@ def run_all(
     def run(*, is_exact: bool = False, jitter: Jitter = Jitter.NONE) -> Outcome:
         return run_task(model, task, Variant(is_exact, jitter, is_steady), probe=probe())
 
-    reference = _run_first(run)
+    reference = _run_first(run, "without random numbers " if is_steady else "")
     reference.parameters.update(_read_parameters(model))
     try:
         rounded = run(jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - weights may be views that cannot be written
-        report("the noise", f"weights cannot be changed in their last place ({_say(error)})")
+        fact = f"the weights cannot be perturbed to measure it ({_say(error)})"
+        report("rounding noise", fact)
         rounded = reference
     try:
         exact, other = run(is_exact=True), run(is_exact=True, jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
-            f"the original does not run in it ({_say(error)}), so the noise is what its result "
-            "moves by when its weights change in their last place",
+            f"the original does not run in it ({_say(error)}), so the noise is estimated from runs "
+            "with weights changed by one unit in the last place",
         )
         return Runs(reference, None, ((rounded, None),), precision)
     return Runs(reference, exact, ((rounded, other),), precision)
@@ -98,15 +99,15 @@ def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.160}"
 
 
-def _run_first(run: Callable[[], Outcome]) -> Outcome:
+def _run_first(run: Callable[[], Outcome], how: str) -> Outcome:
     try:
         return run()
     except ShardscopeError:
         raise
     except Exception as error:
         raise ParityError(
-            f"the original does not run on a single device ({_say(error)}). Call it with these "
-            "inputs by itself, and see that it does."
+            f"a copy of the original model fails {how}on a single device ({_say(error)}). Check "
+            "that copy.deepcopy(model) runs with these inputs and this loss or step."
         ) from error
 
 
@@ -130,7 +131,7 @@ def _read_parameters(
 
 
 def draws_numbers(model: nn.Module, task: Task) -> bool:
-    """Whether a step draws anything at random."""
+    """Whether a step draws random numbers."""
     own = copy_model(model)
     watching = Watching()
     with kept_generators(), watching:
@@ -151,9 +152,9 @@ def copy_model(model: nn.Module) -> nn.Module:
             own = copy.deepcopy(model)
     except Exception as error:
         raise ParityError(
-            f"the model cannot be copied ({_say(error)}), and each rank "
-            "needs a copy with the same weights. Remove what cannot be (open files, "
-            "results of earlier calls kept in attributes)."
+            f"the model cannot be copied with copy.deepcopy ({_say(error)}), and each rank needs a "
+            "copy. Remove attributes that cannot be copied, such as open files or results of "
+            "earlier calls."
         ) from error
     own.zero_grad(set_to_none=True)
     return own
