@@ -64,14 +64,16 @@ class _Evidence:
         floor: Floor,
         ranks: Sequence[torch.Tensor],
         axes: Mapping[str, int],
+        *,
         biases: Sequence[torch.Tensor],
+        is_forward: bool,
     ) -> None:
         self.biases = [bias for bias in biases if bias.shape == target.shape[-1:]]
+        self.is_forward = is_forward
         self.target = _finite(target)
         self.floor = floor
         self.ranks = [_finite(tensor) for tensor in ranks]
         self.axes = axes
-        self.is_forward = False
         self._off = max(measure(tensor, self.target).rms for tensor in self.ranks)
 
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
@@ -134,13 +136,13 @@ def explain(
         return UNKNOWN
     floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
     target = as_exact(case.target)
+    vectors = [as_exact(bias) for bias in biases]
     unknown = next(_find_dims(case, floor, axes), UNKNOWN)
     if unknown.suspect is not Suspect.UNKNOWN:
         return unknown
     for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
         ranks = [as_exact(tensor) for tensor in full]
-        evidence = _Evidence(target, floor, ranks, axes, [as_exact(bias) for bias in biases])
-        evidence.is_forward = is_forward
+        evidence = _Evidence(target, floor, ranks, axes, biases=vectors, is_forward=is_forward)
         found = next(_explanations(evidence), None)
         if found is not None:
             return found

@@ -121,9 +121,11 @@ class ModuleProbe:
         return take, give
 
     def _record(self, spot: Spot, tensor: torch.Tensor) -> None:
-        self.seen[spot.encode()] = copy_full(tensor)
-        self.origins[spot] = self._find_origins(tensor)
         spots = self._spots.setdefault(id(tensor), [])
+        known = self.seen[spots[-1].encode()] if spots and type(tensor) is torch.Tensor else None
+        is_same = known is not None and torch.equal(known, tensor.detach())
+        self.seen[spot.encode()] = known if is_same and known is not None else copy_full(tensor)
+        self.origins[spot] = {spots[0]} if spots else self._find_origins(tensor)
         spots.append(spot)
         self.same[spot] = spots[0]
         if tensor.grad_fn is not None:
@@ -134,9 +136,7 @@ class ModuleProbe:
                 tensor.register_hook(self._make_gradient_hook(spots))  # type: ignore[no-untyped-call]
 
     def _find_origins(self, tensor: torch.Tensor) -> set[Spot]:
-        """Those that autograd's graph leads to, or the same tensor's."""
-        if id(tensor) in self._spots:
-            return {self._spots[id(tensor)][0]}
+        """Those that autograd's graph leads to."""
         found: set[Spot] = set()
         known = {tensor.grad_fn}
         coming = [tensor.grad_fn]
