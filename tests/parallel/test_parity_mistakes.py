@@ -5,6 +5,7 @@ Every mistake must be found with its cause and its place; the programs that are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -532,3 +533,27 @@ def test_a_gradient_of_the_router_that_is_not_summed_is_found_at_its_output() ->
     )
     assert_found(recording, "router", Suspect.MISSING_REDUCTION, "summed over ep they match")
     assert recording.parity[0].divergences[0].phase is Phase.BACKWARD
+
+
+def test_an_expert_that_one_rank_has_is_compared_with_the_original_one() -> None:
+    def parallelize(model: Mixture, mesh: Any) -> None:
+        expert_parallel(model, mesh, copy.deepcopy)
+        if mesh.get_local_rank() == 1:
+            model.experts[1].register_forward_hook(lambda _, __, y: y * 3)
+
+    torch.manual_seed(0)
+    recording = check(
+        parallelize, {"ep": 2}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
+    )
+    assert_found(recording, "experts.3", Suspect.SCALED, "It is 3 times what it should be.")
+
+
+def test_a_bias_that_was_not_loaded_is_missing() -> None:
+    def parallelize(model: GPT, _: Any) -> None:
+        layer = model.block.mlp.up
+        model.block.mlp.up = nn.Linear(DIM, 2 * DIM)
+        model.block.mlp.up.weight = layer.weight
+        nn.init.zeros_(model.block.mlp.up.bias)
+
+    recording = check(parallelize, {"tp": 2})
+    assert_found(recording, "block.mlp.up", Suspect.STALE)

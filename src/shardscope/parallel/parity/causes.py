@@ -202,11 +202,13 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
                 "mean",
             )
         yield from _find_wrong_group(evidence, names, sums)
-        if all(_is_off_by_bias(evidence, total, scale) for total in sums):
+        times = [_find_bias_multiple(evidence, total, scale) for total in sums]
+        if all(one is not None for one in times):
+            is_added = all(one is not None and one > 0 for one in times)
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
                 f"Each rank holds only its partial sum; summed over {over} they match, except for "
-                "the bias, which every rank adds.",
+                f"the bias{', which every rank adds' if is_added else ''}.",
                 names,
                 "sum",
             )
@@ -230,24 +232,29 @@ def _find_wrong_group(
             )
 
 
-def _is_off_by_bias(evidence: _Evidence, value: torch.Tensor, scale: float = 1.0) -> bool:
-    """Whether it is off by a multiple of a bias along the last dim, the same in every row."""
+def _find_bias_multiple(
+    evidence: _Evidence, value: torch.Tensor, scale: float = 1.0
+) -> float | None:
+    """How often a bias too much was added along the last dim, if nothing else is wrong."""
     rows = evidence.target.numel() // max(1, evidence.target.shape[-1] if value.ndim else 1)
-    if value.ndim < 2 or rows < 2 or not evidence.biases:
-        return False
+    if value.ndim < 2 or rows < 2:
+        return None
     row = (value - evidence.target).flatten(0, -2).mean(0)
     for bias in evidence.biases:
         times = float(row @ bias) / max(float(bias @ bias), 1e-300)
         if times and evidence.is_near(value - times * bias, evidence.target, scale):
-            return True
-    return False
+            return times
+    return None
 
 
 def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
-    """A bias that every rank adds, or all but a bias reduced once too often."""
+    """A bias that no rank adds, or all of them do; or all but a bias reduced once too often."""
     if not evidence.are_alike():
         return
-    if _is_off_by_bias(evidence, evidence.ranks[0]):
+    times = _find_bias_multiple(evidence, evidence.ranks[0])
+    if times is not None and times < 0:
+        yield Explanation(Suspect.STALE, "The bias is missing.")
+    elif times is not None:
         yield Explanation(
             Suspect.DOUBLE_REDUCTION,
             "It is off by a multiple of the bias, which every rank adds before the reduction.",
@@ -256,7 +263,7 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
     for _, size in _find_sizes(evidence.axes):
         for ratio in (float(size), 1 / size):
             rest = evidence.ranks[0] - (ratio - 1) * evidence.target
-            if _is_off_by_bias(evidence, rest, max(ratio, 1.0)):
+            if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
                 found = _describe_ratio(ratio, evidence.axes)
                 fact = found.fact.replace("It is", "Apart from the bias it is", 1)
                 yield replace(found, fact=fact)

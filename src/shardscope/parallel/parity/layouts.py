@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 
-__all__ = ["Layout", "Order", "ranks_along", "shard_layouts"]
+__all__ = ["Layout", "Order", "ranks_along", "ranks_by_distance", "shard_layouts"]
 
 _MAX_LAYOUTS = 4096
 
@@ -121,6 +121,17 @@ def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
     ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))
     for line in ranks.movedim(axis, -1).reshape(-1, sizes[axis]):
         yield line.tolist()
+
+
+def ranks_by_distance(sizes: Sequence[int], rank: int) -> list[int]:
+    """All ranks of a mesh, those first that have most coordinates in common with this one."""
+    coordinates = list(itertools.product(*(range(size) for size in sizes)))
+
+    def distance(other: int) -> tuple[int, int]:
+        pairs = zip(coordinates[rank], coordinates[other], strict=True)
+        return sum(own != its for own, its in pairs), other
+
+    return sorted(range(len(coordinates)), key=distance)
 
 
 def _has_all(

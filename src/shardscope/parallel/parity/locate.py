@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, final
 
-from shardscope.parallel.parity.cases import Runs, cases
+from shardscope.parallel.parity.cases import Case, Runs, cases
 from shardscope.parallel.parity.judge import Judged, judge
+from shardscope.parallel.parity.layouts import ranks_by_distance
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.record import FINE, Agreement, Phase, TensorKind
@@ -252,15 +253,28 @@ def _judge_spots(
         runs.precision,
     )
     chosen = [choose(rank, factor) for rank in ranks]
+    modules = [{Spot.decode(name).module for name in rank.seen} for rank in ranks]
     for case in cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
         spot = Spot.decode(case.name)
         # Of a scalar, such as a loss, each rank may have its own; its gradient says nothing.
         if case.reference is None or case.reference.ndim == 0:
             continue
+        case = _fill_absent(case, [spot.module not in own for own in modules])
         is_missing = spot.phase is Phase.BACKWARD and all(one is None for one in case.ranks)
         forward = spot._replace(phase=Phase.FORWARD).encode()
         if None not in case.ranks or (is_missing and all(forward in rank.seen for rank in ranks)):
             yield spot, judge(case)
+
+
+def _fill_absent(case: Case, is_absent: Sequence[bool]) -> Case:
+    """For ranks that do not run a module, such as other ranks' experts, a rank next to them."""
+    if not any(is_absent) or all(is_absent):
+        return case
+    near = [
+        next(other for other in ranks_by_distance(case.sizes, rank) if not is_absent[other])
+        for rank in range(len(case.ranks))
+    ]
+    return replace(case, ranks=tuple(case.ranks[other] for other in near), calls=())
 
 
 def _find_forward(seen: _Seen) -> Iterator[Origin]:

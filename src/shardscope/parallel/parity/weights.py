@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from shardscope.parallel.parity.execute import named_parameters
+from shardscope.parallel.parity.layouts import ranks_by_distance
 from shardscope.parallel.parity.outcome import Outcome, tie_names
 
 __all__ = ["TracedWeights", "is_unclear", "mark_weights"]
@@ -205,23 +206,13 @@ class TracedWeights:
         present = [values.dtype for parts in held for _, values in parts if values is not None]
         full = torch.zeros(original.numel(), dtype=present[0] if present else original.dtype)
         is_set = torch.zeros(original.numel(), dtype=torch.bool)
-        for other in self._by_distance(rank):
+        for other in ranks_by_distance(self._sizes, rank):
             for places, values in held[other][skip:] if other == rank else held[other]:
                 if values is not None:
                     is_new = ~is_set[places]
                     full[places[is_new]] = values[is_new].to(full.dtype)
                     is_set[places] = True
         return full.reshape(original.shape) if present else None
-
-    def _by_distance(self, rank: int) -> list[int]:
-        """All ranks, those first that have most coordinates in common with this one."""
-        coordinates = list(itertools.product(*(range(size) for size in self._sizes)))
-
-        def distance(other: int) -> tuple[int, int]:
-            pairs = zip(coordinates[rank], coordinates[other], strict=True)
-            return sum(own != its for own, its in pairs), other
-
-        return sorted(range(len(coordinates)), key=distance)
 
 
 def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:
