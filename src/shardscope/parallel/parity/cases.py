@@ -78,8 +78,8 @@ def cases(
         if kind is not TensorKind.GRADIENT:
             yield from table.make_cases(key, [rank.get(key, []) for rank in tensors])
         elif aliases.get(name, name) == name:
-            held = _find_gradients(name, aliases, ranks)
-            yield table.make_case(key, held)
+            gradients = _find_gradients(name, aliases, ranks)
+            yield table.make_case(key, gradients)
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -89,15 +89,15 @@ def _find_aliases(reference: Outcome, ranks: Sequence[Outcome]) -> dict[str, str
     A tie is broken where a rank has two gradients for it; a rank may well know it under one name.
     """
     ties = tie_names(reference.gradients)
-    kept = {}
+    covered = {}
     for name, first in ties.items():
         group = [other for other, its_first in ties.items() if its_first == first]
         if len(group) > 1 and all(
             len({id(rank.gradients[other]) for other in group if other in rank.gradients}) < 2
             for rank in ranks
         ):
-            kept[name] = first
-    return kept
+            covered[name] = first
+    return covered
 
 
 def _find_gradients(
@@ -106,14 +106,13 @@ def _find_gradients(
     """Each rank's gradient; for a rank that does not have the parameter, that of one that does."""
     names = [name, *(other for other, first in aliases.items() if first == name)]
     gradients = [
-        next((rank.gradients[one] for one in names if one in rank.gradients), None)
+        next((rank.gradients[alias] for alias in names if alias in rank.gradients), None)
         for rank in ranks
     ]
-    has_it = [any(one not in rank.absent for one in names) for rank in ranks]
-    answer = next((one for one, is_there in zip(gradients, has_it, strict=True) if is_there), None)
-    return tuple(
-        one if is_there else answer for one, is_there in zip(gradients, has_it, strict=True)
-    )
+    has_it = [any(alias not in rank.absent for alias in names) for rank in ranks]
+    pairs = list(zip(gradients, has_it, strict=True))
+    answer = next((gradient for gradient, is_there in pairs if is_there), None)
+    return tuple(gradient if is_there else answer for gradient, is_there in pairs)
 
 
 def _changed_parameters(
@@ -123,10 +122,10 @@ def _changed_parameters(
     for name in dict.fromkeys(name for rank in ranks for name in rank.parameters):
         original = reference.parameters.get(name)
         if original is not None:
-            held = tuple(rank.parameters.get(name, original) for rank in ranks)
+            tensors = tuple(rank.parameters.get(name, original) for rank in ranks)
             target = as_exact(original)
             floor = find_floor(target, None, (), original.dtype)
-            yield Case(TensorKind.PARAMETER, name, original, target, floor, held, sizes)
+            yield Case(TensorKind.PARAMETER, name, original, target, floor, tensors, sizes)
 
 
 @final

@@ -156,12 +156,12 @@ def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
     """Full tensors as judged, then in the other layouts in which shards can be put together."""
     yield judged.full
     case = judged.case
-    held = [tensor for tensor in case.ranks if tensor is not None]
+    shards = [tensor for tensor in case.ranks if tensor is not None]
     if judged.layout is None or case.target is None or case.calls:
         return
-    for layout in shard_layouts(held, case.target.shape, case.sizes):
-        joined = layout.join(held) if layout != judged.layout else None
-        if joined is not None and all(one.shape == case.target.shape for one in joined):
+    for layout in shard_layouts(shards, case.target.shape, case.sizes):
+        joined = layout.join(shards) if layout != judged.layout else None
+        if joined is not None and all(full.shape == case.target.shape for full in joined):
             yield joined
 
 
@@ -203,8 +203,9 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
             )
         yield from _find_wrong_group(evidence, names, sums)
         times = [_find_bias_multiple(evidence, total, scale) for total in sums]
-        if all(one is not None for one in times):
-            is_added = all(one is not None and one > 0 for one in times)
+        known = [count for count in times if count is not None]
+        if len(known) == len(times):
+            is_added = all(count > 0 for count in known)
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
                 f"Each rank holds only its partial sum; summed over {over} they match, except for "
@@ -320,20 +321,21 @@ def _find_own_ratios(judged: Judged, evidence: _Evidence) -> Iterator[Explanatio
     """Shards that are each off by a factor of their own, such as means over other counts."""
     case, layout = judged.case, judged.layout
     if layout is not None and not case.calls:
-        held = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
         yield from _match_ratios(
             evidence,
-            held,
-            layout.split(evidence.target, held),
+            shards,
+            layout.split(evidence.target, shards),
             sharding_axes(layout, evidence.axes),
         )
     if layout is None and evidence.are_alike():
         for (name, size), dim in itertools.product(
             evidence.axes.items(), range(evidence.target.ndim)
         ):
-            shards, parts = (one.chunk(size, dim) for one in (evidence.ranks[0], evidence.target))
+            parts = evidence.target.chunk(size, dim)
             if 1 < size == len(parts):
-                yield from _match_ratios(evidence, shards, parts, (name,))
+                chunks = evidence.ranks[0].chunk(size, dim)
+                yield from _match_ratios(evidence, chunks, parts, (name,))
 
 
 def _match_ratios(
@@ -468,34 +470,34 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
     Put together along both dims as one they are right: each rank has all of one dim, and of the
     other a part, where it should be the other way round.
     """
-    held = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
-    if case.target is None or case.calls or len(held) < len(case.ranks):
+    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    if case.target is None or case.calls or len(shards) < len(case.ranks):
         return
     target = as_exact(case.target)
-    if target.numel() > _MAX_ELEMENTS or any(one.ndim != target.ndim for one in held):
+    if target.numel() > _MAX_ELEMENTS or any(shard.ndim != target.ndim for shard in shards):
         return
     for (index, (name, size)), (outer, inner) in itertools.product(
         enumerate(axes.items()), itertools.combinations(range(target.ndim), 2)
     ):
         is_split = all(
-            one.shape[inner] * size == target.shape[inner]
-            and one.shape[outer] == target.shape[outer]
-            for one in held
+            shard.shape[inner] * size == target.shape[inner]
+            and shard.shape[outer] == target.shape[outer]
+            for shard in shards
         )
         if size < 2 or not is_split or target.shape[outer] % size:
             continue
-        flat = [one.movedim((outer, inner), (-2, -1)).flatten(-2) for one in held]
+        flat = [shard.movedim((outer, inner), (-2, -1)).flatten(-2) for shard in shards]
         wanted = target.movedim((outer, inner), (-2, -1)).flatten(-2)
         joined = [
             torch.cat([flat[rank] for rank in line], -1) for line in ranks_along(case.sizes, index)
         ]
         if all(
-            one.shape == wanted.shape and floor.at(4.0).allows(measure(one, wanted))
-            for one in joined
+            full.shape == wanted.shape and floor.at(4.0).allows(measure(full, wanted))
+            for full in joined
         ):
             yield Explanation(
                 Suspect.WRONG_DIM,
-                f"Each rank has {list(held[0].shape)} of {list(target.shape)}: dim {inner} is "
+                f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} is "
                 f"sharded over {name} where dim {outer} should be, {target.shape[outer] // size} "
                 f"of {target.shape[outer]} on each rank.",
                 (name,),

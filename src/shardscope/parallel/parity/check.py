@@ -158,8 +158,10 @@ def _checked_axes(mesh: Any) -> dict[str, int]:
     return {str(name): int(size) for name, size in mesh.items()}
 
 
-def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+def _checked_batch_axes(
+    batch_axes: str | Sequence[str], axes: Mapping[str, int]
+) -> tuple[str, ...]:
+    names = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
     for name in names:
         if name not in axes:
             raise ParityError(

@@ -95,19 +95,19 @@ def examine(
     if not _wrong(judged):
         return Examined(_without_parameters(judged), reference, has_exact)
     # Where ranks drew different numbers, it is the draw that has to be found.
-    is_steady &= not any(one.verdict.suspect is Suspect.RANDOMNESS for one in _wrong(judged))
+    is_steady &= not any(result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(judged))
     examined = Examined(judged, reference, has_exact, unheld=session.find_unheld())
     return session.locate(examined, is_steady=is_steady)
 
 
 def _wrong(judged: Sequence[Judged]) -> list[Judged]:
     results = _without_parameters(judged)
-    return [one for one in results if one.verdict.agreement not in _HARMLESS]
+    return [result for result in results if result.verdict.agreement not in _HARMLESS]
 
 
 def _without_parameters(judged: Sequence[Judged]) -> list[Judged]:
-    """Weights may be held in any form, as long as what is computed from them is right."""
-    return [one for one in judged if one.case.kind is not TensorKind.PARAMETER]
+    """Weights may have any form, as long as what is computed from them is right."""
+    return [result for result in judged if result.case.kind is not TensorKind.PARAMETER]
 
 
 @final
@@ -262,33 +262,38 @@ class _Session:
             _judge_scaled(judge(case), case)
             for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
         ]
-        odd = [one for one in judged if self._is_incomparable(one, runs.reference, resolved)]
+        odd = [
+            result for result in judged if self._is_incomparable(result, runs.reference, resolved)
+        ]
         if odd:
             fact = "only in the original, or changed by every call, and not compared: "
-            self._report("parameters and buffers", fact + _list([one.case.name for one in odd]))
+            self._report(
+                "parameters and buffers", fact + _list([result.case.name for result in odd])
+            )
         return [
-            one
-            for one in judged
-            if one not in odd
+            result
+            for result in judged
+            if result not in odd
             and (
-                one.case.kind is not TensorKind.PARAMETER or one.verdict.agreement in _WRONG_VALUES
+                result.case.kind is not TensorKind.PARAMETER
+                or result.verdict.agreement in _WRONG_VALUES
             )
         ]
 
     @staticmethod
-    def _is_incomparable(one: Judged, reference: Outcome, ranks: Sequence[Outcome]) -> bool:
+    def _is_incomparable(result: Judged, reference: Outcome, ranks: Sequence[Outcome]) -> bool:
         """Whether a difference says nothing.
 
         A parameter may be computed from others now, as in a reparametrization, and a buffer that
         every call changes has another value where the ranks call the model more or less often.
         """
-        if one.case.kind is TensorKind.BUFFER and one.verdict.agreement not in FINE:
+        if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in FINE:
             return any(rank.num_calls != reference.num_calls for rank in ranks)
-        if one.case.kind is not TensorKind.GRADIENT or one.verdict.agreement in FINE:
+        if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in FINE:
             return False
-        module, _, parameter = one.case.name.rpartition(".")
-        is_absent = one.verdict.agreement is Agreement.MISSING and all(
-            one.case.name in rank.absent for rank in ranks
+        module, _, parameter = result.case.name.rpartition(".")
+        is_absent = result.verdict.agreement is Agreement.MISSING and all(
+            result.case.name in rank.absent for rank in ranks
         )
         prefixes = [f"{module}.parametrizations.{parameter}.", *([f"{module}."] * is_absent)]
         added = {name for rank in ranks for name in rank.added}
@@ -329,4 +334,4 @@ def _list(names: Sequence[str]) -> str:
 
 
 def _by_key(judged: Sequence[Judged]) -> dict[Key, Judged]:
-    return {(one.case.kind, one.case.name): one for one in judged}
+    return {(result.case.kind, result.case.name): result for result in judged}

@@ -85,7 +85,9 @@ def execute(
         for call, output in enumerate(calls)
         for path, tensor in named_tensors(output)
     }
-    present = {name: _densify(one) for name, one in gradients.items() if one is not None}
+    present = {
+        name: _densify(gradient) for name, gradient in gradients.items() if gradient is not None
+    }
     return Outcome(
         [
             (name.partition(_SEPARATOR)[2], _detach(tensor))

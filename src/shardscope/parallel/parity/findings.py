@@ -72,7 +72,7 @@ def make_parity(
     """The record; every tensor that differs has the cause of a problem."""
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
-        tensors=tuple(_explain_verdict(one, axes, problems) for one in examined.judged),
+        tensors=tuple(_explain_verdict(result, axes, problems) for result in examined.judged),
         divergences=tuple(
             Divergence(
                 module=problem.module,
@@ -95,9 +95,9 @@ def make_parity(
 
 
 def _explain_verdict(
-    one: Judged, axes: Mapping[str, int], problems: Sequence[Problem]
+    result: Judged, axes: Mapping[str, int], problems: Sequence[Problem]
 ) -> TensorVerdict:
-    verdict = one.verdict
+    verdict = result.verdict
     if verdict.agreement in _HARMLESS or not problems:
         return verdict
     problem = next(
@@ -112,7 +112,7 @@ def _explain_verdict(
     suspect = problem.cause.suspect
     if verdict.name not in problem.names and math.prod(verdict.shape) > _MAX_ELEMENTS:
         return replace(verdict, suspect=suspect)
-    own = explain(one, axes)
+    own = explain(result, axes)
     if own.suspect is not suspect and verdict.name not in problem.names:
         return replace(verdict, suspect=suspect)
     own = own if own.suspect is suspect else problem.cause
@@ -124,9 +124,10 @@ def _explain_verdict(
 def find_problems(examined: Examined, axes: Mapping[str, int]) -> list[Problem]:
     """Why tensors differ, each cause once; none where all agree."""
     wrong = [
-        one
-        for one in examined.judged
-        if one.case.kind is not TensorKind.PARAMETER and one.verdict.agreement not in _HARMLESS
+        result
+        for result in examined.judged
+        if result.case.kind is not TensorKind.PARAMETER
+        and result.verdict.agreement not in _HARMLESS
     ]
     return list(_Problems(examined, axes, wrong).find()) if wrong else []
 
@@ -139,7 +140,7 @@ class _Problems:
         self._examined = examined
         self._axes = axes
         self._wrong = wrong
-        self._outputs_agree = all(one.case.kind is TensorKind.GRADIENT for one in wrong)
+        self._outputs_agree = all(result.case.kind is TensorKind.GRADIENT for result in wrong)
         self._ties = _find_broken_ties(examined.reference, wrong)
         self._causes: dict[int, Explanation] = {}
 
@@ -149,11 +150,11 @@ class _Problems:
         if common is not None:
             yield common
             return
-        if all(one.case.kind is TensorKind.BUFFER for one in self._wrong):
+        if all(result.case.kind is TensorKind.BUFFER for result in self._wrong):
             yield from self._describe_buffers()
             return
         origins = self._examined.origins
-        own = [one for one in origins if one.kind is Kind.GRADIENT_OF_PARAMETER]
+        own = [result for result in origins if result.kind is Kind.GRADIENT_OF_PARAMETER]
         yield from self._group_parameters(own)
         for origin in origins:
             if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
@@ -178,16 +179,18 @@ class _Problems:
     def _find_common_cause(self) -> Problem | None:
         """One factor on all gradients, or an axis over which none is reduced: no module's fault."""
         gradients = [
-            one
-            for one in self._examined.judged
-            if one.case.kind is TensorKind.GRADIENT and not one.case.name.startswith("inputs")
+            result
+            for result in self._examined.judged
+            if result.case.kind is TensorKind.GRADIENT and not result.case.name.startswith("inputs")
         ]
-        wrong = [one for one in gradients if one.verdict.agreement not in _HARMLESS]
-        right = [one for one in gradients if one not in wrong and not _is_noise(one.verdict)]
-        modules = {one.case.name.rpartition(".")[0] for one in wrong}
+        wrong = [result for result in gradients if result.verdict.agreement not in _HARMLESS]
+        right = [
+            result for result in gradients if result not in wrong and not _is_noise(result.verdict)
+        ]
+        modules = {result.case.name.rpartition(".")[0] for result in wrong}
         if not self._outputs_agree or right or len(modules) < 2 or self._ties:
             return None
-        causes = [self._explain(one) for one in wrong]
+        causes = [self._explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
         if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
             return None
@@ -228,7 +231,7 @@ class _Problems:
         if len(names) > 1:
             fact = f"The gradients of {_list_names(names)} differ"
             agree = "those of their modules' outputs agree"
-        fact += f", although {agree}." if all(one.is_first for one in origins) else "."
+        fact += f", although {agree}." if all(result.is_first for result in origins) else "."
         is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in _PLAIN
         module = _find_common_module([origin.module or "" for origin in origins])
         return Problem(
@@ -277,7 +280,7 @@ class _Problems:
         )
         known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
         known = known or next((cause for cause in found if cause.remedy), None)
-        is_drawn = any(one.verdict.suspect is Suspect.RANDOMNESS for one in self._wrong)
+        is_drawn = any(result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong)
         if known is None and is_drawn:
             fact = "The ranks drew different random numbers for a replicated tensor."
             return Explanation(Suspect.RANDOMNESS, fact)
@@ -288,19 +291,19 @@ class _Problems:
         for name, places in self._examined.unheld.items():
             if name.rpartition(".")[0] == module:
                 return Explanation(Suspect.WRONG_SLICE, f"No rank holds {name}{places}.")
-        for one in self._examined.judged:
-            is_own = one.case.name.rpartition(".")[0] == module
-            if one.case.kind is TensorKind.PARAMETER and is_own:
-                cause = self._explain(one)
-                fact = f"{one.case.name} differs already before the step: {_lower(cause.fact)}"
+        for result in self._examined.judged:
+            is_own = result.case.name.rpartition(".")[0] == module
+            if result.case.kind is TensorKind.PARAMETER and is_own:
+                cause = self._explain(result)
+                fact = f"{result.case.name} differs already before the step: {_lower(cause.fact)}"
                 return dataclasses.replace(cause, fact=fact.rstrip(": "))
         return UNKNOWN
 
     def _explain_op(self, op: WrongOp, module: str | None) -> Explanation:
         """From what the op takes, which differs already, or is only a shard of what it needs."""
-        wrong = [one for one in op.inputs if one.full]
-        for one in wrong:
-            cause = self._explain(one, is_forward=True)
+        wrong = [result for result in op.inputs if result.full]
+        for result in wrong:
+            cause = self._explain(result, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
                 fact = f"Its input differs already: {_lower(cause.fact)}"
                 return dataclasses.replace(cause, fact=fact)
@@ -316,7 +319,7 @@ class _Problems:
                 "device.",
                 remedy="Compute it from the sizes of the full model, not from those of a shard.",
             )
-        layouts = [one.layout for one in op.inputs if one.layout is not None]
+        layouts = [result.layout for result in op.inputs if result.layout is not None]
         if wrong or not layouts:
             return UNKNOWN
         where = layouts[0].describe(list(self._axes))
@@ -328,8 +331,10 @@ class _Problems:
 
     def _explain_loss(self) -> Explanation:
         """From the layout of the outputs that the loss is computed from."""
-        outputs = [one for one in self._examined.judged if one.case.kind is TensorKind.OUTPUT]
-        layout = next((one.layout for one in outputs if one.layout is not None), None)
+        outputs = [
+            result for result in self._examined.judged if result.case.kind is TensorKind.OUTPUT
+        ]
+        layout = next((result.layout for result in outputs if result.layout is not None), None)
         if layout is None:
             return UNKNOWN
         where, axes = layout.describe(list(self._axes)), sharding_axes(layout, self._axes)
@@ -342,13 +347,13 @@ class _Problems:
     def _describe_buffers(self) -> Iterator[Problem]:
         """Buffers that differ although all else agrees, those of a module together."""
         groups: dict[str, list[Judged]] = {}
-        for one in self._wrong:
-            groups.setdefault(one.case.name.rpartition(".")[0], []).append(one)
+        for result in self._wrong:
+            groups.setdefault(result.case.name.rpartition(".")[0], []).append(result)
         for module, group in groups.items():
-            causes = [self._explain(one) for one in group]
+            causes = [self._explain(result) for result in group]
             known = (cause for cause in causes if cause.suspect is not Suspect.UNKNOWN)
             cause = next(known, UNKNOWN)
-            names = _list_names([one.case.name for one in group])
+            names = _list_names([result.case.name for result in group])
             differ = "differs" if len(group) == 1 else "differ"
             yield Problem(
                 cause,
@@ -356,29 +361,31 @@ class _Problems:
                 f"Outputs and gradients agree; after the step {names} {differ}. {cause.fact}",
                 suggest(cause, Kind.BUFFER),
                 module=module,
-                names=tuple(one.case.name for one in group),
+                names=tuple(result.case.name for result in group),
             )
 
     def _describe_tensors(self) -> Iterator[Problem]:
         """Without a place: tensors that differ in the same way, together."""
         groups: dict[object, list[Judged]] = {}
-        for one in self._wrong:
-            cause = self._explain(one)
-            groups.setdefault((one.case.kind, one.verdict.agreement, cause.kind), []).append(one)
+        for result in self._wrong:
+            cause = self._explain(result)
+            groups.setdefault((result.case.kind, result.verdict.agreement, cause.kind), []).append(
+                result
+            )
         for group in groups.values():
             first = group[0]
             cause, verdict = self._explain(first), first.verdict
-            names = [one.case.name or "the output" for one in group]
+            names = [result.case.name or "the output" for result in group]
             what = "" if verdict.kind is TensorKind.OUTPUT else f"{verdict.kind} of "
             is_plain = cause.suspect is Suspect.UNKNOWN
             detail = _sentence(verdict.detail) if is_plain else cause.fact
-            said = verdict.agreement.replace("_", " ")
+            agreement = verdict.agreement.replace("_", " ")
             yield Problem(
                 cause,
                 names[0],
-                f"{what}{_list_names(names)}: {said}. {detail}".strip(),
+                f"{what}{_list_names(names)}: {agreement}. {detail}".strip(),
                 suggest(cause, Kind.LOSS),
-                names=tuple(one.case.name for one in group),
+                names=tuple(result.case.name for result in group),
                 rule=f"parity-{verdict.agreement.replace('_', '-')}" if is_plain else "",
             )
 
@@ -429,7 +436,9 @@ def _name_place(origin: Origin) -> str:
 
 def _find_broken_ties(reference: Outcome, wrong: Sequence[Judged]) -> dict[str, Explanation]:
     """Parameters that were one, and whose gradients add up to what that one's was."""
-    gradients = {one.case.name: one for one in wrong if one.case.kind is TensorKind.GRADIENT}
+    gradients = {
+        result.case.name: result for result in wrong if result.case.kind is TensorKind.GRADIENT
+    }
     ties: dict[str, list[str]] = {}
     for name, first in tie_names(reference.gradients).items():
         ties.setdefault(first, []).append(name)
@@ -446,7 +455,7 @@ def _find_broken_ties(reference: Outcome, wrong: Sequence[Judged]) -> dict[str, 
 
 
 def _add_up(judged: Sequence[Judged]) -> bool:
-    parts = [as_exact(one.full[0]) for one in judged if one.full]
+    parts = [as_exact(result.full[0]) for result in judged if result.full]
     target, floor = judged[0].case.target, judged[0].case.floor
     if len(parts) < len(judged) or target is None or floor is None:
         return False
@@ -508,7 +517,11 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
             "Nothing is wrong. Reduce in float32 if the accuracy matters.",
         ),
     ):
-        names = [one.name or "the output" for one in parity.tensors if one.agreement is agreement]
+        names = [
+            result.name or "the output"
+            for result in parity.tensors
+            if result.agreement is agreement
+        ]
         if names:
             yield Finding(
                 rule=f"parity-{agreement}",
@@ -521,15 +534,15 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
 
 def _find_noisy(parity: Parity) -> Iterator[Finding]:
     """Outputs that are so noisy that nearly anything would be called close."""
-    for one in parity.tensors:
-        is_output = one.kind is TensorKind.OUTPUT and one.agreement is Agreement.CLOSE
-        if is_output and one.detail != CONFIRMED and (one.noise or 0.0) > _NOISY:
+    for result in parity.tensors:
+        is_output = result.kind is TensorKind.OUTPUT and result.agreement is Agreement.CLOSE
+        if is_output and result.detail != CONFIRMED and (result.noise or 0.0) > _NOISY:
             yield Finding(
                 rule="parity-noisy",
                 severity=Severity.WARNING,
-                subject=one.name or "the output",
-                fact=f"It is close, but it changes by {one.noise:.0%} when weights change by one "
-                "unit in the last place, and the ranks do not run in double precision: almost any "
+                subject=result.name or "the output",
+                fact=f"It is close, but it changes by {result.noise:.0%} when weights change by "
+                "one unit in the last place, and the ranks do not run in double precision: almost any "
                 "result would count as close.",
                 remedy="Compare fewer layers, or run both versions in float64.",
             )

@@ -31,7 +31,7 @@ class Judged:
     """A case with its verdict.
 
     `full` has the full tensor of each rank, put together from shards by `layout` where there are
-    any; it is empty where the tensor is right, and nobody asks why.
+    any; it is empty where the tensor is right.
     """
 
     case: Case
@@ -57,41 +57,41 @@ def judge(case: Case) -> Judged:
     if not absent:
         return _judge_values(case, [tensor for tensor in case.ranks if tensor is not None])
     is_zero = not bool(reference.any())
-    if is_zero and not any(bool(_held(case, rank).any()) for rank in present):
+    if is_zero and not any(bool(_tensor_of(case, rank).any()) for rank in present):
         return _settle(case, Agreement.EQUAL, "zero on the single device, and none on the ranks")
     where = "no rank has one" if not present else "some ranks have none"
     return _settle(case, Agreement.MISSING, f"{where}; the single device does", absent)
 
 
 def _judge_extra(case: Case, present: Sequence[int]) -> Judged:
-    held = [rank for rank in present if bool(_held(case, rank).any())]
-    if not held:
+    nonzero = [rank for rank in present if bool(_tensor_of(case, rank).any())]
+    if not nonzero:
         return _settle(case, Agreement.EQUAL, "zero, and the single device has none")
-    return _settle(case, Agreement.EXTRA, "the single device has none", held)
+    return _settle(case, Agreement.EXTRA, "the single device has none", nonzero)
 
 
-def _held(case: Case, rank: int) -> torch.Tensor:
+def _tensor_of(case: Case, rank: int) -> torch.Tensor:
     tensor = case.ranks[rank]
     assert tensor is not None
     return tensor
 
 
-def _judge_values(case: Case, held: Sequence[torch.Tensor]) -> Judged:
+def _judge_values(case: Case, tensors: Sequence[torch.Tensor]) -> Judged:
     assert case.reference is not None
     strangers = [
         rank
-        for rank, tensor in enumerate(held)
+        for rank, tensor in enumerate(tensors)
         if not _may_be(tensor.dtype, case.reference.dtype, case)
     ]
     if strangers:
-        fact = f"dtype is {_name(held[strangers[0]].dtype)}, not {_name(case.reference.dtype)}"
+        fact = f"dtype is {_name(tensors[strangers[0]].dtype)}, not {_name(case.reference.dtype)}"
         return _settle(case, Agreement.RESHAPED, fact, strangers)
     shape = case.reference.shape
-    if all(tensor.shape == shape for tensor in held):
-        return _judge_averaged(case, held, _judge_full(case, held))
+    if all(tensor.shape == shape for tensor in tensors):
+        return _judge_averaged(case, tensors, _judge_full(case, tensors))
     nearest: Judged | None = None
-    for layout in shard_layouts(held, shape, case.sizes):
-        for full in _join(case, held, layout):
+    for layout in shard_layouts(tensors, shape, case.sizes):
+        for full in _join(case, tensors, layout):
             judged = replace(_judge_full(case, full), layout=layout)
             if judged.verdict.agreement in FINE:
                 return judged
@@ -99,17 +99,17 @@ def _judge_values(case: Case, held: Sequence[torch.Tensor]) -> Judged:
                 nearest = judged
     if nearest is not None:
         return nearest
-    odd = [rank for rank, tensor in enumerate(held) if tensor.shape != shape]
-    fact = f"shape is {list(held[odd[0]].shape)}, and no such shards make up {list(shape)}"
+    odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
+    fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _settle(case, Agreement.RESHAPED, fact, odd)
 
 
 def _join(
-    case: Case, held: Sequence[torch.Tensor], layout: Layout
+    case: Case, tensors: Sequence[torch.Tensor], layout: Layout
 ) -> Iterator[Sequence[torch.Tensor]]:
     """Full tensors of what each rank has of all calls, or of each call in turn."""
     assert case.reference is not None
-    joined = [layout.join(held)]
+    joined = [layout.join(tensors)]
     if case.calls:
         calls = [layout.join(call) for call in zip(*case.calls, strict=True)]
         along = min(case.batch_dim, case.reference.ndim - 1)
@@ -117,7 +117,7 @@ def _join(
             by_rank = zip(*(full for full in calls if full is not None), strict=True)
             joined.append([torch.cat(full, along) for full in by_rank])
     for full in joined:
-        if full is not None and all(one.shape == case.reference.shape for one in full):
+        if full is not None and all(tensor.shape == case.reference.shape for tensor in full):
             yield full
 
 
@@ -126,7 +126,7 @@ def _error(judged: Judged) -> float:
     return math.inf if error is None else error
 
 
-def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) -> Judged:
+def _judge_averaged(case: Case, tensors: Sequence[torch.Tensor], judged: Judged) -> Judged:
     """Of an output that is reduced over the batch, where that is sharded, each rank has its own.
 
     Averaged over ranks it may be right, such as a loss; or summed, such as a count.
@@ -134,7 +134,7 @@ def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) ->
     is_fine = judged.verdict.agreement in FINE
     if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT:
         return judged
-    sums = [as_exact(tensor) for tensor in held]
+    sums = [as_exact(tensor) for tensor in tensors]
     for axis in case.batch_axes:
         for line in ranks_along(case.sizes, axis):
             total = torch.stack([sums[rank] for rank in line]).sum(0)
@@ -142,7 +142,7 @@ def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) ->
                 sums[rank] = total
     count = math.prod(case.sizes[axis] for axis in case.batch_axes)
     for divisor in (count, 1):
-        reduced = _judge_full(case, [(total / divisor).to(held[0].dtype) for total in sums])
+        reduced = _judge_full(case, [(total / divisor).to(tensors[0].dtype) for total in sums])
         if reduced.verdict.agreement in FINE:
             return reduced
     return judged
@@ -241,7 +241,7 @@ def _settle(
         ranks=compress_ranks(ranks),
         detail=detail,
     )
-    if agreement in FINE:  # nobody will ask what it was; a model has many of them
+    if agreement in FINE:  # a model has many of them, and nothing is left to explain
         return Judged(replace(case, target=None, ranks=(), calls=()), verdict)
     return Judged(case, verdict, full)
 

@@ -92,15 +92,15 @@ def find_origins(
         return [loss]
     own = list(_find_own(seen, gradients))
     back = next(_find_backward(seen), None)
-    if back is None or any(_is_same_place(one.module, back.module) for one in own):
+    if back is None or any(_is_same_place(origin.module, back.module) for origin in own):
         return own
     return [*own, back]
 
 
-def _is_same_place(one: str | None, other: str | None) -> bool:
-    if one is None or other is None:
+def _is_same_place(module: str | None, outer: str | None) -> bool:
+    if module is None or outer is None:
         return False
-    return one == other or (bool(other) and is_within(one, other))
+    return module == outer or (bool(outer) and is_within(module, outer))
 
 
 @final
@@ -134,7 +134,7 @@ class _Seen:
         best_count = -1
         for factor in dict.fromkeys(factors):
             judged = self._judge(runs, ranks, mesh, Phase.BACKWARD, float(factor))
-            count = sum(one.verdict.agreement in FINE for one in judged.values())
+            count = sum(result.verdict.agreement in FINE for result in judged.values())
             if count > best_count:
                 best, best_count = judged, count
             if count == len(judged):
@@ -178,15 +178,17 @@ class _Seen:
         forward = spot._replace(phase=Phase.FORWARD)
         first = self.same[forward]
         is_forward = spot.phase is Phase.FORWARD
-        others = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
+        neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
         agreements = [
-            self.judged[one].verdict.agreement
-            for one in (other._replace(phase=spot.phase) for other in others if other != forward)
-            if one in self.judged and self.same[one._replace(phase=Phase.FORWARD)] != first
+            self.judged[neighbour._replace(phase=spot.phase)].verdict.agreement
+            for neighbour in neighbours
+            if neighbour._replace(phase=spot.phase) in self.judged and self.same[neighbour] != first
         ]
         if agreements:
             return all(agreement in FINE for agreement in agreements)
-        return is_forward and any(self.is_fine(one, spot.phase) for one in self._callers_of(spot))
+        return is_forward and any(
+            self.is_fine(caller, spot.phase) for caller in self._callers_of(spot)
+        )
 
     def _callers_of(self, spot: Spot) -> Iterator[str]:
         module = self.callers.get(spot.module)
@@ -210,9 +212,9 @@ class _Seen:
         """
         first = self.same[spot._replace(phase=Phase.FORWARD)]
         modules = dict.fromkeys(
-            one.module
-            for one, its_first in self.same.items()
-            if its_first == first and one.role is Role.INPUT
+            taken.module
+            for taken, its_first in self.same.items()
+            if its_first == first and taken.role is Role.INPUT
         )
         callers = {
             module: set(self._callers_of(first._replace(module=module))) for module in modules
@@ -260,7 +262,7 @@ def _judge_spots(
         if case.reference is None or case.reference.ndim == 0:
             continue
         case = _fill_absent(case, [spot.module not in own for own in modules])
-        is_missing = spot.phase is Phase.BACKWARD and all(one is None for one in case.ranks)
+        is_missing = spot.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
         forward = spot._replace(phase=Phase.FORWARD).encode()
         if None not in case.ranks or (is_missing and all(forward in rank.seen for rank in ranks)):
             yield spot, judge(case)
@@ -282,11 +284,11 @@ def _find_forward(seen: _Seen) -> Iterator[Origin]:
         if spot.role is Role.INPUT:
             caller = seen.callers.get(spot.module)
             agreements = [
-                seen.judged[one].verdict.agreement
-                for one in seen.origins.get(spot, ())
-                if one in seen.judged
+                seen.judged[origin].verdict.agreement
+                for origin in seen.origins.get(spot, ())
+                if origin in seen.judged
             ]
-            is_first = bool(agreements) and all(one in FINE for one in agreements)
+            is_first = bool(agreements) and all(agreement in FINE for agreement in agreements)
             yield Origin(Kind.INPUT, caller, judged, spot.module, spot.path, is_first)
         else:
             is_first = seen.is_fine(spot.module, Phase.FORWARD, Role.INPUT) is True

@@ -32,73 +32,73 @@ def is_coarse(judged: Sequence[Judged]) -> bool:
     So it does where outputs move by much when weights move by little. Gradients that are nothing
     but noise are common: those of a bias before a norm, or of the keys of attention.
     """
-    return any(_is_coarse(one) for one in judged)
+    return any(_is_coarse(result) for result in judged)
 
 
-def _is_coarse(one: Judged) -> bool:
-    floor, reference = one.case.floor, one.case.reference
+def _is_coarse(result: Judged) -> bool:
+    floor, reference = result.case.floor, result.case.reference
     if floor is None or reference is None:
         return False
-    is_noisy = one.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
+    is_noisy = result.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
     return epsilon(reference.dtype) > _COARSE or is_noisy
 
 
 def apply_exact(judged: Sequence[Judged], wide: Mapping[Key, Judged]) -> list[Judged]:
     """Verdicts that know both: what agrees exactly is rounded, what differs exactly is wrong."""
-    return [_decide(one, wide.get((one.case.kind, one.case.name))) for one in judged]
+    return [_decide(result, wide.get((result.case.kind, result.case.name))) for result in judged]
 
 
-def _decide(one: Judged, wide: Judged | None) -> Judged:
+def _decide(result: Judged, wide: Judged | None) -> Judged:
     if wide is None:
-        return one
-    is_fine = one.verdict.agreement in FINE
-    if wide.verdict.agreement in FINE and one.verdict.agreement in _NUMERIC:
+        return result
+    is_fine = result.verdict.agreement in FINE
+    if wide.verdict.agreement in FINE and result.verdict.agreement in _NUMERIC:
         verdict = replace(
-            one.verdict,
+            result.verdict,
             agreement=Agreement.ROUNDED,
             suspect=Suspect.ROUNDING,
             detail="agrees in double precision",
         )
-        return Judged(one.case, verdict, one.full, one.layout)
+        return Judged(result.case, verdict, result.full, result.layout)
     if is_fine and wide.verdict.agreement in _NUMERIC:
         verdict = replace(
             wide.verdict,
-            dtype=one.verdict.dtype,
-            detail=f"within the noise of {one.verdict.dtype}, but differs in double precision",
+            dtype=result.verdict.dtype,
+            detail=f"within the noise of {result.verdict.dtype}, but differs in double precision",
         )
         return Judged(wide.case, verdict, wide.full, wide.layout)
     if is_fine and wide.verdict.agreement in FINE:
-        return Judged(one.case, replace(one.verdict, detail=CONFIRMED), layout=one.layout)
+        return Judged(result.case, replace(result.verdict, detail=CONFIRMED), layout=result.layout)
     # In double precision there is less noise to see the cause through.
     if is_fine or not wide.full:
-        return one
-    return Judged(wide.case, one.verdict, wide.full, wide.layout)
+        return result
+    return Judged(wide.case, result.verdict, wide.full, wide.layout)
 
 
 def apply_steady(judged: Sequence[Judged], steady: Mapping[Key, Judged]) -> list[Judged]:
     """Verdicts that know what comes of it when nothing is drawn."""
     decided = []
-    for one in judged:
-        other = steady.get((one.case.kind, one.case.name))
-        if other is None or one.verdict.agreement in FINE:
-            decided.append(one)
+    for result in judged:
+        other = steady.get((result.case.kind, result.case.name))
+        if other is None or result.verdict.agreement in FINE:
+            decided.append(result)
         elif other.verdict.agreement in FINE:
-            decided.append(_blame_draw(one))
+            decided.append(_blame_draw(result))
         else:
             decided.append(other)
     return decided
 
 
-def _blame_draw(one: Judged) -> Judged:
-    """Ranks that drew different numbers for what each has whole are wrong; else it is chance."""
-    is_torn = one.verdict.agreement is Agreement.RANKS_DISAGREE
+def _blame_draw(result: Judged) -> Judged:
+    """Ranks that drew different numbers for a replicated tensor are wrong; else it is chance."""
+    is_replicated = result.verdict.agreement is Agreement.RANKS_DISAGREE
     verdict = replace(
-        one.verdict,
-        agreement=Agreement.RANKS_DISAGREE if is_torn else Agreement.RANDOM,
+        result.verdict,
+        agreement=Agreement.RANKS_DISAGREE if is_replicated else Agreement.RANDOM,
         suspect=Suspect.RANDOMNESS,
         detail="agrees when no random numbers are drawn",
     )
-    return Judged(one.case, verdict, one.full, one.layout)
+    return Judged(result.case, verdict, result.full, result.layout)
 
 
 def accept_own_outputs(
@@ -109,37 +109,42 @@ def accept_own_outputs(
     Those are the loss of a rank's own shard, samples in the order in which ranks took them, and
     what a pipeline stage returns that does not have the last modules.
     """
-    gradients = [one for one in judged if one.case.kind is TensorKind.GRADIENT]
-    is_right = bool(gradients) and all(one.verdict.agreement in _HARMLESS for one in gradients)
-    return [_accept(one, ranks, axes) if is_right else one for one in judged]
+    gradients = [result for result in judged if result.case.kind is TensorKind.GRADIENT]
+    is_right = bool(gradients) and all(
+        result.verdict.agreement in _HARMLESS for result in gradients
+    )
+    return [_accept(result, ranks, axes) if is_right else result for result in judged]
 
 
-def _accept(one: Judged, ranks: Sequence[Outcome], axes: Mapping[str, int]) -> Judged:
-    if one.case.kind is not TensorKind.OUTPUT or one.verdict.agreement in _HARMLESS:
-        return one
+def _accept(result: Judged, ranks: Sequence[Outcome], axes: Mapping[str, int]) -> Judged:
+    if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in _HARMLESS:
+        return result
     detail = ""
-    if one.verdict.agreement is Agreement.RANKS_DISAGREE and math.prod(one.verdict.shape) == 1:
-        cause = explain(one, axes)
+    if (
+        result.verdict.agreement is Agreement.RANKS_DISAGREE
+        and math.prod(result.verdict.shape) == 1
+    ):
+        cause = explain(result, axes)
         if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
             verb = "summed" if cause.reduction == "sum" else "averaged"
             detail = f"each rank's own; {verb} over {' and '.join(cause.axes)} they agree"
-    elif one.full and _has_same_samples(one):
+    elif result.full and _has_same_samples(result):
         detail = "agrees, with its samples in another order"
-    elif _is_of_last_stage(one, ranks):
+    elif _is_of_last_stage(result, ranks):
         detail = "agrees on the ranks that have the last modules"
     if not detail:
-        return one
-    verdict = replace(one.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
-    return Judged(one.case, verdict, layout=one.layout)
+        return result
+    verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
+    return Judged(result.case, verdict, layout=result.layout)
 
 
-def _has_same_samples(one: Judged) -> bool:
+def _has_same_samples(result: Judged) -> bool:
     """Whether every rank has all samples, if in another order along the batch."""
-    target, floor, dim = one.case.target, one.case.floor, one.case.batch_dim
+    target, floor, dim = result.case.target, result.case.floor, result.case.batch_dim
     if target is None or floor is None or target.ndim < 2 or target.shape[dim] > _MAX_SAMPLES:
         return False
     wanted = target.movedim(dim, 0).flatten(1)
-    for full in one.full:
+    for full in result.full:
         samples = as_exact(full).movedim(dim, 0).flatten(1)
         nearest = torch.cdist(samples, wanted).argmin(1)
         is_each = len(torch.unique(nearest)) == len(wanted)
@@ -148,21 +153,21 @@ def _has_same_samples(one: Judged) -> bool:
     return True
 
 
-def _is_of_last_stage(one: Judged, ranks: Sequence[Outcome]) -> bool:
+def _is_of_last_stage(result: Judged, ranks: Sequence[Outcome]) -> bool:
     """Whether the output is right on some ranks, and the others do not have all modules."""
-    reference = one.case.reference
-    if reference is None or one.verdict.agreement not in (Agreement.MISSING, Agreement.RESHAPED):
+    reference = result.case.reference
+    if reference is None or result.verdict.agreement not in (Agreement.MISSING, Agreement.RESHAPED):
         return False
     last = [
         tensor
-        for tensor in one.case.ranks
+        for tensor in result.case.ranks
         if tensor is not None and tensor.shape == reference.shape
     ]
     others = [
         rank
-        for rank, tensor in zip(ranks, one.case.ranks, strict=True)
+        for rank, tensor in zip(ranks, result.case.ranks, strict=True)
         if tensor is None or tensor.shape != reference.shape
     ]
-    case = dataclasses.replace(one.case, ranks=tuple(last), sizes=(len(last),), calls=())
+    case = dataclasses.replace(result.case, ranks=tuple(last), sizes=(len(last),), calls=())
     is_right = bool(last) and judge(case).verdict.agreement in FINE
     return is_right and all(rank.absent for rank in others)

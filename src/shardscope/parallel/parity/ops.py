@@ -119,8 +119,8 @@ class OpProbe:
         spot = Spot(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
-        given = name_arguments(func, args, kwargs)
-        self.numbers[spot.encode()] = {k: v for k, v in given.items() if isinstance(v, float)}
+        named = name_arguments(func, args, kwargs)
+        self.numbers[spot.encode()] = {k: v for k, v in named.items() if isinstance(v, float)}
         self._record(spot, arguments, source)  # before an op can write into them
         result = func(*args, **kwargs)
         self._record(spot._replace(role=Role.OUTPUT), dict(named_tensors(result)), source)
@@ -260,7 +260,7 @@ def _find_first_wrong(
     judged: Mapping[int, tuple[list[Judged], list[Judged]]], consumers: Mapping[int, set[int]]
 ) -> int | None:
     agreements = {
-        number: {one.verdict.agreement for one in outputs}
+        number: {output.verdict.agreement for output in outputs}
         for number, (_, outputs) in judged.items()
     }
     for number in sorted(agreements):

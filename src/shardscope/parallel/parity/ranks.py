@@ -77,9 +77,9 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         _check_supported(model)
         variant.adapt(model)
         parameters = {n: p.detach() for n, p in names.parameters(model) if not p.is_meta}
-        held = gather(TensorKind.PARAMETER, parameters)
+        full = gather(TensorKind.PARAMETER, parameters)
         if variant.is_marked:
-            return Outcome([], {}, {}, parameters=held)
+            return Outcome([], {}, {}, parameters=full)
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
             seed_all(task.seed)
         probe = None if look is None else look.make_probe()
@@ -88,14 +88,14 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
     originals = dict(named_parameters(eager.model))
     return replace(
         outcome,
-        parameters=dict(_find_changed(held, originals)),
+        parameters=dict(_find_changed(full, originals)),
         absent=frozenset(originals.keys() - parameters.keys()),
         added=frozenset(tensors - names.known),
     )
 
 
 def _check_supported(model: nn.Module) -> None:
-    if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise ParityError(
             "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), whose gradients "
             "are flat shards that parity cannot assign to parameters. Use fully_shard (FSDP2)."

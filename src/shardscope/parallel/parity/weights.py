@@ -23,6 +23,8 @@ from shardscope.parallel.parity.outcome import Outcome, tie_names
 __all__ = ["TracedWeights", "is_unclear", "mark_weights"]
 
 Named = Mapping[str, torch.Tensor]
+Values = tuple[torch.Tensor, torch.Tensor | None]
+"""The places of some elements of a parameter, and their values, such as gradients, if any."""
 
 # Beside its index a mark has a fraction, which a mark that was scaled or added to does not have.
 _FRACTION = 323_567 / 2**20
@@ -132,7 +134,9 @@ class TracedWeights:
                 replace(
                     rank,
                     gradients=own,
-                    parameters={origins.get(n, n): one for n, one in rank.parameters.items()},
+                    parameters={
+                        origins.get(name, name): tensor for name, tensor in rank.parameters.items()
+                    },
                     absent=rank.absent - moved,
                     added=rank.added.difference(part.name for part in parts),
                 )
@@ -155,15 +159,17 @@ class TracedWeights:
         result = []
         for rank, named in enumerate(ranks):
             replaced = {part.name for part in self._ranks[rank] if not self._is_kept(part)}
-            result.append({name: one for name, one in named.items() if name not in replaced})
+            result.append({name: tensor for name, tensor in named.items() if name not in replaced})
         for origin in self._moved:
             aliases = self._find_aliases(origin)
-            held = [list(self._find_held(origin, rank, ranks[rank])) for rank in range(len(ranks))]
+            values_of = [
+                list(self._find_values(origin, rank, named)) for rank, named in enumerate(ranks)
+            ]
             for rank, named in enumerate(result):
                 # A rank that holds a tied parameter twice has two gradients for it.
-                copies = aliases if _is_twice(held[rank]) else aliases[:1]
+                copies = aliases if _is_twice(values_of[rank]) else aliases[:1]
                 for index, name in enumerate(copies):
-                    full = self._fill(origin, rank, held, skip=index)
+                    full = self._fill(origin, rank, values_of, skip=index)
                     if full is not None:
                         named[name] = full
         return result
@@ -176,23 +182,22 @@ class TracedWeights:
     def _is_kept(self, part: _Part) -> bool:
         return not any(origin in self._moved for origin in part.places)
 
-    def _find_held(
-        self, origin: str, rank: int, named: Named
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The elements of an original's parameter that a rank holds: which, and their values."""
+    def _find_values(self, origin: str, rank: int, named: Named) -> Iterator[Values]:
+        """The elements of an original's parameter that a rank holds."""
         for part in self._ranks[rank]:
             if origin in part.places:
                 own, places = part.places[origin]
                 tensor = named.get(part.name)
-                is_there = tensor is not None and tensor.numel() == math.prod(part.shape)
-                values = tensor.detach().cpu().flatten()[own] if tensor is not None else None
-                yield places, values if is_there else None
+                if tensor is None or tensor.numel() != math.prod(part.shape):
+                    yield places, None
+                else:
+                    yield places, tensor.detach().cpu().flatten()[own]
 
     def _fill(
         self,
         origin: str,
         rank: int,
-        held: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor | None]]],
+        values_of: Sequence[Sequence[Values]],
         *,
         skip: int,
     ) -> torch.Tensor | None:
@@ -201,13 +206,13 @@ class TracedWeights:
         None if it holds elements of which it has no value, such as no gradient.
         """
         original = self._original[origin]
-        if any(values is None for _, values in held[rank]):
+        if any(values is None for _, values in values_of[rank]):
             return None
-        present = [values.dtype for parts in held for _, values in parts if values is not None]
+        present = [values.dtype for parts in values_of for _, values in parts if values is not None]
         full = torch.zeros(original.numel(), dtype=present[0] if present else original.dtype)
         is_set = torch.zeros(original.numel(), dtype=torch.bool)
         for other in ranks_by_distance(self._sizes, rank):
-            for places, values in held[other][skip:] if other == rank else held[other]:
+            for places, values in values_of[other][skip:] if other == rank else values_of[other]:
                 if values is not None:
                     is_new = ~is_set[places]
                     full[places[is_new]] = values[is_new].to(full.dtype)
@@ -226,10 +231,9 @@ def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:
         numbers = tensor.detach().cpu().double().flatten()
         indices = (numbers - _FRACTION).round().long()
         is_mark = (indices.double() + _FRACTION == numbers) & (indices >= 1) & (indices <= total)
-        # The others are padding, or the parameter was computed from the original's.
-        if not bool(is_mark.any()) or bool((numbers[~is_mark] != 0).any()):
+        own = is_mark.nonzero().flatten()  # the others are padding
+        if not len(own):  # it is new, or was computed from the original's
             continue
-        own = is_mark.nonzero().flatten()
         sources = torch.bucketize(indices[own], starts, right=True) - 1
         places = {}
         for source in torch.unique(sources).tolist():
@@ -239,8 +243,8 @@ def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:
         yield _Part(name, tensor.shape, places)
 
 
-def _is_twice(held: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> bool:
-    places = torch.cat([part for part, _ in held]) if held else torch.zeros(0)
+def _is_twice(values: Sequence[Values]) -> bool:
+    places = torch.cat([places for places, _ in values]) if values else torch.zeros(0)
     return len(torch.unique(places)) < len(places)
 
 
