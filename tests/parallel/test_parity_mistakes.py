@@ -22,6 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import Column, Copy, Gather, GatherAndReduce, Row, Scatter, Sum, reduce_gradients
 from shardscope import Recording, parity
+from shardscope.parallel.parity.names import OriginalNames
+from shardscope.parallel.parity.ops import OpProbe
+from shardscope.parallel.parity.probe import Role, Spot
 from shardscope.record import Phase, Suspect
 
 pytestmark = [
@@ -557,3 +560,19 @@ def test_a_bias_that_was_not_loaded_is_missing() -> None:
 
     recording = check(parallelize, {"tp": 2})
     assert_found(recording, "block.mlp.up", Suspect.STALE)
+
+
+def test_memory_that_an_op_fills_is_none_of_its_inputs() -> None:
+    """It holds anything, and would explain a difference by chance."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask = torch.empty_like(x).bernoulli_(0.5)
+            return mask.mul_(x)
+
+    probe, model = OpProbe(""), Noisy()
+    with probe.watching(model, OriginalNames(model)):
+        model(torch.ones(3))
+    spots = [Spot.decode(name) for name in probe.seen]
+    inputs = [(spot.module, spot.path) for spot in spots if spot.role is Role.INPUT]
+    assert inputs == [("aten.mul_.Tensor", "[0]"), ("aten.mul_.Tensor", "[1]")]

@@ -271,6 +271,11 @@ class _Problems:
         """The cause: from the weights, the values, the op, the layout, in this order."""
         if origin.judged.verdict.agreement is Agreement.NONFINITE:
             return UNKNOWN
+        is_drawn = [result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong]
+        fact = "The ranks drew different random numbers for a replicated tensor."
+        draw = Explanation(Suspect.RANDOMNESS, fact)
+        if all(is_drawn):  # values that were drawn may look like anything
+            return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
         found = (
             self._explain_weights(origin.module or "") if is_forward else UNKNOWN,
@@ -280,10 +285,8 @@ class _Problems:
         )
         known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
         known = known or next((cause for cause in found if cause.remedy), None)
-        is_drawn = any(result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong)
-        if known is None and is_drawn:
-            fact = "The ranks drew different random numbers for a replicated tensor."
-            return Explanation(Suspect.RANDOMNESS, fact)
+        if known is None and any(is_drawn):
+            return draw
         return known or next((cause for cause in found if cause.fact), UNKNOWN)
 
     def _explain_weights(self, module: str) -> Explanation:
@@ -542,8 +545,8 @@ def _find_noisy(parity: Parity) -> Iterator[Finding]:
                 severity=Severity.WARNING,
                 subject=result.name or "the output",
                 fact=f"It is close, but it changes by {result.noise:.0%} when weights change by "
-                "one unit in the last place, and the ranks do not run in double precision: almost any "
-                "result would count as close.",
+                "one unit in the last place, and the ranks do not run in double precision: almost "
+                "any result would count as close.",
                 remedy="Compare fewer layers, or run both versions in float64.",
             )
 

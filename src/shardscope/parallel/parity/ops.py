@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet
+from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet, op_schema
 from shardscope.comm.stack import read_stack
 from shardscope.numerics.widen import name_arguments
 from shardscope.parallel.parity.cases import Runs, cases
@@ -27,12 +27,11 @@ from shardscope.record import FINE, Agreement, Phase, Source
 __all__ = ["OpProbe", "WrongOp", "find_op"]
 
 # Ops that move values without changing them are called more often, or less, on shards.
-# And memory that has not been written yet holds anything.
-_MOVES = {
+_ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+_MOVES = _ALLOCATIONS | {
     *("_to_copy", "_unsafe_view", "alias", "as_strided", "chunk", "clone", "contiguous", "copy_"),
-    *("detach", "empty", "empty_like", "empty_strided", "expand", "lift_fresh", "new_empty"),
-    *("new_empty_strided", "permute", "reshape", "select", "slice", "split", "squeeze", "t"),
-    *("transpose", "unbind", "unsqueeze", "view"),
+    *("detach", "expand", "lift_fresh", "permute", "reshape", "select", "slice", "split"),
+    *("squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
 }
 _WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 
@@ -70,6 +69,7 @@ class OpProbe:
         self._num_ops = 0
         self._running: list[str] = []
         self._makers: dict[int | None, frozenset[int]] = {}  # of what memory holds, by its address
+        self._unwritten: set[int | None] = set()  # addresses of memory that holds no values yet
         self._alive: list[torch.UntypedStorage] = []  # so that an address is not used again
 
     @contextmanager
@@ -90,6 +90,7 @@ class OpProbe:
                 handle.remove()
             self._alive.clear()
             self._makers.clear()
+            self._unwritten.clear()
 
     def _make_entry(self, name: str) -> Any:
         def enter(*_: Any) -> None:
@@ -115,13 +116,24 @@ class OpProbe:
         if _is_move(func):
             result = func(*args, **kwargs)
             self._remember(result, makers)
+            if op_packet(func).__name__ in _ALLOCATIONS:
+                self._unwritten.update(_address(tensor) for _, tensor in named_tensors(result))
+                self._unwritten.discard(None)
+            elif op_schema(func).is_mutable:
+                self._unwritten.difference_update(map(_address, arguments.values()))
             return result
         spot = Spot(Phase.FORWARD, Role.INPUT, str(func), self._num_ops, "")
         self._num_ops += 1
         source = read_stack(sys._getframe(2)).source
         named = name_arguments(func, args, kwargs)
         self.numbers[spot.encode()] = {k: v for k, v in named.items() if isinstance(v, float)}
-        self._record(spot, arguments, source)  # before an op can write into them
+        written = {
+            path: tensor
+            for path, tensor in arguments.items()
+            if _address(tensor) not in self._unwritten
+        }
+        self._record(spot, written, source)  # before the op can change them
+        self._unwritten.difference_update(map(_address, arguments.values()))
         result = func(*args, **kwargs)
         self._record(spot._replace(role=Role.OUTPUT), dict(named_tensors(result)), source)
         for maker in makers:
