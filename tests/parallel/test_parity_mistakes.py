@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,6 +179,61 @@ def test_undivided_heads_are_found_in_the_attention_not_in_the_layer_behind_it(
     assert "divide the number of heads by the size of tp" in found.remedy
 
 
+def attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def attend_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k)
+    return torch.einsum("bhts,bhsd->bhtd", scores.softmax(-1), v)
+
+
+@pytest.mark.parametrize("attend", [attend_by_products, attend_by_einsum])
+def test_undivided_heads_are_found_where_batch_and_heads_are_one_dim(attend: Any) -> None:
+    class Products(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (
+                layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for layer in (self.q, self.k, self.v)
+            )
+            return self.o(attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def parallelize(model: GPT, mesh: Any) -> None:
+        tensor_parallel(model, mesh, divide_heads=False)
+
+    model = make_model()
+    model.block.attention = Products()
+    fact = "dim 2 is sharded over tp where dim 0 should be, 2 of 4 on each rank."
+    recording = check(parallelize, {"tp": 2}, model=model)
+    assert_found(recording, "block.attention", Suspect.WRONG_DIM, fact)
+
+
+def test_a_fused_weight_that_is_sharded_as_one_is_found() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.o, self.size = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), DIM // 4
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (
+                part.unflatten(-1, (-1, self.size)).transpose(1, 2)
+                for part in self.qkv(x).chunk(3, -1)
+            )
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.o(y.transpose(1, 2).flatten(2))
+
+    def parallelize(model: GPT, mesh: Any) -> None:
+        styles = {"qkv": ColwiseParallel(), "o": RowwiseParallel()}
+        parallelize_module(model.block.attention, mesh, styles)
+
+    model = make_model()
+    model.block.attention = Fused()
+    recording = check(parallelize, {"tp": 2}, model=model)
+    fact = "On rank 1 its input 0 is a shard of what its input 1 should be"
+    assert_found(recording, "block.attention", Suspect.WRONG_SLICE, fact)
+    assert recording.findings[0].remedy.startswith("Shard each part of a fused weight")
+
+
 def test_a_bias_that_every_rank_adds_before_the_reduction_is_found() -> None:
     def parallelize(model: GPT, mesh: Any) -> None:
         parallelize_module(model.block, mesh, {"mlp.up": ColwiseParallel()})
@@ -232,6 +288,31 @@ def test_gradients_that_are_summed_where_a_mean_is_due_blame_no_module_either() 
     )
     assert_found(recording, None, Suspect.DOUBLE_REDUCTION, "Every gradient is 2 times as large")
     assert recording.findings[0].remedy.startswith("Average gradients over dp instead of summing")
+
+
+def accumulate(model: nn.Module, tokens: Tensor, *, is_divided: bool, is_cleared: bool) -> None:
+    chunks = tokens.chunk(4) if dist.is_initialized() else [tokens]
+    for chunk in chunks:
+        if is_cleared:
+            model.zero_grad()
+        (model(chunk).square().mean() / (len(chunks) if is_divided else 1)).backward()
+
+
+def test_losses_that_are_not_divided_by_the_number_of_micro_batches_are_found() -> None:
+    step = partial(accumulate, is_divided=False, is_cleared=False)
+    recording = check(fully_sharded, {"dp": 2}, step=step, batch_axes="dp")
+    facts = "Every gradient is 4 times", "4 is the number of micro-batches."
+    assert_found(recording, None, Suspect.SCALED, *facts)
+    remedy = "Divide the loss of each micro-batch by their number, once."
+    assert recording.findings[0].remedy == remedy
+
+
+def test_gradients_that_are_cleared_between_micro_batches_blame_no_module() -> None:
+    step = partial(accumulate, is_divided=True, is_cleared=True)
+    recording = check(fully_sharded, {"dp": 2}, step=step, batch_axes="dp")
+    fact = "The gradient of every parameter differs, although those of all modules' outputs agree."
+    assert_found(recording, None, Suspect.UNKNOWN, fact)
+    assert "zero_grad() between micro-batches" in recording.findings[0].remedy
 
 
 def valid_tokens(labels: Tensor) -> Callable[..., Callable[[Tensor], Tensor]]:
@@ -417,9 +498,21 @@ def test_a_gradient_that_is_scattered_over_the_wrong_group_is_found(axis: str) -
         assert recording.findings[0].remedy == "Pass the process group of dp to the collective."
 
 
-def test_a_scatter_over_the_wrong_group_is_found() -> None:
-    recording = check(shard_norm("dp", "tp"), {"dp": 2, "tp": 2})
-    assert_found(recording, "norm", Suspect.WRONG_GROUP, "its rank along dp", "its rank along tp")
+@pytest.mark.parametrize(
+    ("scattered", "gathered", "batch_axes"),
+    [("dp", "tp", ()), ("tp", "dp", ()), ("dp", "tp", "dp")],
+)
+def test_a_scatter_and_a_gather_over_different_groups_are_found(
+    scattered: str, gathered: str, batch_axes: str
+) -> None:
+    recording = check(
+        shard_norm(scattered, gathered),
+        {"dp": 2, "tp": 2},
+        loss=lambda logits: logits.square().mean(),
+        batch_axes=batch_axes,
+    )
+    fact = f"it is sharded over {scattered}, but gathered over {gathered}."
+    assert_found(recording, "norm", Suspect.WRONG_GROUP, fact)
 
 
 def test_a_reduction_over_the_wrong_group_is_found() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -1025,3 +1027,97 @@ def test_a_pipeline_stage_may_return_nothing_of_the_output():
     )
     assert_fine(recording)
     assert recording.parity[0].tensors[0].detail.endswith("the ranks that have the last modules")
+
+
+class Stages(nn.Module):
+    """Layers, of which a pipeline stage has some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(index): nn.Linear(8, 8) for index in range(4)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x).tanh()
+        return x
+
+
+def keep_stage(model, mesh):
+    for index in range(4):
+        if index // 2 != mesh.get_local_rank():
+            del model.layers[str(index)]
+
+
+def run_schedule(model, x, *, scale_grads: bool = True):
+    """Micro-batches in torch's schedule, whose stages are called once more, to infer shapes."""
+    if not dist.is_initialized():
+        for chunk in x.chunk(4):
+            (model(chunk).square().mean() / 4).backward()
+        return
+    rank = dist.get_rank()
+    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, lambda y, _: y.square().mean(), scale_grads=scale_grads)
+    schedule.step(x) if rank == 0 else schedule.step(target=x)
+
+
+def check_schedule(parallelize, **options):
+    return parity(
+        Stages(),
+        {"pp": 2},
+        parallelize=parallelize,
+        inputs=torch.randn(8, 8),
+        step=partial(run_schedule, **options),
+    )
+
+
+def test_torchs_pipeline_schedule_agrees():
+    recording = check_schedule(keep_stage)
+    assert_fine(recording)
+    assert len(recording.parity[0].tensors) == 9
+
+
+def test_a_layer_of_a_pipeline_stage_that_is_wrong_is_found():
+    def parallelize(model, mesh):
+        keep_stage(model, mesh)
+        if mesh.get_local_rank():
+            with torch.no_grad():
+                model.layers["3"].weight.mul_(3)
+
+    (finding,) = check_schedule(parallelize).findings
+    assert (finding.rule, finding.subject) == ("parity-scaled", "layers.3")
+    assert "layers.3.weight differs already before the step by a factor of 3." in finding.fact
+
+
+def test_gradients_of_all_stages_that_are_not_divided_by_the_micro_batches_are_found():
+    (finding,) = check_schedule(keep_stage, scale_grads=False).findings
+    assert (finding.rule, finding.subject) == ("parity-scaled", "all gradients")
+    assert "4 is the number of micro-batches." in finding.fact
+
+
+def test_micro_batches_of_a_zigzag_sequence_may_return_their_own_losses():
+    def step(model, tokens):
+        for chunk in tokens.chunk(2):
+            (model(chunk)["loss"] / 2).backward()
+
+    recording = parity(
+        Causal(has_loss=True),
+        {"cp": 2},
+        parallelize=context_parallel(zigzag, dist.ReduceOp.AVG),
+        inputs=torch.randint(0, 32, (4, 16)),
+        step=step,
+    )
+    assert_fine(recording)
+
+
+def test_parts_of_a_sequence_in_different_orders_are_found():
+    def parallelize(model, mesh):
+        context_parallel(zigzag)(model, mesh)
+        choose = model.choose
+        model.choose = lambda x, dim: choose(x, 1) if dim else contiguous(x, 0, mesh.get_rank(), 2)
+
+    recording = parity(
+        Causal(), {"cp": 2}, parallelize=parallelize, inputs=torch.randint(0, 32, (2, 16))
+    )
+    (finding,) = recording.findings
+    assert (finding.rule, finding.subject) == ("parity-permuted", "the model itself")
+    assert "Its inputs are sharded in different orders: " in finding.fact

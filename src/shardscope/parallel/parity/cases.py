@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 
 from shardscope.numerics.noise import Floor, as_exact, epsilon, find_floor, is_inexact
+from shardscope.parallel.parity.layouts import find_submesh
 from shardscope.parallel.parity.outcome import Key, Outcome, tie_names
 from shardscope.record import TensorKind
 
-__all__ = ["Case", "Runs", "cases"]
+__all__ = ["Case", "Runs", "cases", "drop_extra_calls"]
 
 Tensors = list[torch.Tensor]
 
@@ -52,6 +53,16 @@ class Case:
     batch_axes: tuple[int, ...] = ()  # those of the mesh along which the batch is sharded
     batch_dim: int = 0
     calls: tuple[tuple[torch.Tensor, ...], ...] = ()
+    is_scalar: bool = False  # in each call
+
+    def choose_ranks(self, ranks: Sequence[int]) -> Case:
+        """The same case on some of the ranks."""
+        return replace(
+            self,
+            ranks=tuple(self.ranks[rank] for rank in ranks),
+            sizes=find_submesh(self.sizes, ranks),
+            calls=tuple(self.calls[rank] for rank in ranks) if self.calls else (),
+        )
 
 
 def cases(
@@ -122,7 +133,11 @@ def _changed_parameters(
     for name in dict.fromkeys(name for rank in ranks for name in rank.parameters):
         original = reference.parameters.get(name)
         if original is not None:
-            tensors = tuple(rank.parameters.get(name, original) for rank in ranks)
+            changed = next(rank.parameters[name] for rank in ranks if name in rank.parameters)
+            tensors = tuple(
+                rank.parameters.get(name, changed if name in rank.absent else original)
+                for rank in ranks
+            )
             target = as_exact(original)
             floor = find_floor(target, None, (), original.dtype)
             yield Case(TensorKind.PARAMETER, name, original, target, floor, tensors, sizes)
@@ -149,6 +164,7 @@ class _Table:
     def make_cases(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
         """One case of all calls, or one for each where their tensors cannot be concatenated."""
         reference = self.references.get(key, [])
+        ranks = [drop_extra_calls(calls, reference) for calls in ranks]
         counts = {len(calls) for calls in (reference, *ranks)}
         if counts <= {0, 1}:
             yield self.make_case(key, tuple(calls[0] if calls else None for calls in ranks))
@@ -205,6 +221,7 @@ class _Table:
             self._batch_axes,
             self._batch_dim,
             calls,
+            is_scalar=all(tensor.ndim == 0 for tensor in self.references.get(key, [])),
         )
 
     def _find_target(
@@ -222,6 +239,16 @@ class _Table:
         own = as_exact(reference)
         floor = find_floor(own, wide, moved, _coarser(reference.dtype, self._precision))
         return own if wide is None else wide, floor
+
+
+def drop_extra_calls(calls: Tensors, reference: Tensors) -> Tensors:
+    """Without the first calls where there are more than the single device's, of the same shapes.
+
+    Those are a warm-up, or a pipeline stage's that infers shapes.
+    """
+    last = calls[-len(reference) :] if reference else []
+    is_alike = [call.shape for call in last] == [call.shape for call in reference]
+    return last if len(calls) > len(reference) > 0 and is_alike else calls
 
 
 def _concatenate(calls: Tensors, dim: int, *, is_averaged: bool) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
 from shardscope.record import Agreement, Suspect
 
-__all__ = ["UNKNOWN", "Explanation", "explain", "sharding_axes"]
+__all__ = ["UNKNOWN", "Explanation", "explain", "explain_fused", "sharding_axes"]
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
@@ -148,8 +148,49 @@ def explain(
             return found
         unknown = unknown if unknown.fact else _describe_right_ranks(evidence)
     return next(
-        itertools.chain(_find_own_ratios(judged, evidence), _find_values(evidence)), unknown
+        itertools.chain(
+            _find_own_slices(judged, evidence),
+            _find_own_ratios(judged, evidence),
+            _find_values(evidence),
+        ),
+        unknown,
     )
+
+
+def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanation | None:
+    """Shards of one input of an op where those of another should be: of parts that were fused."""
+    for index, judged in enumerate(inputs):
+        case, floor = judged.case, judged.case.floor
+        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        if not judged.full or floor is None or case.reference is None or case.calls:
+            continue
+        for (name, size), dim in itertools.product(axes.items(), range(case.reference.ndim)):
+            chunks = [
+                (other, chunk)
+                for other, its in enumerate(inputs)
+                if its.case.reference is not None and its.case.reference.ndim > dim
+                for chunk in as_exact(its.case.reference).chunk(size, dim)
+            ]
+            sources = [
+                [
+                    other
+                    for other, chunk in chunks
+                    if chunk.shape == shard.shape and floor.at(4.0).allows(measure(shard, chunk))
+                ]
+                for shard in shards
+            ]
+            wrong = [rank for rank, found in enumerate(sources) if found and index not in found]
+            if size > 1 and all(sources) and wrong:
+                return Explanation(
+                    Suspect.WRONG_SLICE,
+                    f"On rank {wrong[0]} its input {index} is a shard of what its input "
+                    f"{sources[wrong[0]][0]} should be: parts of one tensor are sharded over "
+                    f"{name} as if they were one part.",
+                    (name,),
+                    remedy="Shard each part of a fused weight, such as q, k and v, by itself, so "
+                    "that every rank has its share of each of them.",
+                )
+    return None
 
 
 def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
@@ -370,45 +411,87 @@ def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
     found = []
     for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
         if 1 < size <= min(_MAX_CHUNKS, evidence.target.shape[dim]):
-            orders = _find_chunk_orders(evidence, size, dim)
+            wanted = [evidence.target] * len(evidence.ranks)
+            orders = _find_chunk_orders(evidence, evidence.ranks, wanted, size=size, dim=dim)
             if orders is not None:
-                found.append((name, size, dim, orders))
-    for name, size, dim, orders in found:
-        for others, lines in evidence.groups():
-            place = {rank: index for line in lines for index, rank in enumerate(line)}
-            is_other = all(order == [place[rank]] * size for rank, order in enumerate(orders))
-            if name not in others and is_other:
-                yield Explanation(
-                    Suspect.WRONG_GROUP,
-                    f"Along dim {dim} every rank has the chunk of its rank along "
-                    f"{' and '.join(others)}, where it should be that of its rank along {name}.",
-                    (name,),
-                )
-    for name, size, dim, orders in found:
+                found.append((name, dim, orders))
+                yield from _find_copies(evidence, name, dim, orders)
+    for name, dim, orders in found:
         moved = ((at, of) for order in orders for at, of in enumerate(order) if of != at)
         at, of = next(moved, (0, 0))
         if at != of:
             yield Explanation(
                 Suspect.WRONG_SLICE,
-                f"Of {size} chunks along dim {dim}, chunk {of} is where chunk {at} should be: "
-                f"a rank of {name} has another rank's shard.",
+                f"Of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
+                f"should be: a rank of {name} has another rank's shard.",
                 (name,),
             )
 
 
-def _find_chunk_orders(evidence: _Evidence, size: int, dim: int) -> list[list[int]] | None:
+def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
+    """The same in what each rank has of a tensor that is sharded along another dim."""
+    case, layout = judged.case, judged.layout
+    if layout is None or case.calls or evidence.target.numel() > _MAX_ELEMENTS:
+        return
+    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    parts = layout.split(evidence.target, shards)
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        if 1 < size <= min(shard.shape[dim] for shard in shards):
+            orders = _find_chunk_orders(evidence, shards, parts, size=size, dim=dim)
+            if orders is not None:
+                yield from _find_copies(evidence, name, dim, orders)
+
+
+def _find_copies(
+    evidence: _Evidence, name: str, dim: int, orders: Sequence[Sequence[int]]
+) -> Iterator[Explanation]:
+    """Copies of one chunk on every rank: it is sharded over one axis and gathered over another."""
+    for others, lines in evidence.groups():
+        place = {rank: index for line in lines for index, rank in enumerate(line)}
+        is_other = all(set(order) == {place[rank]} for rank, order in enumerate(orders))
+        if name in others or not is_other:
+            continue
+        over, size = " and ".join(others), evidence.axes[name]
+        chunk = f"Along dim {dim} every rank has the chunk of its rank along {over}"
+        if not evidence.is_forward:  # a gradient, which is gathered as its weight is sharded
+            fact = f"{chunk}, where it should be that of its rank along {name}."
+            yield Explanation(Suspect.WRONG_GROUP, fact, (name,))
+            continue
+        axes = [axis for axis, its in evidence.axes.items() if its == size and axis not in others]
+        gathered = " or ".join(axes)
+        yield Explanation(
+            Suspect.WRONG_GROUP,
+            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}.",
+            (*others, name),
+            remedy="Scatter and gather with the same process group: that of "
+            f"{over}, or that of {gathered}.",
+        )
+
+
+def _find_chunk_orders(
+    evidence: _Evidence,
+    values: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+    *,
+    size: int,
+    dim: int,
+) -> list[list[int]] | None:
     """For each rank and chunk, which chunk of the right values it is; None where one is none."""
-    wanted = evidence.target.chunk(size, dim)
-    known: list[tuple[torch.Tensor, list[int]]] = []
+    known: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
     orders = []
-    for value in evidence.ranks:
-        order = next((order for other, order in known if torch.equal(other, value)), None)
+    for value, target in zip(values, wanted, strict=True):
+        same = (
+            order
+            for other, its_target, order in known
+            if its_target is target and torch.equal(other, value)
+        )
+        order = next(same, None)
         if order is None:
-            matched = _match_chunks(evidence, value.chunk(size, dim), wanted)
+            matched = _match_chunks(evidence, value.chunk(size, dim), target.chunk(size, dim))
             order = [place for place in matched if place is not None]
             if len(order) < len(matched):
                 return None
-            known.append((value, order))
+            known.append((value, target, order))
         orders.append(order)
     return orders
 
@@ -484,24 +567,45 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
             and shard.shape[outer] == target.shape[outer]
             for shard in shards
         )
-        if size < 2 or not is_split or target.shape[outer] % size:
+        if size < 2 or not is_split:
             continue
-        flat = [shard.movedim((outer, inner), (-2, -1)).flatten(-2) for shard in shards]
-        wanted = target.movedim((outer, inner), (-2, -1)).flatten(-2)
-        joined = [
-            torch.cat([flat[rank] for rank in line], -1) for line in ranks_along(case.sizes, index)
-        ]
-        if all(
-            full.shape == wanted.shape and floor.at(4.0).allows(measure(full, wanted))
-            for full in joined
-        ):
-            yield Explanation(
-                Suspect.WRONG_DIM,
-                f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} is "
-                f"sharded over {name} where dim {outer} should be, {target.shape[outer] // size} "
-                f"of {target.shape[outer]} on each rank.",
-                (name,),
-            )
+        # A matrix product flattens the batch and the heads into one dim.
+        for factors in _factorize(target.shape[outer], size):
+            flat = [_flatten(shard, outer, inner, factors) for shard in shards]
+            wanted, count = _flatten(target, outer, inner, factors), factors[1]
+            joined = [
+                torch.cat([flat[rank] for rank in line], -1)
+                for line in ranks_along(case.sizes, index)
+            ]
+            if all(
+                full.shape == wanted.shape and floor.at(4.0).allows(measure(full, wanted))
+                for full in joined
+            ):
+                yield Explanation(
+                    Suspect.WRONG_DIM,
+                    f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
+                    f"is sharded over {name} where dim {outer} should be, {count // size} of "
+                    f"{count} on each rank.",
+                    (name,),
+                )
+
+
+def _flatten(
+    tensor: torch.Tensor, outer: int, inner: int, factors: tuple[int, int, int]
+) -> torch.Tensor:
+    """With the middle one of the outer dim's factors and the inner dim as one, the last."""
+    moved = tensor.movedim((outer, inner), (-2, -1))
+    split = moved.reshape(*moved.shape[:-2], *factors, moved.shape[-1])
+    return split.transpose(-3, -2).flatten(-2)
+
+
+def _factorize(size: int, divisor: int) -> Iterator[tuple[int, int, int]]:
+    """All ways to see a dim as three, of which the middle one is divisible; as it is first."""
+    for rest in range(1, size // divisor + 1):
+        if size % rest == 0 and (size // rest) % divisor == 0:
+            for before in range(1, rest + 1):
+                if rest % before == 0:
+                    yield before, size // rest, rest // before
 
 
 def _describe_right_ranks(evidence: _Evidence) -> Explanation:

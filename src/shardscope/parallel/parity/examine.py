@@ -23,7 +23,7 @@ from shardscope.parallel.parity.opinions import (
     is_coarse,
 )
 from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
-from shardscope.parallel.parity.outcome import Key, Outcome
+from shardscope.parallel.parity.outcome import Key, Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
 from shardscope.parallel.parity.task import Task
@@ -81,6 +81,7 @@ class Examined:
     types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
     op: WrongOp | None = None  # at the first origin
     unheld: Mapping[str, str] = field(default_factory=dict)  # weights that are on no rank
+    num_calls: int = 1  # of the model, on a rank
 
 
 def examine(
@@ -96,7 +97,13 @@ def examine(
         return Examined(_without_parameters(judged), reference, has_exact)
     # Where ranks drew different numbers, it is the draw that has to be found.
     is_steady &= not any(result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(judged))
-    examined = Examined(judged, reference, has_exact, unheld=session.find_unheld())
+    examined = Examined(
+        judged,
+        reference,
+        has_exact,
+        unheld=session.find_unheld(),
+        num_calls=session.num_calls,
+    )
     return session.locate(examined, is_steady=is_steady)
 
 
@@ -125,6 +132,7 @@ class _Session:
         self._tell = tell
         self._has_exact = True
         self._traced: TracedWeights | None = None
+        self.num_calls = 1  # of the model, on a rank
         self._is_clear = False  # names and shapes say where all weights are
 
         names = list(version.axes)
@@ -153,7 +161,9 @@ class _Session:
         judged = self._judge(runs, ranks)
         if self._has_exact and (is_coarse(judged) or _wrong(judged)):
             judged = self._reconsider(judged, is_steady=is_steady)
-        return accept_own_outputs(judged, ranks, version.axes), runs.reference, has_exact
+        self.num_calls = max(rank.num_calls for rank in ranks)
+        stages = find_stages(runs.reference.parameters, ranks)
+        return accept_own_outputs(judged, stages, version.axes), runs.reference, has_exact
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
         """The same in the light of runs without random numbers, and whether those succeeded."""

@@ -12,7 +12,13 @@ import torch
 from msgspec.structs import replace
 
 from shardscope.numerics.noise import as_exact, measure
-from shardscope.parallel.parity.causes import UNKNOWN, Explanation, explain, sharding_axes
+from shardscope.parallel.parity.causes import (
+    UNKNOWN,
+    Explanation,
+    explain,
+    explain_fused,
+    sharding_axes,
+)
 from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Kind, Origin, is_within
@@ -40,6 +46,8 @@ __all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
 _HARMLESS = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
 # Verdicts that say all there is to say where no cause is known.
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
+# Causes that a weight can have, which is not computed.
+_OF_WEIGHTS = (Suspect.STALE, Suspect.WRONG_SLICE, Suspect.WRONG_GROUP, Suspect.PERMUTED)
 _NOISY = 0.1  # relative, of an output
 _NAMED = 3  # tensors that a finding names
 _MAX_ELEMENTS = 2**14  # of a tensor that follows from another and is explained all the same
@@ -193,7 +201,7 @@ class _Problems:
         causes = [self._explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
         if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
-            return None
+            return self._find_late_cause(wrong)
         cause, is_all = known[0], len(known) == len(causes)
         count = "" if is_all else f"{len(known)} of {len(causes)} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION:
@@ -204,11 +212,42 @@ class _Problems:
         else:
             fact = f"{count or 'All gradients'} differ in the same way. {cause.fact}"
         rest = "" if is_all else " The others differ in other ways."
+        remedy = suggest(cause, Kind.LOSS)
+        ratio = cause.ratio or 1.0
+        for num_calls in {self._examined.num_calls, self._examined.reference.num_calls} - {1}:
+            if math.isclose(max(ratio, 1 / ratio), num_calls, rel_tol=1e-2):
+                also = "also " if cause.axes else ""
+                rest = f" {num_calls} is {also}the number of micro-batches.{rest}"
+                divide = "divide the loss of each micro-batch by their number, once."
+                remedy = f"{remedy} Or {divide}" if also else f"D{divide[1:]}"
+        return Problem(
+            cause, "all gradients", f"Outputs agree. {fact}{rest}", remedy, phase=Phase.BACKWARD
+        )
+
+    def _find_late_cause(self, wrong: Sequence[Judged]) -> Problem | None:
+        """All gradients of parameters, though none that backward passes on: no module's fault."""
+        own = {
+            origin.judged.case.name
+            for origin in self._examined.origins
+            if origin.kind is Kind.GRADIENT_OF_PARAMETER and origin.is_first
+        }
+        if len(own) < len(self._examined.origins) or any(r.case.name not in own for r in wrong):
+            return None
+        agreements = {result.verdict.agreement for result in wrong}
+        if not agreements <= {Agreement.DIFFERS, Agreement.RANKS_DISAGREE}:
+            return None
+        cause = Explanation(
+            Suspect.UNKNOWN,
+            "The gradient of every parameter differs, although those of all modules' outputs "
+            "agree.",
+            remedy="Look at what changes gradients during and after backward: hooks, zero_grad() "
+            "between micro-batches, clipping, and the reduction over ranks.",
+        )
         return Problem(
             cause,
             "all gradients",
-            f"Outputs agree. {fact}{rest}",
-            suggest(cause, Kind.LOSS),
+            f"Outputs agree. {cause.fact}",
+            cause.remedy,
             phase=Phase.BACKWARD,
         )
 
@@ -233,11 +272,12 @@ class _Problems:
             agree = "those of their modules' outputs agree"
         fact += f", although {agree}." if all(result.is_first for result in origins) else "."
         is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in _PLAIN
+        why = cause.fact.replace("It is", "Each is", 1) if len(names) > 1 else cause.fact
         module = _find_common_module([origin.module or "" for origin in origins])
         return Problem(
             cause,
             module or "the model itself",
-            self._after_outputs(f"{fact} {_sentence(verdict.detail) if is_plain else cause.fact}"),
+            self._after_outputs(f"{fact} {_sentence(verdict.detail) if is_plain else why}"),
             suggest(cause, first.kind),
             module=module,
             phase=Phase.BACKWARD,
@@ -268,7 +308,7 @@ class _Problems:
         )
 
     def _explain_origin(self, origin: Origin, op: WrongOp | None) -> Explanation:
-        """The cause: from the weights, the values, the op, the layout, in this order."""
+        """The cause: the weights', or from the values, the op, the layout, in this order."""
         if origin.judged.verdict.agreement is Agreement.NONFINITE:
             return UNKNOWN
         is_drawn = [result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong]
@@ -277,8 +317,10 @@ class _Problems:
         if all(is_drawn):  # values that were drawn may look like anything
             return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
+        weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
+        if weights.fact:
+            return weights
         found = (
-            self._explain_weights(origin.module or "") if is_forward else UNKNOWN,
             self._explain(origin.judged, origin.module, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin.module),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
@@ -298,8 +340,16 @@ class _Problems:
             is_own = result.case.name.rpartition(".")[0] == module
             if result.case.kind is TensorKind.PARAMETER and is_own:
                 cause = self._explain(result)
-                fact = f"{result.case.name} differs already before the step: {_lower(cause.fact)}"
-                return dataclasses.replace(cause, fact=fact.rstrip(": "))
+                fact = f"{result.case.name} differs already before the step"
+                if cause.suspect in _OF_WEIGHTS:
+                    return dataclasses.replace(cause, fact=f"{fact}: {_lower(cause.fact)}")
+                scale = "" if cause.ratio is None else f" by a factor of {cause.ratio:.4g}"
+                return Explanation(
+                    Suspect.UNKNOWN if cause.ratio is None else Suspect.SCALED,
+                    f"{fact}{scale}.",
+                    ratio=cause.ratio,
+                    remedy="Load or initialize it on the ranks as on the single device.",
+                )
         return UNKNOWN
 
     def _explain_op(self, op: WrongOp, module: str | None) -> Explanation:
@@ -310,6 +360,9 @@ class _Problems:
             if cause.suspect is not Suspect.UNKNOWN:
                 fact = f"Its input differs already: {_lower(cause.fact)}"
                 return dataclasses.replace(cause, fact=fact)
+        fused = explain_fused(op.inputs, self._axes)
+        if fused is not None:
+            return fused
         if op.outputs and op.outputs[0].full:
             cause = self._explain(op.outputs[0], module, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
@@ -325,6 +378,13 @@ class _Problems:
         layouts = [result.layout for result in op.inputs if result.layout is not None]
         if wrong or not layouts:
             return UNKNOWN
+        if len({layout.orders for layout in layouts}) > 1:
+            orders = " and ".join(
+                dict.fromkeys(layout.describe(list(self._axes)) for layout in layouts)
+            )
+            axes = sharding_axes(layouts[0], self._axes)
+            fact = f"Its inputs are sharded in different orders: {orders}."
+            return Explanation(Suspect.PERMUTED, fact, axes)
         where = layouts[0].describe(list(self._axes))
         return Explanation(
             Suspect.MISSING_REDUCTION,
@@ -453,7 +513,11 @@ def _find_broken_ties(reference: Outcome, wrong: Sequence[Judged]) -> dict[str, 
                 f"{' and '.join(present)} were one tensor and are {len(present)} now, each with a "
                 "part of the gradient."
             )
-            broken |= dict.fromkeys(present, Explanation(Suspect.BROKEN_TIE, fact))
+            remedy = (
+                f"Tie them again after sharding ({present[1]} = {present[0]}), and give both the "
+                "same placement."
+            )
+            broken |= dict.fromkeys(present, Explanation(Suspect.BROKEN_TIE, fact, remedy=remedy))
     return broken
 
 

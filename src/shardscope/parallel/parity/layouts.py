@@ -15,7 +15,14 @@ from typing import final
 
 import torch
 
-__all__ = ["Layout", "Order", "ranks_along", "ranks_by_distance", "shard_layouts"]
+__all__ = [
+    "Layout",
+    "Order",
+    "find_submesh",
+    "ranks_along",
+    "ranks_by_distance",
+    "shard_layouts",
+]
 
 _MAX_LAYOUTS = 4096
 
@@ -121,6 +128,15 @@ def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
     ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))
     for line in ranks.movedim(axis, -1).reshape(-1, sizes[axis]):
         yield line.tolist()
+
+
+def find_submesh(sizes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of the part of a mesh that has these ranks; a line if they are no such part."""
+    coordinates = list(itertools.product(*(range(size) for size in sizes)))
+    chosen = [coordinates[rank] for rank in ranks]
+    part = tuple(len(set(along)) for along in zip(*chosen, strict=True))
+    is_even = math.prod(part) == len(ranks)
+    return part if is_even else (*(1 for _ in sizes[1:]), len(ranks))
 
 
 def ranks_by_distance(sizes: Sequence[int], rank: int) -> list[int]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, final
 
-from shardscope.parallel.parity.cases import Case, Runs, cases
+import torch
+
+from shardscope.parallel.parity.cases import Case, Runs, cases, drop_extra_calls
 from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.layouts import ranks_by_distance
-from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.outcome import Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.record import FINE, Agreement, Phase, TensorKind
 
@@ -117,6 +119,7 @@ class _Seen:
         for spot, origins in probe.origins.items():
             for origin in origins:
                 self.consumers.setdefault(origin, []).append(spot)
+        ranks = [_match_calls(rank, runs.reference) for rank in ranks]
         self.judged = self._judge(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.judged |= self._judge_gradients(runs, ranks, mesh)
 
@@ -174,18 +177,23 @@ class _Seen:
             if is_wrong and not self._is_made_right(spot):
                 yield spot, judged
 
-    def _is_made_right(self, spot: Spot) -> bool:
+    def _is_made_right(self, spot: Spot, known: frozenset[Spot] = frozenset()) -> bool:
         forward = spot._replace(phase=Phase.FORWARD)
         first = self.same[forward]
+        known |= {first}
         is_forward = spot.phase is Phase.FORWARD
         neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
-        agreements = [
-            self.judged[neighbour._replace(phase=spot.phase)].verdict.agreement
+        others = [
+            neighbour._replace(phase=spot.phase)
             for neighbour in neighbours
-            if neighbour._replace(phase=spot.phase) in self.judged and self.same[neighbour] != first
+            if neighbour._replace(phase=spot.phase) in self.judged
+            and self.same[neighbour] not in known
         ]
-        if agreements:
-            return all(agreement in FINE for agreement in agreements)
+        if others:
+            return all(
+                self.judged[other].verdict.agreement in FINE or self._is_made_right(other, known)
+                for other in others
+            )
         return is_forward and any(
             self.is_fine(caller, spot.phase) for caller in self._callers_of(spot)
         )
@@ -225,6 +233,23 @@ class _Seen:
         return [module for module in modules if module not in outer]
 
 
+def _match_calls(rank: Outcome, reference: Outcome) -> Outcome:
+    """A rank's spots with the single device's numbers of calls, without extra calls."""
+    calls: dict[Spot, list[Spot]] = {}
+    own_calls: dict[Spot, list[Spot]] = {}
+    for seen, table in ((reference.seen, calls), (rank.seen, own_calls)):
+        for spot in map(Spot.decode, seen):
+            table.setdefault(spot._replace(call=0), []).append(spot)
+    matched: dict[str, torch.Tensor] = {}
+    for key, spots in own_calls.items():
+        tensors = [rank.seen[spot.encode()] for spot in spots]
+        wanted = [reference.seen[spot.encode()] for spot in calls.get(key, ())]
+        chosen = drop_extra_calls(tensors, wanted)
+        names = calls[key] if len(chosen) == len(wanted) else spots
+        matched |= {spot.encode(): tensor for spot, tensor in zip(names, chosen, strict=True)}
+    return replace(rank, seen=matched)
+
+
 def _judge_spots(
     runs: Runs,
     ranks: Sequence[Outcome],
@@ -256,6 +281,7 @@ def _judge_spots(
     )
     chosen = [choose(rank, factor) for rank in ranks]
     modules = [{Spot.decode(name).module for name in rank.seen} for rank in ranks]
+    stages = find_stages(runs.reference.parameters, ranks)
     for case in cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
         spot = Spot.decode(case.name)
         # Of a scalar, such as a loss, each rank may have its own; its gradient says nothing.
@@ -265,7 +291,16 @@ def _judge_spots(
         is_missing = spot.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
         forward = spot._replace(phase=Phase.FORWARD).encode()
         if None not in case.ranks or (is_missing and all(forward in rank.seen for rank in ranks)):
-            yield spot, judge(case)
+            yield spot, _judge_stages(case, stages)
+
+
+def _judge_stages(case: Case, stages: Sequence[Sequence[int]]) -> Judged:
+    """A module that is divided over pipeline stages takes and returns its own on one of them."""
+    judged = judge(case)
+    if judged.verdict.agreement in FINE or len(stages) < 2 or None in case.ranks:
+        return judged
+    by_stage = (judge(case.choose_ranks(stage)) for stage in stages)
+    return next((own for own in by_stage if own.verdict.agreement in FINE), judged)
 
 
 def _fill_absent(case: Case, is_absent: Sequence[bool]) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 from shardscope.numerics.noise import as_exact, epsilon, measure
 from shardscope.parallel.parity.causes import explain
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.outcome import Key, Outcome
+from shardscope.parallel.parity.outcome import Key
 from shardscope.record import FINE, Agreement, Suspect, TensorKind
 
 __all__ = ["CONFIRMED", "accept_own_outputs", "apply_exact", "apply_steady", "is_coarse"]
@@ -102,40 +101,52 @@ def _blame_draw(result: Judged) -> Judged:
 
 
 def accept_own_outputs(
-    judged: Sequence[Judged], ranks: Sequence[Outcome], axes: Mapping[str, int]
+    judged: Sequence[Judged], stages: Sequence[Sequence[int]], axes: Mapping[str, int]
 ) -> list[Judged]:
-    """Verdicts on outputs that each rank may have of its own, where all gradients are right.
+    """Verdicts on outputs that each rank may have of its own.
 
-    Those are the loss of a rank's own shard, samples in the order in which ranks took them, and
-    what a pipeline stage returns that does not have the last modules.
+    Those are what a pipeline stage returns that does not have the last modules, and, where all
+    gradients are right, the loss of a rank's own shard and samples in the order in which ranks
+    took them.
     """
     gradients = [result for result in judged if result.case.kind is TensorKind.GRADIENT]
     is_right = bool(gradients) and all(
         result.verdict.agreement in _HARMLESS for result in gradients
     )
-    return [_accept(result, ranks, axes) if is_right else result for result in judged]
+    judged = [_accept_stage(result, stages) for result in judged]
+    return [_accept(result, axes) if is_right else result for result in judged]
 
 
-def _accept(result: Judged, ranks: Sequence[Outcome], axes: Mapping[str, int]) -> Judged:
+def _accept(result: Judged, axes: Mapping[str, int]) -> Judged:
     if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in _HARMLESS:
         return result
-    detail = ""
-    if (
-        result.verdict.agreement is Agreement.RANKS_DISAGREE
-        and math.prod(result.verdict.shape) == 1
-    ):
+    is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
+    if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
         cause = explain(result, axes)
         if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
             verb = "summed" if cause.reduction == "sum" else "averaged"
-            detail = f"each rank's own; {verb} over {' and '.join(cause.axes)} they agree"
+            over = " and ".join(cause.axes)
+            return _call_close(result, f"each rank's own; {verb} over {over} they agree")
     elif result.full and _has_same_samples(result):
-        detail = "agrees, with its samples in another order"
-    elif _is_of_last_stage(result, ranks):
-        detail = "agrees on the ranks that have the last modules"
-    if not detail:
-        return result
+        return _call_close(result, "agrees, with its samples in another order")
+    return result
+
+
+def _call_close(result: Judged, detail: str) -> Judged:
     verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
     return Judged(result.case, verdict, layout=result.layout)
+
+
+def _accept_stage(result: Judged, stages: Sequence[Sequence[int]]) -> Judged:
+    """Of an output that is right on the ranks of one pipeline stage, the last, those count."""
+    is_wrong = result.verdict.agreement not in _HARMLESS and result.case.reference is not None
+    if result.case.kind is not TensorKind.OUTPUT or not is_wrong or len(stages) < 2:
+        return result
+    for stage in stages:
+        case = result.case.choose_ranks(stage)
+        if None not in case.ranks and judge(case).verdict.agreement in FINE:
+            return _call_close(result, "agrees on the ranks that have the last modules")
+    return result
 
 
 def _has_same_samples(result: Judged) -> bool:
@@ -151,23 +162,3 @@ def _has_same_samples(result: Judged) -> bool:
         if not is_each or not floor.allows(measure(samples, wanted[nearest])):
             return False
     return True
-
-
-def _is_of_last_stage(result: Judged, ranks: Sequence[Outcome]) -> bool:
-    """Whether the output is right on some ranks, and the others do not have all modules."""
-    reference = result.case.reference
-    if reference is None or result.verdict.agreement not in (Agreement.MISSING, Agreement.RESHAPED):
-        return False
-    last = [
-        tensor
-        for tensor in result.case.ranks
-        if tensor is not None and tensor.shape == reference.shape
-    ]
-    others = [
-        rank
-        for rank, tensor in zip(ranks, result.case.ranks, strict=True)
-        if tensor is None or tensor.shape != reference.shape
-    ]
-    case = dataclasses.replace(result.case, ranks=tuple(last), sizes=(len(last),), calls=())
-    is_right = bool(last) and judge(case).verdict.agreement in FINE
-    return is_right and all(rank.absent for rank in others)

@@ -275,10 +275,13 @@ def _find_first_wrong(
         number: {output.verdict.agreement for output in outputs}
         for number, (_, outputs) in judged.items()
     }
+    is_right: dict[int, bool] = {}  # or made right by all that take it
+    for number in sorted(agreements, reverse=True):
+        takers = [is_right[taker] for taker in consumers.get(number, ()) if taker in is_right]
+        is_fine = bool(agreements[number]) and agreements[number] <= FINE
+        is_right[number] = is_fine or (bool(takers) and all(takers))
     for number in sorted(agreements):
-        takers = [agreements[taker] for taker in consumers.get(number, ()) if taker in agreements]
-        is_made_right = bool(takers) and all(found and found <= FINE for found in takers)
-        if agreements[number].intersection(_WRONG) and not is_made_right:
+        if agreements[number].intersection(_WRONG) and not is_right[number]:
             return number
     return None
 

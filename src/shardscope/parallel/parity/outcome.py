@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, final
@@ -11,7 +11,7 @@ import torch
 
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Key", "Outcome", "named_tensors", "tie_names"]
+__all__ = ["Key", "Outcome", "find_stages", "named_tensors", "tie_names"]
 
 Key = tuple[TensorKind, str]
 
@@ -51,6 +51,16 @@ class Outcome:
         for name, tensor in self.buffers.items():
             named[TensorKind.BUFFER, name] = [tensor]
         return named
+
+
+def find_stages(parameters: Collection[str], ranks: Sequence[Outcome]) -> list[list[int]]:
+    """The ranks of each pipeline stage: stages have no parameter in common; else all ranks."""
+    stages: dict[frozenset[str], list[int]] = {}
+    for index, rank in enumerate(ranks):
+        stages.setdefault(frozenset(parameters) - rank.absent, []).append(index)
+    num_present = sum(len(present) for present in stages)
+    is_disjoint = num_present == len(frozenset().union(*stages))
+    return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

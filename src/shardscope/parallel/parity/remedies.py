@@ -15,8 +15,6 @@ _FIXED = {
     "ranks; undo a zigzag or striped order, and give labels and positions the same order.",
     Suspect.STALE: "Check that it is used, that nothing is detached or frozen on the ranks, and "
     "that the weights were loaded.",
-    Suspect.BROKEN_TIE: "Tie them again after sharding (head.weight = tok.weight), and give both "
-    "the same placement.",
     Suspect.RANDOMNESS: "Use the same seed on all ranks where a tensor is replicated, and "
     "different seeds where it is sharded.",
 }
