@@ -32,7 +32,7 @@ from shardscope.compile.backends.pytorch import (
     relu_runtime_error_TESTING_ONLY,
     torchscript,
 )
-from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend
+from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend, explain
 from shardscope.parallel.tp_transform import tensor_parallel_transformation
 from shardscope.report.sharded_tree import format_tree
 from shardscope.shard.audit import audit
@@ -58,6 +58,7 @@ __all__ = [
     "eager",
     "eager_debug",
     "eager_noexcept",
+    "explain",
     "fake_crossref_boxed_nop",
     "get_inductor_decomp_graphs",
     "get_nop_func",

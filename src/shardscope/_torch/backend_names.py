@@ -1,16 +1,30 @@
-"""Backends of torch.compile, by the names that it knows them under."""
+"""Backends of torch.compile, by the names that it knows them under, and what it tells of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch._dynamo import lookup_backend
+from torch._dynamo import lookup_backend, optimize
+from torch._dynamo.utils import compile_times
 
-__all__ = ["look_up_backend"]
+__all__ = ["compile_and_keep_guards", "describe_compile_times", "look_up_backend"]
 
 
 def look_up_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a name; a function is its own."""
     found: Callable[..., Any] = lookup_backend(backend)
     return found
+
+
+def compile_and_keep_guards(
+    function: Callable[..., Any], backend: Callable[..., Any], guards: list[Any]
+) -> Callable[..., Any]:
+    """A function compiled; when it is called, what it is compiled for is added to `guards`."""
+    compiled: Callable[..., Any] = optimize(backend, guard_export_fn=guards.extend)(function)
+    return compiled
+
+
+def describe_compile_times() -> str:
+    """What torch says of how long it took to compile since it was last reset."""
+    return str(compile_times(repr="str"))

@@ -17,6 +17,7 @@ __all__ = [
     "closes_level",
     "is_level_machinery",
     "opens_level",
+    "unwraps",
 ]
 
 SET_GRAD: Callable[..., Any] = torch._C._set_grad_enabled
@@ -48,9 +49,15 @@ def closes_level(target: object) -> bool:
     return _name(target).endswith("decrement_nesting")
 
 
+def unwraps(target: object) -> bool:
+    """Whether a call inside of such a level gives what can be read outside of it."""
+    return _name(target).endswith(("_unwrap_for_grad", "_remove_batch_dim", "_unwrap_batched"))
+
+
 def is_level_machinery(target: object) -> bool:
     """Whether a call serves vmap, grad or jvp, and is nothing that a user wrote."""
-    return "functorch" in str(getattr(target, "__module__", ""))
+    module = str(getattr(target, "__module__", ""))
+    return "functorch" in module or module == "torch.autograd.forward_ad"
 
 
 def _name(target: object) -> str:
