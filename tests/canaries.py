@@ -29,9 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from older_torch import IS_OLDER
 from shardscope import simulate
+from shardscope._torch.backend_names import compile_and_keep_guards
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.compile_events import watch_compiles
 from shardscope._torch.compile_times import read_durations
+from shardscope._torch.compiling import watched_compiles
 from shardscope._torch.functional_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -207,6 +209,7 @@ def boxed_code_empties_its_list() -> bool:
 def compile_is_told() -> dict[str, Any]:
     """What one compilation of a function that breaks, and of one that is given up, told."""
     found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+    found["backend"] = False
 
     class Watcher:
         has_guards = True
@@ -217,6 +220,7 @@ def compile_is_told() -> dict[str, Any]:
         def end_frame(self, end: Any) -> None:
             found["compiled"] |= end.is_compiled and bool(end.guards)
             found["skip"] |= end.stop is not None
+            found["backend"] |= end.backend is run_as_it_is
 
         def see_stop(self, stop: Any) -> None:
             found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
@@ -241,11 +245,37 @@ def compile_is_told() -> dict[str, Any]:
             x = talk(x)
         return x
 
+    def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return graph.forward
+
     with fresh_caches(), watch_compiles(Watcher()):
         for function in (talk, talk_again):
-            torch.compile(function, backend="eager")(torch.ones(2))
+            torch.compile(function, backend=run_as_it_is)(torch.ones(2))
         found["times"] = read_durations()["tracing"][1] > 0
     return found
+
+
+def lazy_backward_is_announced() -> list[bool]:
+    """Of each compilation of a function and its gradient, whether it is a backward's."""
+    found: list[bool] = []
+    with fresh_caches(), watched_compiles(found.append, lambda: None):
+        compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+        compiled(torch.ones(2, requires_grad=True)).sum().backward()
+    return found
+
+
+def guards_are_given() -> bool:
+    guards: list[Any] = []
+    with fresh_caches():
+        backend = torch._dynamo.lookup_backend("eager")
+        compile_and_keep_guards(lambda x: x.sin(), backend, guards)(torch.ones(2))
+    return bool(guards)
+
+
+def is_marked_by(function: str, attribute: str) -> bool:
+    tensor = torch.ones(2, 2)
+    resolve(function)(tensor, 0)
+    return set(getattr(tensor, attribute)) == {0}
 
 
 CANARIES: dict[str, Canary] = {
@@ -351,6 +381,43 @@ CANARIES: dict[str, Canary] = {
         "know that the backward of a graph is compiled when it is first run",
         lambda: "_wrapped_bw_compiler" in inspect.getsource(AotAutograd),
     ),
+    "._compile": Canary(
+        "compiling.py",
+        "tell errors of the compiler from errors of what it compiled",
+        lambda: torch._dynamo.convert_frame._compile.__code__.co_name == "_compile",
+    ),
+    **{
+        f"torch._dynamo.callback.{name}": Canary(
+            "compiling.py",
+            "know when torch compiles, so that this time is not counted as running",
+            lambda: lazy_backward_is_announced() == [False, True],
+        )
+        for name in ("CallbackArgs", "CallbackTrigger", "callback_handler")
+    },
+    **{
+        f".{attribute}": Canary(
+            "compiling.py",
+            "write marks of dynamic sizes into a repro",
+            functools.partial(is_marked_by, function, attribute),
+        )
+        for function, attribute in {
+            "torch._dynamo.mark_dynamic": "_dynamo_dynamic_indices",
+            "torch._dynamo.maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
+            "torch._dynamo.decorators.mark_unbacked": "_dynamo_unbacked_indices",
+        }.items()
+    },
+    **{
+        f".{name}": Canary(
+            "graph_switches.py",
+            "know which values leave a level of vmap or grad",
+            functools.partial(hasattr, import_module(module), name),
+        )
+        for name, module in {
+            "_unwrap_for_grad": "torch._C._functorch",
+            "_unwrap_batched": "torch._functorch.vmap",
+            "_remove_batch_dim": "torch._C._functorch",
+        }.items()
+    },
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
     ),
@@ -503,9 +570,8 @@ CANARIES: dict[str, Canary] = {
         lambda: nn.Linear(1, 1)._non_persistent_buffers_set == set(),
     ),
     "torch.utils._pytree.tree_leaves_with_path": Canary(
-        "pytree_paths.py and compiling.py", "name the values that a program takes and returns"
+        "pytree_paths.py", "name the values that a program takes and returns"
     ),
-    "torch.utils._pytree.keystr": Canary("compiling.py", "name the values that a function returns"),
     "torch.utils._pytree.tree_unflatten": Canary(
         "pytree_paths.py, programs.py and pytree_values.py",
         "name the values that a program takes and returns",
@@ -914,7 +980,7 @@ CANARIES: dict[str, Canary] = {
     # modules.py
     "torch._dynamo.OptimizedModule": Canary("modules.py", "give compiled modules clean names"),
     "._torchdynamo_orig_callable": Canary(
-        "uncompiled_functions.py",
+        "uncompiled_functions.py and compile_events.py",
         "compile a function anew that is compiled already",
         lambda: torch.compile(resolve)._torchdynamo_orig_callable is resolve,
     ),
@@ -1296,6 +1362,29 @@ CANARIES: dict[str, Canary] = {
     "torch._dynamo.lookup_backend": Canary(
         "backend_names.py", "find backends by name", lambda: torch._dynamo.lookup_backend("eager")
     ),
+    "torch._dynamo.optimize": Canary(
+        "backend_names.py",
+        "give the guards of what is compiled",
+        guards_are_given,
+    ),
+    "torch._dynamo.utils.compile_times": Canary(
+        "backend_names.py",
+        "print how long torch compiled",
+        lambda: "repr" in inspect.signature(torch._dynamo.utils.compile_times).parameters,
+    ),
+    "._torchdynamo_orig_backend": Canary(
+        "compile_events.py",
+        "know the backend that a frame is compiled for",
+        lambda: compile_is_told()["backend"],
+    ),
+    **{
+        f".{name}": Canary(
+            "autoload.py",
+            "keep our backends out of the list that torch offers",
+            functools.partial(hasattr, import_module("torch._dynamo.backends.registry"), name),
+        )
+        for name in ("_BACKENDS", "_COMPILER_FNS", "_discover_entrypoint_backends")
+    },
     # kept_tensors.py
     "torch._C._autograd._unsafe_set_version_counter": Canary(
         "kept_tensors.py", "put versions back, so that a graph recorded before is still valid"

@@ -18,9 +18,9 @@ __all__ = ["find_backend", "is_compiling", "list_marks", "patched_inductor", "wa
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
 _MARKS = {
-    "mark_dynamic": "_dynamo_dynamic_indices",
-    "maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
-    "mark_unbacked": "_dynamo_unbacked_indices",
+    "torch._dynamo.mark_dynamic": "_dynamo_dynamic_indices",
+    "torch._dynamo.maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
+    "torch._dynamo.decorators.mark_unbacked": "_dynamo_unbacked_indices",
 }
 # Functions of torch's that compile a frame, or the backward of a graph when it is first run.
 _COMPILERS = {
@@ -86,7 +86,7 @@ def watched_compiles(
 
 
 def list_marks(tensor: torch.Tensor) -> list[tuple[str, int]]:
-    """The functions of torch._dynamo that a tensor was marked with, and the dims."""
+    """The functions, by their full names, that a tensor was marked with, and the dims."""
     return [
         (function, dim)
         for function, attribute in _MARKS.items()

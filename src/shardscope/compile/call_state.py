@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from shardscope._torch.kept_tensors import KeptTensors
+from shardscope._torch.modules import own_parts
 from shardscope.errors import CompileError
 
 __all__ = [
@@ -46,8 +47,8 @@ _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR")
 _GENERATORS = (random.Random, torch.Generator)
 _NOT_THE_USERS = {"torch", "functorch", "numpy", "triton", "shardscope", *sys.stdlib_module_names}
-_PRIVATE = ("_dynamo", "_torchdynamo", "_is_torch_compile", "_compiled_call_impl", "__")
-_TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
+_PRIVATE = ("_dynamo", "_torchdynamo", "_is_torch_compile", "__")
+_TORCHS_OWN = {name for name in dir(nn.Module()) if name.startswith("_")}
 
 
 def walk_call(
@@ -118,11 +119,10 @@ def _spell_key(place: int, key: Any) -> str:
 
 
 def _list_module(module: nn.Module) -> Iterator[Named]:
-    for held in (module._parameters, module._buffers, module._modules):
-        yield from ((f".{name}", one) for name, one in held.items() if one is not None)
-    for name, one in _list_attributes(module):
+    yield from ((f".{name}", part) for name, part in own_parts(module))
+    for name, value in _list_attributes(module):
         if name.removeprefix(".") not in _TORCHS_OWN:
-            yield name, one
+            yield name, value
 
 
 def _list_attributes(value: Any) -> Iterator[Named]:

@@ -20,8 +20,8 @@ print(len([name for name in torch.compiler.list_backends(exclude_tags=()) if "sh
 assert not any(name.startswith("shardscope.compile") for name in sys.modules)
 print(torch.compile(lambda x: x + 1, backend="shardscope_eager")(torch.ones(1)).item())
 try:
-    options = {"op": "relu"}
-    torch.compile(torch.relu, backend="shardscope_fault_compile_error", options=options)(torch.ones(1))
+    fault = {"backend": "shardscope_fault_compile_error", "options": {"op": "relu"}}
+    torch.compile(torch.relu, **fault)(torch.ones(1))
 except Exception as error:
     print(type(error).__name__, "Injected compile error" in str(error))
 assert torch.compiler.list_backends() == offered, "using them changes nothing"

@@ -14,7 +14,7 @@ from shardscope._torch.compiling import list_marks
 from shardscope.compile.diagnose.repro.inlining import Definitions
 from shardscope.compile.diagnose.repro.layout import wrap_numbers
 from shardscope.compile.diagnose.repro.literals import spell_value
-from shardscope.compile.diagnose.repro.spelling import NotPrintable
+from shardscope.compile.diagnose.repro.spelling import NotPrintable, module_of
 from shardscope.compile.diagnose.repro.tensors import (
     MOST_ELEMENTS,
     check_plain,
@@ -107,8 +107,8 @@ class _Writer:
     def _mark(self, tensor: torch.Tensor, name: str) -> None:
         """Leave those sizes open that the user has marked."""
         for function, dim in list_marks(tensor):
-            self._definitions.add_import("torch._dynamo")
-            self._add(f"torch._dynamo.{function}({name}, {dim})")
+            self._definitions.add_import(module_of(function))
+            self._add(f"{function}({name}, {dim})")
 
     def _spell(self, value: Any, position: int, name: str) -> str:
         """A container with what is in it written before it; anything else as a literal."""
