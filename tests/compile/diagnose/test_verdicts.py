@@ -122,6 +122,26 @@ def test_a_function_that_is_right_is_fine_and_leaves_no_trace(
     assert (Store.seen, TOTAL) == ([], 0)
 
 
+def draw_and_fail(x: Tensor) -> Tensor:
+    raise ValueError(f"{random.random()} {torch.rand(1)} {numpy.random.rand()}, {x}")
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [(draw_and_fail, {}), (draw, {"backend": "nonsense"})],
+)
+def test_a_diagnosis_that_fails_leaves_random_numbers_as_they_were(
+    look: Callable[..., Diagnosed], fn: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    def read() -> Any:
+        return random.getstate(), torch.get_rng_state().tolist(), numpy.random.get_state()[1].sum()
+
+    state = read()
+    with pytest.raises(CompileError):
+        look(fn, numbers(3), **options)
+    assert read() == state
+
+
 # ── What is changed, and not returned ────────────────────────────────────────────────────────
 
 
