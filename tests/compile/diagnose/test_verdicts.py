@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from home_workers import HomeWorkers, stay_at_home
+from older_torch import IS_OLDER
 from shardscope import Diagnosed, diagnose
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Stage
@@ -113,6 +114,8 @@ HEALTHY: dict[str, Callable[[], tuple[Any, ...]]] = {
 def test_a_function_that_is_right_is_fine_and_leaves_no_trace(
     look: Callable[..., Diagnosed], case: str
 ) -> None:
+    if case == "shared by a class" and IS_OLDER:
+        pytest.skip("torch before 2.13 loses what a compiled function appends to a class's list")
     fn, *args = HEALTHY[case]()
     state = random.getstate(), torch.get_rng_state()
     found = look(fn, *args)
@@ -262,11 +265,17 @@ def test_another_error_than_the_functions_is_a_difference(look: Callable[..., Di
     assert one.is_verified, one.notes
 
 
-def test_a_function_that_fails_either_way_is_refused(look: Callable[..., Diagnosed]) -> None:
+def test_a_function_that_fails_either_way_is_refused_and_torch_prints_nothing(
+    look: Callable[..., Diagnosed], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(CompileError, match=r"look_up fails without a compiler, too \(IndexError"):
         look(look_up, numbers(3, 2), torch.tensor([1, 5]))
+    assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.skipif(
+    torch.__version__ >= (2, 14), reason="dynamo catches errors of its fake tensors since 2.14"
+)
 def test_an_error_of_the_compiled_function_alone_has_its_line(
     look: Callable[..., Diagnosed],
 ) -> None:

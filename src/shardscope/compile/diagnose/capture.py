@@ -51,19 +51,22 @@ class _Tape:
         self.fragments: list[Fragment] = []
 
     def take(self, graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        """A backend: the graph itself, which is remembered when it is called first."""
+        """A backend: the graph itself, which is remembered when it is called first.
+
+        `forward` is called because a GraphModule that is called prints the errors of its ops.
+        """
         is_taken = False
 
         def run(*values: Any) -> Any:
             nonlocal is_taken
             if is_taken:
-                return graph(*values)
+                return graph.forward(*values)
             is_taken = True
             given, kept = copy_values(values), _keep(graph)
             has_open_sizes = any(map(_is_open, graph.graph.find_nodes(op="placeholder")))
             fragment = Fragment(kept, given, torch.is_grad_enabled(), has_open_sizes)
             self.fragments.append(fragment)
-            return graph(*values)
+            return graph.forward(*values)
 
         return run
 
