@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -41,6 +41,7 @@ from shardscope._torch.functional_collectives import (
     REDUCE_SCATTER,
     WAIT,
 )
+from shardscope._torch.graph_switches import switched_back
 from shardscope._torch.propagation import local_part, watch_decisions
 
 __all__ = ["CANARIES", "Canary", "resolve"]
@@ -272,6 +273,17 @@ def guards_are_given() -> bool:
     return bool(guards)
 
 
+def levels_are_closed() -> bool:
+    functorch = torch._C._functorch
+    with suppress(ZeroDivisionError), switched_back():
+        functorch._jvp_increment_nesting()
+        torch._C._enter_dual_level()
+        raise ZeroDivisionError
+    torch._C._enter_dual_level()  # it refuses a second one
+    torch._C._exit_dual_level(0)
+    return functorch.get_dynamic_layer_stack_depth() == 0
+
+
 def is_marked_by(function: str, attribute: str) -> bool:
     tensor = torch.ones(2, 2)
     resolve(function)(tensor, 0)
@@ -418,6 +430,12 @@ CANARIES: dict[str, Canary] = {
             "_remove_batch_dim": "torch._C._functorch",
         }.items()
     },
+    "torch._C._functorch": Canary(
+        "graph_switches.py", "close levels that a graph leaves open", levels_are_closed
+    ),
+    "torch._C._exit_dual_level": Canary(
+        "graph_switches.py", "close levels that a graph leaves open", levels_are_closed
+    ),
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
     ),

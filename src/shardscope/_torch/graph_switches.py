@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ __all__ = [
     "closes_level",
     "is_level_machinery",
     "opens_level",
+    "switched_back",
     "unwraps",
 ]
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 SET_GRAD: Callable[..., Any] = torch._C._set_grad_enabled
 
@@ -52,6 +56,27 @@ def closes_level(target: object) -> bool:
 def unwraps(target: object) -> bool:
     """Whether a call inside of such a level gives what can be read outside of it."""
     return _name(target).endswith(("_unwrap_for_grad", "_remove_batch_dim", "_unwrap_batched"))
+
+
+@contextmanager
+def switched_back() -> Iterator[None]:
+    """Undo what a graph has turned on if an error ends it before it turns that off.
+
+    Levels of vmap, grad and jvp that stay open make whatever runs next in this process fail.
+    """
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    autocasts = [torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES]
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        with suppress(RuntimeError):  # there is none
+            torch._C._exit_dual_level(0)
+        torch._C._set_fwd_grad_enabled(True)
+        torch._C._autograd._saved_tensors_hooks_enable()
+        for device, is_enabled in zip(_AUTOCAST_DEVICES, autocasts, strict=True):
+            torch.set_autocast_enabled(device, is_enabled)
+        raise
 
 
 def is_level_machinery(target: object) -> bool:

@@ -357,3 +357,55 @@ def test_of_two_faults_the_one_that_reaches_the_result_is_blamed(
     found = look(fn, numbers(20), backend=two_faults)
     assert [suspect.op for suspect in found.diagnosis.suspects] == [op]
     assert found.diagnosis.is_verified
+
+
+def relu_into_relu6(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+    for node in graph.graph.find_nodes(op="call_function", target=torch.relu):
+        node.target = functional.relu6
+    graph.recompile()
+    return graph.forward
+
+
+relu_into_relu6_if_asked = lambda graph, inputs: (  # noqa: E731 - it gets an attribute
+    relu_into_relu6(graph, inputs) if relu_into_relu6_if_asked.is_wrong else graph.forward  # type: ignore[attr-defined]
+)
+relu_into_relu6_if_asked.is_wrong = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("backend", [relu_into_relu6, relu_into_relu6_if_asked])
+def test_a_fault_before_second_derivatives_is_traced_to_its_op(
+    look: Callable[..., Diagnosed], backend: Any
+) -> None:
+    found = look(lambda x: second_order(torch.relu(x * 20)), numbers(4) * 3, backend=backend)
+    assert [suspect.op for suspect in found.diagnosis.suspects] == ["torch.relu"]
+    assert found.diagnosis.is_verified, found.diagnosis.notes
+
+
+def spoil_saved(x: Tensor) -> Tensor:
+    y = x.exp()
+    y.mul_(2)  # exp's gradient needs it as it was
+    return y.sum()
+
+
+def test_what_eager_execution_cannot_pull_back_is_compared_forward(
+    look: Callable[..., Diagnosed],
+) -> None:
+    x = numbers(3).requires_grad_()
+    assert look(spoil_saved, x).condition is Condition.FINE
+    found = look(spoil_saved, x, backend="aot_eager")  # which makes backward in forward
+    assert (found.condition, found.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.AOT)
+    assert [suspect.op for suspect in found.diagnosis.suspects] == ["Tensor.exp", "Tensor.mul_"]
+    assert found.diagnosis.is_verified, found.diagnosis.notes
+
+
+def check_sum(x: Tensor) -> Tensor:
+    assert x.sum() > 1e9, "too small"
+    return x
+
+
+def test_an_assertion_that_fails_either_way_is_the_functions_own(
+    look: Callable[..., Diagnosed],
+) -> None:
+    with pytest.raises(CompileError, match="check_sum fails without a compiler, too"):
+        look(check_sum, numbers(3))

@@ -38,7 +38,12 @@ from shardscope.compile.diagnose.judging.runs import (
 )
 from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again
 from shardscope.compile.diagnose.leaves import find_leaf, is_computed, make_computed
-from shardscope.compile.diagnose.outcome import Outcome, find_cause, make_signature
+from shardscope.compile.diagnose.outcome import (
+    Outcome,
+    find_cause,
+    make_signature,
+    message_of,
+)
 from shardscope.compile.diagnose.suspects import find_failing_line
 from shardscope.errors import ShardscopeError
 from shardscope.numerics.draws import Watching
@@ -97,10 +102,12 @@ def describe_missing(error: Exception, suspects: tuple[SuspectOp, ...]) -> Outco
 def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
     """What to make of a function that raises with and without the compiler.
 
-    Errors of one kind are the function's own, and so is what dynamo wraps in classes of its own.
+    Errors of one type or with one message are the function's own: dynamo wraps some in classes of
+    its own, and makes a RuntimeError of an assertion about a tensor.
     """
     cause = find_cause(error)
-    if is_compiling(cause) or isinstance(cause, type(eager.error)):
+    is_same = message_of(cause).strip() == message_of(eager.error).strip() != ""
+    if is_compiling(cause) or isinstance(cause, type(eager.error)) or is_same:
         raise fails_itself(eager.error) from eager.error
     return Outcome(
         Condition.DIFFERENT_ERROR,

@@ -54,6 +54,10 @@ class FragmentRuns:
         """As it is."""
         try:
             return self.run(self._run_graph)
+        except Exception:  # noqa: BLE001 - not every result can be pulled back, nor has to be
+            self._pulls_back = False
+        try:
+            return self.run(self._run_graph)
         except Exception as error:
             raise fails_itself(error) from error
 

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from shardscope._torch.graph_switches import switched_back
 from shardscope.compile.diagnose.leaves import find_leaf
 
 __all__ = ["Announce", "Result", "name_inputs", "pull_back", "run", "say_nothing", "settle_device"]
@@ -41,7 +42,7 @@ def run(
     """Call with `inputs`, which are changed; outputs that can be are pulled back to them."""
     torch.manual_seed(seed)
     leaves = {name: find_leaf(one) for name, one in name_inputs(inputs).items()}
-    with torch.set_grad_enabled(with_gradients):
+    with torch.set_grad_enabled(with_gradients), switched_back():
         outputs = call(inputs)
     settle_device()
     named = _name_outputs(outputs)

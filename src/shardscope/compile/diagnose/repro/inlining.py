@@ -143,6 +143,8 @@ class Definitions:
     def _copy(self, name: str, value: Any) -> None:
         """A function or class of the user's, after what it refers to."""
         called = name if value.__name__ == "<lambda>" else value.__name__
+        if isinstance(value, FunctionType) and any(not one.startswith("_") for one in vars(value)):
+            raise NotPrintable(f"{called} has attributes that its source does not set.")
         source = _read_source(value, called)
         surroundings = _surroundings_of(value)
         renamed = {} if name == called else {called: name}
