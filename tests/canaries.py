@@ -276,6 +276,8 @@ def guards_are_given() -> bool:
 def levels_are_closed() -> bool:
     functorch = torch._C._functorch
     with suppress(ZeroDivisionError), switched_back():
+        functorch._grad_increment_nesting()
+        functorch._vmap_increment_nesting(3, "error")
         functorch._jvp_increment_nesting()
         torch._C._enter_dual_level()
         raise ZeroDivisionError
@@ -430,12 +432,18 @@ CANARIES: dict[str, Canary] = {
             "_remove_batch_dim": "torch._C._functorch",
         }.items()
     },
-    "torch._C._functorch": Canary(
-        "graph_switches.py", "close levels that a graph leaves open", levels_are_closed
-    ),
-    "torch._C._exit_dual_level": Canary(
-        "graph_switches.py", "close levels that a graph leaves open", levels_are_closed
-    ),
+    **{
+        f"torch._C.{name}": Canary(
+            "graph_switches.py", "close levels that a graph leaves open", levels_are_closed
+        )
+        for name in (
+            "_exit_dual_level",
+            "_functorch",
+            "_functorch._grad_decrement_nesting",
+            "_functorch._jvp_decrement_nesting",
+            "_functorch._vmap_decrement_nesting",
+        )
+    },
     "torch._functorch.aot_autograd.aot_function": Canary(
         "aot.py", "give the graphs that torch's op coverage gives"
     ),

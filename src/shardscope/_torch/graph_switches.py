@@ -23,6 +23,11 @@ __all__ = [
 ]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_CLOSE_LEVEL: dict[object, Callable[[], int]] = {
+    torch._C._functorch.TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    torch._C._functorch.TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    torch._C._functorch.TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+}
 
 SET_GRAD: Callable[..., Any] = torch._C._set_grad_enabled
 
@@ -69,7 +74,9 @@ def switched_back() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            kind = torch._C._functorch.peek_interpreter_stack().key()
+            _CLOSE_LEVEL[kind]()
         with suppress(RuntimeError):  # there is none
             torch._C._exit_dual_level(0)
         torch._C._set_fwd_grad_enabled(True)
