@@ -21,7 +21,7 @@ ShardscopeError                 base; carries the exit code the CLI ends with
 │   └── WorkerError             a call that another process did not answer
 │       ├── RemoteError         what was raised there
 │       ├── WorkerCrashed       the process died
-│       └── WorkerHung          the process took too long, and was ended
+│       └── WorkerHung          the process made no progress, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
 ├── PluginError                 a plugin whose package is not there
 ├── TorchVersionError           a torch that lacks what a feature needs
@@ -167,12 +167,12 @@ class WorkerCrashed(WorkerError):  # noqa: N818 - what happened, not what it is
 
 
 class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
-    """The process took longer than it was given, and was ended."""
+    """The process made no progress for longer than it was given, and was ended."""
 
     def __init__(self, seconds: float, *, phase: str = "", output: str = "") -> None:
         place = f" while {phase}" if phase else ""
         super().__init__(
-            f"the worker process gave no answer within {seconds:g} s{place}, and was ended.",
+            f"the worker process made no progress for {seconds:g} s{place}, and was ended.",
             phase=phase,
             output=output,
         )

@@ -22,6 +22,8 @@ class Condition(StrEnum):
     NAN = "nan"  # NaN or infinity where the function has none, or none where it has
     COMPILE_ERROR = "compile_error"
     RUNTIME_ERROR = "runtime_error"
+    MISSING_ERROR = "missing_error"  # the function raises an error, and the compiled one returns
+    DIFFERENT_ERROR = "different_error"  # both raise, and not the same
     CRASH = "crash"  # the process died
     HANG = "hang"
 

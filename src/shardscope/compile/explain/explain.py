@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope.compile.call_state import everything_kept
 from shardscope.compile.explain.explaining import explaining
-from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 from shardscope.record import Recording, replace_surrogates
 
