@@ -46,12 +46,26 @@ class ContractFile(Record, frozen=True, kw_only=True):
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file."""
+    """Read a contract from a file.
+
+    Args:
+        path: A TOML file.
+
+    Examples:
+        >>> contract = read_contract("shardscope.toml")
+    """
     return open_contract(path).contract
 
 
 def open_contract(path: str | os.PathLike[str]) -> ContractFile:
-    """The same, with lines."""
+    """Read a contract from a file, with the line of each limit.
+
+    Args:
+        path: A TOML file.
+
+    Examples:
+        >>> open_contract("shardscope.toml").contract
+    """
     return parse_contract(read_text(path), name=os.fspath(path))
 
 

@@ -32,7 +32,17 @@ class TensorLayout(Record, frozen=True, kw_only=True, gc=False):
 
 
 def cut_stretches(held: Stretches, num_parts: int, part: int) -> Stretches:
-    """One part of what is held when that is cut as `torch.chunk` does; `((0, 0),)` is nothing."""
+    """Split index ranges as `torch.chunk` does, and return one part; `((0, 0),)` is empty.
+
+    Args:
+        held: Index ranges, each `(first, after the last)`.
+        num_parts: The number of parts.
+        part: Which part, from 0.
+
+    Examples:
+        >>> cut_stretches(((0, 8),), 4, 1)
+        ((2, 4),)
+    """
     size = sum(stop - start for start, stop in held)
     length = -(-size // num_parts)
     first, last = min(size, part * length), min(size, (part + 1) * length)

@@ -76,7 +76,14 @@ class PhaseTotal(Record, frozen=True, kw_only=True, gc=False):
 
 
 def sum_spans(spans: Iterable[Span]) -> tuple[PhaseTotal, ...]:
-    """A total for each rank, phase and clock, in the order in which they first occur."""
+    """Add up spans for each rank, phase and clock, in the order in which they first occur.
+
+    Args:
+        spans: The spans.
+
+    Examples:
+        >>> sum_spans(recording.spans)
+    """
     totals: dict[tuple[int, str, str], PhaseTotal] = {}
     for span in spans:
         key = (span.rank, span.name, span.device)

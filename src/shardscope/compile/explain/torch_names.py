@@ -19,7 +19,7 @@ __all__ = ["ExplainOutput", "ExplainWithBackend"]
 
 @dataclass(repr=False)
 class ExplainOutput:
-    """What `torch._dynamo.explain` gives; `str()` prints it as torch does."""
+    """The result of `torch._dynamo.explain`; `str()` formats it as torch does."""
 
     graphs: list[fx.GraphModule]
     graph_count: int
@@ -65,11 +65,12 @@ def _list_groups(title: str, name: str, groups: list[list[Any]] | None) -> Itera
 
 @final
 class ExplainWithBackend:
-    """A backend that counts what passes through it on the way to another backend.
+    """A backend that counts graphs and ops on the way to another backend.
 
-    >>> explained = ExplainWithBackend("inductor")
-    >>> torch.compile(fn, backend=explained)(x)
-    >>> print(explained.output())
+    Examples:
+        >>> explained = ExplainWithBackend("inductor")
+        >>> torch.compile(fn, backend=explained)(x)
+        >>> print(explained.output())
     """
 
     def __init__(self, backend: str | Callable[..., Any]) -> None:

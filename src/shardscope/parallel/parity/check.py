@@ -53,20 +53,32 @@ def parity(
     processes: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """Compare a parallel version with the original, tensor by tensor.
+    """Compare a parallel version of a model with the original, tensor by tensor.
 
-    >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
+    The allowed error of a tensor is a multiple of the single device's own error, measured in double
+    precision. The model, its gradients, buffers and random state are restored. All ranks run in
+    this process unless `processes` is set.
 
-    `parallelize(model, device_mesh)` shards a copy on each rank of a mesh such as `{"tp": 4}`, in
-    any way: parallelize_module, fully_shard, both, by hand. Without it, `plan` says how shardscope
-    shards the exported program. The step calls the model with `inputs` (a mapping is keywords, a
-    tuple arguments), and its backward begins at `loss(output)`, or at a loss of our own; or it is
-    `step(model, inputs)`. Each rank has the whole batch, or along `batch_axes` its share of it.
+    Args:
+        model: The single-device model, or an exported program.
+        mesh: Axis names and sizes, such as `{"tp": 4}`.
+        plan: A plan by which shardscope partitions the model, if `parallelize` is not given.
+        inputs: The inputs of the model: a tuple of arguments, a mapping of keyword arguments, or
+            one tensor.
+        parallelize: A function `(model, device_mesh)` that shards a copy of the model on each rank,
+            by any means.
+        loss: A function of the output from which backward starts; by default a nonlinear sum over
+            its elements.
+        step: A function `(model, inputs)` that runs forward and backward, instead of `loss`.
+        batch_axes: Mesh axes along which each rank gets its shard of the batch.
+        batch_dim: The dim of the inputs that is the batch.
+        precision: A lower dtype that the parallel version may compute in.
+        seed: Random seed of each rank.
+        processes: Run the ranks as processes of a gloo group.
+        report: Called with a description of the current activity.
 
-    A tensor is held to the noise of the single device itself, measured in double precision; to
-    compute in a lower `precision` may be allowed. The model, its gradients, buffers and random
-    numbers are left as they were. All ranks run in this process, or, with `processes`, each in one
-    of its own, on a gloo group. `report` is told what is being done, for those who wait.
+    Examples:
+        >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
