@@ -46,7 +46,7 @@ test-newest: browser
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-examples: $(INSTALLED)
+examples: $(INSTALLED) browser
 	OMP_NUM_THREADS=1 $(BIN)/python examples/regenerate.py
 
 schema: $(INSTALLED)
