@@ -38,7 +38,7 @@ _LINE = re.compile(r"line (\d+)")
 
 
 class ContractFile(Record, frozen=True, kw_only=True):
-    """A contract, the file that it is in, and the line of each limit there."""
+    """A contract, its file, and the line of each limit."""
 
     path: str
     contract: Contract

@@ -181,7 +181,7 @@ class ParallelProgram:
         return self._measure((rank,))
 
     def recording(self) -> Recording:
-        """All of this as a recording, to show and to save."""
+        """The program as a recording, for `show` and `save`."""
         unasked = "" if self.verdicts is not None else "it was not asked for (verify=False)"
         found = Parallelization(
             program=name_program(self.flow),

@@ -47,7 +47,7 @@ Given: TypeAlias = Step | Recording | Trace | Memory | Sequence[Recording | Trac
 
 
 class BreachError(AssertionError):
-    """Limits that do not hold; `breaches` are they."""
+    """Limits were exceeded; `breaches` lists them."""
 
     def __init__(self, breaches: Sequence[Breach], *, num_limits: int, name: str) -> None:
         super().__init__(

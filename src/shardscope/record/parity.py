@@ -78,7 +78,7 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Divergence(Record, frozen=True, kw_only=True, gc=False):
-    """Where the two versions part: the first module whose result differs, in the order they ran."""
+    """The first module whose result differs, in execution order."""
 
     module: str
     phase: Phase

@@ -15,14 +15,14 @@ Stretches = tuple[tuple[Natural, Natural], ...]
 
 
 class Slice(Record, frozen=True, kw_only=True, gc=False):
-    """A part of a tensor, and the ranks that hold it: several where it is replicated."""
+    """A part of a tensor, and the ranks that hold it; several if it is replicated."""
 
     ranks: tuple[RankSpan, ...]
     stretches: tuple[Stretches, ...]  # one for each dim
 
 
 class TensorLayout(Record, frozen=True, kw_only=True, gc=False):
-    """How a tensor lies on a mesh; `slices` are in the order of the mesh's ranks."""
+    """The layout of a tensor on a mesh; `slices` are in the order of the mesh's ranks."""
 
     name: str
     shape: tuple[Natural, ...]

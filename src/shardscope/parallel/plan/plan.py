@@ -84,7 +84,14 @@ class Plan:
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Plan:
-        """The plan in a TOML file."""
+        """Read a plan from a TOML file.
+
+        Args:
+            path: The file.
+
+        Examples:
+            >>> plan = Plan.read("plan.toml")
+        """
         tables = read_toml(path)
         try:
             return Plan(tables["plan"], inputs=tables["inputs"], outputs=tables["outputs"])

@@ -104,7 +104,7 @@ class Replicated:
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class ModuleInput:
-    """Placements of a module's inputs, by position and by keyword; None leaves an input unchanged."""
+    """Placements of a module's inputs, by position and keyword; None leaves one unchanged."""
 
     positional: tuple[Placement | None, ...]
     keyword: tuple[tuple[str, Placement], ...]
