@@ -31,21 +31,30 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
 
 @click.command("parity")
 @click.argument("target", metavar="TARGET")
-@click.option("--mesh", metavar="AXES", default="tp=2", show_default=True, help="Axes of the mesh.")
 @click.option(
-    "--processes", is_flag=True, help="Run the ranks as processes (gloo), not as threads."
+    "--mesh",
+    metavar="AXES",
+    default="tp=2",
+    show_default=True,
+    help="Axes of the mesh and their sizes, for example dp=2,tp=2.",
+)
+@click.option(
+    "--processes",
+    is_flag=True,
+    help="Run each rank in a process of its own (gloo), not in a thread.",
 )
 @click.option(
     "--batch-axis",
     "batch_axes",
     metavar="AXIS",
     multiple=True,
-    help="Axis along which each rank has its share of the batch; may be repeated.",
+    help="Axis along which the batch is sharded; may be repeated. [default: none, every rank has "
+    "the whole batch]",
 )
 @click.option(
     "--precision",
     type=click.Choice(list(_PRECISIONS)),
-    help="The lowest precision that the parallel model may compute in. [default: the model's own]",
+    help="Lowest precision that the parallel model may compute in. [default: the model's own]",
 )
 @seed_option
 @recording_option
@@ -68,8 +77,10 @@ def command(
 
     TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model) and
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
-    run in this process. Exit code 1 says that something differs; the first module that does, and
-    the likely cause, are printed.
+    run in this process. If tensors differ, the exit code is 1, and the code where the two versions
+    diverge is printed with the likely cause.
+
+    Example: shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp
     """
     axes = parse_mesh(mesh)
     if output is not None:
@@ -116,7 +127,7 @@ def _check(
 
 @contextmanager
 def _explained(program: Program) -> Iterator[None]:
-    """Say where in the program a rank failed, or the original."""
+    """Name the line of the program where a rank failed, or the original."""
     try:
         yield
     except (RankError, ParityError) as error:
