@@ -197,8 +197,6 @@ class Reader:
             return self._run_ranks(args)
         if name == "pytest":
             return _run_pytest(args)
-        if name == "pip":
-            return _check_package(args), ""
         if name == "make":
             return int(f"\n{args[0]}:" not in (ROOT / "Makefile").read_text()), ""
         if name == "source":
@@ -287,16 +285,6 @@ def _run_pytest(args: list[str]) -> tuple[int, str]:
     with contextlib.redirect_stdout(said):
         code = pytest.main(["-p", "no:cacheprovider", "--rootdir=.", *_QUIET, *args])
     return int(code), said.getvalue()
-
-
-def _check_package(args: list[str]) -> int:
-    """Whether a checkout is installed, with extras that exist; the package index has no package."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = re.fullmatch(r"[\w./-]*/?(?:\.|shardscope)(?:\[([\w,]+)\])?", args[-1])
-    extras = set(found[1].split(",")) if found and found[1] else set()
-    is_checkout = found is not None and args[-1] != project["name"]
-    is_known = extras <= {*project["optional-dependencies"]}
-    return int(not (args[0] == "install" and is_checkout and is_known))
 
 
 def _read_launch(args: list[str]) -> tuple[int | str, ...]:
