@@ -86,9 +86,15 @@ __all__ = [
 def get_sharded_module_tree_with_module_name_to_fqns(
     model: nn.Module,
 ) -> tuple[str, dict[str, list[str]]]:
-    """The sharded module tree as text, and the names of the parameters of each FSDP group.
+    """The tree of sharded modules as text, and the names of the parameters of each FSDP group.
 
-    Names and classes are the user's own, whichever FSDP wrapped them.
+    Module names and classes are those of the unwrapped model, for FSDP1 and FSDP2.
+
+    Args:
+        model: The sharded model.
+
+    Examples:
+        >>> tree, names = get_sharded_module_tree_with_module_name_to_fqns(model)
     """
     modules = audit(model).modules
     return format_tree(modules), names_by_group(modules)

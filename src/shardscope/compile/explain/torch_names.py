@@ -46,7 +46,7 @@ class BreakReason:
 
 @dataclass(repr=False)
 class ExplainOutput:
-    """What `torch._dynamo.explain` gives; `str()` prints it as torch does."""
+    """The result of `torch._dynamo.explain`; `str()` formats it as torch does."""
 
     graphs: list[fx.GraphModule]
     graph_count: int
@@ -136,11 +136,12 @@ def _explain_call(f: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Ex
 
 @final
 class ExplainWithBackend:
-    """A backend that counts what passes through it on the way to another backend.
+    """A backend that counts graphs and ops on the way to another backend.
 
-    >>> explained = ExplainWithBackend("inductor")
-    >>> torch.compile(fn, backend=explained)(x)
-    >>> print(explained.output())
+    Examples:
+        >>> explained = ExplainWithBackend("inductor")
+        >>> torch.compile(fn, backend=explained)(x)
+        >>> print(explained.output())
     """
 
     def __init__(self, backend: str | Callable[..., Any]) -> None:

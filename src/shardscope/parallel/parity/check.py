@@ -54,24 +54,33 @@ def parity(
     processes: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """Compare a parallel version with the original, tensor by tensor.
+    """Compare a parallel version of a model with the original, tensor by tensor.
 
-    >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
+    The allowed error of a tensor is a multiple of the single device's own error, measured in double
+    precision. The model, its gradients, buffers and random state are restored. All ranks run in
+    this process unless `processes` is set.
 
-    `parallelize(model, device_mesh)` shards a copy of the model on each rank of a mesh such as
-    `{"tp": 4}`, in any way: with parallelize_module, fully_shard, both, or by hand. It may wrap,
-    rename or replace modules. Without it, shardscope partitions the exported program by `plan`.
+    Args:
+        model: The single-device model, or an exported program.
+        mesh: Axis names and sizes, such as `{"tp": 4}`.
+        plan: A plan by which shardscope partitions the model, if `parallelize` is not given.
+        inputs: The inputs of the model: a tuple of arguments, a mapping of keyword arguments, or
+            one tensor.
+        parallelize: A function `(model, device_mesh)` that shards a copy of the model on each rank,
+            by any means. It may wrap, rename or replace modules.
+        loss: A function of the output from which backward starts; by default a nonlinear sum over
+            its elements.
+        step: A function `(model, inputs)` that runs forward and backward, instead of `loss`. It may
+            call the model several times.
+        batch_axes: Mesh axes along which each rank gets its shard of the batch.
+        batch_dim: The dim of the inputs that is the batch.
+        precision: A lower dtype that the parallel version may compute in.
+        seed: Random seed of each rank.
+        processes: Run the ranks as processes of a gloo group.
+        report: Called with a description of the current activity.
 
-    The step calls the model with `inputs` (a mapping is passed as keywords, a tuple as arguments)
-    and runs backward from `loss(output)`, or from a default loss; or it is `step(model, inputs)`,
-    which may call the model several times. Each rank gets the whole batch, or, along `batch_axes`,
-    its shard of dim `batch_dim`.
-
-    A tensor may differ by the rounding noise of the single device, which is measured in double
-    precision; `precision` allows the parallel version a lower one. The model, its gradients and
-    buffers and the random number generators are left unchanged. All ranks run in this process, or,
-    with `processes=True`, each in a process of its own on a gloo group. `report` is called with
-    what is being done, to show progress.
+    Examples:
+        >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
