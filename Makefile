@@ -1,11 +1,14 @@
-# Everything happens in .venv, which the first target makes; nothing else on the machine changes.
+# Everything is installed into .venv. `make demo` installs the package and its dependencies there;
+# the first target that needs development tools adds those.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+RUNTIME := .venv/.runtime-installed
+INSTALLED := .venv/.development-installed
 
 .PHONY: demo test test-newest lint types unit docs examples schema web web-check browser clean
 
-demo: $(INSTALLED)
+demo: $(RUNTIME)
 	$(BIN)/shardscope demo
 
 # One process beside the two of the tests checks types, builds the site and the page's bundle.
@@ -43,7 +46,7 @@ test-newest: browser
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-examples: $(INSTALLED)
+examples: $(INSTALLED) browser
 	OMP_NUM_THREADS=1 $(BIN)/python examples/regenerate.py
 
 schema: $(INSTALLED)
@@ -63,14 +66,19 @@ browser:
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; } > /dev/null \
 		|| { echo "tests of the page need Chromium; install it: apt-get install chromium"; exit 2; }
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNTIME): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "shardscope needs Python 3.11 or newer; name one with: make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,docs,ecosystem]'
-	# On all cores, where pip compiles on one; a few packages bring files that are not Python.
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib
-	touch $@
+	$(PIP) -e .
+	@touch $@
+
+# Byte-compiling uses all cores, which pip does not. Some packages contain templates that are not
+# valid Python, so its exit code says nothing.
+$(INSTALLED): $(RUNTIME)
+	$(PIP) -e '.[dev,docs,ecosystem]'
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib > /dev/null 2>&1 || true
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-newest .mypy_cache .pytest_cache .ruff_cache site

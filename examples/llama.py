@@ -1,4 +1,4 @@
-"""A Llama under FSDP2 and tensor parallelism, with its sequence cut between the layers.
+"""A Llama under FSDP2 and tensor parallelism, with the sequence dim sharded between the layers.
 
 python examples/llama.py                                    # one of 64 simulated ranks
 torchrun --nproc-per-node 8 --no-python shardscope trace examples/llama.py --mesh dp=2,tp=4

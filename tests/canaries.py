@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -27,10 +27,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch.backend_names import compile_and_keep_guards
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.compile_events import watch_compiles
 from shardscope._torch.compile_times import read_durations
+from shardscope._torch.compiling import watched_compiles
 from shardscope._torch.decompositions import inductor_table
+from shardscope._torch.graph_switches import switched_back
 from shardscope._torch.propagation import watch_decisions
 from shardscope._torch.scaling import scale_all
 
@@ -44,7 +47,10 @@ __all__ = [
     "custom_op",
     "decisions_are_seen",
     "fsdp1_chooses_a_cuda_device",
+    "guards_are_given",
     "in_mesh",
+    "lazy_backward_is_announced",
+    "levels_are_closed",
 ]
 
 Probe = Callable[[], object]
@@ -215,6 +221,7 @@ def boxed_code_empties_its_list() -> bool:
 def compile_is_told() -> dict[str, Any]:
     """What one compilation of a function that breaks, and of one that is given up, told."""
     found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+    found["backend"] = False
 
     class Watcher:
         has_guards = True
@@ -225,6 +232,7 @@ def compile_is_told() -> dict[str, Any]:
         def end_frame(self, end: Any) -> None:
             found["compiled"] |= end.is_compiled and bool(end.guards)
             found["skip"] |= end.stop is not None
+            found["backend"] |= end.backend is run_as_it_is
 
         def see_stop(self, stop: Any) -> None:
             found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
@@ -249,9 +257,12 @@ def compile_is_told() -> dict[str, Any]:
             x = talk(x)
         return x
 
+    def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return graph.forward
+
     with fresh_caches(), watch_compiles(Watcher()):
         for function in (talk, talk_again):
-            torch.compile(function, backend="eager")(torch.ones(2))
+            torch.compile(function, backend=run_as_it_is)(torch.ones(2))
         found["times"] = read_durations()["tracing"][1] > 0
     return found
 
@@ -290,6 +301,42 @@ def inductor_compiles_with_the_default() -> bool:
     defaults = [parameter for parameter in parameters if parameter.default is not parameter.empty]
     passes = inspect.signature(compile_fx._recursive_post_grad_passes)
     return defaults[0].name == "inner_compile" and bool(passes.bind(None, is_inference=True))
+
+
+def lazy_backward_is_announced() -> list[bool]:
+    """Of each compilation of a function and its gradient, whether it is a backward's."""
+    found: list[bool] = []
+    with fresh_caches(), watched_compiles(found.append, lambda: None):
+        compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
+        compiled(torch.ones(2, requires_grad=True)).sum().backward()
+    return found
+
+
+def guards_are_given() -> bool:
+    guards: list[Any] = []
+    with fresh_caches():
+        backend = torch._dynamo.lookup_backend("eager")
+        compile_and_keep_guards(lambda x: x.sin(), backend, guards)(torch.ones(2))
+    return bool(guards)
+
+
+def levels_are_closed() -> bool:
+    functorch = torch._C._functorch
+    with suppress(ZeroDivisionError), switched_back():
+        functorch._grad_increment_nesting()
+        functorch._vmap_increment_nesting(3, "error")
+        functorch._jvp_increment_nesting()
+        torch._C._enter_dual_level()
+        raise ZeroDivisionError
+    torch._C._enter_dual_level()  # it refuses a second one
+    torch._C._exit_dual_level(0)
+    return functorch.get_dynamic_layer_stack_depth() == 0
+
+
+def is_marked_by(function: str, attribute: str) -> bool:
+    tensor = torch.ones(2, 2)
+    resolve(function)(tensor, 0)
+    return set(getattr(tensor, attribute)) == {0}
 
 
 CANARIES: dict[str, Canary] = {
@@ -852,4 +899,50 @@ CANARIES: dict[str, Canary] = {
             in import_module("torch.optim.optimizer")._get_foreach_kernels_supported_devices()
         ),
     ),
+    "._compile": Canary(
+        "tell errors of the compiler from errors of what it compiled",
+        lambda: torch._dynamo.convert_frame._compile.__code__.co_name == "_compile",
+    ),
+    **{
+        f".{attribute}": Canary(
+            "write marks of dynamic sizes into a repro",
+            functools.partial(is_marked_by, function, attribute),
+        )
+        for function, attribute in {
+            "torch._dynamo.mark_dynamic": "_dynamo_dynamic_indices",
+            "torch._dynamo.maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
+            "torch._dynamo.decorators.mark_unbacked": "_dynamo_unbacked_indices",
+        }.items()
+    },
+    **{
+        f".{name}": Canary(
+            "know which values leave a level of vmap or grad",
+            functools.partial(hasattr, import_module(module), name),
+        )
+        for name, module in {
+            "_unwrap_for_grad": "torch._C._functorch",
+            "_unwrap_batched": "torch._functorch.vmap",
+            "_remove_batch_dim": "torch._C._functorch",
+        }.items()
+    },
+    **{
+        name: Canary("close levels that a graph leaves open", levels_are_closed)
+        for name in (
+            "torch._C._exit_dual_level",
+            "._grad_decrement_nesting",
+            "._jvp_decrement_nesting",
+            "._vmap_decrement_nesting",
+        )
+    },
+    "._torchdynamo_orig_backend": Canary(
+        "know the backend that a frame is compiled for",
+        lambda: compile_is_told()["backend"],
+    ),
+    **{
+        f".{name}": Canary(
+            "keep our backends out of the list that torch offers",
+            functools.partial(hasattr, import_module("torch._dynamo.backends.registry"), name),
+        )
+        for name in ("_BACKENDS", "_COMPILER_FNS", "_discover_entrypoint_backends")
+    },
 }

@@ -27,10 +27,7 @@ def capture(
     def keep(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             values = tuple(_copy(value) for value in inputs)
-            has_grad = torch.is_grad_enabled() and any(
-                isinstance(value, torch.Tensor) and value.requires_grad for value in values
-            )
-            found.append(Fragment(graph, values, has_grad))
+            found.append(Fragment(graph, values, torch.is_grad_enabled()))
             return graph.forward(*inputs)
 
         return run
@@ -226,6 +223,18 @@ def chosen_kernels() -> Any:
     return run, (data(1, 2, 4, 4, requires_grad=True),)
 
 
+def derivatives() -> Any:
+    def run(x: torch.Tensor) -> Any:
+        def norm(y: torch.Tensor) -> torch.Tensor:
+            return (y.sin() * y.flip(0)).sum()
+
+        slopes = torch.func.jacrev(lambda y: y.cos() * y)(x * 2)
+        pushed = torch.func.jacfwd(lambda y: y.exp() * y)(x)
+        return torch.func.hessian(norm)(x) + 1, slopes @ pushed
+
+    return run, (data(4),)
+
+
 def odd_layouts() -> Any:
     def run(x: torch.Tensor) -> Any:
         wide = x[:, :1].expand(4, 4)
@@ -271,6 +280,7 @@ CASES: dict[str, Case] = {
         autocasts,
         gradients_off,
         transforms,
+        derivatives,
         chosen_kernels,
         odd_layouts,
         complex_numbers,

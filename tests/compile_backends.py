@@ -13,6 +13,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 
 __all__ = [
     "after",
+    "always_wrong",
     "eager",
     "fails_late",
     "fragment",
@@ -22,7 +23,6 @@ __all__ = [
     "raises",
     "returns",
     "returns_number",
-    "sometimes_wrong",
     "wrong_backward",
 ]
 
@@ -111,7 +111,7 @@ def fails_late(graph: Graph, inputs: Any) -> Any:
     )(graph, inputs)
 
 
-def sometimes_wrong(graph: Graph, inputs: Any) -> Callable[..., Any]:
+def always_wrong(graph: Graph, inputs: Any) -> Callable[..., Any]:
     """Another wrong result each time."""
     count = itertools.count(2)
     return lambda *given: [one * next(count) for one in graph(*given)]

@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ class HomeWorkers:
     def prepare(self, function: Callable[..., Any], *args: Any, name: str = "") -> None:
         self._preparations[name] = _copy_call(function, args)
 
+    def forget(self, name: str) -> None:
+        self._preparations.pop(name, None)
+
     def keep_standby(self) -> None:
         pass
 
@@ -74,7 +78,7 @@ class HomeWorkers:
         bench = self._ready_bench()
         try:
             sent, given = unpack(_copy_call(function, args))
-            with _one_at_a_time:
+            with _one_at_a_time, _warnings_of_its_own():
                 return unpack(pack(sent(bench, *given)).copy().pieces)
         except Death:
             phase = self._phase
@@ -102,6 +106,11 @@ class HomeWorkers:
         self._phase = phase
 
 
+def _warnings_of_its_own() -> warnings.catch_warnings[None]:
+    """Another process makes no errors of warnings, as tests do."""
+    return warnings.catch_warnings(action="ignore")
+
+
 def _copy_call(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[Any]:
     return pack((function, args)).copy().pieces
 
@@ -123,6 +132,7 @@ class HomeScript:
             contextlib.redirect_stderr(said),
             mock.patch.dict(os.environ),
             mock.patch.object(sys, "argv", [str(path), *arguments]),
+            _warnings_of_its_own(),
         ):
             torch.compiler.reset()
             code = _run(path)

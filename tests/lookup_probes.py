@@ -31,13 +31,17 @@ from canaries import (
     custom_op,
     decisions_are_seen,
     fsdp1_chooses_a_cuda_device,
+    guards_are_given,
     in_mesh,
+    lazy_backward_is_announced,
+    levels_are_closed,
 )
 from shardscope import simulate
 from shardscope._torch import (
     aot,
     aot_backends,
     autograd,
+    backend_names,
     calls,
     checking_modes,
     checkpointing,
@@ -404,11 +408,11 @@ def caches_can_be_cleared() -> bool:
 
 def nested_values_are_flattened() -> bool:
     leaves, spec = pytree_values.flatten({"a": 1, "b": (2,)})
-    paths = compiling.flatten({"a": 1, "b": (2,)})
+    paths = [leaf for _, leaf in pytree_values.leaves_with_path({"a": 1, "b": (2,)})]
     return (
         leaves == [1, 2]
         and pytree_values.unflatten(leaves, spec) == {"a": 1, "b": (2,)}
-        and paths == [("['a']", 1), ("['b'][0]", 2)]
+        and paths == [1, 2]
         and programs.flatten_as({"b": 2, "a": 1}, pytree_values.flatten({"a": 1, "b": 2})[1])
         == [1, 2]
     )
@@ -451,6 +455,15 @@ def device_is_read_past_the_class() -> bool:
 
 
 PROBES: dict[str, Probe] = {
+    "torch._C._functorch": levels_are_closed,
+    "torch._dynamo.optimize": guards_are_given,
+    "torch._dynamo.utils.compile_times": lambda: (
+        "repr" in inspect.signature(backend_names._compile_times).parameters
+    ),
+    **{
+        f"torch._dynamo.callback.{name}": lambda: lazy_backward_is_announced() == [False, True]
+        for name in ("CallbackTrigger", "callback_handler")
+    },
     "torch.distributed.fsdp._init_utils": fsdp1_chooses_a_cuda_device,
     "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_known,
     "torch._C.TensorBase": device_is_read_past_the_class,
@@ -745,7 +758,6 @@ PROBES: dict[str, Probe] = {
     "torch._dispatch.python.enable_python_dispatcher": open_sizes_are_divided,
     "torch._dynamo.source.ConstantSource": open_sizes_are_divided,
     "torch.fx._pytree.tree_flatten_spec": nested_values_are_flattened,
-    "torch.utils._pytree.keystr": nested_values_are_flattened,
     "torch.utils._pytree.tree_flatten": nested_values_are_flattened,
     "torch.utils._pytree.tree_leaves": leaves_are_mapped,
     "torch.utils._pytree.tree_leaves_with_path": nested_values_are_flattened,

@@ -1,15 +1,17 @@
-"""The code blocks of a page of documentation, with what its source says about running them.
+"""The code blocks of a page of documentation.
 
-Comments in a page's source, which readers do not see, steer how the blocks after them are run:
+Nothing that a reader needs is hidden: a comment in a page's source may only say how the tests treat
+the block after it.
 
     <!-- not run: why -->           the next block is not run
     <!-- needs: lightning -->       the next block is run where that package is installed
-    <!-- exit: 1 -->                the next block's last command ends with 1; with several numbers,
-                                    its last commands
     <!-- figures vary -->           decimals in the next output differ from machine to machine
     <!-- same as: plan.toml -->     the next block is the text of a file that the page has written
-    <!-- first: code -->            Python that the page's reader is taken to have, run in its place
-    <!-- file: train.py code -->    a file that the page's reader is taken to have
+    <!-- killed at: 42 lines -->    ranks that the next block starts and that hang are killed once
+                                    their streams have so many lines
+
+README and tutorial have no comments at all. What a command's exit code is, if not 0, the block
+itself says: `shardscope diff …  # exits with 1`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-__all__ = ["PAGES", "ROOT", "Block", "read_blocks"]
+__all__ = ["PAGES", "ROOT", "Block", "read_blocks", "read_comments"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
@@ -28,54 +30,46 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 
-_COMMENT = re.compile(r"<!-- (.*?)\s*-->", re.DOTALL)
-_DIRECTIVE = re.compile(r"(not run|needs|exit|figures vary|same as|first|file)(?::\s*|$)")
+_COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
+_DIRECTIVE = re.compile(r"(not run|needs|figures vary|same as|killed at)(?::\s*|$)")
 _FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block: `kind` is its language, text without one; first (unseen Python) or file."""
+    """One block: `kind` is its language, "text" without one."""
 
     kind: str
     text: str
     line: int
-    said: dict[str, str] = field(default_factory=dict)  # by the comments before it
-    file: str | None = None  # what it is the text of
+    directives: dict[str, str] = field(default_factory=dict)  # in the comments before it
+    file: str | None = None  # the file that the block is the text of
+
+
+def read_comments(path: Path) -> list[str]:
+    """The comments of a page that are not directives for the tests."""
+    return [text for text in _COMMENT.findall(path.read_text()) if not _DIRECTIVE.match(text)]
 
 
 def read_blocks(path: Path) -> list[Block]:
-    """Every block of a page in order, unseen ones too."""
+    """Every block of a page in order."""
     blocks: list[Block] = []
-    said: dict[str, str] = {}
+    directives: dict[str, str] = {}
     for token in MarkdownIt().parse(path.read_text()):
         line = token.map[0] + 1 if token.map else 0
         if token.type in ("html_block", "inline"):
             for comment in _COMMENT.findall(token.content):
-                _hear(comment, line, said, blocks)
+                found = _DIRECTIVE.match(comment)
+                if found is not None:
+                    directives[found[1]] = comment[found.end() :]
         elif token.type == "code_block":
             blocks.append(Block("indented", token.content, line))
         elif token.type == "fence":
-            blocks.append(_read_fence(token.info.strip(), token.content, line, said))
-            said = {}
+            blocks.append(_read_fence(token.info.strip(), token.content, line, directives))
+            directives = {}
     return blocks
 
 
-def _hear(comment: str, line: int, said: dict[str, str], blocks: list[Block]) -> None:
-    """Take a comment as said of the next block, or as a block that readers do not see."""
-    found = _DIRECTIVE.match(comment)
-    if found is None:
-        return
-    rest = comment[found.end() :]
-    if found[1] == "first":
-        blocks.append(Block("first", rest + "\n", line))
-    elif found[1] == "file":
-        name, _, text = rest.partition("\n")
-        blocks.append(Block("file", text + "\n", line, file=name.strip()))
-    else:
-        said[found[1]] = rest
-
-
-def _read_fence(kind: str, text: str, line: int, said: dict[str, str]) -> Block:
+def _read_fence(kind: str, text: str, line: int, directives: dict[str, str]) -> Block:
     file = _FILE.match(text) if kind in ("python", "toml") else None
-    return Block(kind or "text", text, line, said, file[1] if file else None)
+    return Block(kind or "text", text, line, directives, file[1] if file else None)

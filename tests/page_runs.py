@@ -15,13 +15,15 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import traceback
 import types
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +36,7 @@ from click.testing import CliRunner
 import shardscope
 from home_workers import stay_at_home
 from page_blocks import ROOT, Block, read_blocks
-from rank_processes import run_ranks
+from rank_processes import run_ranks, start_ranks
 from shardscope.cli import main
 from shardscope.record import load
 
@@ -45,6 +47,8 @@ _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
 _BUILD = re.compile(r"(?<=torch \d\.\d\d\.\d)\+\w+")  # for which devices it was built
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that are imported here
 _HARMLESS = ("ls", "sed")
+_EXIT_CODE = re.compile(r"#.*\bexits with (\d+)")
+_HEREDOC = re.compile(r"cat > ([\w.-]+) <<'EOF'")
 
 
 def _parse_yaml(text: str) -> object:
@@ -58,7 +62,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "yaml": _parse_yaml,
     "json": json.loads,
 }
-_KINDS = ("python", "sh", "first", "file", "text", *_PARSERS)
+_KINDS = ("python", "sh", "text", *_PARSERS)
 
 
 class PageError(Exception):
@@ -67,8 +71,8 @@ class PageError(Exception):
 
 def is_run(block: Block) -> bool:
     """Whether the page does not say otherwise, and the package that it needs is there."""
-    needed = block.said.get("needs", "")
-    return "not run" not in block.said and (not needed or find_spec(needed) is not None)
+    needed = block.directives.get("needs", "")
+    return "not run" not in block.directives and (not needed or find_spec(needed) is not None)
 
 
 def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
@@ -110,7 +114,11 @@ class Reader:
         self._printed = ""  # by the last block that ran
         self._has_run = False
         self._is_ranks = False
-        self._program = folder / "guide.py"
+        self._lines_at_kill = 0
+        self._start_program()
+
+    def _start_program(self) -> None:
+        self._program = self._folder / "guide.py"
         self._program.write_text("")
         self._module = types.ModuleType("guide")
         self._module.__file__ = str(self._program)
@@ -134,14 +142,14 @@ class Reader:
             self._has_run = False
         elif not is_run(block):
             self._has_run = False
-        elif "same as" in block.said:
-            _check_same(self._folder / block.said["same as"], block.text)
+        elif "same as" in block.directives:
+            _check_same(self._folder / block.directives["same as"], block.text)
         elif block.file:
             (self._folder / block.file).write_text(block.text)
         else:
             self._is_ranks = False
             self._printed = self._run(block)
-            self._has_run = block.kind != "first"
+            self._has_run = True
 
     def _run(self, block: Block) -> str:
         if block.kind == "sh":
@@ -152,27 +160,29 @@ class Reader:
         return self._run_python(block)
 
     def _run_python(self, block: Block) -> str:
-        said = io.StringIO()
-        before = "" if block.kind == "first" else self._program.read_text()
-        name = "first.py" if block.kind == "first" else self._program.name
-        (self._folder / name).write_text(before + block.text)
+        printed = io.StringIO()
+        before = self._program.read_text()
+        self._program.write_text(before + block.text)
         linecache.checkcache()
-        code = compile("\n" * before.count("\n") + block.text, str(self._folder / name), "exec")
-        with contextlib.redirect_stdout(said):
+        code = compile("\n" * before.count("\n") + block.text, str(self._program), "exec")
+        with contextlib.redirect_stdout(printed):
             exec(code, self._module.__dict__)
-        return said.getvalue()
+        return printed.getvalue()
 
     def _run_commands(self, block: Block) -> str:
-        lines = [line for line in _join_lines(block.text) if shlex.split(line, comments=True)]
-        ends = [int(code) for code in block.said.get("exit", "0").split()]
-        codes = dict(zip(lines, [0] * (len(lines) - len(ends)) + ends, strict=True))
+        self._lines_at_kill = int(block.directives.get("killed at", "0").split()[0])
         printed = ""
-        for line in lines:
+        for line, text in _split_commands(block.text):
             name, *args = shlex.split(line, comments=True)
-            code, said = _run_shell(line) if name in _HARMLESS else self._command(name, args)
-            printed += said
-            if code != codes[line]:
-                raise PageError(f"{line} ends with {code}:\n{said}")
+            heredoc = _HEREDOC.fullmatch(line)
+            if heredoc:
+                Path(heredoc[1]).write_text(text)
+                continue
+            expected = _EXIT_CODE.search(line)
+            code, output = _run_shell(line) if name in _HARMLESS else self._command(name, args)
+            printed += output
+            if code != int(expected[1] if expected else 0):
+                raise PageError(f"{line} ends with {code}:\n{output}")
         return printed
 
     def _command(self, name: str, args: list[str]) -> tuple[int, str]:
@@ -187,19 +197,45 @@ class Reader:
             return self._run_ranks(args)
         if name == "pytest":
             return _run_pytest(args)
-        if name == "pip":
-            return _check_package(args), ""
         if name == "make":
             return int(f"\n{args[0]}:" not in (ROOT / "Makefile").read_text()), ""
-        raise PageError(f"nobody here knows how to run {name}; say why it is not run.")
+        if name == "source":
+            return int(args != [".venv/bin/activate"]), ""
+        if name == "mkdir":
+            return self._change_folder(args)
+        if name == "timeout":
+            return self._run_hanging_ranks(args)
+        raise PageError(f"the tests cannot run {name}; say why it is not run.")
+
+    def _change_folder(self, args: list[str]) -> tuple[int, str]:
+        option, folder, *rest = args
+        if option != "-p" or rest != ["&&", "cd", folder]:
+            raise PageError("folders are made and entered by mkdir -p FOLDER && cd FOLDER alone.")
+        self._folder /= folder
+        self._folder.mkdir()
+        os.chdir(self._folder)
+        self._start_program()
+        return 0, ""
 
     def _run_ranks(self, args: list[str]) -> tuple[int, str]:
-        if len(args) != 3 or args[0] != "--nproc-per-node":
-            raise PageError("ranks are run by torchrun --nproc-per-node N script.py alone.")
         self._is_ranks = True
-        printed = run_ranks(int(args[1]), self._folder / args[2])
+        printed = run_ranks(*_read_launch(args))
         # Not how they end: torch's gloo now and then aborts a process then, without us too.
         return 0, "".join(text for _, text in printed)
+
+    def _run_hanging_ranks(self, args: list[str]) -> tuple[int, str]:
+        """Run `timeout -s KILL SECONDS torchrun …`, and kill the ranks when they have got stuck."""
+        if args[:2] != ["-s", "KILL"] or args[3] != "torchrun":
+            raise PageError("ranks that hang are run by timeout -s KILL SECONDS torchrun … alone.")
+        for file in Path().glob("run-*.jsonl"):
+            file.unlink()  # of a run before, which the program replaces
+        with start_ranks(*_read_launch(args[4:])) as ranks:
+            while sum(map(_count_lines, Path().glob("run-*.jsonl"))) < self._lines_at_kill:
+                time.sleep(0.02)
+            for signum in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another one end
+                for rank in ranks:
+                    os.kill(rank.pid, signum)
+        return 137, ""
 
     def _compare(self, block: Block) -> None:
         if not is_run(block):
@@ -208,7 +244,7 @@ class Reader:
             raise PageError("this is no block's output; say why it is not run.")
         if not torch.__version__.startswith(_shown_version()):
             return
-        varies = "figures vary" in block.said
+        varies = "figures vary" in block.directives
         shown = [_words(line, varies) for line in block.text.splitlines()]
         printed = [_words(line, varies) for line in self._printed.splitlines()]
         if self._is_ranks:
@@ -251,14 +287,18 @@ def _run_pytest(args: list[str]) -> tuple[int, str]:
     return int(code), said.getvalue()
 
 
-def _check_package(args: list[str]) -> int:
-    """Whether what is installed is ours, with extras that exist."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = re.fullmatch(r"([\w-]+)(?:\[([\w,]+)\])?", args[-1])
-    extras = set(found[2].split(",")) if found and found[2] else set()
-    is_ours = found is not None and found[1] == project["name"]
-    is_known = extras <= {*project["optional-dependencies"]}
-    return int(not (args[0] == "install" and is_ours and is_known))
+def _read_launch(args: list[str]) -> tuple[int | str, ...]:
+    """The number of ranks and what `python` is given on each, of torchrun's arguments."""
+    option, num_ranks, *program = args
+    if option != "--nproc-per-node":
+        raise PageError("ranks are run by torchrun --nproc-per-node N … alone.")
+    if program[:2] == ["--no-python", "shardscope"]:
+        program[:2] = ["-m", "shardscope"]
+    return (int(num_ranks), *program)
+
+
+def _count_lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n")
 
 
 def _check_same(file: Path, text: str) -> None:
@@ -266,8 +306,14 @@ def _check_same(file: Path, text: str) -> None:
         raise PageError(f"{file.name} is not this, but:\n{file.read_text()}")
 
 
-def _join_lines(text: str) -> list[str]:
-    return text.replace("\\\n", " ").splitlines()
+def _split_commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a block, and the text of a file that it writes."""
+    lines = iter(text.replace("\\\n", " ").splitlines())
+    for line in lines:
+        if _HEREDOC.fullmatch(line):
+            yield line, "".join(f"{one}\n" for one in iter(lambda: next(lines), "EOF"))
+        elif shlex.split(line, comments=True):
+            yield line, ""
 
 
 def _expand(args: list[str]) -> list[str]:

@@ -26,14 +26,18 @@ __all__ = [
     "Column",
     "Copy",
     "Gated",
+    "Gather",
+    "GatherAndReduce",
     "LanguageModel",
     "Row",
+    "Scatter",
     "Sum",
     "SumBoth",
     "by_hand",
     "data_parallel",
     "fail_on_one",
     "make_tokens",
+    "reduce_gradients",
     "sequence_parallel",
     "squared",
     "tensor_and_data_parallel",
@@ -175,6 +179,69 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient, None
+
+
+def _all_gather(x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+    shards = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(shards, x.contiguous(), group=group)
+    return torch.cat(shards, dim)
+
+
+def _shard(x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+    return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
+
+
+class Scatter(torch.autograd.Function):
+    """Takes this rank's shard of a replicated value, and gathers its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _shard(x, group, dim).clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _all_gather(gradient, ctx.group, ctx.dim), None, None
+
+
+class Gather(torch.autograd.Function):
+    """Gathers shards, and takes this rank's shard of a replicated gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _all_gather(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _shard(gradient, ctx.group, ctx.dim), None, None
+
+
+class GatherAndReduce(torch.autograd.Function):
+    """Gathers shards, and averages the gradient, if over another group, before it is scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, dim: int, other: Any) -> torch.Tensor:
+        ctx.group, ctx.dim = other, dim
+        return _all_gather(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, dist.ReduceOp.AVG, ctx.group)
+        return _shard(gradient, ctx.group, ctx.dim), None, None, None
+
+
+def reduce_gradients(module: nn.Module, group: Any, op: Any) -> None:
+    """Let every gradient be all-reduced as soon as it is there."""
+
+    def reduce(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, op, group)
+        return gradient
+
+    for parameter in module.parameters():
+        parameter.register_hook(reduce)
 
 
 class SumBoth(torch.autograd.Function):

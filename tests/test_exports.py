@@ -150,3 +150,21 @@ def test_reading_recordings_does_not_import_torch(statement: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
+def test_importing_any_public_name_leaves_the_random_numbers_of_the_program_alone() -> None:
+    program = """
+import random
+state = random.getstate()
+import shardscope
+for name in shardscope.__all__:
+    getattr(shardscope, name)
+    assert random.getstate() == state, name
+import shardscope.compat, shardscope.report.show, shardscope.cli
+assert random.getstate() == state
+print("kept")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("kept", "")

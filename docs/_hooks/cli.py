@@ -14,9 +14,8 @@ _INTRODUCTION = """\
 # Command line
 
 `shardscope VERB --help` prints the same. A TARGET is a file that defines `model()` and
-`batch(model)`: see [the tutorial](../tutorial.md#your-own-model). Exit codes: 0 fine, 1 a finding,
-2 usage or input.
-`shardscope --debug VERB …` shows the traceback of an error.
+`batch(model)`: see [the tutorial](../tutorial.md#your-own-model). Exit codes: 0 success,
+1 a finding, 2 wrong usage or input. `shardscope --debug VERB …` shows the traceback of an error.
 """
 
 

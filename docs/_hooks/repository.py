@@ -22,7 +22,7 @@ PAGES = {
 }
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _DIRECTIVE = re.compile(
-    r"<!-- (?:not run|needs|exit|figures vary|same as|first|file)\b.*?-->\n?", re.DOTALL
+    r"<!-- (?:not run|needs|figures vary|same as|killed at)\b.*?-->\n?", re.DOTALL
 )
 
 

@@ -95,7 +95,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'shardscope' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    import random
+
+    # Some packages draw random numbers when they are imported: the user's go on as they were.
+    state = random.getstate()
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    finally:
+        random.setstate(state)
     globals()[name] = value
     return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from shardscope.comm.debug.mode import CommDebugMode
@@ -32,13 +34,15 @@ from shardscope.compile.backends.pytorch import (
     relu_runtime_error_TESTING_ONLY,
     torchscript,
 )
-from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend
+from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend, explain
 from shardscope.parallel.tp_transform import tensor_parallel_transformation
 from shardscope.report.sharded_tree import format_tree
+from shardscope.report.show import show
 from shardscope.shard.audit import audit
 from shardscope.shard.groups import names_by_group
 from shardscope.shard.op_summary import get_inductor_decomp_graphs, print_op_coverage_summary
 from shardscope.shard.simple_profiler import SimpleProfiler
+from shardscope.shard.slices import visualize_sharding as describe_sharding
 
 __all__ = [
     "CommDebugMode",
@@ -58,6 +62,7 @@ __all__ = [
     "eager",
     "eager_debug",
     "eager_noexcept",
+    "explain",
     "fake_crossref_boxed_nop",
     "get_inductor_decomp_graphs",
     "get_nop_func",
@@ -74,15 +79,38 @@ __all__ = [
     "relu_runtime_error_TESTING_ONLY",
     "tensor_parallel_transformation",
     "torchscript",
+    "visualize_sharding",
 ]
 
 
 def get_sharded_module_tree_with_module_name_to_fqns(
     model: nn.Module,
 ) -> tuple[str, dict[str, list[str]]]:
-    """The sharded module tree as text, and the names of the parameters of each FSDP group.
+    """The tree of sharded modules as text, and the names of the parameters of each FSDP group.
 
-    Names and classes are the user's own, whichever FSDP wrapped them.
+    Module names and classes are those of the unwrapped model, for FSDP1 and FSDP2.
+
+    Args:
+        model: The sharded model.
+
+    Examples:
+        >>> tree, names = get_sharded_module_tree_with_module_name_to_fqns(model)
     """
     modules = audit(model).modules
     return format_tree(modules), names_by_group(modules)
+
+
+# As torch spells it, so that the import is the one line to change.
+_get_sharded_module_tree_with_module_name_to_fqns = get_sharded_module_tree_with_module_name_to_fqns
+
+
+def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> None:
+    """Print which rank holds which slice of a DTensor, on the first rank of its mesh.
+
+    `use_rich` is torch's, and changes nothing: a terminal gets colors either way.
+
+    >>> visualize_sharding(model.layers[0].weight, header="the first layer")
+    """
+    if dtensor.numel() == 0 or any(dtensor.device_mesh.get_coordinate() or [1]):
+        return
+    show(describe_sharding(dtensor, name=header))

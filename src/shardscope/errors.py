@@ -1,29 +1,29 @@
 """Every error shardscope raises on purpose.
 
-ShardscopeError                 base; carries the exit code the CLI ends with
+ShardscopeError                 base; has the exit code of the command line
 ├── RecordingError              a recording file cannot be read or written
 ├── MergeError                  recordings that do not belong together
 ├── WorldError                  a world that cannot be made, entered or left
 │   ├── CollectiveError         a collective that a real process group would refuse
-│   └── RankError               what one of several ranks raised
-├── CoverageError               a model whose ops cannot be found or judged
+│   └── RankError               one of several ranks raised an exception
+├── CoverageError               the ops of a model cannot be collected or checked
 ├── TraceError                  a trace that cannot start
 ├── AuditError                  a model or tensor that cannot be audited
 ├── PhaseError                  a phase that cannot be timed
-├── MemoryProfileError          a step whose memory cannot be told
-├── ParallelError               a program that cannot be made parallel, or not rightly
+├── MemoryProfileError          the memory of a step cannot be estimated
+├── ParallelError               a program cannot be partitioned, or not correctly
 │   ├── PlanError               a plan that does not fit its program or mesh
 │   └── ParityError             a comparison that cannot be made
 ├── DiffError                   recordings that cannot be compared as asked
 ├── CompileError                a function that cannot be explained or diagnosed
 │   ├── BackendError            options that a debugging backend does not take
-│   ├── GraphRunError           what a captured graph raised when it ran
-│   └── WorkerError             a call that another process did not answer
-│       ├── RemoteError         what was raised there
+│   ├── GraphRunError           a captured graph raised an exception
+│   └── WorkerError             another process did not answer a call
+│       ├── RemoteError         an exception was raised there
 │       ├── WorkerCrashed       the process died
-│       └── WorkerHung          the process took too long, and was ended
+│       └── WorkerHung          the process made no progress, and was ended
 ├── ContractError               a contract that cannot be read, recorded or checked
-├── PluginError                 a plugin whose package is not there
+├── PluginError                 the package of a plugin is not installed
 ├── TorchVersionError           a torch that lacks what a feature needs
 ├── TargetError                 a TARGET on the command line that cannot be used
 └── OutputError                 an output that cannot be written
@@ -68,7 +68,7 @@ _MAX_REPR = 160  # characters of a message
 
 
 class ShardscopeError(Exception):
-    """Base of all errors raised on purpose; `exit_code` is what the CLI ends with."""
+    """Base of all errors that are raised on purpose; `exit_code` is that of the command line."""
 
     exit_code = 2
 
@@ -95,7 +95,7 @@ class CollectiveError(WorldError):
 
 
 class RankError(WorldError):
-    """What one of several ranks raised; `__cause__` is that."""
+    """One of several ranks raised an exception, which is `__cause__`."""
 
     def __init__(self, sentence: str, *, rank: int) -> None:
         super().__init__(sentence)
@@ -103,7 +103,7 @@ class RankError(WorldError):
 
 
 class CoverageError(ShardscopeError):
-    """A model whose ops cannot be found or judged."""
+    """The ops of a model cannot be collected or checked."""
 
 
 class TraceError(ShardscopeError):
@@ -119,7 +119,7 @@ class PhaseError(ShardscopeError):
 
 
 class MemoryProfileError(ShardscopeError):
-    """A step whose memory cannot be told."""
+    """The memory of a step cannot be estimated."""
 
 
 class DiffError(ShardscopeError):
@@ -135,11 +135,11 @@ class BackendError(CompileError):
 
 
 class GraphRunError(CompileError):
-    """What a captured graph raised when it ran; `__cause__` is that."""
+    """A captured graph raised an exception, which is `__cause__`."""
 
 
 class WorkerError(CompileError):
-    """A call that another process did not answer; `output` is the last that it printed."""
+    """Another process did not answer a call; `output` is what it printed last."""
 
     def __init__(self, sentence: str, *, phase: str = "", output: str = "") -> None:
         super().__init__(sentence)
@@ -148,7 +148,7 @@ class WorkerError(CompileError):
 
 
 class RemoteError(WorkerError):
-    """What was raised in another process; `__cause__` is that, where it could travel."""
+    """Another process raised an exception, which is `__cause__` if it could be sent."""
 
     def __init__(self, kind: str, message: str, *, trace: str = "", phase: str = "") -> None:
         super().__init__(f"{kind}: {message}", phase=phase)
@@ -158,7 +158,7 @@ class RemoteError(WorkerError):
 
 
 class WorkerCrashed(WorkerError):  # noqa: N818 - what happened, not what it is
-    """The process died; `end` says how: the name of a signal, or the exit code."""
+    """The process died; `end` is the name of a signal, or the exit code."""
 
     def __init__(self, end: str, *, phase: str = "", output: str = "") -> None:
         place = f" while {phase}" if phase else ""
@@ -167,12 +167,12 @@ class WorkerCrashed(WorkerError):  # noqa: N818 - what happened, not what it is
 
 
 class WorkerHung(WorkerError):  # noqa: N818 - what happened, not what it is
-    """The process took longer than it was given, and was ended."""
+    """The process made no progress for longer than it was given, and was ended."""
 
     def __init__(self, seconds: float, *, phase: str = "", output: str = "") -> None:
         place = f" while {phase}" if phase else ""
         super().__init__(
-            f"the worker process gave no answer within {seconds:g} s{place}, and was ended.",
+            f"the worker process made no progress for {seconds:g} s{place}, and was ended.",
             phase=phase,
             output=output,
         )
@@ -184,11 +184,11 @@ class ContractError(ShardscopeError):
 
 
 class PluginError(ShardscopeError):
-    """A plugin whose package is not there."""
+    """The package that a plugin needs is not installed."""
 
 
 class TorchVersionError(ShardscopeError):
-    """A torch that lacks a name which a feature needs."""
+    """This version of torch lacks a name that a feature needs."""
 
 
 class TargetError(ShardscopeError):
@@ -204,7 +204,7 @@ class OutputError(ShardscopeError):
 
 
 class ParallelError(ShardscopeError):
-    """A program that cannot be made parallel, or not rightly."""
+    """A program cannot be partitioned, or not correctly."""
 
 
 class PlanError(ParallelError):

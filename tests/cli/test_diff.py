@@ -118,7 +118,7 @@ def test_markdown_is_for_pull_requests(run):
     [
         (
             ["--fail-on", "byts"],
-            "Unknown --fail-on value 'byts'. Did you mean 'bytes'? Choose from any, worse, findings,",
+            "Unknown --fail-on value 'byts'. Did you mean 'bytes'? Choose from any, worse,",
         ),
         (["--fail-on", "bytes:bad"], "Unknown kind of change 'bad' in --fail-on 'bytes:bad'."),
         (["--fail-on", ""], "Unknown --fail-on value ''."),

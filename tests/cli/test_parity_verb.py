@@ -101,7 +101,7 @@ def test_each_rank_may_have_its_share_of_the_batch(here: Path) -> None:
         (TARGET.partition("def parallelize")[0], "defines neither parallelize(model, mesh) nor"),
         (TARGET.partition("def batch")[0], "defines no function batch()"),
         (TARGET.replace("nn.Sequential(*(Block() for _ in range(3)))", "3"), "returned int, not a"),
-        (TARGET.replace("nn.Linear(16, 8)", "nn.Linear(16, 8, device='meta')"), "is on meta"),
+        (TARGET.replace("nn.Linear(16, 8)", "nn.Linear(16, 8, device='meta')"), "on the meta"),
         (
             TARGET.replace("plan = {", "1 / 0\n        plan = {"),
             "model failed on rank 0: ZeroDivisionError: division by zero (",

@@ -36,7 +36,7 @@ from shardscope.record import (
     Phase,
     Redistribute,
 )
-from small_models import MLP, Net, batch, everyone, facts, only, shard_net, split_mlp
+from small_models import MLP, Net, batch, everyone, facts, gap_facts, only, shard_net, split_mlp
 
 K = CollectiveKind
 
@@ -68,8 +68,11 @@ def test_change_of_sharded_dim_on_a_cpu_mesh_is_a_gather(world: World) -> None:
     tensor = distribute_tensor(torch.ones(8, 8), world.mesh, [Shard(0)])
     with trace() as t:
         tensor.redistribute(placements=[Shard(1)])  # gloo has no all-to-all, so DTensor uses none
-    assert (only(t).kind, only(t).input_bytes, only(t).wire_bytes) == (K.ALL_GATHER, 64, 192)
-    assert (only(t).cause.before, only(t).cause.after) == (("Shard(0)",), ("Shard(1)",))
+    (call,) = t.recording.collectives
+    assert (call.kind, call.input_bytes, call.wire_bytes) == (K.ALL_GATHER, 64, 192)
+    assert (call.cause.before, call.cause.after) == (("Shard(0)",), ("Shard(1)",))
+    (fact,) = gap_facts(t)
+    assert 'device="cuda"' in fact
 
 
 def test_implicit_redistribution_names_the_op_that_asked(world: World) -> None:

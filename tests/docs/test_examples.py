@@ -54,6 +54,10 @@ def test_a_committed_recording_is_what_its_command_gives(
         assert [one.kind for one in made.collectives] == [one.kind for one in committed.collectives]
 
 
+def test_the_screenshot_is_of_the_current_report() -> None:
+    assert SCRIPT.hash_report() in SCRIPT.SCREENSHOT.read_bytes(), "run make examples"
+
+
 def test_every_recording_is_small_has_a_command_and_names_no_machine() -> None:
     files = sorted(SCRIPT.FOLDER.iterdir())
     assert {file.name.removesuffix(".json.gz") for file in files} == set(SCRIPT.COMMANDS)

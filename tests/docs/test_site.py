@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
+import zlib
+from pathlib import Path
 
 import click
 import pytest
 
-import shardscope
 from page_blocks import PAGES, ROOT
-from shardscope import compat, errors
+from shardscope import compat
 from shardscope.cli import main
 
 yaml = pytest.importorskip("yaml")  # comes with mkdocs
 
 DOCS = ROOT / "docs"
-REFERENCE = "".join(path.read_text() for path in sorted((DOCS / "reference").glob("*.md")))
+INVENTORY = runpy.run_path(str(DOCS / "_hooks" / "inventory.py"))
+FUNCTIONS = {
+    f"{module}.{name}": value
+    for module in INVENTORY["PUBLIC_MODULES"]
+    for name, value in INVENTORY["list_public"](module).items()
+    if inspect.isfunction(value)
+}
 
 
-def test_every_public_name_has_its_place_in_the_reference() -> None:
-    shown = set(re.findall(r"^::: shardscope\.(\w+)$", REFERENCE, re.MULTILINE))
-    assert {*shardscope.__all__} - {"ShardscopeError", "__version__"} <= shown
-    assert {"errors", "compat"} <= shown
-    assert "`shardscope.__version__`" in REFERENCE
-    assert "ShardscopeError" in errors.__all__
+def test_a_public_name_that_the_reference_lacks_is_found() -> None:
+    documented = [
+        f"{module}.{name}"
+        for module in INVENTORY["PUBLIC_MODULES"]
+        for name in INVENTORY["list_public"](module)
+    ]
+    assert INVENTORY["find_missing"](documented) == []
+    assert INVENTORY["find_missing"]({*documented} - {"shardscope.trace"}) == ["shardscope.trace"]
+
+
+def test_an_inventory_is_read(tmp_path: Path) -> None:
+    body = zlib.compress(b"shardscope.trace py:function 1 reference/comm.html#$ -\n")
+    (tmp_path / "objects.inv").write_bytes(b"# 1\n# 2\n# 3\n# 4\n" + body)
+    assert INVENTORY["read_inventory"](tmp_path / "objects.inv") == {"shardscope.trace"}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_public_function_describes_each_parameter(name: str) -> None:
+    _, _, arguments = (inspect.getdoc(FUNCTIONS[name]) or "").partition("\nArgs:\n")
+    described = re.findall(r"^    \*{0,2}(\w+): ", arguments.split("\n\n")[0], re.MULTILINE)
+    assert described == list(inspect.signature(FUNCTIONS[name]).parameters)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_public_function_has_an_example(name: str) -> None:
+    assert name.startswith("shardscope.plugins.pytest.") or "\nExamples:\n    >>> " in (
+        inspect.getdoc(FUNCTIONS[name]) or ""
+    )
+
+
+@pytest.mark.parametrize("module", INVENTORY["PUBLIC_MODULES"])
+def test_examples_are_in_sections_that_are_rendered_as_code(module: str) -> None:
+    for name, value in INVENTORY["list_public"](module).items():
+        text = inspect.getdoc(value) or "" if callable(value) else ""
+        assert not re.search(r"^>>>", text, re.MULTILINE), name
 
 
 def test_every_name_for_users_of_torch_is_told() -> None:

@@ -18,6 +18,7 @@ from shardscope.record import Verdict
 TIMEOUT_S = 200
 # What the oracle can see of each verdict.
 SEEN = {
+    Verdict.LOCAL: ("free",),
     Verdict.SHARDED: ("free",),
     Verdict.DECOMPOSED: ("free",),
     Verdict.REDISTRIBUTED: ("moves",),

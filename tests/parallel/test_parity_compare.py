@@ -124,7 +124,7 @@ def test_another_dtype_is_said_and_may_be_allowed():
     verdict = judge(y, y.bfloat16())
     assert (verdict.agreement, verdict.detail) == (
         Agreement.RESHAPED,
-        "of bfloat16, not float32",
+        "dtype is bfloat16, not float32",
     )
     allowed = judge(y, y.bfloat16(), precision=torch.bfloat16)
     assert allowed.agreement is Agreement.CLOSE
@@ -159,7 +159,7 @@ def test_pieces_on_a_mesh_of_two_axes_are_put_together():
 def test_shapes_that_do_not_fit_are_said():
     verdict = judge(numbers(4, 4), numbers(3, 4), numbers(3, 4))
     assert verdict.agreement is Agreement.RESHAPED
-    assert verdict.detail == "of the shape [3, 4], which pieces do not make up [4, 4]"
+    assert verdict.detail == "shape is [3, 4], and no such shards make up [4, 4]"
 
 
 def test_a_gradient_that_is_missing_or_too_much_is_told_from_a_zero_one():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy
@@ -11,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -20,6 +24,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from parity_models import (
     MLP,
@@ -29,6 +35,7 @@ from parity_models import (
     by_hand,
     data_parallel,
     make_tokens,
+    reduce_gradients,
     sequence_parallel,
     tensor_and_data_parallel,
     tensor_parallel,
@@ -420,8 +427,6 @@ def test_dropout_on_dtensors_differs_by_chance():
 
 
 def test_activation_checkpointing_of_the_parallel_version_changes_nothing():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
     def parallelize(model, mesh):
         tensor_parallel(model, mesh)
         model.layers[0] = checkpoint_wrapper(model.layers[0])
@@ -510,3 +515,609 @@ def test_a_parameter_that_no_rank_has_is_missing():
         inputs=(torch.randn(6, 8), torch.full((6,), 3)),
     )
     assert verdicts(recording)["experts.3.weight"] is Agreement.MISSING
+
+
+class Tied(nn.Module):
+    """An embedding and a head with one weight, which a plan for the layers between leaves alone."""
+
+    def __init__(self, padding: int | None = None, *, is_tied_twice: bool = False) -> None:
+        super().__init__()
+        self.tok, self.mlp = nn.Embedding(32, 8, padding_idx=padding), MLP()
+        self.head, self.again = nn.Linear(8, 32, bias=False), nn.Embedding(32, 8)
+        self.head.weight = self.tok.weight
+        if is_tied_twice:
+            self.again.weight = self.tok.weight
+
+    def forward(self, tokens):
+        x = self.tok(tokens)
+        return self.head(x + self.mlp(x) + self.again(tokens.flip(1)))
+
+
+@pytest.mark.parametrize("padding", [None, 0])
+@pytest.mark.parametrize("is_tied_twice", [False, True])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"mlp.up": "colwise", "mlp.down": "rowwise"},
+        {"tok": "rowwise", "mlp.up": "colwise", "mlp.down": "rowwise", "head": "colwise"},
+    ],
+)
+def test_tied_weights_agree_under_a_plan(padding, is_tied_twice, plan):
+    model = Tied(padding, is_tied_twice=is_tied_twice)
+    recording = parity(model, {"tp": 2}, plan, inputs=(make_tokens(),))
+    assert_fine(recording)
+    gradients = [one.name for one in recording.parity[0].tensors if one.kind == "gradient"]
+    assert "tok.weight" in gradients
+    assert "head.weight" not in gradients  # it is the same tensor
+
+
+def test_a_tied_weight_may_be_known_under_one_name_only():
+    class Head(nn.Module):
+        def __init__(self, tok: nn.Module) -> None:
+            super().__init__()
+            self.get_weight = lambda: tok.weight
+
+        def forward(self, x):
+            return x @ self.get_weight().T
+
+    def parallelize(model, mesh):
+        columns(model.mlp, mesh)
+        model.head = Head(model.tok)
+
+    assert_fine(parity(Tied(), {"tp": 2}, parallelize=parallelize, inputs=make_tokens()))
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class Twice(nn.Module):
+    def forward(self, weight):
+        return weight * 1
+
+
+def wrap_in_place(model, _):
+    model.up, model.down = Wrapper(Wrapper(model.up)), nn.Sequential(nn.Identity(), model.down)
+
+
+def wrap_copies(model, _):
+    model.up, model.down = Wrapper(copy.deepcopy(model.up)), Wrapper(copy.deepcopy(model.down))
+
+
+def wrap_all(model, _):
+    return Wrapper(Wrapper(model))
+
+
+def wrap_by_torch(model, _):
+    model.up = checkpoint_wrapper(torch.compile(model.up, backend="eager"))
+    model.down = DistributedDataParallel(model.down)
+    average_gradients(model.up)
+
+
+def parametrize_weights(model, _):
+    register_parametrization(model.up, "weight", Twice())
+
+
+def move_to_another_class(model, _):
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleDict({"first": model.up, "last": model.down})
+
+        def forward(self, x):
+            return self.stages["last"](nn.functional.gelu(self.stages["first"](x)))
+
+    return Other()
+
+
+def average_gradients(module: nn.Module) -> None:
+    reduce_gradients(module, None, dist.ReduceOp.AVG)
+
+
+class Renamed(nn.Module):
+    """Both layers, sharded by hand: the weights in one flat parameter, or transposed."""
+
+    def __init__(self, mlp: MLP, mesh: Any, *, is_flat: bool) -> None:
+        super().__init__()
+        rank, size, self.group, self.is_flat = mesh.get_local_rank(), mesh.size(), None, is_flat
+        self.group = mesh.get_group()
+        self.offsets = nn.Parameter(mlp.up.bias.detach().chunk(size)[rank].clone())
+        self.offset = nn.Parameter(mlp.down.bias.detach().clone())
+        up = mlp.up.weight.detach().chunk(size, 0)[rank]
+        down = mlp.down.weight.detach().chunk(size, 1)[rank].T
+        self.kernels = nn.Parameter(
+            torch.cat([up, down]) if is_flat else torch.stack([up.T, down.T])
+        )
+
+    def forward(self, x):
+        up, down = self.kernels.chunk(2) if self.is_flat else (one.T for one in self.kernels)
+        y = nn.functional.gelu(Copy.apply(x, self.group) @ up.T + self.offsets)
+        return Sum.apply(y @ down, self.group) + self.offset
+
+
+@pytest.mark.parametrize(
+    "parallelize",
+    [
+        wrap_in_place,
+        wrap_copies,
+        wrap_all,
+        wrap_by_torch,
+        parametrize_weights,
+        move_to_another_class,
+        lambda model, mesh: Renamed(model, mesh, is_flat=True),
+        lambda model, mesh: Renamed(model, mesh, is_flat=False),
+    ],
+)
+def test_parameters_are_known_by_what_they_are_not_by_their_names(parallelize):
+    recording = parity(MLP(), {"tp": 2}, parallelize=parallelize, inputs=torch.randn(4, 8))
+    assert_fine(recording)
+    assert list(verdicts(recording)) == ["", "up.weight", "up.bias", "down.weight", "down.bias"]
+
+
+def test_parameters_that_only_the_parallel_model_has_are_a_gap_not_an_error():
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+            self.a = nn.Parameter(torch.randn(2, base.in_features))
+            self.b = nn.Parameter(torch.zeros(base.out_features, 2))
+
+        def forward(self, x):
+            return self.base(x) + x @ self.a.T @ self.b.T
+
+    def parallelize(model, _):
+        model.up = Adapted(model.up)
+
+    recording = parity(MLP(), {"tp": 2}, parallelize=parallelize, inputs=torch.randn(4, 8))
+    assert recording.findings == ()
+    (gap,) = recording.gaps
+    assert gap.fact == "only in the parallel model, and not compared: up.a, up.b"
+
+
+def test_a_parameter_that_is_computed_from_others_now_is_a_gap():
+    def parallelize(model, _):
+        weight_norm(model.up)
+
+    recording = parity(MLP(), {"tp": 2}, parallelize=parallelize, inputs=torch.randn(4, 8))
+    assert recording.findings == ()
+    assert any("not compared: up.weight" in gap.fact for gap in recording.gaps)
+
+
+def accumulate(
+    num_chunks: int | None = None, *, size: int = 2, is_synced_last: bool = False
+) -> Any:
+    """A step of several micro-batches, of a number or of a size."""
+
+    def step(model, batch):
+        chunks = [one.chunk(num_chunks) if num_chunks else one.split(size) for one in batch]
+        for index, (x, y) in enumerate(zip(*chunks, strict=True)):
+            is_last = index == len(chunks[0]) - 1
+            if is_synced_last and hasattr(model, "set_requires_gradient_sync"):
+                model.set_requires_gradient_sync(is_last)
+            loss = nn.functional.mse_loss(model(x), y)
+            (loss / len(chunks[0])).backward()
+
+    return step
+
+
+def one_batch_on_a_single_device(model, batch):
+    accumulate(2 if dist.is_initialized() else 1)(model, batch)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        accumulate(2),
+        accumulate(4),
+        accumulate(size=2),
+        accumulate(2, is_synced_last=True),
+        one_batch_on_a_single_device,
+    ],
+)
+def test_every_micro_batch_is_compared_however_the_batch_is_divided(step):
+    def shard(model, mesh):
+        fully_shard(model, mesh=mesh)
+
+    batch = (torch.randn(8, 8), torch.randn(8, 8))
+    recording = parity(
+        MLP(), {"dp": 2}, parallelize=shard, inputs=batch, step=step, batch_axes="dp"
+    )
+    assert_fine(recording)
+    assert recording.parity[0].tensors[0].shape == (8, 8)  # of all calls
+
+
+def test_losses_of_micro_batches_and_counts_of_calls_are_no_difference():
+    class Counting(MLP):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("num_calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.num_calls += 1
+            y = super().forward(x)
+            return {"loss": y.square().mean(), "num_positive": (y > 0).sum(0)}
+
+    def step(model, x):
+        for part in x.split(2):
+            (model(part)["loss"] * 2 / len(x)).backward()
+
+    def shard(model, mesh):
+        fully_shard(model, mesh=mesh)
+
+    recording = parity(
+        Counting(),
+        {"dp": 2},
+        parallelize=shard,
+        inputs=torch.randn(8, 8),
+        step=step,
+        batch_axes="dp",
+    )
+    assert recording.findings == ()
+    (gap,) = recording.gaps
+    assert gap.fact.endswith("changed by every call, and not compared: num_calls")
+
+
+def test_calls_with_other_shapes_are_compared_one_by_one():
+    class Lengths(MLP):
+        def forward(self, x):
+            return super().forward(x).mean(0, keepdim=True) if len(x) > 4 else super().forward(x).T
+
+    def step(model, x):
+        for part in (x[:3], x[:4], x):
+            model(part).square().mean().backward()
+
+    recording = parity(
+        Lengths(), {"tp": 2}, parallelize=columns, inputs=torch.randn(6, 8), step=step
+    )
+    assert_fine(recording)
+    assert {"of call 1", "of call 2", "of call 3"} <= set(verdicts(recording))
+
+
+class Routed(nn.Module):
+    """Each token goes to two experts of four, of which a rank may have the first or the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(MLP() for _ in range(4))
+        self.first, self.group = 0, None
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        tokens, experts = torch.arange(len(x)).repeat_interleave(2), chosen.flatten()
+        order = experts.argsort(stable=True)
+        inputs, experts = x[tokens[order]], experts[order]
+        if self.group is None:
+            y = self._run(inputs, experts)
+        else:
+            per_rank = 4 // dist.get_world_size(self.group)
+            sent = torch.bincount(experts // per_rank, minlength=dist.get_world_size(self.group))
+            received = torch.empty_like(sent)
+            dist.all_to_all_single(received, sent, group=self.group)
+            sizes = sent.tolist(), received.tolist()
+            there = AllToAll.apply(inputs, *sizes, self.group)
+            which = AllToAll.apply(experts, *sizes, self.group)
+            sort = which.argsort(stable=True)
+            y = self._run(there[sort], which[sort])[sort.argsort()]
+            y = AllToAll.apply(y, *reversed(sizes), self.group)
+        shares = weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x).index_add(0, tokens[order], y * shares)
+
+    def _run(self, x, experts):
+        own = enumerate(self.experts, self.first)
+        return torch.cat([expert(x[experts == index]) for index, expert in own])
+
+
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, sent, received, group):
+        ctx.sizes, ctx.group = (sent, received), group
+        y = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(y, x.contiguous(), received, sent, group=group)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        sent, received = ctx.sizes
+        x = gradient.new_empty(sum(sent), *gradient.shape[1:])
+        dist.all_to_all_single(x, gradient.contiguous(), sent, received, group=ctx.group)
+        return x, None, None, None
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("own", [lambda expert: expert, copy.deepcopy])
+def test_experts_that_every_rank_counts_from_zero_are_told_apart(num_ranks, own):
+    def parallelize(model, mesh):
+        per_rank = 4 // num_ranks
+        model.first, model.group = mesh.get_local_rank() * per_rank, mesh.get_group()
+        experts = model.experts[model.first : model.first + per_rank]
+        model.experts = nn.ModuleList(own(expert) for expert in experts)
+        average_gradients(model.gate)
+        for parameter in model.experts.parameters():
+            parameter.register_hook(lambda gradient: gradient / num_ranks)
+
+    recording = parity(
+        Routed(),
+        {"ep": num_ranks},
+        parallelize=parallelize,
+        inputs=torch.randn(16, 8),
+        loss=lambda y: y.square().mean(),
+        batch_axes="ep",
+    )
+    assert_fine(recording)
+    assert sum(name.startswith("experts") for name in verdicts(recording)) == 16
+
+
+class Causal(nn.Module):
+    """Attention with positions; ranks may have a part of the sequence in any order."""
+
+    def __init__(self, *, has_loss: bool = False) -> None:
+        super().__init__()
+        self.tok, self.pos = nn.Embedding(32, 8), nn.Embedding(16, 8)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 32)
+        self.choose, self.gather, self.has_loss = lambda x, dim: x, lambda x, dim: x, has_loss
+
+    def forward(self, tokens):
+        positions = torch.arange(tokens.shape[1])
+        tokens, positions = self.choose(tokens, 1), self.choose(positions, 0)
+        q, k, v = self.qkv(self.tok(tokens) + self.pos(positions)).chunk(3, -1)
+        k, v, others = self.gather(k, 1), self.gather(v, 1), self.gather(positions, 0)
+        mask = others[None, :] <= positions[:, None]
+        logits = self.out(nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        return {"logits": logits, "loss": loss} if self.has_loss else logits
+
+
+class GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        shards = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(shards, x.contiguous(), group=group)
+        return torch.cat(shards, dim)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        shards = gradient.chunk(dist.get_world_size(ctx.group), ctx.dim)
+        return shards[dist.get_rank(ctx.group)].contiguous(), None, None
+
+
+def zigzag(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+    chunks = x.chunk(2 * size, dim)
+    return torch.cat([chunks[rank], chunks[2 * size - 1 - rank]], dim)
+
+
+def striped(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+    return x.index_select(dim, torch.arange(rank, x.shape[dim], size))
+
+
+def contiguous(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
+    return x.chunk(size, dim)[rank]
+
+
+def context_parallel(order: Any, op: Any = dist.ReduceOp.SUM) -> Any:
+    def parallelize(model, mesh):
+        axis = mesh["cp"]
+        group, place = axis.get_group(), (axis.get_local_rank(), axis.size())
+        model.choose = lambda x, dim: order(x, dim, *place)
+        model.gather = lambda x, dim: GatherSequence.apply(x, dim, group)
+        reduce_gradients(model, group, op)
+        if "dp" in mesh.mesh_dim_names:
+            reduce_gradients(model, mesh["dp"].get_group(), dist.ReduceOp.AVG)
+
+    return parallelize
+
+
+@pytest.mark.parametrize(
+    ("order", "axes"),
+    [
+        (contiguous, {"cp": 2}),
+        (zigzag, {"cp": 2}),
+        (zigzag, {"cp": 4}),
+        (zigzag, {"dp": 2, "cp": 2}),
+        (striped, {"cp": 4}),
+    ],
+)
+def test_a_sequence_may_be_sharded_in_the_orders_of_context_parallelism(order, axes):
+    tokens = torch.randint(0, 32, (2, 16))
+    batch_axes = [axis for axis in axes if axis == "dp"]
+    parallelize = context_parallel(order)
+    recording = parity(
+        Causal(), axes, parallelize=parallelize, inputs=tokens, batch_axes=batch_axes
+    )
+    assert_fine(recording)
+
+
+def test_each_rank_may_return_the_loss_of_its_part_of_the_sequence():
+    recording = parity(
+        Causal(has_loss=True),
+        {"cp": 2},
+        parallelize=context_parallel(zigzag, dist.ReduceOp.AVG),
+        inputs=torch.randint(0, 32, (2, 16)),
+        loss=lambda output: output["loss"],
+    )
+    assert_fine(recording)
+    loss = next(one for one in recording.parity[0].tensors if one.name == "['loss']")
+    assert loss.detail == "each rank's own; averaged over cp they agree"
+
+
+def test_ranks_may_take_samples_in_any_order():
+    order = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
+
+    def step(model, x):
+        samples = x[order].chunk(2)[dist.get_rank()] if dist.is_initialized() else x
+        model(samples).square().mean().backward()
+
+    recording = parity(MLP(), {"dp": 2}, parallelize=wrap, inputs=torch.randn(8, 8), step=step)
+    assert_fine(recording)
+    assert recording.parity[0].tensors[0].detail == "agrees, with its samples in another order"
+
+
+def test_gradients_of_inputs_are_larger_where_each_rank_has_its_share_of_the_batch():
+    recording = parity(
+        MLP(),
+        {"dp": 2},
+        parallelize=lambda model, mesh: fully_shard(model, mesh=mesh),
+        inputs=torch.randn(4, 8, requires_grad=True),
+        loss=lambda y: y.square().mean(),
+        batch_axes="dp",
+    )
+    assert_fine(recording)
+    assert "inputs" in verdicts(recording)
+
+
+def test_a_pipeline_stage_may_return_nothing_of_the_output():
+    class First(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.up = layer
+
+        def forward(self, x):
+            return Send.apply(nn.functional.gelu(self.up(x)))
+
+    class Last(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.down = layer
+
+        def forward(self, x):
+            return self.down(Receive.apply(x.new_zeros(len(x), 16).requires_grad_()))
+
+    class Send(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.shape = x.shape
+            dist.send(x.contiguous(), 1)
+            return x.new_zeros(())
+
+        @staticmethod
+        def backward(ctx, gradient):
+            gradient = gradient.new_empty(ctx.shape)
+            dist.recv(gradient, 1)
+            return gradient
+
+    class Receive(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            x = torch.empty_like(x)
+            dist.recv(x, 0)
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            dist.send(gradient.contiguous(), 0)
+            return gradient
+
+    def parallelize(model, mesh):
+        return Last(model.down) if mesh.get_local_rank() else First(model.up)
+
+    recording = parity(
+        MLP(),
+        {"pp": 2},
+        parallelize=parallelize,
+        inputs=torch.randn(4, 8),
+        step=lambda model, x: model(x).square().sum().backward(),
+    )
+    assert_fine(recording)
+    assert recording.parity[0].tensors[0].detail.endswith("the ranks that have the last modules")
+
+
+class Stages(nn.Module):
+    """Layers, of which a pipeline stage has some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(index): nn.Linear(8, 8) for index in range(4)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x).tanh()
+        return x
+
+
+def keep_stage(model, mesh):
+    for index in range(4):
+        if index // 2 != mesh.get_local_rank():
+            del model.layers[str(index)]
+
+
+def run_schedule(model, x, *, scale_grads: bool = True):
+    """Micro-batches in torch's schedule, whose stages are called once more, to infer shapes."""
+    if not dist.is_initialized():
+        for chunk in x.chunk(4):
+            (model(chunk).square().mean() / 4).backward()
+        return
+    rank = dist.get_rank()
+    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, lambda y, _: y.square().mean(), scale_grads=scale_grads)
+    schedule.step(x) if rank == 0 else schedule.step(target=x)
+
+
+def check_schedule(parallelize, **options):
+    return parity(
+        Stages(),
+        {"pp": 2},
+        parallelize=parallelize,
+        inputs=torch.randn(8, 8),
+        step=partial(run_schedule, **options),
+    )
+
+
+def test_torchs_pipeline_schedule_agrees():
+    recording = check_schedule(keep_stage)
+    assert_fine(recording)
+    assert len(recording.parity[0].tensors) == 9
+
+
+def test_a_layer_of_a_pipeline_stage_that_is_wrong_is_found():
+    def parallelize(model, mesh):
+        keep_stage(model, mesh)
+        if mesh.get_local_rank():
+            with torch.no_grad():
+                model.layers["3"].weight.mul_(3)
+
+    (finding,) = check_schedule(parallelize).findings
+    assert (finding.rule, finding.subject) == ("parity-scaled", "layers.3")
+    assert "layers.3.weight differs already before the step by a factor of 3." in finding.fact
+
+
+def test_gradients_of_all_stages_that_are_not_divided_by_the_micro_batches_are_found():
+    (finding,) = check_schedule(keep_stage, scale_grads=False).findings
+    assert (finding.rule, finding.subject) == ("parity-scaled", "all gradients")
+    assert "4 is the number of micro-batches." in finding.fact
+
+
+def test_micro_batches_of_a_zigzag_sequence_may_return_their_own_losses():
+    def step(model, tokens):
+        for chunk in tokens.chunk(2):
+            (model(chunk)["loss"] / 2).backward()
+
+    recording = parity(
+        Causal(has_loss=True),
+        {"cp": 2},
+        parallelize=context_parallel(zigzag, dist.ReduceOp.AVG),
+        inputs=torch.randint(0, 32, (4, 16)),
+        step=step,
+    )
+    assert_fine(recording)
+
+
+def test_parts_of_a_sequence_in_different_orders_are_found():
+    def parallelize(model, mesh):
+        context_parallel(zigzag)(model, mesh)
+        choose = model.choose
+        model.choose = lambda x, dim: choose(x, 1) if dim else contiguous(x, 0, mesh.get_rank(), 2)
+
+    recording = parity(
+        Causal(), {"cp": 2}, parallelize=parallelize, inputs=torch.randint(0, 32, (2, 16))
+    )
+    (finding,) = recording.findings
+    assert (finding.rule, finding.subject) == ("parity-permuted", "the model itself")
+    assert "Its inputs are sharded in different orders: " in finding.fact

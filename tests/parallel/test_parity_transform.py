@@ -11,12 +11,13 @@ from torch.nn import functional
 
 from parity_models import Gated, squared
 from shardscope import parity
-from shardscope.errors import ParityError
+from shardscope.errors import ParallelError, ParityError
 from shardscope.parallel import Colwise, Rowwise
 from shardscope.parallel.placements import Shard
 from shardscope.parallel.rules.book import RULES
 from shardscope.parallel.rules.call import Call, Strategy
 from shardscope.parallel.rules.lookup import load_rules
+from shardscope.parallel.verify import Trial, run_captured
 from shardscope.record import FINE, TensorKind
 
 PLAN = {"up": Colwise(), "down": Rowwise()}
@@ -73,6 +74,37 @@ def test_a_wrong_rule_is_found_and_its_op_named(monkeypatch: pytest.MonkeyPatch)
     assert verdicts(recording)[TensorKind.OUTPUT, "['y']"] not in FINE
 
 
+def test_infinities_that_a_mask_puts_in_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Masked(Gated):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            mask = (torch.arange(12) < 6).float().log()  # zero, or minus infinity
+            return {"y": self.down((self.up(x) + mask).softmax(-1)), "x": x}
+
+    def cut_anyway(call: Call) -> list[Strategy]:
+        return [Strategy((Shard(1),), (Shard(1),))]
+
+    load_rules()
+    assert parity(Masked(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),)).findings == ()
+    monkeypatch.setitem(RULES, torch.ops.aten.softmax.int, cut_anyway)
+    (finding,) = parity(Masked(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),)).findings
+    assert "The first op to differ is aten.softmax.int." in finding.fact
+
+
+def test_a_captured_program_that_fails_is_not_blamed_on_the_model() -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("view size is not compatible with input tensor's size and stride")
+
+    trial = Trial(flow=None, mesh=None, single=fail, ranks={})  # type: ignore[arg-type]
+    with pytest.raises(ParallelError) as raised:
+        run_captured(trial, [])
+    assert str(raised.value) == (
+        "the program that torch.export captured from the model fails on these inputs, before "
+        "anything is sharded (RuntimeError: view size is not compatible with input tensor's size "
+        "and stride). If the model itself runs on them, report the bug; verify=False skips this "
+        "check."
+    )
+
+
 def test_dropout_draws_what_the_single_device_draws() -> None:
     class Dropped(nn.Module):
         def __init__(self) -> None:
@@ -87,7 +119,7 @@ def test_dropout_draws_what_the_single_device_draws() -> None:
 
 
 def test_a_plan_takes_no_step_of_the_users() -> None:
-    with pytest.raises(ParityError, match="a plan is applied to a model and its loss"):
+    with pytest.raises(ParityError, match="a program is partitioned together with its loss"):
         parity(Gated(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),), step=lambda model, x: None)
     with pytest.raises(ParityError, match="neither a plan nor a function"):
         parity(Gated(), {"tp": 2}, inputs=(torch.randn(3, 8),))

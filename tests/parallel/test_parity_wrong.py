@@ -72,7 +72,7 @@ def test_a_forgotten_reduction_without_a_bias_is_found_too():
 
     found = only_divergence(check(parallelize, model))
     assert (found.module, found.suspect) == ("0", Suspect.MISSING_REDUCTION)
-    assert found.detail.endswith("summed over tp they match")
+    assert found.detail.endswith("summed over tp they match.")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -81,7 +81,8 @@ def test_a_gradient_that_is_summed_once_too_often_is_as_many_times_too_large(num
     found = only_divergence(recording)
     assert (found.module, found.phase) == ("layers.1.mlp.down", Phase.BACKWARD)
     assert found.suspect is Suspect.DOUBLE_REDUCTION
-    assert f"it is {num_ranks} times too large, the size of tp" in found.detail
+    assert f"It is {num_ranks} times as large as it should be" in found.detail
+    assert f"{num_ranks} is the size of tp" in found.detail
     verdict = named(recording, "layers.1.mlp.down.weight")
     assert verdict.suspect is Suspect.DOUBLE_REDUCTION
     assert verdict.ratio == pytest.approx(num_ranks)
@@ -92,7 +93,7 @@ def test_a_reduction_that_backward_lacks_is_found_where_the_gradient_is_handed_b
     found = only_divergence(check(by_hand(copies=False)))
     assert (found.module, found.phase) == ("layers.1.mlp.up", Phase.BACKWARD)
     assert found.suspect is Suspect.MISSING_REDUCTION
-    assert "hands back to what 'layers.1.norm2' put out" in found.detail
+    assert "that of the input of `layers.1.mlp.up`" in found.detail
 
 
 def test_a_to_local_that_drops_a_reduction_in_backward_is_found():
@@ -140,15 +141,18 @@ def _sum(gradient: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("index", "fact"),
     [
-        (lambda mesh: 1 - mesh.get_local_rank(), "piece 0 is piece 1 of the right values"),
-        (lambda mesh: 0, "piece 1 is piece 0 of the right values"),
+        (
+            lambda mesh: 1 - mesh.get_local_rank(),
+            "layers.1.mlp.up.weight differs already before the step: of 2 chunks along dim 0, "
+            "chunk 1 is where chunk 0 should be",
+        ),
+        (lambda mesh: 0, "No rank holds layers.1.mlp.up.weight[8:16, :]."),
     ],
 )
 def test_another_ranks_slice_is_found(index, fact):
     recording = check(by_hand(index=index))
     found = only_divergence(recording)
     assert (found.module, found.suspect) == ("layers.1.mlp.up", Suspect.WRONG_SLICE)
-    assert "its layers.1.mlp.up.weight is wrong" in found.detail
     assert fact in found.detail
     weights = [one for one in recording.parity[0].tensors if one.kind is TensorKind.PARAMETER]
     assert [one.name for one in weights] == ["layers.1.mlp.up.weight", "layers.1.mlp.up.bias"]
@@ -157,7 +161,7 @@ def test_another_ranks_slice_is_found(index, fact):
 def test_a_bias_that_each_rank_adds_before_the_sum_is_found():
     found = only_divergence(check(by_hand(bias="before")))
     assert (found.module, found.suspect) == ("layers.1.mlp.down", Suspect.DOUBLE_REDUCTION)
-    assert "a bias that each rank adds before the sum" in found.detail
+    assert "a multiple of the bias, which every rank adds before the reduction" in found.detail
 
 
 def test_pieces_gathered_along_another_dim_are_permuted():
@@ -176,7 +180,7 @@ def test_pieces_gathered_along_another_dim_are_permuted():
     recording = check(parallelize, model, inputs=torch.randn(8, 8))
     (found, *_) = recording.parity[0].divergences
     assert (found.module, found.suspect) == ("down", Suspect.PERMUTED)
-    assert "its dims are in the order 1, 0" in found.detail
+    assert "Its dims are in the order 1, 0." in found.detail
 
 
 def test_ranks_that_seed_dropout_apart_where_a_value_is_whole_are_found():
@@ -196,7 +200,7 @@ def test_ranks_that_seed_dropout_apart_where_a_value_is_whole_are_found():
     recording = check(parallelize, Dropping(), inputs=torch.randn(32, 8))
     found = only_divergence(recording)
     assert (found.module, found.suspect) == ("drop", Suspect.RANDOMNESS)
-    assert "ranks drew different numbers" in found.detail
+    assert "The ranks drew different random numbers" in found.detail
     assert found.op.startswith("aten.bernoulli_")
 
 
@@ -270,9 +274,9 @@ def test_a_tie_that_sharding_tore_is_found():
 
     recording = check(parallelize, Tied(), inputs=torch.randint(0, 16, (4, 4)))
     for name in ("tok.weight", "head.weight"):
-        assert named(recording, name).suspect is Suspect.TORN_TIE
+        assert named(recording, name).suspect is Suspect.BROKEN_TIE
     assert "tok.weight and head.weight were one tensor" in named(recording, "tok.weight").detail
-    assert recording.parity[0].divergences[0].suspect is Suspect.TORN_TIE
+    assert recording.parity[0].divergences[0].suspect is Suspect.BROKEN_TIE
 
 
 def test_a_gradient_that_no_rank_has_is_missing():
@@ -323,7 +327,7 @@ def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
     recording = check(parallelize, MLP().bfloat16(), inputs=torch.randn(6, 8, dtype=torch.bfloat16))
     verdict = named(recording, "")
     assert verdict.agreement is Agreement.DIFFERS
-    assert "below the noise of bfloat16" in verdict.detail
+    assert "within the noise of bfloat16, but differs in double precision" in verdict.detail
     (found, *_) = recording.parity[0].divergences
     assert (found.module, found.suspect) == ("down", Suspect.SCALED)
 
@@ -468,17 +472,17 @@ def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model": 3}, "parity() got int instead of a module"),
-        ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on meta"),
+        ({"model": 3}, "parity() got int, not a module"),
+        ({"model": nn.Linear(2, 2, device="meta")}, "whose weight is on the meta device"),
         ({"model": nn.LazyLinear(2)}, "whose weight has no shape yet"),
-        ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on meta"),
-        ({"mesh": {}}, "which names no axis"),
-        ({"mesh": 4}, "which names no axis"),
+        ({"inputs": (torch.ones(2, 2, device="meta"),)}, "inputs[0] on the meta device"),
+        ({"mesh": {}}, "which has no axis"),
+        ({"mesh": 4}, "which has no axis"),
         ({"batch_axes": "dp"}, "the mesh has the axes tp"),
         ({"parallelize": None}, "neither a plan nor a function"),
         ({"loss": lambda y: y}, "loss returned a tensor of shape [2, 2]"),
         ({"loss": lambda y: 3}, "loss returned 3"),
-        ({"inputs": torch.ones(2, 3)}, "does not run on a single device (RuntimeError: mat1 and"),
+        ({"inputs": torch.ones(2, 3)}, "fails on a single device (RuntimeError: mat1 and"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(change, sentence):

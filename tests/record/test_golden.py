@@ -36,7 +36,9 @@ from shardscope.record import (
     Severity,
     Sharding,
     Source,
+    SpanBegin,
     StageTime,
+    Stop,
     Verdict,
     encode,
     load,
@@ -217,6 +219,14 @@ def make_second() -> Recording:
         coverage=(Coverage(rank=0, level=Level.EXPORTED, axes=axes, has_plan=True, ops=ops),),
         memory=profiles,
         explanations=(Explanation(rank=0, target="step", fingerprint="f", stages=stages),),
+        stops=(
+            Stop(
+                rank=1,
+                error="RuntimeError: out of memory",
+                open_spans=(SpanBegin(rank=1, name="forward", start_ns=5),),
+                is_gapless=True,
+            ),
+        ),
     )
 
 

@@ -411,3 +411,21 @@ def test_phases_are_not_timed_on_a_device_that_is_not_there(world: World) -> Non
         torch.ones(2, device="cuda")
     assert {span.device for span in t.recording.spans} == {"cpu"}
     assert t.recording.gaps == ()
+
+
+def test_modules_move_between_devices_and_dtypes_in_place() -> None:
+    """Copied layers too, which torch keeps weak references to."""
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        model = nn.Transformer(8, 2, 2, 1, 8, batch_first=True)
+        weight = model.encoder.layers[1].linear1.weight
+        weight.sum().backward()
+        model.to("cuda", torch.bfloat16)
+        assert model.encoder.layers[1].linear1.weight is weight
+        assert (weight.device.type, weight.dtype) == ("cuda", torch.bfloat16)
+        assert weight.grad is not None
+        assert (weight.grad.device.type, weight.grad.dtype) == ("cuda", torch.bfloat16)
+        assert {tensor.device.type for tensor in model.to("meta").parameters()} == {"meta"}
+        model.to_empty(device="cuda")
+        output = model(*torch.ones(2, 3, 2, 8, device="cuda", dtype=torch.bfloat16))
+        output.sum().backward()
+        assert output.device.type == "cuda"

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ InstructionTranslatorBase = find_name(
 )
 CompileContext = find_name("torch._guards.CompileContext", "tell compiling from running")
 
+_WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn")
 _LIMIT = "Dynamo recompile limit exceeded"
 
 
@@ -64,6 +65,7 @@ class FrameEnd:
     is_at_limit: bool = False  # it had been recompiled too often
     guards: tuple[str, ...] = ()
     error: BaseException | None = None
+    backend: Any = None  # that its graphs are for
 
 
 class CompileWatcher(Protocol):
@@ -148,9 +150,20 @@ def _wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
             end = _read_error(error, is_fatal=self._one_graph)
             raise
         finally:
+            end = replace(end, backend=_find_backend(self))
             _tell(lambda watcher: watcher.end_frame(end))
 
     return convert
+
+
+def _find_backend(converter: Any) -> Any:
+    """What the user gave torch.compile, under all that torch puts around it."""
+    found = converter
+    while True:
+        inner = next((getattr(found, name) for name in _WRAPPED if hasattr(found, name)), None)
+        if inner is None:
+            return found
+        found = inner
 
 
 def _read_result(result: Any) -> FrameEnd:

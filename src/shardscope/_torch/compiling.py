@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from traceback import walk_tb
 from types import TracebackType
@@ -12,19 +12,29 @@ from typing import Any
 import torch
 
 from shardscope._torch.private import find_exception, find_name
-from shardscope._torch.pytree_values import leaves_with_path
 
-__all__ = ["find_backend", "flatten", "is_compiling", "patched_inductor", "watched_backend"]
+__all__ = ["find_backend", "is_compiling", "list_marks", "patched_inductor", "watched_compiles"]
 
 TorchDynamoException = find_exception(
     "torch._dynamo.exc.TorchDynamoException", "tell a compiler's failures from the program's"
 )
-keystr = find_name("torch.utils._pytree.keystr", "name the values that a function returns")
+_NEED = "know when torch compiles, so that this time is not counted as running"
+CallbackTrigger = find_name("torch._dynamo.callback.CallbackTrigger", _NEED)
+callback_handler = find_name("torch._dynamo.callback.callback_handler", _NEED)
 
 Backend = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
-# Functions of torch's that compile the backward of a graph when it is first run.
-_COMPILE_LATE = ("get_or_compile", "_wrapped_bw_compiler")
+_MARKS = {
+    "torch._dynamo.mark_dynamic": "_dynamo_dynamic_indices",
+    "torch._dynamo.maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
+    "torch._dynamo.decorators.mark_unbacked": "_dynamo_unbacked_indices",
+}
+# Functions of torch's that compile a frame, or the backward of a graph when it is first run.
+_COMPILERS = {
+    "_compile": "convert_frame.py",
+    "get_or_compile": "",
+    "_wrapped_bw_compiler": "",
+}
 
 
 def find_backend(
@@ -56,24 +66,39 @@ def patched_inductor(config: Mapping[str, Any]) -> AbstractContextManager[Any]:
     return patched
 
 
-def watched_backend(backend: Backend, tell: Callable[[str], None]) -> Backend:
-    """A backend that tells when it is compiling, and when what it made is to run."""
+@contextmanager
+def watched_compiles(
+    on_begin: Callable[[bool], None], on_end: Callable[[], None]
+) -> Iterator[None]:
+    """Tell when torch begins to compile something, and when it has.
 
-    def compile_graph(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        tell("compiling")
-        compiled = backend(gm, inputs)
-        tell("running")
-        return compiled
+    `on_begin` is called with whether it is a backward, which is compiled when it is first run.
+    `torch.compiler.reset()` forgets who wants to be told.
+    """
 
-    for name in ("get_compiler_config", "compiler_name", "dynamic", "reset"):
-        if hasattr(backend, name):
-            setattr(compile_graph, name, getattr(backend, name))
-    return compile_graph
+    def begin(event: Any) -> None:
+        on_begin(event.callback_trigger is CallbackTrigger.LAZY_BACKWARD)
+
+    def end(_: Any) -> None:
+        on_end()
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # torch was reset meanwhile
+            callback_handler.remove_start_callback(begin)
+            callback_handler.remove_end_callback(end)
 
 
-def flatten(value: Any) -> list[tuple[str, Any]]:
-    """The leaves of a nested value, each with the keys that lead to it: `[0]`, `['loss']`."""
-    return [(keystr(path), leaf) for path, leaf in leaves_with_path(value)]
+def list_marks(tensor: torch.Tensor) -> list[tuple[str, int]]:
+    """The functions, by their full names, that a tensor was marked with, and the dims."""
+    return [
+        (function, dim)
+        for function, attribute in _MARKS.items()
+        for dim in sorted(getattr(tensor, attribute, None) or ())
+    ]
 
 
 def is_compiling(error: BaseException) -> bool:
@@ -82,4 +107,8 @@ def is_compiling(error: BaseException) -> bool:
 
 
 def _has_frame(traceback: TracebackType | None) -> bool:
-    return any(frame.f_code.co_name in _COMPILE_LATE for frame, _ in walk_tb(traceback))
+    codes = (frame.f_code for frame, _ in walk_tb(traceback))
+    return any(
+        code.co_name in _COMPILERS and code.co_filename.endswith(_COMPILERS[code.co_name])
+        for code in codes
+    )

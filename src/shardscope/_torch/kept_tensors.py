@@ -50,18 +50,33 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _is_same(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     # Changes through .data leave the version as it was.
-    now = tensor.detach().to(values.device)
-    if now.layout is not torch.strided or values.layout is not torch.strided:
-        now, values = now.to_dense(), values.to_dense()
-    return now.shape == values.shape and now.dtype == values.dtype and torch.equal(now, values)
+    now, before = _list_plain(tensor.detach().to(values.device)), _list_plain(values)
+    return len(now) == len(before) and all(
+        one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+        for one, other in zip(now, before, strict=True)
+    )
+
+
+def _list_plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Dense tensors with the values of one of whatever kind."""
+    if tensor.is_nested:
+        return list(tensor.unbind())
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
 
 
 def _restore(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    if tensor.shape != values.shape or tensor.dtype != values.dtype:
+    if tensor.is_nested:
+        for one, other in zip(tensor.unbind(), values.unbind(), strict=True):
+            one.data.copy_(other)
+    elif tensor.shape != values.shape or tensor.dtype != values.dtype:
         tensor.data = values.to(tensor.device)
     elif tensor.is_inference():
         with torch.inference_mode():
             tensor.copy_(values)
+    elif tensor.layout is not torch.strided:
+        tensor.copy_(values)  # .data of a sparse tensor is another one
     else:
         tensor.data.copy_(values)
 

@@ -22,6 +22,7 @@ __all__ = [
     "named_places",
     "own_buffers",
     "own_parameters",
+    "own_parts",
     "parameter_named",
     "unwrap",
     "wrapped_by",
@@ -124,6 +125,13 @@ def own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield name, buffer
+
+
+def own_parts(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | nn.Module]]:
+    """The parameters, buffers and modules that `module` itself holds, in this order."""
+    yield from own_parameters(module)
+    yield from own_buffers(module)
+    yield from ((name, child) for name, child in module._modules.items() if child is not None)
 
 
 def is_persistent(module: nn.Module, name: str) -> bool:

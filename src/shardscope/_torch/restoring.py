@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from shardscope._torch.fakes import FakeTensor
 from shardscope._torch.modules import every_module, own_parameters
 
-__all__ = ["Kept", "find_changeable", "find_leftovers", "find_named"]
+__all__ = ["Kept", "find_changeable", "find_leftovers"]
 
 _MAX_DEPTH = 3  # an optimizer's groups are dicts in a list, with lists of parameters in them
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
@@ -74,11 +74,6 @@ class Kept:
             held = container.values() if isinstance(container, dict) else container
             for value in held:
                 self._keep(value, depth + 1)
-
-
-def find_named(step: Callable[..., object]) -> Iterator[Any]:
-    """Whatever a step's functions name: closures, globals, the object of a method."""
-    return (value for _, value in _walk(step))
 
 
 def find_changeable(step: Callable[[], object]) -> Iterator[Any]:

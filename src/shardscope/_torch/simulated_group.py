@@ -7,7 +7,6 @@ import inspect
 import logging
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, final
@@ -127,7 +126,7 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
             _unpinned_fakes(),
             _readable_fakes(),
             _initialized_fakes(),
-            _swappable_fakes(mode),
+            _swappable_fakes(),
             _plain_tensors_on_meta(mode),
             mode,
         ):
@@ -184,22 +183,25 @@ def _is_on_meta(value: Any) -> bool:
 
 
 @contextmanager
-def _swappable_fakes(mode: Any) -> Iterator[None]:
-    """Let `module.to(…)` swap fake parameters, which torch refuses for what the mode remembers."""
+def _swappable_fakes() -> Iterator[None]:
+    """Let `module.to(…)` change fake parameters in place, where torch would swap two objects.
+
+    It refuses to swap tensors that the mode has weak references to.
+    """
     swap = torch.utils.swap_tensors
-    memo = mode.fake_tensor_converter.meta_converter.tensor_memo
 
     @functools.wraps(swap)
-    def forget_and_swap(first: torch.Tensor, second: torch.Tensor) -> None:
-        for tensor in (first, second):
-            for reference in weakref.getweakrefs(tensor):
-                key = getattr(reference, "key", None)
-                if memo.data.get(key) is reference:
-                    del memo[key]
-        reference = None
-        swap(first, second)
+    def set_or_swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        if isinstance(first, _FakeTensor) and isinstance(second, _FakeTensor):
+            first.data = second
+            first.fake_device, first.constant = second.fake_device, second.constant
+        elif isinstance(first, _FakeTensor) and _is_on_meta(second):
+            first.data = first.to(second.dtype)
+            first.fake_device = second.device
+        else:
+            swap(first, second)
 
-    torch.utils.swap_tensors = forget_and_swap
+    torch.utils.swap_tensors = set_or_swap
     try:
         yield
     finally:

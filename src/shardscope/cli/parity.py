@@ -55,6 +55,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.floa
     "batch_axes",
     metavar="AXIS",
     multiple=True,
+    show_default="none: every rank gets the whole batch",
     help="Mesh axis over which the batch is sharded; may be repeated.",
 )
 @click.option(
@@ -84,7 +85,8 @@ def command(
 
     TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model) and
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
-    run in this process. The first module that differs and the likely cause are printed.
+    run in this process. If tensors differ, the code where the two versions diverge is printed with
+    the likely cause.
     """
     axes = parse_mesh(mesh)
     destination = Destination(name_target(target), output, force=force)
@@ -129,7 +131,7 @@ def _check(
 
 @contextmanager
 def _explained(program: Program) -> Iterator[None]:
-    """Say where in the program a rank failed, or the original."""
+    """Name the line of the program where a rank failed, or the original."""
     try:
         yield
     except (RankError, ParityError) as error:

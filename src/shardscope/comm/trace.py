@@ -30,24 +30,37 @@ def trace(
     stream: str | Path | None = None,
     force: bool = False,
 ) -> Trace:
-    """Record every collective issued, and every phase timed, inside the context.
+    """Record every collective that is issued, and every phase that is timed, inside the context.
 
-    >>> with trace(model) as t:
-    ...     step()
-    >>> t.recording
+    Works on a real process group and in a simulated world, compiled or not. Entering the same trace
+    again continues its recording.
 
-    `models` gives modules their names: a model, a list or dict of models, or nothing to name
-    modules by the class of the outermost one called. `mesh` names axes that the parameters do not
-    show. `stream` appends each event to a file as it happens, so that a killed rank leaves a
-    recording; `{rank}` in the path becomes this rank, and is the process's number ("pid4242") until
-    that is known. Entering again continues the recording.
+    Args:
+        models: A model, or a list or dict of models, whose modules get their names from it. Without
+            one, modules are named after the class of the outermost module called.
+        mesh: A device mesh whose axis names cannot be derived from the parameters.
+        stream: A file to which each event is appended as it happens, so that a killed rank leaves a
+            recording. `{rank}` in the path becomes this rank; until the rank is known it is the
+            process ("pid4242").
+        force: Overwrite a stream that exists.
+
+    Examples:
+        >>> with trace(model) as t:
+        ...     model(batch).sum().backward()
+        >>> t.recording.collectives[0].owner
     """
     return Trace(models, mesh=mesh, stream=stream, force=force)
 
 
 @final
 class Trace:
-    """A trace: `recording` is what it saw, so far or in all."""
+    """What `trace` returns; `recording` is what it has recorded so far.
+
+    Examples:
+        >>> with trace(model) as t:
+        ...     step()
+        >>> t.save("step.json.gz")
+    """
 
     def __init__(
         self, models: Models, *, mesh: DeviceMesh | None, stream: str | Path | None, force: bool
@@ -86,11 +99,19 @@ class Trace:
 
     @property
     def recording(self) -> Recording:
-        """What was seen: so far while the trace runs, all of it afterwards."""
+        """What was recorded: so far while the trace runs, all of it afterwards."""
         return self._entered().recording()
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the recording to `path`, in which `{rank}` becomes this rank."""
+        """Write the recording to a file.
+
+        Args:
+            path: The file; `{rank}` becomes this rank. Gzip-compressed if the name ends in `.gz`.
+            force: Overwrite a file that exists.
+
+        Examples:
+            >>> t.save("step-{rank}.json.gz", force=True)
+        """
         watch = self._entered()
         return save(watch.recording(), name_for_rank(path, watch.rank), force=force)
 

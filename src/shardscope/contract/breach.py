@@ -11,7 +11,7 @@ __all__ = ["Breach", "BreachKind", "Evidence"]
 
 
 class BreachKind(StrEnum):
-    """In which way a limit does not hold."""
+    """How a limit is exceeded."""
 
     TOO_MUCH = "too much"
     TOO_LITTLE = "too little"
@@ -20,7 +20,7 @@ class BreachKind(StrEnum):
 
 
 class Evidence(Record, frozen=True, kw_only=True):
-    """Something that counts towards the figure; `cause` says why it is there, if that is known."""
+    """Something that counts towards the figure; `cause` is why it exists, if known."""
 
     what: str
     cause: str = ""
@@ -32,10 +32,10 @@ class Evidence(Record, frozen=True, kw_only=True):
 
 
 class Breach(Record, frozen=True, kw_only=True):
-    """A limit that does not hold.
+    """A limit that is exceeded.
 
-    `actual` is the worst there is, found in the first of `modules` on `ranks`; the others do not
-    keep to the limit either. `evidence` is what counts there, the most telling first.
+    `actual` is the worst value, found in the first of `modules` on `ranks`; the others exceed the
+    limit, too. `evidence` lists what counts towards it, the most significant first.
     """
 
     limit: Limit

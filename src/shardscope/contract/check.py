@@ -19,10 +19,17 @@ _MAX_EVIDENCE = 3
 
 
 def check(contract: Contract, *recordings: Recording) -> tuple[Breach, ...]:
-    """The limits that do not hold, in the contract's order.
+    """Check recordings against a contract, and return the limits that are exceeded.
 
-    Several recordings are what several instruments wrote down of one program: each limit is held
-    against all that looked at what it limits. Where none has, that is a breach too.
+    A limit on something that no recording measured is a breach, too.
+
+    Args:
+        contract: The limits.
+        *recordings: One recording for each instrument that ran.
+
+    Examples:
+        >>> for breach in check(read_contract("shardscope.toml"), load("step.json.gz")):
+        ...     print(breach.title, breach.expected, breach.actual)
     """
     traffics = [one for one in map(read_traffic, recordings) if one is not None]
     seen = [(traffic, Witness(contract, traffic)) for traffic in traffics]

@@ -17,7 +17,7 @@ _MOST = 2**63 - 1
 
 
 class Figure(StrEnum):
-    """What is limited, in the words that a contract uses; each is that of one rank."""
+    """What is limited, as a contract names it; figures are those of one rank."""
 
     PEAK_MEMORY = "peak_memory"
     GRAPH_BREAKS = "graph_breaks"
@@ -70,10 +70,10 @@ class Selector(NamedTuple):
 
 
 class Limit(Record, frozen=True, kw_only=True):
-    """The least and the most that a figure may be; both the same where it is to be exact.
+    """The minimum and maximum of a figure; equal if it is exact.
 
-    A limit on collectives holds for each module that `module` fits, its children included, and on
-    each rank. All else is limited as a whole, by `most` alone; findings by severity or rule.
+    A limit on collectives applies to each module that matches `module`, including its children, and
+    to each rank. Other figures have only a maximum, `most`; findings by severity or rule.
     """
 
     figure: Figure
@@ -129,7 +129,7 @@ class Limit(Record, frozen=True, kw_only=True):
 
 
 class Contract(Record, frozen=True):
-    """Limits, in the order in which a file has them: those on collectives last."""
+    """Limits, in the order of the file, with those on collectives last."""
 
     limits: tuple[Limit, ...] = ()
 

@@ -38,7 +38,7 @@ _LINE = re.compile(r"line (\d+)")
 
 
 class ContractFile(Record, frozen=True, kw_only=True):
-    """A contract, the file that it is in, and the line of each limit there."""
+    """A contract, its file, and the line of each limit."""
 
     path: str
     contract: Contract
@@ -46,12 +46,26 @@ class ContractFile(Record, frozen=True, kw_only=True):
 
 
 def read_contract(path: str | os.PathLike[str]) -> Contract:
-    """The contract in a file."""
+    """Read a contract from a file.
+
+    Args:
+        path: A TOML file.
+
+    Examples:
+        >>> contract = read_contract("shardscope.toml")
+    """
     return open_contract(path).contract
 
 
 def open_contract(path: str | os.PathLike[str]) -> ContractFile:
-    """The same, with lines."""
+    """Read a contract from a file, with the line of each limit.
+
+    Args:
+        path: A TOML file.
+
+    Examples:
+        >>> open_contract("shardscope.toml").contract
+    """
     return parse_contract(read_text(path), name=os.fspath(path))
 
 

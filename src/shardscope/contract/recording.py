@@ -42,10 +42,19 @@ def record_contract(
     slack: float = 0.0,
     previous: Contract | None = None,
 ) -> Contract:
-    """A contract that the recordings keep, with nothing to spare but `slack`, a share of bytes.
+    """Make a contract from the figures of recordings.
 
-    Counts are to be exact, bytes may be less. Limits of a `previous` contract are kept, with
-    today's numbers, but for those that fit nothing any more.
+    Counts are exact; bytes may decrease.
+
+    Args:
+        *recordings: One recording for each instrument that ran.
+        by: How limits on collectives are grouped: "module", "axis" or "total".
+        slack: The fraction by which bytes may increase: 0.05 for 5 %.
+        previous: A contract whose limits are kept, with the new figures, unless they match nothing
+            any more.
+
+    Examples:
+        >>> contract = record_contract(load("step.json.gz"), slack=0.05)
     """
     if not 0 <= slack <= 100:
         raise ContractError(f"A slack of {slack:g} is not a fraction. Give one such as 0.05.")

@@ -37,7 +37,16 @@ Values = dict[str, str | int]
 def write_contract(
     contract: Contract, path: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
-    """Write a contract; a file that is there keeps its comments and order if `force` is given."""
+    """Write a contract to a file.
+
+    Args:
+        contract: The limits.
+        path: A TOML file.
+        force: Change a file that exists; its comments and order are kept.
+
+    Examples:
+        >>> write_contract(contract, "shardscope.toml")
+    """
     before = ""
     if force and os.path.isfile(path):
         before = read_text(path)
@@ -45,7 +54,15 @@ def write_contract(
 
 
 def render_contract(contract: Contract, *, before: str = "") -> str:
-    """A contract as TOML; where there was one `before`, that with other limits."""
+    """Render a contract as TOML.
+
+    Args:
+        contract: The limits.
+        before: The text of a contract whose comments and order are kept.
+
+    Examples:
+        >>> print(render_contract(contract))
+    """
     if before:
         parse_contract(before)  # what cannot be read is not written over by mistake
     document = tomlkit.parse(before) if before else _begin()

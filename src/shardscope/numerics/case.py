@@ -58,9 +58,8 @@ class Case:
     def run_others(self, count: int) -> list[Tensor]:
         """The same tensor of other runs, where those are alike."""
         found = [run.get(self.name) for run in self.others(count)]
-        return [
-            plain(one) for one in found if isinstance(one, Tensor) and one.shape == self.eager.shape
-        ]
+        tensors = [plain(one) for one in found if isinstance(one, Tensor)]
+        return [one for one in tensors if one.shape == self.eager.shape]
 
 
 def plain(tensor: Tensor) -> Tensor:

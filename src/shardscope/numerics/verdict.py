@@ -6,7 +6,7 @@ values must be equal. Nothing is held to a tolerance of ours: see elements.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,7 +53,8 @@ def compare_value(
         return Verdict(name, Condition.FINE)
     known = (exact() or {}).get(name)
     if isinstance(known, Tensor):
-        known = plain(known) if known.shape == eager.shape else None
+        known = plain(known)
+        known = known if known.shape == eager.shape else None
     case = Case(name, compiled, eager, known, others)
     return compare_numbers(case) if is_inexact(eager) else _compare_whole(case)
 
@@ -78,11 +79,24 @@ def _compare_plain(name: str, compiled: Any, eager: Any, exact: Exact) -> Verdic
 
 
 def _find_outward_difference(compiled: Tensor, eager: Tensor) -> str:
-    for what in ("shape", "dtype", "device", "layout"):
-        had, wanted = getattr(compiled, what), getattr(eager, what)
+    for what, read in _OUTWARD.items():
+        had, wanted = read(compiled), read(eager)
         if had != wanted:
-            return f"is of the {what} {spell(had)} instead of {spell(wanted)}"
+            return f"has {what} {spell(had)} instead of {spell(wanted)}"
     return ""
+
+
+def _read_shape(tensor: Tensor) -> Any:
+    """Of a nested tensor the shapes of its parts: its own has numbers of no meaning in it."""
+    return [tuple(one.shape) for one in tensor.unbind()] if tensor.is_nested else tensor.shape
+
+
+_OUTWARD: dict[str, Callable[[Tensor], Any]] = {
+    "layout": lambda tensor: tensor.layout,
+    "shape": _read_shape,
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+}
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:

@@ -30,7 +30,7 @@ Reduction = Literal["sum", "max", "min"]
 @final
 @dataclass(frozen=True)
 class Replicate:
-    """Every rank of the axis holds the whole value."""
+    """Every rank of the axis holds the full value."""
 
     def __str__(self) -> str:
         return "R"
@@ -39,11 +39,11 @@ class Replicate:
 @final
 @dataclass(frozen=True)
 class Shard:
-    """Each rank of the axis holds a piece along `dim`.
+    """Each rank of the axis holds a shard along `dim`.
 
-    The dim may be a flattened one. With `outer`, it is `outer` blocks one after the other, and
-    every block is cut: a rank holds its piece of each. With `segments`, the blocks have those
-    sizes (a fused weight of queries, keys and values). Uneven sizes are cut as torch.chunk cuts.
+    The dim may be a flattened one. With `outer`, it consists of `outer` blocks, each of which is
+    sharded. With `segments`, the blocks have those sizes (a fused weight of queries, keys and
+    values). Uneven sizes are split as by torch.chunk.
     """
 
     dim: int
@@ -67,7 +67,7 @@ class Shard:
 @final
 @dataclass(frozen=True)
 class Partial:
-    """Each rank of the axis holds a term: the value is their sum, or their maximum."""
+    """Each rank of the axis holds a partial value: the value is their sum, or their maximum."""
 
     reduction: Reduction = "sum"
 

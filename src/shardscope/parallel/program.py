@@ -52,7 +52,12 @@ _MAX_REASON = 80  # characters of why it was not verified
 @final
 @dataclass(eq=False)
 class ParallelProgram:
-    """The single-device program, cut for a mesh. Ranks' programs are written when asked for."""
+    """A program that was partitioned for a mesh; each rank's program is made on request.
+
+    Examples:
+        >>> program = parallelize(model, "tp=4", plan, args=(tokens,))
+        >>> program.exported(3)
+    """
 
     source: ExportedProgram
     flow: Flow
@@ -176,7 +181,7 @@ class ParallelProgram:
         return self._measure((rank,))
 
     def recording(self) -> Recording:
-        """All of this as a recording, to show and to save."""
+        """The program as a recording, for `show` and `save`."""
         unasked = "" if self.verdicts is not None else "verification was turned off (verify=False)"
         found = Parallelization(
             program=name_program(self.flow),

@@ -31,14 +31,23 @@ def tensor_parallel_transformation(
     device_type: str,
     parallel_strategies: Any,
 ) -> ExportedProgram:
-    """The program of `rank`, with its shards of the weights; inputs and outputs are whole.
+    """The program of one rank, with its shards of the weights; inputs and outputs are replicated.
 
-    `parallel_strategies` gives modules by name or pattern their styles, torch's classes and objects
-    or ours: all that a `Plan` takes. The program given is left as it was. Nothing is verified, as
-    every process would run the programs of all ranks for it: `parallelize` does that.
+    The given program is not changed. The result is not verified, because every process would run
+    the programs of all ranks: `parallelize` does that. Collectives use the default process group,
+    which is initialized if the environment describes one, or else the first that is initialized
+    later.
 
-    Collectives are those of the process group that is there, which is made where the environment
-    names one, as torch does; else of the first that will be made.
+    Args:
+        exported_program: The single-device program.
+        rank: The rank.
+        world_size: The number of ranks.
+        device_type: The device type of the mesh.
+        parallel_strategies: Styles by module name or pattern: everything that a `Plan` takes.
+
+    Examples:
+        >>> strategies = {"up": ColwiseParallel, "down": RowwiseParallel}
+        >>> program = tensor_parallel_transformation(exported, 0, 4, "cpu", strategies)
     """
     check_program(exported_program)
     plan = Plan.of(parallel_strategies)

@@ -54,13 +54,29 @@ def parallelize(
     strict: bool = False,
     verify: bool = True,
 ) -> ParallelProgram:
-    """Cut a torch.export program, or a model with example inputs, for each rank of a mesh.
+    """Partition an exported program, or a model with example inputs, for each rank of a mesh.
 
-    `mesh` is a DeviceMesh, or axes with their sizes such as "dp=2,tp=4". A model is exported on
-    `args` and `kwargs`; with `loss`, called as `loss(output, *targets)`, it is made ready to train.
-    `training` says that an exported program returns a loss. `inputs` and `outputs` say how the
-    program's own lie where they are not whole. `strict` refuses ops that cannot run on the pieces
-    they are given. `verify` runs all ranks in this process and compares with the original.
+    Tensors that the plan does not mention stay replicated. The original is not changed.
+
+    Args:
+        program: A `torch.export` program, or a model that is exported on `args` and `kwargs`.
+        mesh: A `DeviceMesh`, or axis names and sizes: `"dp=2,tp=4"` or `{"dp": 2, "tp": 4}`.
+        plan: A `Plan`, a mapping of module names or patterns to styles, or the path of a TOML file.
+        args: Example arguments of the model.
+        kwargs: Example keyword arguments of the model.
+        loss: A function `loss(output, *targets)`; the program is then ready for training.
+        targets: Example targets of the loss.
+        inputs: Placements of inputs, by path or position; others are replicated.
+        outputs: Placements of outputs, by path or position.
+        dynamic_shapes: `dynamic_shapes` of torch.export.
+        training: The exported program returns a loss and is to be trained.
+        strict: Raise an error if an op cannot run on shards.
+        verify: Run all ranks in this process and compare them with the original.
+
+    Examples:
+        >>> plan = {"layers.*.up": Colwise(), "layers.*.down": Rowwise()}
+        >>> program = parallelize(model, "tp=4", plan, args=(tokens,))
+        >>> program.collectives
     """
     axes = read_mesh(mesh)
     chosen = Plan.of(plan).with_values(inputs=inputs, outputs=outputs)

@@ -47,7 +47,7 @@ Given: TypeAlias = Step | Recording | Trace | Memory | Sequence[Recording | Trac
 
 
 class BreachError(AssertionError):
-    """Limits that do not hold; `breaches` are they."""
+    """Limits were exceeded; `breaches` lists them."""
 
     def __init__(self, breaches: Sequence[Breach], *, num_limits: int, name: str) -> None:
         super().__init__(
@@ -69,24 +69,30 @@ def assert_comm(
     per_module: Mapping[str, CommLimits] | None = None,
     **limits: Unpack[CommLimits],
 ) -> None:
-    """Fail unless a step says what it should, and no more.
+    """Fail unless the collectives of a step are within the limits.
 
-    >>> assert_comm(
-    ...     lambda model: model(tokens).sum().backward(),
-    ...     model=build,
-    ...     mesh={"tp": 4},
-    ...     phase="forward",
-    ...     all_reduce=2,
-    ...     max_bytes="64MiB",
-    ...     per_module={"layers.*.attn": {"all_reduce": 1}},
-    ... )
+    Counts are exact, and those of each rank.
 
-    `step` is `step()` or `step(model)`, and runs in the world that there is, or in a simulated one
-    of the axes in `mesh`; or it is a trace or a recording, and nothing runs. `model` gives modules
-    their names: a model, or a function that builds and shards one for the mesh; tensors on meta are
-    given shapes without data. Numbers are exact, and those of each rank; what limits may say is
-    what a table of a contract may, and the kinds of collectives. Limits of `per_module` hold for
-    each module that fits, its children included.
+    Args:
+        step: `step()` or `step(model)`; or a trace or recording, and then nothing runs.
+        model: A model, or a function that builds and shards one for the mesh. Tensors on meta get
+            shapes without data.
+        mesh: Axes of a simulated world, such as `{"tp": 4}`; by default the current world.
+        rank: The rank of that world.
+        per_module: Limits by module pattern. They hold for each module that matches, including its
+            children.
+        **limits: What a `[[contract.comm]]` table may contain, and counts by kind: `all_reduce=2`.
+
+    Examples:
+        >>> assert_comm(
+        ...     lambda model: model(tokens).sum().backward(),
+        ...     model=build,
+        ...     mesh={"tp": 4},
+        ...     phase="forward",
+        ...     all_reduce=2,
+        ...     max_bytes="64MiB",
+        ...     per_module={"layers.*.attn": {"all_reduce": 1}},
+        ... )
     """
     __tracebackhide__ = True
     contract = read_comm_limits(limits, per_module, caller="assert_comm()")
@@ -104,10 +110,20 @@ def assert_contract(
     mesh: Mesh = None,
     rank: int = 0,
 ) -> None:
-    """Fail unless a step keeps a contract: one in a file, or one that was made in Python.
+    """Fail unless a step keeps within a contract.
 
-    `given` is what `assert_comm` takes, or recordings by several instruments: a trace alone says
-    nothing of memory or of graph breaks, and a limit that nobody measured does not hold.
+    A limit on something that was not measured fails: a trace alone has no memory or graph breaks.
+
+    Args:
+        given: What `assert_comm` takes as a step, or a list of recordings by several instruments.
+        contract: The path of a contract, or a `Contract`.
+        model: A model, or a function that builds and shards one for the mesh. Tensors on meta get
+            shapes without data.
+        mesh: Axes of a simulated world, such as `{"tp": 4}`; by default the current world.
+        rank: The rank of that world.
+
+    Examples:
+        >>> assert_contract(step, "shardscope.toml", model=build, mesh={"tp": 4})
     """
     __tracebackhide__ = True
     name = "assert_contract()" if isinstance(contract, Contract) else os.fspath(contract)
@@ -127,7 +143,20 @@ def assert_memory(
     rank: int = 0,
     optimizer: Optimizer | Callable[[Any], Optimizer] | None = None,
 ) -> None:
-    """Fail if a step's peak memory on a GPU is more than that, as `memory` tells it."""
+    """Fail if the peak memory of a step on a GPU, as estimated by `memory`, exceeds a limit.
+
+    Args:
+        step: `step()` or `step(model)`; or a recording or a result of `memory`.
+        max_peak: Bytes, or a size such as `"1GiB"`.
+        model: A model, or a function that builds and shards one for the mesh. Tensors on meta get
+            shapes without data.
+        mesh: Axes of a simulated world, such as `{"tp": 4}`; by default the current world.
+        rank: The rank of that world.
+        optimizer: The optimizer, or a function that makes one from the model.
+
+    Examples:
+        >>> assert_memory(step, model=build, mesh={"tp": 8}, max_peak="60GiB")
+    """
     __tracebackhide__ = True
     most = Place("assert_memory()", {}).at("max_peak").as_size(max_peak)
     found = find_recordings(step)
@@ -137,9 +166,15 @@ def assert_memory(
 
 
 def assert_no_graph_breaks(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-    """Fail unless torch.compile makes one graph of `fn`, as `explain` tells it.
+    """Fail unless torch.compile makes one graph of a function, as `explain` reports it.
 
-    All arguments but the first are the function's.
+    Args:
+        fn: A function or module.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Examples:
+        >>> assert_no_graph_breaks(model, tokens)
     """
     __tracebackhide__ = True
     figures = (Figure.GRAPH_BREAKS, Figure.SKIPPED_FUNCTIONS)

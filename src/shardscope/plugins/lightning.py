@@ -20,14 +20,15 @@ _HOMES = ("lightning.pytorch", "pytorch_lightning")
 
 @final
 class ShardscopeCallback:
-    """Records optimizer step `step`, forward to optimizer, and does nothing else.
+    """Records one optimizer step, from forward to optimizer.
 
-    >>> from shardscope.plugins.lightning import ShardscopeCallback
-    >>> trainer = Trainer(callbacks=[ShardscopeCallback(step=10, output="step.json.gz")])
+    Steps are counted from 1: it is the step after which `trainer.global_step` is `step`, with all
+    of its accumulated batches and without validation. Each rank writes a file: `{rank}` in `output`
+    becomes the rank, which is appended if there are several ranks.
 
-    Steps count from 1: it is the step after which `trainer.global_step` is `step`. With gradient
-    accumulation it is all of its batches; validation in between is left out. Each rank writes a
-    file of its own: `{rank}` in `output` becomes the rank, which is added where there are several.
+    Examples:
+        >>> from shardscope.plugins.lightning import ShardscopeCallback
+        >>> trainer = Trainer(callbacks=[ShardscopeCallback(step=10, output="step.json.gz")])
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

@@ -20,7 +20,11 @@ _ARGUMENTS = ("mesh", "rank", "device")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The settings of the plugin."""
+    """Add the settings of the plugin; called by pytest.
+
+    Args:
+        parser: pytest's parser of options.
+    """
     parser.addini(
         "shardscope_mesh",
         "Axes of the world that the fixture shardscope_world simulates, such as dp=2,tp=4; "
@@ -30,7 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker of the plugin."""
+    """Register the marker of the plugin; called by pytest.
+
+    Args:
+        config: pytest's configuration.
+    """
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(mesh, rank=0, device='cpu'): the world that shardscope_world simulates.",

@@ -26,14 +26,15 @@ _HOMES = ("transformers",)
 
 @final
 class ShardscopeCallback:
-    """Records optimizer step `step`, forward to optimizer, and does nothing else.
+    """Records one optimizer step, from forward to optimizer.
 
-    >>> from shardscope.plugins.transformers import ShardscopeCallback
-    >>> trainer = Trainer(…, callbacks=[ShardscopeCallback(step=10, output="step.json.gz")])
+    Steps are counted from 1, as in the trainer's logs: it is the step after which
+    `state.global_step` is `step`, with all of its accumulated batches. Each rank writes a file:
+    `{rank}` in `output` becomes the rank, which is appended if there are several ranks.
 
-    Steps count from 1, as in the trainer's logs: it is the step after which `state.global_step` is
-    `step`, with all the batches that its gradients accumulate. Each rank writes a file of its own:
-    `{rank}` in `output` becomes the rank, which is added where there are several.
+    Examples:
+        >>> from shardscope.plugins.transformers import ShardscopeCallback
+        >>> trainer = Trainer(model, callbacks=[ShardscopeCallback(step=10, output="step.json.gz")])
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:

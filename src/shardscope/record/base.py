@@ -15,9 +15,9 @@ _MAX_ITEMS = 4
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A frozen record. Its `repr` names what was set, and abbreviates what is long.
+    """A frozen record. Its `repr` shows what was set and abbreviates long values.
 
-    `msgspec.structs.asdict` has all of it.
+    `msgspec.structs.asdict` returns everything.
     """
 
     def __repr__(self) -> str:

@@ -40,7 +40,16 @@ _T = TypeVar("_T", bound=Record)
 
 
 def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Write a recording; the same recording gives the same bytes. `load` reads it back."""
+    """Write a recording to a file; the same recording gives the same bytes.
+
+    Args:
+        recording: The recording.
+        path: Where to write; gzip-compressed if the name ends in `.gz`.
+        force: Overwrite a file that exists.
+
+    Examples:
+        >>> save(t.recording, "step.json.gz")
+    """
     if not isinstance(recording, Recording):
         raise RecordingError(
             f"save() got {type(recording).__name__}, not a Recording. "
@@ -50,7 +59,15 @@ def save(recording: Recording, path: str | os.PathLike[str], *, force: bool = Fa
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
-    """Read what `save` or a stream wrote, or raise RecordingError with one sentence."""
+    """Read a recording or a stream; raises RecordingError if the file cannot be read.
+
+    Args:
+        path: A file written by `save` or by `trace(stream=…)`.
+
+    Examples:
+        >>> recording = load("step.json.gz")
+        >>> len(recording.collectives)
+    """
     name = os.fspath(path)
     data = read_file(path, start=b"{")
     header = _find_header(data, name)
@@ -74,12 +91,28 @@ def _decode(data: bytes, name: str) -> Recording:
 
 
 def encode(recording: Recording) -> bytes:
-    """The JSON of a recording, ending in a newline."""
+    """Encode a recording as JSON that ends in a newline.
+
+    Args:
+        recording: The recording.
+
+    Examples:
+        >>> encode(recording)[:1]
+        b'{'
+    """
     return b"".join(encode_pieces(recording))
 
 
 def encode_pieces(recording: Recording) -> Iterator[bytes]:
-    """The same, some thousand records at a time: the whole of it may be larger than memory."""
+    """Encode a recording as JSON, some thousand records at a time, to save memory.
+
+    Args:
+        recording: The recording.
+
+    Examples:
+        >>> for piece in encode_pieces(recording):
+        ...     file.write(piece)
+    """
     before = b"{"
     for name in recording.__struct_fields__:
         value = getattr(recording, name)

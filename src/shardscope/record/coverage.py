@@ -12,9 +12,9 @@ __all__ = ["Coverage", "Level", "Move", "OpCoverage", "Sharding", "Verdict"]
 
 
 class Level(StrEnum):
-    """How far ops have been taken apart: as torch.export writes them down, or further.
+    """How far ops are decomposed: as torch.export returns them, or further.
 
-    Of backward, which it does not write down, `exported` has the ops that autograd calls.
+    For backward, which torch.export does not return, `exported` has the ops that autograd calls.
     """
 
     EXPORTED = "exported"
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class Move(Record, frozen=True, kw_only=True, gc=False):
-    """An input that must be moved before the op can run."""
+    """An input that is redistributed before the op runs."""
 
     argument: str
     before: tuple[str, ...]
@@ -44,10 +44,10 @@ class Move(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Sharding(Record, frozen=True, kw_only=True, gc=False):
-    """One way to lay out an op's inputs, and what came of it.
+    """One layout of an op's inputs, and its verdict.
 
-    `inputs` are those that lie somewhere, as `mat2: Shard(0)`; without a plan those that are not
-    whole. `outputs` say the same of the results, an empty text for a plain one.
+    `inputs` has the placements, such as `mat2: Shard(0)`; without a plan only those of sharded
+    inputs. `outputs` has those of the results, empty for a plain tensor.
     """
 
     inputs: tuple[str, ...]
@@ -58,7 +58,7 @@ class Sharding(Record, frozen=True, kw_only=True, gc=False):
 
 
 class OpCoverage(Record, frozen=True, kw_only=True, gc=False):
-    """One op of a model, with the worst that happens to any of its calls."""
+    """One op of a model, with the worst verdict of its calls."""
 
     op: str
     schema: str
@@ -77,8 +77,8 @@ class OpCoverage(Record, frozen=True, kw_only=True, gc=False):
 class Coverage(Record, frozen=True, kw_only=True, gc=False):
     """All ops of a model at one level, on one mesh.
 
-    `has_plan` says that the placements were the model's own; without them every sharding of one
-    input at a time was tried.
+    `has_plan` means that placements were given by the model or a plan; otherwise every sharding of
+    one input at a time was tried.
     """
 
     rank: Rank

@@ -12,7 +12,7 @@ __all__ = ["Condition", "Deviation", "Diagnosis", "Stage", "SuspectOp"]
 
 
 class Condition(StrEnum):
-    """What a compiled function is, compared with the function itself."""
+    """How a compiled function compares with eager execution."""
 
     FINE = "fine"
     MORE_ACCURATE = "more_accurate"  # it differs, and is nearer to double precision
@@ -22,6 +22,8 @@ class Condition(StrEnum):
     NAN = "nan"  # NaN or infinity where the function has none, or none where it has
     COMPILE_ERROR = "compile_error"
     RUNTIME_ERROR = "runtime_error"
+    MISSING_ERROR = "missing_error"  # the function raises an error, and the compiled one returns
+    DIFFERENT_ERROR = "different_error"  # both raise, and not the same
     CRASH = "crash"  # the process died
     HANG = "hang"
 
@@ -32,7 +34,7 @@ class Condition(StrEnum):
 
 
 class Stage(StrEnum):
-    """The parts of the compiler, in the order in which a function passes through them."""
+    """The stages of the compiler, in order."""
 
     DYNAMO = "dynamo"
     AOT = "aot"
@@ -42,7 +44,7 @@ class Stage(StrEnum):
 
 
 class Deviation(Record, frozen=True, kw_only=True, gc=False):
-    """How far one tensor is off; errors are relative to the size of the exact result."""
+    """The error of one tensor, relative to the magnitude of the exact result."""
 
     tensor: str  # output 0, gradient of input 2, …
     relative_rmse: float  # of the compiled result, against double precision
@@ -62,7 +64,7 @@ class SuspectOp(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Diagnosis(Record, frozen=True, kw_only=True, gc=False):
-    """What was found out about one function and one backend."""
+    """The result of `diagnose` for one function and one backend."""
 
     rank: Rank
     target: str

@@ -37,7 +37,14 @@ def encode_shown_json(value: Any) -> bytes:
 
 
 def replace_surrogates(text: str) -> str:
-    """Text that JSON can hold: file names that are not UTF-8 reach Python as lone surrogates."""
+    """Replace lone surrogates (as in file names that are not UTF-8), which JSON cannot contain.
+
+    Args:
+        text: The text.
+
+    Examples:
+        >>> replace_surrogates("caf\udce9")
+    """
     if text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

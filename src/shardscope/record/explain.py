@@ -44,7 +44,7 @@ class GraphEnd(StrEnum):
 class GraphOp(Record, frozen=True, kw_only=True, gc=False):
     """One op of a graph.
 
-    `within` names the higher-order ops whose graph it lies in: `cond_0.true`; most lie in none.
+    `within` names the higher-order ops whose graph contains it: `cond_0.true`; usually empty.
     """
 
     kind: OpKind
@@ -56,7 +56,7 @@ class GraphOp(Record, frozen=True, kw_only=True, gc=False):
 
 
 class CompiledGraph(Record, frozen=True, kw_only=True, gc=False):
-    """A graph that was given to the backend."""
+    """A graph that was passed to the backend."""
 
     index: Natural
     compile_id: str  # torch's, `frame/compilation`
@@ -77,10 +77,10 @@ class CompiledGraph(Record, frozen=True, kw_only=True, gc=False):
 
 
 class BreakSite(Record, frozen=True, kw_only=True, gc=False):
-    """A line of the user's that a graph cannot hold.
+    """A line of the user's code that breaks a graph.
 
-    `num_events` is how many traces stopped there; one that the compiler tried again in each of the
-    functions that called each other on the way is one.
+    `num_events` is the number of traces that stopped there; retries of the compiler in the callers
+    count once.
     """
 
     source: Source
@@ -104,7 +104,7 @@ class Recompile(Record, frozen=True, kw_only=True, gc=False):
 
 
 class SkippedFrame(Record, frozen=True, kw_only=True, gc=False):
-    """A function that the compiler gave up: Python runs it, or the rest of it after a break."""
+    """A function, or the rest of it after a break, that falls back to eager."""
 
     function: str
     reason: str
@@ -114,9 +114,9 @@ class SkippedFrame(Record, frozen=True, kw_only=True, gc=False):
 
 
 class StageTime(Record, frozen=True, kw_only=True, gc=False):
-    """Time that a stage of the compiler took, other stages not included.
+    """The time of a stage of the compiler, excluding other stages.
 
-    None where what it took cannot be told from what the stages that it calls took.
+    None if it cannot be separated from the time of the stages that it calls.
     """
 
     stage: str  # tracing, guards, backend, aot, inductor, backward, other
@@ -125,7 +125,7 @@ class StageTime(Record, frozen=True, kw_only=True, gc=False):
 
 
 class FrameGuards(Record, frozen=True, kw_only=True, gc=False):
-    """What has to hold for a compilation to be used again, but for torch's own modules."""
+    """The guards of a compilation, without those on torch's own modules."""
 
     compile_id: str
     function: str

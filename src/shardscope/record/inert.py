@@ -21,7 +21,14 @@ _MARK = re.compile(r"#(?=#(?:vso)?\[)")
 
 
 def make_inert(text: str) -> str:
-    """The text on one line, with whatever a terminal or a runner might obey as an escape."""
+    """Put text on one line, and escape what a terminal or a CI runner might interpret.
+
+    Args:
+        text: The text.
+
+    Examples:
+        >>> make_inert("::error::x")
+    """
     escaped = escape_controls(text)
     if "::" not in escaped and "##" not in escaped:
         return escaped
@@ -29,7 +36,14 @@ def make_inert(text: str) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """The same, without a thought for runners: for what is not printed as lines of text."""
+    """Escape control and bidirectional characters, so that text cannot control a terminal or page.
+
+    Args:
+        text: The text.
+
+    Examples:
+        >>> escape_controls("a\x1bb")
+    """
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(char) if is_unsafe(char) else char for char in text)
@@ -41,7 +55,14 @@ def is_unsafe(char: str) -> bool:
 
 
 def guard_line(line: str) -> str:
-    """A line as it is laid out, which may begin in the middle of a text or where two meet."""
+    """Escape the start of a laid-out line that a CI runner would take for a command.
+
+    Args:
+        line: The line.
+
+    Examples:
+        >>> guard_line("::error::x")
+    """
     if "::" in line:
         line = _COMMAND_LINE.sub(r"\g<blanks>\\x3a", line)
     return _MARK.sub(_escape_mark, line) if "##" in line else line

@@ -12,7 +12,7 @@ __all__ = ["MemoryKind", "MemoryProfile", "MemorySample", "MemoryUse"]
 
 
 class MemoryKind(StrEnum):
-    """What bytes are for."""
+    """What memory is used for."""
 
     PARAMETERS = "parameters"  # and buffers
     GRADIENTS = "gradients"
@@ -24,7 +24,7 @@ class MemoryKind(StrEnum):
 
 
 class MemoryUse(Record, frozen=True, kw_only=True, gc=False):
-    """Bytes of one kind that belong to one module; None where they belong to none."""
+    """Bytes of one kind that belong to one module, or to none."""
 
     kind: MemoryKind
     module: str | None
@@ -32,7 +32,7 @@ class MemoryUse(Record, frozen=True, kw_only=True, gc=False):
 
 
 class MemorySample(Record, frozen=True, kw_only=True, gc=False):
-    """What was held at one moment; `order` counts allocations and releases."""
+    """Memory at one moment; `order` counts allocations and releases."""
 
     order: Natural
     phase: Phase

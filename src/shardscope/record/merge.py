@@ -26,9 +26,14 @@ _MISSING = "world"
 def merge_files(
     paths: Iterable[str | os.PathLike[str]], *, report: Callable[[str], None] = lambda _: None
 ) -> Recording:
-    """Load and merge files; one that cannot be read becomes a gap, none that can is an error.
+    """Load and merge files; one that cannot be read is a gap, unless none can be read.
 
-    `report` is told what is being done, for those who wait.
+    Args:
+        paths: Recordings or streams.
+        report: Called with a description of the current activity.
+
+    Examples:
+        >>> run = merge_files(["run-0.jsonl", "run-1.jsonl"])
     """
     names = sorted(os.fspath(path) for path in paths)
     parts: list[Part] = []
@@ -57,9 +62,17 @@ def _explain_none(errors: list[RecordingError]) -> RecordingError:
 
 
 def merge(recordings: Iterable[Recording]) -> Recording:
-    """Join recordings of one run's ranks, and what several instruments found out about them.
+    """Join recordings of the ranks of one run, and of several instruments of one program.
 
-    The result does not depend on their order.
+    Ranks are matched collective by collective, and disagreements become findings. The result does
+    not depend on the order of the recordings.
+
+    Args:
+        recordings: The recordings.
+
+    Examples:
+        >>> run = merge([load("run-0.json.gz"), load("run-1.json.gz")])
+        >>> run.findings
     """
     return _merge([Part(recording) for recording in recordings])
 

@@ -23,10 +23,18 @@ _pipes: dict[str, int] = {}
 def write_file(
     data: bytes | Iterable[bytes], path: str | os.PathLike[str], *, force: bool = False
 ) -> Path:
-    """Write `data`, or its pieces, so that `path` holds either all of it or what it held before.
+    """Write a file completely or not at all.
 
-    Compressed if the name ends in .gz. Without `force` a file that is there stays, even if another
-    process puts it there while we write.
+    Compressed if the name ends in `.gz`. Without `force` a file that exists is kept, even if
+    another process creates it in the meantime.
+
+    Args:
+        data: The bytes, or pieces of them.
+        path: The file.
+        force: Overwrite a file that exists.
+
+    Examples:
+        >>> write_file(encode(recording), "step.json.gz")
     """
     check_output(path, force=force)
     pieces = (data,) if isinstance(data, bytes) else data
@@ -67,7 +75,15 @@ def move_file(
 
 
 def check_output(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise OutputError if `path` plainly cannot be written, before work is spent on it."""
+    """Raise OutputError if a file cannot be written, before work is spent on it.
+
+    Args:
+        path: The file.
+        force: Whether it may exist.
+
+    Examples:
+        >>> check_output("step.json.gz")
+    """
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:

@@ -22,7 +22,7 @@ __all__ = [
 
 
 class FallbackKind(StrEnum):
-    """What was done with an op that cannot run on the pieces it is given."""
+    """What was done with an op that cannot run on its sharded inputs."""
 
     DECOMPOSITION = "decomposition"  # torch took it apart, and its parts can
     REPLICATE = "replicate"  # pieces were gathered, and every rank does all of it
@@ -40,10 +40,10 @@ class PlacedKind(StrEnum):
 
 
 class Inserted(Record, frozen=True, kw_only=True, gc=False):
-    """One collective that was put into a rank's program.
+    """One collective that was inserted into a rank's program.
 
-    `node` is its name there; a backward one has that of the value whose gradient it moves. `module`
-    and `source` are where the value is needed or, on the plan's word, made.
+    `node` is its name there; in backward, the name of the value whose gradient it moves. `module`
+    and `source` are where the value is used or, if the plan gives its placement, produced.
     """
 
     kind: CollectiveKind
@@ -58,7 +58,7 @@ class Inserted(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Fallback(Record, frozen=True, kw_only=True, gc=False):
-    """An op that has no way to run on pieces that lie as `placements` says."""
+    """An op that cannot run on inputs with these placements."""
 
     axis: str
     kind: FallbackKind
@@ -109,10 +109,10 @@ class RankMemory(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Parallelization(Record, frozen=True, kw_only=True, gc=False):
-    """One program, cut for one mesh.
+    """A program that was partitioned for a mesh.
 
-    `verdicts` compare all its ranks with the single device; where that was not done, `unverified`
-    says why. `inserted` is what one rank says, in order; all ranks say the same.
+    `verdicts` compare all ranks with the single device; if that was not done, `unverified` has the
+    reason. `inserted` has the collectives of one rank, in order; they are the same on all ranks.
     """
 
     program: str  # the class that it was exported from

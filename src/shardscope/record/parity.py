@@ -42,15 +42,17 @@ FINE = frozenset({Agreement.EQUAL, Agreement.CLOSE})
 class Suspect(StrEnum):
     """What probably made a tensor differ."""
 
-    MISSING_REDUCTION = "missing_reduction"  # each rank has an addend, or a piece of a sum
+    MISSING_REDUCTION = "missing_reduction"  # each rank has a partial sum, or sees its shard only
     DOUBLE_REDUCTION = "double_reduction"  # summed once too often
-    SCALED = "scaled"  # by a constant that is no number of ranks
-    WRONG_SLICE = "wrong_slice"  # another rank's piece
-    PERMUTED = "permuted"  # transposed, or its dims or pieces in another order
-    TORN_TIE = "torn_tie"  # a parameter that was tied is two now, each with a part
+    SCALED = "scaled"  # by a constant other than a number of ranks, or one for each rank
+    WRONG_SLICE = "wrong_slice"  # another rank's shard
+    PERMUTED = "permuted"  # transposed, or its dims or shards in another order
+    WRONG_GROUP = "wrong_group"  # reduced or gathered over other ranks than it should be
+    WRONG_DIM = "wrong_dim"  # sharded or gathered along another dim than it should be
+    BROKEN_TIE = "broken_tie"  # a parameter that was tied is two now, each with a part
     RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
     ROUNDING = "rounding"  # a lower precision
-    STALE = "stale"  # zero, or unchanged
+    STALE = "stale"  # zero, unchanged, or without a gradient
     UNKNOWN = "unknown"
 
 
@@ -78,14 +80,14 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Divergence(Record, frozen=True, kw_only=True, gc=False):
-    """Where the two versions part: the first module whose result differs, in the order they ran."""
+    """The module in whose code the two versions diverge: what it takes agrees, a result differs."""
 
     module: str
     phase: Phase
     suspect: Suspect
     detail: str
     type: str = ""  # the module's class
-    op: str = ""  # the first op in it whose result differs, where that could be told
+    op: str = ""  # the first op in it whose result differs, if one was found
     source: Source | None = None
     remedy: str = ""
 

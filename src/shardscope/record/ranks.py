@@ -45,7 +45,15 @@ class RankSpan(Struct, frozen=True, array_like=True, gc=False):
 
 
 def compress_ranks(ranks: Iterable[int]) -> tuple[RankSpan, ...]:
-    """Fold ranks, in the order given, into as few spans as a single greedy pass finds."""
+    """Fold ranks, in the given order, into spans by a single greedy pass.
+
+    Args:
+        ranks: The ranks.
+
+    Examples:
+        >>> compress_ranks([0, 8, 16])
+        (RankSpan(first=0, count=3, step=8),)
+    """
     spans: list[RankSpan] = []
     pending: list[int] = []
     for rank in ranks:
@@ -70,17 +78,42 @@ def _span(ranks: list[int]) -> RankSpan:
 
 
 def expand_ranks(spans: Iterable[RankSpan]) -> tuple[int, ...]:
-    """All ranks of the spans, in order."""
+    """List all ranks of spans, in order.
+
+    Args:
+        spans: Rank spans.
+
+    Examples:
+        >>> expand_ranks(compress_ranks([0, 8, 16]))
+        (0, 8, 16)
+    """
     return tuple(rank for span in spans for rank in span)
 
 
 def count_ranks(spans: Iterable[RankSpan]) -> int:
-    """How many ranks the spans hold."""
+    """Count the ranks of spans.
+
+    Args:
+        spans: Rank spans.
+
+    Examples:
+        >>> count_ranks(compress_ranks([0, 8, 16]))
+        3
+    """
     return sum(span.count for span in spans)
 
 
 def intersect_ranks(spans: tuple[RankSpan, ...], others: tuple[RankSpan, ...]) -> tuple[int, ...]:
-    """Ranks that are in both, in the order of the smaller set, which alone is written out."""
+    """List the ranks that are in both, in the order of the smaller set.
+
+    Args:
+        spans: Rank spans.
+        others: Rank spans.
+
+    Examples:
+        >>> intersect_ranks(compress_ranks([0, 1, 2]), compress_ranks([2, 3]))
+        (2,)
+    """
     if count_ranks(others) < count_ranks(spans):
         spans, others = others, spans
     ranges = [span.as_range() for span in others]
@@ -88,7 +121,16 @@ def intersect_ranks(spans: tuple[RankSpan, ...], others: tuple[RankSpan, ...]) -
 
 
 def rank_at(spans: Iterable[RankSpan], position: int) -> int:
-    """The rank at a position among all those of the spans."""
+    """The rank at a position among all ranks of spans.
+
+    Args:
+        spans: Rank spans.
+        position: The position, from 0.
+
+    Examples:
+        >>> rank_at(compress_ranks([0, 8, 16]), 2)
+        16
+    """
     for span in spans:
         if position < span.count:
             return span.first + position * span.step
@@ -97,12 +139,28 @@ def rank_at(spans: Iterable[RankSpan], position: int) -> int:
 
 
 def format_ranks(spans: Iterable[RankSpan]) -> str:
-    """`0-7`, `0-1016/8` (every eighth), `3`, joined by commas."""
+    """Format spans for people: `0-7`, `0-1016/8` (every eighth), `3`, joined by commas.
+
+    Args:
+        spans: Rank spans.
+
+    Examples:
+        >>> format_ranks(compress_ranks([0, 8, 16]))
+        '0-16/8'
+    """
     return ",".join(_format_span(span) for span in spans)
 
 
 def list_ranks(ranks: Iterable[int]) -> str:
-    """Ranks in a sentence, sorted: `0-2,5`, `1,5` where a span would be `1-5/4`."""
+    """Format ranks for a sentence, sorted: `0-2,5`, and `1,5` where a span would be `1-5/4`.
+
+    Args:
+        ranks: The ranks.
+
+    Examples:
+        >>> list_ranks([5, 0, 1, 2])
+        '0-2,5'
+    """
     return format_ranks(
         part
         for span in compress_ranks(sorted(set(ranks)))

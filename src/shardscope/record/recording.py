@@ -52,7 +52,7 @@ SCHEMA = 2
 
 
 class Severity(StrEnum):
-    """How urgently a finding wants attention."""
+    """How serious a finding is."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -81,7 +81,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Group(Record, frozen=True, kw_only=True, gc=False):
-    """A process group. `name` is ours, readable and the same on every rank: `tp[0-7]`."""
+    """A process group. `name` is readable and the same on every rank: `tp[0-7]`."""
 
     name: str
     torch_name: str
@@ -119,7 +119,7 @@ class Parameter(Record, frozen=True, kw_only=True, gc=False):
 
 
 class MarkKind(StrEnum):
-    """What was done to a module to make it parallel, compiled or cheaper to hold."""
+    """A transformation of a module: parallel, compiled or checkpointed."""
 
     FULLY_SHARD = "fully_shard"  # FSDP2
     FSDP1 = "fsdp1"
@@ -130,7 +130,7 @@ class MarkKind(StrEnum):
 
 
 class Mark(Record, frozen=True, kw_only=True, gc=False):
-    """One thing that was done to a module; `detail` is the style, policy or strategy."""
+    """How a module was wrapped or sharded; `detail` is the style, policy or strategy."""
 
     kind: MarkKind
     detail: str = ""
@@ -153,10 +153,11 @@ class Module(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Redistribute(Record, frozen=True, kw_only=True, gc=False, tag="redistribute"):
-    """DTensor moved a tensor from one placement to another.
+    """DTensor changed the placements of a tensor.
 
-    `asked_by` is the op that needed it (`aten.mm.default`) or the call that wanted it
-    (`RowwiseParallel`, `DTensor.full_tensor`); `is_implicit` says that nobody wrote it down.
+    `asked_by` is the op that required it (`aten.mm.default`) or the call that requested it
+    (`RowwiseParallel`, `DTensor.full_tensor`); `is_implicit` means that it appears nowhere in the
+    program.
     """
 
     before: tuple[str, ...]
@@ -222,7 +223,7 @@ class Collective(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Finding(Record, frozen=True, kw_only=True, gc=False):
-    """Something a user should act on."""
+    """A problem that was detected, with a remedy."""
 
     rule: str
     severity: Severity
@@ -234,10 +235,10 @@ class Finding(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Gap(Record, frozen=True, kw_only=True, gc=False):
-    """Something we saw and did not understand.
+    """Something that could not be attributed.
 
-    `is_loss` says that records of `rank` (of any rank, where it is None) were lost: what its
-    recording does not hold may have happened all the same, so nobody may conclude from it.
+    `is_loss` means that records of `rank` (of any rank, if it is None) were lost: what is missing
+    from its recording may have happened.
     """
 
     place: str
@@ -261,7 +262,7 @@ class Stop(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Recording(Record, frozen=True, kw_only=True, gc=False):
-    """What one run told us, for one rank or for many."""
+    """Everything that was recorded about one run, of one rank or of many."""
 
     run: RunInfo
     groups: tuple[Group, ...] = ()
@@ -298,9 +299,10 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
         return f"Recording({facts}: {', '.join(counts[:_MAX_COUNTS] + more) or 'empty'})"
 
     def html(self) -> str:
-        """All of it as one HTML document that opens offline; `shardscope report` writes the same.
+        """Render the recording as one HTML file that opens offline, as `shardscope report` does.
 
-        >>> Path("report.html").write_text(trace.recording.html(), encoding="utf-8")
+        Examples:
+            >>> Path("report.html").write_text(trace.recording.html(), encoding="utf-8")
         """
         return draw_page(self)
 

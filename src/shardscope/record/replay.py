@@ -42,7 +42,15 @@ _LINE = re.compile(rb"\S[^\n]*")
 
 
 def read_stream(data: bytes, name: str) -> Recording:
-    """The recording in a stream up to where it was cut; `name` is what gaps call the file."""
+    """Read a stream up to where it ends or was cut off.
+
+    Args:
+        data: The bytes of the stream.
+        name: What gaps call the file.
+
+    Examples:
+        >>> read_stream(Path("run-0.jsonl").read_bytes(), "run-0.jsonl")
+    """
     header_end = data.find(b"\n")
     run = _read_run(data if header_end < 0 else data[:header_end], name)
     reader = _Reader(run)

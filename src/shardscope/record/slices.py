@@ -15,14 +15,14 @@ Stretches = tuple[tuple[Natural, Natural], ...]
 
 
 class Slice(Record, frozen=True, kw_only=True, gc=False):
-    """A part of a tensor, and the ranks that hold it: several where it is replicated."""
+    """A part of a tensor, and the ranks that hold it; several if it is replicated."""
 
     ranks: tuple[RankSpan, ...]
     stretches: tuple[Stretches, ...]  # one for each dim
 
 
 class TensorLayout(Record, frozen=True, kw_only=True, gc=False):
-    """How a tensor lies on a mesh; `slices` are in the order of the mesh's ranks."""
+    """The layout of a tensor on a mesh; `slices` are in the order of the mesh's ranks."""
 
     name: str
     shape: tuple[Natural, ...]
@@ -32,7 +32,17 @@ class TensorLayout(Record, frozen=True, kw_only=True, gc=False):
 
 
 def cut_stretches(held: Stretches, num_parts: int, part: int) -> Stretches:
-    """One part of what is held when that is cut as `torch.chunk` does; `((0, 0),)` is nothing."""
+    """Split index ranges as `torch.chunk` does, and return one part; `((0, 0),)` is empty.
+
+    Args:
+        held: Index ranges, each `(first, after the last)`.
+        num_parts: The number of parts.
+        part: Which part, from 0.
+
+    Examples:
+        >>> cut_stretches(((0, 8),), 4, 1)
+        ((2, 4),)
+    """
     size = sum(stop - start for start, stop in held)
     length = -(-size // num_parts)
     first, last = min(size, part * length), min(size, (part + 1) * length)

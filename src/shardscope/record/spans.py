@@ -29,9 +29,9 @@ class Span(Record, frozen=True, kw_only=True, gc=False):
 
 
 class SpanBegin(Record, frozen=True, kw_only=True, gc=False):
-    """That a stretch began, shortly before its span's `start_ns`. Only streams have these.
+    """The start of a span, shortly before its `start_ns`. Only streams have these.
 
-    If no such span follows, it is what the rank was doing when it was killed.
+    If no such span follows, the rank was killed in this phase.
     """
 
     rank: Rank
@@ -41,9 +41,10 @@ class SpanBegin(Record, frozen=True, kw_only=True, gc=False):
 
 
 class PhaseTotal(Record, frozen=True, kw_only=True, gc=False):
-    """What the spans of one phase add up to, on one rank and one clock.
+    """The sum of the spans of one phase, on one rank and one clock.
 
-    `total_ns` counts time once where a phase lies within itself; that of several threads adds up.
+    `total_ns` counts time once if a phase is inside itself; the time of several threads is added
+    up.
     """
 
     name: str
@@ -76,7 +77,14 @@ class PhaseTotal(Record, frozen=True, kw_only=True, gc=False):
 
 
 def sum_spans(spans: Iterable[Span]) -> tuple[PhaseTotal, ...]:
-    """A total for each rank, phase and clock, in the order in which they first occur."""
+    """Add up spans for each rank, phase and clock, in the order in which they first occur.
+
+    Args:
+        spans: The spans.
+
+    Examples:
+        >>> sum_spans(recording.spans)
+    """
     totals: dict[tuple[int, str, str], PhaseTotal] = {}
     for span in spans:
         key = (span.rank, span.name, span.device)

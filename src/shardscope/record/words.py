@@ -21,7 +21,14 @@ _NO_CAUSE = "unknown cause"
 
 
 def describe_cause(cause: Cause | None) -> str:
-    """A cause in a few words; causes with the same words are counted together."""
+    """Describe a cause in a few words; causes with the same words are counted together.
+
+    Args:
+        cause: The cause of a collective, or None.
+
+    Examples:
+        >>> describe_cause(collective.cause)
+    """
     match cause:
         case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
             move = f"redistribution {', '.join(before)} → {', '.join(after)}"
@@ -39,7 +46,15 @@ def describe_cause(cause: Cause | None) -> str:
 
 
 def name_axis(call: Collective, world_size: int) -> str:
-    """The mesh axis it ran along, or how many ranks it spanned where there is no axis."""
+    """The mesh axis of a collective, or the number of ranks of its group if it has no axis.
+
+    Args:
+        call: The collective.
+        world_size: The number of ranks of the world.
+
+    Examples:
+        >>> name_axis(collective, recording.run.world_size)
+    """
     if call.axis is not None:
         return call.axis
     return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"

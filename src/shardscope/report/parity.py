@@ -57,8 +57,8 @@ def render_parity(recording: Recording, *, is_folded: bool = True) -> Iterator[R
 def _note(parity: Parity) -> str:
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in parity.axes)
     where = "in separate processes" if parity.is_in_processes else "in one process"
-    noise = "double precision" if parity.has_exact else "changes in the last place of the weights"
-    return f"on {mesh}, all ranks {where}; error and noise are relative, noise from {noise}"
+    noise = "double precision" if parity.has_exact else "perturbed weights"
+    return f"on {mesh}, all ranks {where}; relative errors, noise measured with {noise}"
 
 
 def summarize_parity(parity: Parity) -> Text:
@@ -67,13 +67,13 @@ def summarize_parity(parity: Parity) -> Text:
     count = plural(len(parity.tensors), "tensor")
     what = "outputs, gradients and changed buffers" if parity.has_backward else "outputs"
     if not parity.tensors:
-        return Text("There was nothing to compare: the step returned no tensors.", _WRONG)
+        return Text("Nothing was compared: the step produced no tensors.", _WRONG)
     if wrong:
         return Text(f"{len(wrong):,} of {count} differ", _WRONG).append(f" ({what}).", "")
     odd = [one for one in parity.tensors if one.agreement not in FINE]
     line = Text(f"All {count} agree", "bold green").append(f" ({what})", "")
     if odd:
-        line.append(f", {len(odd):,} of them but for chance or rounding", "yellow")
+        line.append(f", {len(odd):,} of them up to random numbers or rounding", "yellow")
     return line.append(".", "")
 
 

@@ -22,9 +22,16 @@ __all__ = ["show"]
 def show(
     result: Any, *, view: Subject | None = None, by: View = "module", is_folded: bool = True
 ) -> None:
-    """Print a recording, a trace, an audit, a tensor's layout, a parallel program or a diff.
+    """Print a recording, trace, audit, tensor layout, parallel program or diff.
 
-    As `shardscope show` would: a summary, or one `view` such as "memory".
+    Args:
+        result: What to print.
+        view: One subject, such as "memory", instead of the summary.
+        by: How collectives are grouped: "module", "axis", "kind" or "cause".
+        is_folded: Show identical layers in one row.
+
+    Examples:
+        >>> show(t.recording, by="cause")
     """
     file = cast(TextIO, GuardedFile(sys.stdout))
     console = Console(file=file, highlight=False, markup=False, emoji=False)

@@ -33,12 +33,23 @@ def audit(
     before: Recording | None = None,
     step: Callable[[], object] | None = None,
 ) -> Recording:
-    """Every module with how it is sharded, every parameter and buffer with its names and places.
+    """List every module with how it is sharded, and every parameter and buffer with its placements.
 
-    `plan` is what was meant: each parameter then names the rule that matched it, and rules that
-    match nothing or had no effect are findings. `before` is an audit of the model before it was
-    sharded, and tells which tensors were tied then. `step` runs the model once, in a simulated
-    world if you like: every plain tensor that meets a DTensor in it is a finding with its line.
+    Findings report plan rules without effect, broken weight ties, large replicated parameters,
+    uneven shards, mixed meshes and wrappers in the wrong order.
+
+    Args:
+        model: The sharded model.
+        plan: The plan that was meant to be applied. Each parameter then has the rule that matched
+            it.
+        before: An audit of the model before it was sharded, to detect broken weight ties.
+        step: Runs the model once. Every plain tensor that meets a DTensor in it is a finding with
+            its line.
+
+    Examples:
+        >>> before = audit(model)
+        >>> parallelize_module(model, mesh, plan)
+        >>> show(audit(model, plan=plan, before=before))
     """
     if not isinstance(model, nn.Module):
         raise AuditError(

@@ -90,7 +90,8 @@ def _check_optimizer(optimizer: object) -> None:
     several = isinstance(optimizer, Sequence | Mapping)
     raise MemoryProfileError(
         f"memory() got {_describe(optimizer)} for its optimizer. Give an optimizer, or a "
-        f"function that makes one of the model{'; step several in the step' if several else ''}."
+        "function that creates one for the "
+        f"model{('; step several in the step' if several else '')}."
     )
 
 

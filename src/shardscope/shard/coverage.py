@@ -65,15 +65,25 @@ def coverage(
     levels: Sequence[Level | str] = _LEVELS,
     **kwargs: Any,
 ) -> Recording:
-    """Find what happens to each op of `model(*args, **kwargs)` and of its backward when sharded.
+    """Find out which ops of a model and its backward can run sharded.
 
-    >>> save(coverage(model, tokens), "coverage.json.gz")
+    Each distinct call of an op is dispatched on DTensors in a simulated world and computed on small
+    samples. Placements are those of a model that is already sharded, those of `plan`, or each dim
+    of each input in turn. The model is not changed.
 
-    Verdicts are what DTensor does on `mesh`, a simulated one such as `{"tp": 2}`: at the
-    placements of a model that is sharded already, or that `plan` says (placements by patterns of
-    parameter names, or a function of model and mesh), or else with each dim of each input sharded
-    in turn. Backward begins at every output that has a gradient, or at what `loss` makes of the
-    output. Nothing is computed but small samples, and the model is left as it was.
+    Args:
+        model: The model.
+        *args: Its arguments.
+        mesh: A mesh to simulate, such as `{"tp": 2}`, or a device mesh.
+        plan: Placements by patterns of parameter names, or a function `(model, mesh)` that shards a
+            copy.
+        loss: A function of the output from which backward starts; by default every output that
+            requires grad.
+        levels: Levels of decomposition to check: exported, core_aten, inductor.
+        **kwargs: Keyword arguments of the model.
+
+    Examples:
+        >>> show(coverage(model, tokens, mesh={"tp": 4}, plan=parallelize))
     """
     if not isinstance(model, nn.Module):
         raise CoverageError(

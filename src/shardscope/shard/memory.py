@@ -58,19 +58,25 @@ def memory(
     *,
     device_bytes: int | None = None,
 ) -> Memory:
-    """Tell what a training step needs of a GPU's memory: for what, for which module, and when.
+    """Estimate the GPU memory of a training step: by kind, by module and over time.
 
-    >>> with simulate(mesh={"dp": 8}) as world:
-    ...     world.materialize(fully_shard(model, mesh=world.mesh))
-    ...     optimizer = torch.optim.AdamW(model.parameters())
-    ...     told = memory(model, lambda: model(make_batch()).sum().backward(), optimizer)
-    >>> told.profile.peak_bytes
+    `step` is called twice: as the first step of training and as a later one. The optimizer is
+    stepped, and its gradients are cleared, after each call unless `step` does so. Outside of a
+    simulated world the step runs on copies without data, and the model is restored.
 
-    `step` is called twice: as the first step of training and as any later one. The optimizer, or
-    the one that a function makes of the model, is stepped and its gradients cleared after each
-    call, unless `step` has stepped it. Without a simulated world the model may have data: the step
-    runs on tensors without, and the model is as before when it has ended. `device_bytes` is what
-    the GPU has; then findings say whether the step fits, and what would help.
+    Args:
+        model: A model, or a list or dict of models.
+        step: Runs forward and backward of one step.
+        optimizer: The optimizer, or a function that makes one from the model.
+        device_bytes: Memory of the GPU; findings then say whether the step fits and what would
+            help.
+
+    Examples:
+        >>> with simulate(mesh={"dp": 8}, device="cuda") as world:
+        ...     world.materialize(fully_shard(model, mesh=world.mesh))
+        ...     optimizer = torch.optim.AdamW(model.parameters())
+        ...     result = memory(model, lambda: model(make_batch()).sum().backward(), optimizer)
+        >>> result.profile.peak_bytes
     """
     check_call(model, step, optimizer)
     device_bytes = checked_size(device_bytes)
@@ -94,7 +100,7 @@ def memory(
 
 @final
 class Memory:
-    """What a step's memory holds: `profile`, and a `recording` with it and what to do about it."""
+    """The result of `memory`: the `profile`, and a `recording` with it and its findings."""
 
     def __init__(self, profile: MemoryProfile, recording: Recording) -> None:
         self.profile = profile
@@ -106,7 +112,15 @@ class Memory:
         return f"Memory(peak {profile.peak_bytes:,} bytes, {profile.peak_phase}{where})"
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the recording to `path`, in which `{rank}` becomes this rank."""
+        """Write the recording to a file.
+
+        Args:
+            path: The file; `{rank}` becomes this rank.
+            force: Overwrite a file that exists.
+
+        Examples:
+            >>> result.save("memory.json.gz")
+        """
         return save(self.recording, name_for_rank(path, self.profile.rank), force=force)
 
 

@@ -24,7 +24,16 @@ _CSV = "op_summary.csv"
 def get_inductor_decomp_graphs(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> list[fx.GraphModule]:
-    """The forward and the backward graph of `model` after Inductor's decompositions."""
+    """The forward and backward graphs of a model after Inductor's decompositions.
+
+    Args:
+        model: The model.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+
+    Examples:
+        >>> forward, backward = get_inductor_decomp_graphs(model, (x,), None)
+    """
     return inductor_graphs(model, _read_args(args), dict(kwargs or {}))
 
 
@@ -35,10 +44,20 @@ def print_op_coverage_summary(
     *,
     output_csv: bool = False,
 ) -> None:
-    """Print each op of those graphs, how often it is called, and whether DTensor can run it.
+    """Print each op of a model's decomposed graphs, how often it is called, and whether DTensor can
+    run it.
 
-    Supported means that it runs, and rightly, on some sharding or on whole tensors; `coverage()`
-    tells the cases apart.
+    Supported means that it runs correctly on some sharding, or on replicated tensors; `coverage`
+    distinguishes the cases.
+
+    Args:
+        model: The model.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        output_csv: Print CSV instead of a table.
+
+    Examples:
+        >>> print_op_coverage_summary(model, (x,), None)
     """
     rows = [
         (one.op, one.schema, one.num_forward + one.num_backward, _is_supported(one))

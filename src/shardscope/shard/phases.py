@@ -90,30 +90,40 @@ class Phase:
 
 @final
 class Phases:
-    """Makes phases, and records them.
+    """Times named parts of a step.
 
-    >>> with phases("load"):
-    ...     batch = next(batches)
-    >>> @phases.all_gather
-    ... def gather(): ...
-    >>> with phases.record() as times:
-    ...     step()
-    >>> print(times)
+    Nothing is timed unless `record` or a `trace` is active. If CUDA is in use, each phase is timed
+    on the host and on the current stream.
 
-    Nothing is timed, and next to nothing spent, unless `record` or a `trace` is active. Where CUDA
-    is in use, each phase is timed on the host and on the current stream.
+    Examples:
+        >>> with phases("load"):
+        ...     batch = next(batches)
+        >>> @phases.all_gather
+        ... def gather(): ...
+        >>> with phases.record() as times:
+        ...     step()
+        >>> print(times)
     """
 
     __slots__ = ()
 
     def __call__(self, name: str, *, device: str | torch.device | None = None) -> Phase:
-        """The phase called `name`; `device` is "cpu" to have it timed on the host alone."""
+        """A phase, as a context manager or decorator.
+
+        Args:
+            name: Its name.
+            device: "cpu" to time it on the host only.
+        """
         if type(name) is not str:
             name = _read_name(name)
         return Phase(name, device if device is None else _read_device(device))
 
     def record(self, *, keep: int = 10_000) -> PhaseTimes:
-        """A context in which every phase is added up; of spans, the last `keep` are kept."""
+        """A context in which every phase is added up.
+
+        Args:
+            keep: The number of spans to keep, of which the last are kept.
+        """
         return PhaseTimes(keep=keep)
 
     # Properties, not attributes: see Phase.__call__.

@@ -23,9 +23,14 @@ _LOGGER = logging.getLogger(SIMPLE_PROFILER_LOG)
 
 
 class SimpleProfiler:
-    """Seconds by type, for the whole process; a type may not be profiled within itself.
+    """Seconds by type, for the process; a drop-in for FSDP's class of this name.
 
-    Torch's class in all but this: inside a `trace`, what is profiled is in the recording.
+    A type may not be profiled inside itself. Inside a `trace`, profiled sections are also in the
+    recording.
+
+    Examples:
+        >>> with SimpleProfiler.profile(SimpleProfiler.Type.ALL_GATHER):
+        ...     gather()
     """
 
     class Type(str, Enum):  # noqa: UP042 - torch's prints as an Enum does

@@ -20,7 +20,15 @@ __all__ = ["cut_sizes", "visualize_sharding"]
 
 
 def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
-    """Which rank holds which slice of `tensor`, a DTensor, as data: `show` prints it."""
+    """List which rank holds which slice of a DTensor; `show` draws it.
+
+    Args:
+        tensor: A DTensor.
+        name: What drawings call it.
+
+    Examples:
+        >>> show(visualize_sharding(model.layers[0].up.weight, name="layers.0.up.weight"))
+    """
     if not isinstance(tensor, DTensor):
         raise AuditError(
             f"visualize_sharding() got {type(tensor).__name__}, which has no placements. Give "

@@ -47,7 +47,7 @@ _taken = threading.Lock()
 
 @final
 class World:
-    """A simulated world, seen from one of its ranks."""
+    """A simulated world, seen from one of its ranks: `mesh`, `axes`, `rank` and `size`."""
 
     def __init__(self, axes: Mapping[str, int], *, rank: int, mesh: DeviceMesh) -> None:
         self.axes = dict(axes)
@@ -64,10 +64,17 @@ class World:
         return f"World({mesh}; rank {self.rank} of {self.size})"
 
     def materialize(self, model: ModelT) -> ModelT:
-        """Give `model`, built on meta, tensors with shapes but no data, and return it.
+        """Give a model that was built on meta tensors with shapes but no data, and return it.
 
-        From here to the world's end every new tensor is such a tensor, so that a step of a model
-        of any size costs neither memory nor arithmetic. Shard and slice meshes before, not after.
+        From here to the end of the world every new tensor has a shape but no data, so that a step
+        of a model of any size needs neither memory nor computation. Shard the model and slice
+        meshes before, not after.
+
+        Args:
+            model: The sharded model, on the meta device.
+
+        Examples:
+            >>> model = world.materialize(model)
         """
         self._check_can_materialize(model)
         self._forget_data()
@@ -115,7 +122,11 @@ class World:
 
 
 def current_world() -> World | None:
-    """The simulated world this process is in, or None."""
+    """The simulated world that this process is in, or None.
+
+    Examples:
+        >>> world = current_world()
+    """
     return _current
 
 
@@ -123,19 +134,26 @@ def current_world() -> World | None:
 def simulate(
     mesh: Mapping[str, int], *, rank: int = 0, device: str | torch.device = "cpu"
 ) -> Iterator[World]:
-    """Make this process rank `rank` of a simulated world whose mesh has these axes.
+    """Make this process one rank of a simulated world.
 
-    `torch.distributed` behaves as on that rank, at any size, and sends nothing; what a real group
-    would refuse is refused. On leaving, also by an exception, everything is as before.
+    `torch.distributed` behaves as on that rank, at any size, but sends nothing; what a real process
+    group would refuse is refused. When the context ends, also by an exception, everything is
+    restored.
 
-    With `device="cuda"` torch takes the decisions that it takes on a GPU: which collectives DTensor
-    issues, which kernels it chooses. That needs no GPU; without one, tensors have shapes and no
-    data, from the beginning on.
+    With `device="cuda"` torch makes the decisions that it makes on a GPU: which collectives DTensor
+    issues, which kernels are selected. This needs no GPU; without one, tensors have shapes but no
+    data from the start.
 
-    >>> with simulate(mesh={"dp": 128, "tp": 8}, device="cuda") as world:
-    ...     with torch.device("meta"):
-    ...         model = fully_shard(build(), mesh=world.mesh["dp"])
-    ...     world.materialize(model)
+    Args:
+        mesh: Axis names and sizes of the mesh.
+        rank: The rank that this process is.
+        device: The device type of the mesh: "cpu" or "cuda".
+
+    Examples:
+        >>> with simulate(mesh={"dp": 128, "tp": 8}, device="cuda") as world:
+        ...     with torch.device("meta"):
+        ...         model = fully_shard(build(), mesh=world.mesh["dp"])
+        ...     model = world.materialize(model)
     """
     axes = _checked_axes(mesh)
     rank = _checked_rank(rank, axes)

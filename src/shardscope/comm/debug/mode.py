@@ -38,15 +38,16 @@ class _Thread(threading.local):
 class CommDebugMode(TorchDispatchMode):
     """Counts collectives by kind, module and pass; a drop-in for torch's class of this name.
 
-    >>> comm_mode = CommDebugMode()
-    >>> with comm_mode:
-    ...     model(batch).sum().backward()
-    >>> comm_mode.get_comm_counts()
+    Collectives outside any module (gradient clipping, the optimizer) are counted for Global, under
+    "forward", because torch has two passes only; those of recomputed activations are under
+    "backward". Entering again starts from zero; results that were read before stay as they are.
+    Entering while inside has no effect.
 
-    Collectives outside any module (gradient clipping, the optimizer) are Global's, under "forward",
-    for torch knows two passes only; those of recomputed activations are under "backward".
-    Entering again starts afresh, as torch does, but what was taken out before stays as it was.
-    Entering while already inside changes nothing.
+    Examples:
+        >>> comm_mode = CommDebugMode()
+        >>> with comm_mode:
+        ...     model(batch).sum().backward()
+        >>> comm_mode.get_comm_counts()
     """
 
     supports_higher_order_operators = True

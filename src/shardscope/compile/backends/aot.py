@@ -52,7 +52,17 @@ def aot_eager(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Trace forward and backward, cut them apart at the least to save, and run both as they are."""
+    """Trace forward and backward with AOT autograd, partition them, and run both graphs eagerly.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_eager")(x)
+    """
     chosen = read_options("aot_eager", options, mode, _COMPILERS)
     return _compile_eagerly(gm, example_inputs, chosen, partition_by_min_cut)
 
@@ -64,7 +74,17 @@ def aot_eager_default_partitioner(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """The same, and what forward computes is saved, never recomputed."""
+    """Trace forward and backward and run both eagerly; everything is saved, nothing recomputed.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_eager_default_partitioner")(x)
+    """
     chosen = read_options("aot_eager_default_partitioner", options, mode, _COMPILERS)
     return _compile_eagerly(gm, example_inputs, chosen, partition_by_default)
 
@@ -76,7 +96,17 @@ def aot_eager_decomp_partition(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Decompose and partition as Inductor does, and run the graphs as they are."""
+    """Decompose and partition as Inductor does, and run the graphs eagerly.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_eager_decomp_partition")(x)
+    """
     chosen = read_options("aot_eager_decomp_partition", options, mode, _COMPILERS)
     forward, backward = _compilers(chosen, checking_compiler(crossref_setting()))
     return compile_as_inductor_would(gm, example_inputs, forward=forward, backward=backward)
@@ -94,7 +124,17 @@ def aot_eager_decomp_partition_with_mode(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """The same, with forward and backward each run within a TorchDispatchMode."""
+    """Decompose and partition as Inductor does, and run both graphs within a TorchDispatchMode.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_eager_decomp_partition_with_mode")(x)
+    """
     chosen = read_options("aot_eager_decomp_partition_with_mode", options, mode, {"mode": _MODE})
     within = partial(run_boxed_within, surroundings=lambda: enter_all([chosen["mode"]]))
     return compile_as_inductor_would(gm, example_inputs, forward=within)
@@ -107,7 +147,17 @@ def aot_eager_decomp_partition_crossref(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """The same, with what each op returns held against what its fake says that it returns."""
+    """Decompose and partition as Inductor does, and compare what each op returns with its fake.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_eager_decomp_partition_crossref")(x)
+    """
     # Fakes of aten ops are off in harmless ways here and there, so custom ops alone by default.
     setting = crossref_setting()
     check = one_of(
@@ -124,7 +174,17 @@ def invoke_subgraph(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Let forward and backward stay one call each where what was compiled is traced in its turn."""
+    """Keep forward and backward as one call each when compiled code is traced again.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_invoke_subgraph")(x)
+    """
     read_options("invoke_subgraph", options, mode, {})
     return compile_ahead(
         gm,

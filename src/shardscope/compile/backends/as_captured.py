@@ -36,7 +36,17 @@ def eager(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run the graph as dynamo captured it."""
+    """Run the graph as dynamo captured it.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_eager")(x)
+    """
     read_options("eager", options, mode, {})
     return gm.forward
 
@@ -51,7 +61,17 @@ def eager_noexcept(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run the graph; whatever it raises becomes a GraphRunError that names the place in it."""
+    """Run the graph; an exception becomes a GraphRunError that names the line of the graph.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_eager_noexcept")(x)
+    """
     chosen = read_options("eager_noexcept", options, mode, {"message": _MESSAGE})
 
     def run(*args: Any) -> Any:
@@ -83,7 +103,17 @@ def eager_debug(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run the graph's forward, and hold each op to its schema: what it mutates, what it aliases."""
+    """Run the graph's forward, and check each op against its schema: what it mutates and aliases.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_eager_debug")(x)
+    """
     read_options("eager_debug", options, mode, {})
 
     def run(*args: Any) -> Any:
@@ -113,7 +143,17 @@ def eager_with_modes(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run the graph within TorchFunctionModes (or TorchDispatchModes), the first one outermost."""
+    """Run the graph within TorchFunctionModes or TorchDispatchModes, the first one outermost.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_eager_with_modes")(x)
+    """
     modes = read_options("eager_with_modes", options, mode, {"modes": _MODES})["modes"]
 
     def run(*args: Any) -> Any:
@@ -148,7 +188,17 @@ def pre_dispatch_eager(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Trace the graph to ATen ops before autograd and autocast see them, and run that."""
+    """Trace the graph to ATen ops before autograd and autocast, and run that.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_pre_dispatch_eager")(x)
+    """
     chosen = read_options("pre_dispatch_eager", options, mode, {"print": _PRINT})
     traced = trace_pre_dispatch(gm, example_inputs)
     if chosen["print"]:

@@ -59,26 +59,51 @@ _log = logging.getLogger("shardscope")
 
 
 class ReluCompileError(Exception):
-    """What `relu_compile_error_TESTING_ONLY` raises."""
+    """Raised by `relu_compile_error_TESTING_ONLY`."""
 
 
 class TestingOnlyCompileError(Exception):
-    """What `non_leaf_compile_error_TESTING_ONLY` raises."""
+    """Raised by `non_leaf_compile_error_TESTING_ONLY`."""
 
 
 def eager(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
-    """Run the graph as dynamo captured it."""
+    """Run the graph as dynamo captured it.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=eager)(x)
+    """
     _warn_of("eager", kwargs)
     return as_captured.eager(gm, fake_tensor_inputs)
 
 
 def make_eager_backend_with_torch_function_mode(mode: TorchFunctionMode) -> Compiler:
-    """A backend that runs graphs within `mode`."""
+    """Make a backend that runs graphs within a mode.
+
+    Args:
+        mode: The mode.
+
+    Examples:
+        >>> backend = make_eager_backend_with_torch_function_mode(mode)
+        >>> torch.compile(model, backend=backend)(x)
+    """
     return make_eager_backend_with_torch_function_modes([mode])
 
 
 def make_eager_backend_with_torch_function_modes(modes: Iterable[TorchFunctionMode]) -> Compiler:
-    """A backend that runs graphs within `modes`, the first one outermost."""
+    """Make a backend that runs graphs within modes, the first one outermost.
+
+    Args:
+        modes: The modes.
+
+    Examples:
+        >>> backend = make_eager_backend_with_torch_function_modes([mode])
+        >>> torch.compile(model, backend=backend)(x)
+    """
     # Once: whoever gives a generator wants it entered at every call.
     options = {"modes": list(modes)}
 
@@ -92,7 +117,16 @@ def make_eager_backend_with_torch_function_modes(modes: Iterable[TorchFunctionMo
 def eager_noexcept(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> Compiled:
-    """Run the graph; what it raises becomes dynamo's own error."""
+    """Run the graph; an exception becomes dynamo's own error.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=eager_noexcept)(x)
+    """
     _warn_of("eager_noexcept", kwargs)
 
     def run(*args: Any) -> Any:
@@ -107,7 +141,16 @@ def eager_noexcept(
 def pre_dispatch_eager(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> fx.GraphModule:
-    """Trace the graph to ATen ops before autograd sees them, print it, and run that."""
+    """Trace the graph to ATen ops before autograd, print it, and run it.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=pre_dispatch_eager)(x)
+    """
     _warn_of("pre_dispatch_eager", kwargs)
     traced = trace_pre_dispatch(gm, fake_tensor_inputs)
     traced.print_readable()
@@ -115,33 +158,77 @@ def pre_dispatch_eager(
 
 
 def eager_debug(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
-    """Run the graph, and hold each op to its schema."""
+    """Run the graph, and check each op against its schema.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=eager_debug)(x)
+    """
     _warn_of("eager_debug", kwargs)
     return as_captured.eager_debug(gm, fake_tensor_inputs)
 
 
 def torchscript(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any]) -> Compiled:
-    """Run the graph in TorchScript."""
+    """Run the graph in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> torch.compile(model, backend=torchscript)(x)
+    """
     return script.torchscript(gm, fake_tensor_inputs)
 
 
 def invoke_subgraph(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> Compiled:
-    """Let forward and backward stay one call each where they are traced in their turn."""
+    """Keep forward and backward as one call each when compiled code is traced again.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=invoke_subgraph)(x)
+    """
     _warn_of("invoke_subgraph", kwargs)
     return aot.invoke_subgraph(gm, fake_tensor_inputs)
 
 
 def boxed_nop(fx_g: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """Run a graph as it is on a list of inputs, which is emptied."""
+    """Run a graph as it is on a list of inputs, which is emptied.
+
+    Args:
+        fx_g: The graph.
+        example_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> run = boxed_nop(graph, inputs)
+        >>> run(list(inputs))
+    """
     return boxed.run_boxed(fx_g, example_inputs)
 
 
 def boxed_nop_with_mode(
     fx_g: fx.GraphModule, example_inputs: Sequence[Any], *, mode: Any
 ) -> Compiled:
-    """The same, within a mode."""
+    """Run a graph within a mode, on a list of inputs, which is emptied.
+
+    Args:
+        fx_g: The graph.
+        example_inputs: Example inputs of the graph.
+        mode: The mode.
+
+    Examples:
+        >>> run = boxed_nop_with_mode(graph, inputs, mode=mode)
+    """
     return boxed.run_boxed_within(
         fx_g, example_inputs, surroundings=lambda: as_captured.enter_all([mode])
     )
@@ -152,19 +239,40 @@ def fake_crossref_boxed_nop(
     example_inputs: Sequence[Any],
     ignore_op_fn: Callable[[Any], bool] | None = None,
 ) -> Compiled:
-    """The same, with each op that is not ignored held against its fake."""
+    """Run a graph on a list of inputs, and compare each op that is not ignored with its fake.
+
+    Args:
+        fx_g: The graph.
+        example_inputs: Example inputs of the graph.
+        ignore_op_fn: Which ops are not compared.
+
+    Examples:
+        >>> run = fake_crossref_boxed_nop(graph, inputs, ignore_builtins)
+    """
     return boxed.run_boxed_within(
         fx_g, example_inputs, surroundings=lambda: check_fakes(ignore_op_fn)
     )
 
 
 def ignore_builtins(op: Any) -> bool:
-    """Whether the op is torch's own."""
+    """Whether an op is one of torch's own.
+
+    Args:
+        op: The op.
+
+    Examples:
+        >>> ignore_builtins(torch.ops.aten.relu.default)
+        True
+    """
     return boxed.is_builtin(op)
 
 
 def get_nop_func() -> Compiler:
-    """The compiler that torch's setting `fake_tensor_crossref` asks for."""
+    """The compiler that the functorch setting `fake_tensor_crossref` selects.
+
+    Examples:
+        >>> run = get_nop_func()(graph, inputs)
+    """
     setting = crossref_setting()
     if setting == "off":
         return boxed_nop
@@ -179,7 +287,18 @@ def aot_eager(
     bw_compiler: Compiler | None = None,
     **kwargs: Any,
 ) -> Compiled:
-    """Trace forward and backward, and run both as they are."""
+    """Trace forward and backward with AOT autograd, and run both graphs eagerly.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        fw_compiler: Compiles the forward graph.
+        bw_compiler: Compiles the backward graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=aot_eager)(x)
+    """
     _warn_of("aot_eager", kwargs)
     given = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler}
     options = {name: compiler for name, compiler in given.items() if compiler is not None}
@@ -189,7 +308,16 @@ def aot_eager(
 def aot_eager_default_partitioner(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> Compiled:
-    """The same, and what forward computes is saved, never recomputed."""
+    """Trace forward and backward and run both eagerly; everything is saved, nothing recomputed.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=aot_eager_default_partitioner)(x)
+    """
     _warn_of("aot_eager_default_partitioner", kwargs)
     return aot.aot_eager_default_partitioner(gm, fake_tensor_inputs)
 
@@ -197,7 +325,16 @@ def aot_eager_default_partitioner(
 def aot_eager_decomp_partition(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> Compiled:
-    """Decompose and partition as Inductor does, and run the graphs as they are."""
+    """Decompose and partition as Inductor does, and run the graphs eagerly.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=aot_eager_decomp_partition)(x)
+    """
     _warn_of("aot_eager_decomp_partition", kwargs)
     return aot.aot_eager_decomp_partition(gm, fake_tensor_inputs)
 
@@ -205,7 +342,18 @@ def aot_eager_decomp_partition(
 def aot_eager_decomp_partition_with_mode(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], mode: Any, **kwarg: Any
 ) -> Compiled:
-    """The same, with forward and backward each run within a TorchDispatchMode."""
+    """Decompose and partition as Inductor does, and run both graphs within a TorchDispatchMode.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        mode: The mode.
+        **kwarg: Options, as in torch.
+
+    Examples:
+        >>> backend = functools.partial(aot_eager_decomp_partition_with_mode, mode=mode)
+        >>> torch.compile(model, backend=backend)(x)
+    """
     _warn_of("aot_eager_decomp_partition_with_mode", kwarg)
     return aot.aot_eager_decomp_partition_with_mode(gm, fake_tensor_inputs, options={"mode": mode})
 
@@ -213,13 +361,31 @@ def aot_eager_decomp_partition_with_mode(
 def aot_eager_decomp_partition_crossref(
     gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any
 ) -> Compiled:
-    """The same, with ops held against their fakes: custom ones, or as torch's setting says."""
+    """Decompose and partition as Inductor does, and compare ops with their fakes.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=aot_eager_decomp_partition_crossref)(x)
+    """
     _warn_of("aot_eager_decomp_partition_crossref", kwargs)
     return aot.aot_eager_decomp_partition_crossref(gm, fake_tensor_inputs)
 
 
 def aot_ts(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
-    """Run the forward and backward graphs of AOT autograd in TorchScript."""
+    """Run the forward and backward graphs of AOT autograd in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        fake_tensor_inputs: Example inputs of the graph.
+        **kwargs: Options, as in torch.
+
+    Examples:
+        >>> torch.compile(model, backend=aot_ts)(x)
+    """
     _warn_of("aot_ts", kwargs)
     return script.aot_ts(gm, fake_tensor_inputs)
 
@@ -227,7 +393,15 @@ def aot_ts(gm: fx.GraphModule, fake_tensor_inputs: Sequence[Any], **kwargs: Any)
 def relu_compile_error_TESTING_ONLY(  # noqa: N802
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """Fail to compile a graph with a relu, however it is written."""
+    """Fail to compile a graph with a relu, in any spelling.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> torch.compile(model, backend=relu_compile_error_TESTING_ONLY)(x)
+    """
     if _relus(gm):
         raise ReluCompileError
     return gm
@@ -236,21 +410,45 @@ def relu_compile_error_TESTING_ONLY(  # noqa: N802
 def relu_runtime_error_TESTING_ONLY(  # noqa: N802
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """Fail when a relu is run, however it is written."""
+    """Fail when a relu runs, in any spelling.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> torch.compile(model, backend=relu_runtime_error_TESTING_ONLY)(x)
+    """
     return _with_relus(gm, _raise_for_relu)
 
 
 def relu_accuracy_error_TESTING_ONLY(  # noqa: N802
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """Add one instead of a relu, however it is written."""
+    """Add one instead of computing a relu, in any spelling.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> torch.compile(model, backend=relu_accuracy_error_TESTING_ONLY)(x)
+    """
     return _with_relus(gm, _add_one)
 
 
 def non_leaf_compile_error_TESTING_ONLY(  # noqa: N802
     gm: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> fx.GraphModule:
-    """Fail to compile a graph that calls something and has an input that is not a leaf."""
+    """Fail to compile a graph that has a call and an input that is not an autograd leaf.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+
+    Examples:
+        >>> torch.compile(model, backend=non_leaf_compile_error_TESTING_ONLY)(x)
+    """
     if has_non_leaf(gm, example_inputs):
         raise TestingOnlyCompileError
     return gm

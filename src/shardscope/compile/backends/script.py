@@ -26,7 +26,17 @@ def torchscript(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run dynamo's graph in TorchScript."""
+    """Run the captured graph in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_torchscript")(x)
+    """
     read_options("torchscript", options, mode, {})
     return script_graph(gm, example_inputs)
 
@@ -38,7 +48,17 @@ def aot_ts(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Run the forward and backward graphs of AOT autograd in TorchScript."""
+    """Run the forward and backward graphs of AOT autograd in TorchScript.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_aot_ts")(x)
+    """
     read_options("aot_ts", options, mode, {})
     return compile_ahead(
         gm, example_inputs, forward=lambda graph, inputs: as_boxed(script_graph(graph, inputs))

@@ -24,7 +24,7 @@ from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.bench import Bench
 from shardscope.compile.diagnose.isolation.fragment_form import FragmentForm, build_fragment
 from shardscope.compile.diagnose.isolation.payload import unpack
-from shardscope.compile.diagnose.judging.judge import glance, judge
+from shardscope.compile.diagnose.judging.judge import find_reaching, glance, judge, reaches
 from shardscope.compile.diagnose.judging.program import judge_program
 from shardscope.compile.diagnose.outcome import Outcome, is_alike
 from shardscope.compile.diagnose.repro.script import PASSING
@@ -43,6 +43,7 @@ __all__ = [
     "check",
     "check_exposed",
     "check_program",
+    "check_reaches",
     "describe",
     "load",
     "point_at",
@@ -136,8 +137,22 @@ def check_exposed(bench: Bench, key: int, compiler: Compiler) -> Outcome:
 
 
 def point_at(bench: Bench, key: int, compiler: Compiler) -> Outcome:
-    """The same at a glance, for a fragment that is known to be wrong."""
-    return _hinting(_expose(bench, key), partial(glance, announce=bench.announce), compiler)
+    """The same at a glance, for a fragment whose results are known to be wrong.
+
+    To blame is the first value that makes them so: others may be off and do no harm.
+    """
+    exposed = _expose(bench, key)
+    outcome, wrong = glance(exposed, compiler, announce=bench.announce)
+    values = {name_output(exposed, output): value for output, value in wrong.items()}
+    values.pop("", None)
+    name = find_reaching(_cut(bench, Piece(key)), values)
+    return replace(outcome, hints=(name,)) if name else outcome
+
+
+def check_reaches(bench: Bench, piece: Piece, compiler: Compiler) -> bool:
+    """Whether what a piece gets wrong makes the results of its fragment wrong."""
+    fragment, part = _cut(bench, Piece(piece.key)), _cut(bench, piece)
+    return reaches(fragment, part, compiler, announce=bench.announce)
 
 
 def check_program(bench: Bench, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
@@ -245,7 +260,7 @@ def _expose(bench: Bench, key: int) -> Fragment:
 def _hinting(exposed: Fragment, judge: Callable[..., Outcome], compiler: Compiler) -> Outcome:
     """With the node as a hint whose value is off."""
     outcome = judge(exposed, compiler)
-    name = name_output(exposed, outcome)
+    name = name_output(exposed, outcome.deviation.tensor) if outcome.deviation else ""
     return replace(outcome, hints=(name,)) if name else outcome
 
 

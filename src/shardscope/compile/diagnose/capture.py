@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.leaves import is_computed, make_computed
 
 __all__ = ["Captured", "capture"]
 
@@ -50,18 +51,22 @@ class _Tape:
         self.fragments: list[Fragment] = []
 
     def take(self, graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        """A backend: the graph itself, which is remembered when it is called first."""
+        """A backend: the graph itself, which is remembered when it is called first.
+
+        `forward` is called because a GraphModule that is called prints the errors of its ops.
+        """
         is_taken = False
 
         def run(*values: Any) -> Any:
             nonlocal is_taken
             if is_taken:
-                return graph(*values)
+                return graph.forward(*values)
             is_taken = True
             given, kept = copy_values(values), _keep(graph)
-            results = graph(*values)
-            self.fragments.append(Fragment(kept, given, _has_gradients(results)))
-            return results
+            has_open_sizes = any(map(_is_open, graph.graph.find_nodes(op="placeholder")))
+            fragment = Fragment(kept, given, torch.is_grad_enabled(), has_open_sizes)
+            self.fragments.append(fragment)
+            return graph.forward(*values)
 
         return run
 
@@ -73,16 +78,24 @@ def _keep(graph: fx.GraphModule) -> fx.GraphModule:
     return kept
 
 
+def _is_open(placeholder: fx.Node) -> bool:
+    """Whether the size of an input, or a number that is one, is a symbol in the graph."""
+    example = placeholder.meta.get("example_value")
+    if isinstance(example, torch.Tensor) and example.layout is torch.strided:
+        return any(isinstance(size, torch.SymInt) for size in example.shape)
+    return isinstance(example, torch.SymInt | torch.SymFloat)
+
+
 def copy_values(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Values as they are now: leaves, which share memory where the originals do."""
-    return tuple(copy.deepcopy([_detach(one) for one in values], {}))
+    """Values as they are now, which share memory where the originals do."""
+    leaves = copy.deepcopy([_detach(one) for one in values], {})
+    return tuple(
+        make_computed(leaf) if isinstance(one, torch.Tensor) and is_computed(one) else leaf
+        for one, leaf in zip(values, leaves, strict=True)
+    )
 
 
 def _detach(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
-
-
-def _has_gradients(results: Any) -> bool:
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,6 +14,7 @@ from shardscope.compile.diagnose.at_bench import (
     Loaded,
     Piece,
     attempt,
+    check_reaches,
     describe,
     point_at,
 )
@@ -26,9 +28,9 @@ from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
 from shardscope.errors import CompileError
-from shardscope.record import Diagnosis, SuspectOp
+from shardscope.record import Diagnosis, Phase, SuspectOp
 
-__all__ = ["Culprit", "Found", "add_note"]
+__all__ = ["Culprit", "Found", "add_note", "as_seen_from_here"]
 
 _RESERVE = 6  # calls that finding the stage and a variant that passes may take
 
@@ -59,7 +61,7 @@ class Culprit:
 
     def find(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Found:
         """What fails in a graph that is known to fail as a whole."""
-        shrunk = self._shrink(key, loaded, whole)
+        shrunk = self._shrink_to_reaching(key, loaded, whole)
         piece = Piece(key, frozenset(shrunk.keep))
         # A part that fails is the whole where nothing could be left out.
         outcome = whole if len(shrunk.keep) == len(loaded.ops) else self._queries.ask(piece)
@@ -83,12 +85,51 @@ class Culprit:
             phase=outcome.phase,
             deviation=outcome.deviation,
             error=outcome.error,
-            suspects=tuple(map(_as_seen_from_here, self._queries.look(describe, piece))),
+            suspects=tuple(map(as_seen_from_here, self._queries.look(describe, piece))),
             is_minimal=shrunk.is_minimal,
         )
 
-    def _shrink(self, key: int, loaded: Loaded, whole: Outcome) -> Shrunk:
+    def _shrink_to_reaching(self, key: int, loaded: Loaded, whole: Outcome) -> Shrunk:
+        """The fewest ops to blame; of several faults, one that makes the graph's results wrong."""
         self._teller.doing("searching for the ops to blame")
+        try:
+            hints = self._find_hints(key, whole)
+        except KeyboardInterrupt:
+            return Shrunk(
+                loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
+            )
+        shrunk = self._shrink(key, loaded.ops, loaded, whole, hints)
+        is_inner = not self._queries.ask(Piece(key)).is_bad  # which does no harm, and is told so
+        if is_inner or not self._may_be_harmless(shrunk, loaded, whole, hints):
+            return shrunk
+        rest = [name for name in loaded.ops if name not in shrunk.keep]
+        try:
+            is_harmless = not self._queries.run(
+                check_reaches, Piece(key, frozenset(shrunk.keep)), self._compiler
+            )
+            if is_harmless and is_alike(self._queries.ask(Piece(key, frozenset(rest))), whole):
+                return self._shrink(key, rest, loaded, whole, ())
+        except CompileError:  # then there is nothing to say against the first
+            pass
+        return shrunk
+
+    def _may_be_harmless(
+        self, shrunk: Shrunk, loaded: Loaded, whole: Outcome, hints: Sequence[str]
+    ) -> bool:
+        """Whether nothing has shown yet that what was found makes the graph's results wrong."""
+        is_forward = whole.condition in NUMBERS and whole.phase is Phase.FORWARD
+        is_part = shrunk.is_minimal and len(shrunk.keep) < len(loaded.ops)
+        is_known = bool(hints) and hints[0] in shrunk.keep  # by who gave the hint
+        return is_forward and is_part and not is_known
+
+    def _shrink(
+        self,
+        key: int,
+        ops: Sequence[str],
+        loaded: Loaded,
+        whole: Outcome,
+        hints: Sequence[str],
+    ) -> Shrunk:
 
         def ask(keep: frozenset[str]) -> Answer:
             try:
@@ -102,18 +143,12 @@ class Culprit:
         def tell(progress: Progress) -> None:
             self._teller.expect(progress.num_left + _RESERVE)
 
-        try:
-            hints = self._find_hints(key, whole)
-        except KeyboardInterrupt:
-            return Shrunk(
-                loaded.ops, is_minimal=False, num_queries=0, passing=(), is_interrupted=True
-            )
         left = max(0, self._budget - self._queries.num_calls - _RESERVE)
         return shrink(
-            loaded.ops,
+            ops,
             ask,
             budget=left,
-            suspects=[name for name in hints if name in loaded.ops],
+            suspects=[name for name in hints if name in ops],
             reads=loaded.reads,
             on_progress=tell,
         )
@@ -164,7 +199,7 @@ class Culprit:
         )
 
 
-def _as_seen_from_here(suspect: SuspectOp) -> SuspectOp:
+def as_seen_from_here(suspect: SuspectOp) -> SuspectOp:
     """With its line's file as the user would name it: the worker is in another folder."""
     source = suspect.source
     if source is None:

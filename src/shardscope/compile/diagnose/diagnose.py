@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.preloading import FOR_WORKERS
+from shardscope.compile.call_state import random_state_kept
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.nursery import open_nursery
@@ -26,7 +27,7 @@ _PRELOADED = (*FOR_WORKERS, "shardscope.compile.diagnose.at_bench")
 
 @final
 class Diagnosed:
-    """What was found out: `diagnosis`, and a `recording` with it and what to do about it."""
+    """The result of `diagnose`: the `diagnosis`, and a `recording` with it and its findings."""
 
     def __init__(self, diagnosis: Diagnosis, recording: Recording) -> None:
         self.diagnosis = diagnosis
@@ -34,12 +35,12 @@ class Diagnosed:
 
     @property
     def condition(self) -> Condition:
-        """Fine, or what is wrong."""
+        """Whether the compiled function is correct, or what is wrong with it."""
         return self.diagnosis.condition
 
     @property
     def repro(self) -> Path | None:
-        """The script that shows what is wrong."""
+        """The path of the script that reproduces the failure, or None."""
         return Path(self.diagnosis.repro) if self.diagnosis.repro else None
 
     def __repr__(self) -> str:
@@ -63,24 +64,37 @@ def diagnose(
     seed: int = 0,
     name: str = "",
 ) -> Diagnosed:
-    """Compile a function or model, compare it with itself, and find what is to blame if it differs.
+    """Compile a function or model, compare it with eager execution, and locate what is wrong.
 
-    >>> found = diagnose(model, tokens, backend="inductor")
-    >>> found.condition, found.repro
+    The function is called with `args` and `kwargs`, and differentiated if its results require grad.
+    Its caches, buffers and random state are restored. Compiled code runs in a subprocess, and all
+    files go to one folder. Ctrl-C ends the search and keeps the smallest program found so far.
 
-    Called with `args` and `kwargs`, and differentiated where its results can be. `backend`,
-    `options`, `mode` and `dynamic` are those of torch.compile. The function, its caches, buffers
-    and random numbers are left as they were: what the backend makes runs in another process, and
-    everything it writes goes to `folder`, as the script that shows the failure does. The search
-    ends when the backend has been called `max_queries` times, of which it keeps some for what
-    follows; each may take `timeout_s` seconds. Ctrl-C ends the search and keeps the smallest
-    program found so far.
+    Args:
+        fn: A function or module.
+        *args: Its arguments.
+        backend: A backend of torch.compile: a name or a function.
+        kwargs: Its keyword arguments.
+        options: `options` of torch.compile.
+        mode: `mode` of torch.compile.
+        dynamic: `dynamic` of torch.compile.
+        folder: Where the repro script and all other files are written; by default
+            `shardscope-diagnosis`.
+        max_queries: The number of compilations after which the search ends.
+        timeout_s: Seconds that one compilation may take.
+        seed: Random seed of the comparison.
+        name: What reports call the function; by default its own name.
+
+    Examples:
+        >>> result = diagnose(model, tokens, backend="inductor")
+        >>> result.condition, result.repro
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
     _check(fn, max_queries, timeout_s)
     place = Folder(None if folder is None else Path(folder))
     try:
         with (
+            random_state_kept(),  # also by modules that draw numbers when they are imported
             open_nursery(place.enclosure) or nullcontext() as nursery,
             Workers(
                 place.enclosure, preload=_PRELOADED, has_standby=False, nursery=nursery

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import final
 
 from msgspec.structs import replace
 
-from shardscope.comm.lines import user_source
 from shardscope.comm.run import read_identity
 from shardscope.compile.diagnose.at_bench import Loaded, Piece, check_exposed, check_program
-from shardscope.compile.diagnose.capture import Captured
+from shardscope.compile.diagnose.blaming.switching import fails_alike
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Culprit, add_note
+from shardscope.compile.diagnose.culprit import Culprit, add_note, as_seen_from_here
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.judging.judge import describe_error
+from shardscope.compile.diagnose.judging.program import describe_missing
 from shardscope.compile.diagnose.localizing.plain import make_plain
-from shardscope.compile.diagnose.outcome import NUMBERS, Outcome, make_signature
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome
 from shardscope.compile.diagnose.progress import Teller
 from shardscope.compile.diagnose.queries import Queries
 from shardscope.compile.diagnose.scribe import Scribe
 from shardscope.compile.diagnose.subject import Subject
+from shardscope.compile.diagnose.suspects import find_failing_line
 from shardscope.errors import CompileError
-from shardscope.record import Condition, Diagnosis, Stage, SuspectOp
+from shardscope.record import Condition, Diagnosis, Phase, Stage
 
 __all__ = ["Examination"]
 
-_EAGER = Compiler("eager")
+# Backends of torch's that stop after a stage of Inductor's, in order.
+_STAGES = {
+    "eager": Stage.DYNAMO,
+    "aot_eager": Stage.AOT,
+    "aot_eager_decomp_partition": Stage.DECOMPOSITION,
+}
 # What is not bad is told in this order: the first that was met says most.
 _TOLD = (Condition.RNG, Condition.MORE_ACCURATE)
-_ERRORS = (Condition.COMPILE_ERROR, Condition.RUNTIME_ERROR)
 _BY_VALUES = (*NUMBERS, Condition.NONDETERMINISTIC)
 
 
@@ -53,15 +60,18 @@ class Examination:
         self._teller = teller
         self._notes: list[str] = []
         self._has_graphs = False
+        self._is_complete = True  # every graph was judged alone
+        self._is_whole_judged = False
 
     def run(self) -> Diagnosis:
         """The diagnosis."""
         self._teller.doing("capturing graphs")
         captured = self._program.capture(dynamic=self._compiler.dynamic)
         if captured.error is not None:
-            return self._blame_dynamo(captured)
-        self._scribe.prepare()
-        found = self._examine(captured.fragments)
+            found = self._examine_failure(captured.error)
+        else:
+            self._scribe.prepare()
+            found = self._examine(captured.fragments)
         return replace(
             found,
             num_graphs=len(captured.fragments),
@@ -79,19 +89,24 @@ class Examination:
                 if not self._is_ours_alone(told, outcome):
                     return told if told.repro else self._show_whole(told, outcome)
                 self._scribe.withdraw()
-                self._notes.append(f"Graph {key} could not be judged alone ({outcome.fact}).")
+                self._leave_out(key, outcome.fact)
                 continue
             outcomes.append((key, loaded, outcome))
         is_by_chance = any(one.condition is Condition.RNG for _, _, one in outcomes)
-        return self._examine_whole(is_by_chance) or self._look_closer(outcomes)
+        found = self._examine_whole(is_by_chance)
+        if found is None and not outcomes and self._has_graphs and not self._is_whole_judged:
+            raise CompileError(
+                f"nothing of {self._program.name} could be compared. {' '.join(self._notes)}"
+            )
+        return found or self._look_closer(outcomes)
 
     def _pin_down(self, begun: Diagnosis, key: int, loaded: Loaded, whole: Outcome) -> Diagnosis:
         return self._scribe.record(self._culprit.find(begun, key, loaded, whole))
 
     def _is_ours_alone(self, told: Diagnosis, outcome: Outcome) -> bool:
-        """Whether an error shows at our bench alone: no script has it, nor the whole function."""
+        """Whether a failure shows at our bench alone: no script has it, nor the whole function."""
         is_doubtful = told.repro and not told.is_verified and not self._scribe.is_interrupted
-        if not is_doubtful or outcome.condition not in _ERRORS or self._program.packed is None:
+        if not is_doubtful or self._program.packed is None:
             return False
         self._teller.doing("compiling the function")
         try:
@@ -109,12 +124,22 @@ class Examination:
 
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
         for key, fragment in enumerate(fragments):
-            plain = make_plain(fragment)
+            try:
+                plain = make_plain(fragment)
+                loaded = self._queries.load(key, plain.fragment)
+            except CompileError as error:
+                self._leave_out(key, str(error))
+                continue
             self._notes += plain.notes
-            loaded = self._queries.load(key, plain.fragment)
             if loaded.ops:
                 self._has_graphs = True
                 yield key, loaded
+
+    def _leave_out(self, key: int, why: str) -> None:
+        """A graph that is seen as part of the whole function alone."""
+        self._has_graphs = True
+        self._is_complete = False
+        self._notes.append(f"Graph {key} could not be judged alone ({why.rstrip('.')}).")
 
     def _examine_whole(self, is_by_chance: bool) -> Diagnosis | None:
         """What only the function as a whole shows: what dynamo does, and all that lies between.
@@ -123,6 +148,9 @@ class Examination:
         """
         packed = self._program.packed
         if packed is None:
+            own = self._program.find_own_error()
+            if own is not None:
+                return self._report_missing(own)
             self._notes.append(
                 "The function could not be sent to another process, so only its graphs were "
                 "compared, not the code between them."
@@ -132,6 +160,9 @@ class Examination:
         try:
             return self._judge_whole(packed, is_by_chance)
         except CompileError as error:
+            own = self._program.find_own_error()
+            if own is not None:
+                raise self._program.fails_itself(own) from own
             self._notes.append(
                 f"The function could not be run in another process ({error}), so only its "
                 "graphs were compared, not the code between them."
@@ -140,13 +171,35 @@ class Examination:
 
     def _judge_whole(self, packed: Sequence[bytes], is_by_chance: bool) -> Diagnosis | None:
         outcome = self._queries.run(check_program, packed, self._compiler)
+        self._is_whole_judged = True
         if not outcome.is_bad or (is_by_chance and outcome.condition in _BY_VALUES):
             return None
-        without = self._queries.run(check_program, packed, _EAGER, num_calls=0)
-        stage = Stage.DYNAMO if without.is_same(outcome) else None
-        note = "Each of its graphs alone is correct: no op was found to blame."
-        begun = replace(self._begin(outcome), stage=stage, notes=(note,))
+        begun = replace(
+            self._begin(outcome),
+            stage=self._find_stage(packed, outcome),
+            suspects=tuple(map(as_seen_from_here, outcome.suspects)),
+        )
+        if not begun.suspects and self._is_complete:
+            note = "Each of its graphs alone is correct: no op was found to blame."
+            begun = add_note(begun, note)
         return self._scribe.record_whole(begun, self._program.call, outcome)
+
+    def _find_stage(self, packed: Sequence[bytes], outcome: Outcome) -> Stage | None:
+        """The first stage with which the whole function fails, later ones left out."""
+        own = self._compiler.backend
+        for backend, stage in _STAGES.items():
+            if backend == own:
+                return stage
+            if own != "inductor" and own not in _STAGES and stage is not Stage.DYNAMO:
+                break  # nobody knows what else it does
+            compiler = Compiler(backend, dynamic=self._compiler.dynamic)
+            try:
+                found = self._queries.run(check_program, packed, compiler, num_calls=0)
+            except CompileError:  # it fails as the function itself does
+                continue
+            if fails_alike(found, outcome):
+                return stage
+        return Stage.BACKEND
 
     def _look_closer(self, outcomes: Sequence[tuple[int, Loaded, Outcome]]) -> Diagnosis:
         """Faults that do not reach the results, because what follows makes them small."""
@@ -175,24 +228,35 @@ class Examination:
             return Outcome(Condition.FINE)
         return outcome
 
-    def _blame_dynamo(self, captured: Captured) -> Diagnosis:
-        error = captured.error
-        assert error is not None
-        text = f"{type(error).__name__}: {error}".strip()
-        outcome = Outcome(
-            Condition.COMPILE_ERROR,
-            "dynamo fails on it",
-            error=text,
-            signature=make_signature(error),
-        )
-        source = user_source(str(error))
-        suspects = () if source is None else (SuspectOp(op="this line", source=source),)
-        begun = replace(
-            self._begin(outcome),
-            stage=Stage.DYNAMO,
-            suspects=suspects,
-            num_graphs=len(captured.fragments),
-        )
+    def _examine_failure(self, error: Exception) -> Diagnosis:
+        """What fails when dynamo's graphs are run as they are: dynamo, or the function itself."""
+        own = self._program.find_own_error()
+        if own is None:
+            return self._blame_dynamo(error)
+        packed = self._program.packed
+        if packed is None:
+            raise self._program.fails_itself(own) from own
+        # It may still return, or raise something else, when it is compiled by the backend.
+        self._teller.doing("compiling the function")
+        try:
+            found = self._judge_whole(packed, is_by_chance=False)
+        except CompileError:
+            found = None
+        if found is None:
+            raise self._program.fails_itself(own) from own
+        return found
+
+    def _report_missing(self, own: Exception) -> Diagnosis:
+        """An error that the function raises, and not with the graphs that dynamo made of it."""
+        outcome = describe_missing(own, find_failing_line(own))
+        begun = replace(self._begin(outcome), stage=Stage.DYNAMO, suspects=outcome.suspects)
+        return self._scribe.record_whole(begun, self._program.call, outcome)
+
+    def _blame_dynamo(self, error: Exception) -> Diagnosis:
+        outcome = dataclasses.replace(describe_error(error, "running"), phase=Phase.FORWARD)
+        if outcome.condition is Condition.COMPILE_ERROR:
+            outcome = dataclasses.replace(outcome, fact="dynamo cannot trace it")
+        begun = replace(self._begin(outcome), stage=Stage.DYNAMO, suspects=outcome.suspects)
         return self._scribe.record_whole(begun, self._program.call, outcome)
 
     def _begin(self, outcome: Outcome) -> Diagnosis:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import final
 
 from shardscope.compile.diagnose.repro.harness import plain_words
-from shardscope.record import Condition, Deviation, Phase
+from shardscope.record import Condition, Deviation, Phase, SuspectOp
 
 __all__ = ["NUMBERS", "Outcome", "find_cause", "is_alike", "make_signature", "message_of"]
 
 NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
+_UNSTABLE = (*NUMBERS, Condition.NONDETERMINISTIC)
 _WRAPPERS = (
     "BackendCompilerFailed",
     "InductorError",
@@ -31,6 +32,7 @@ class Outcome:
     signature: str = ""  # of an error: see make_signature
     deviation: Deviation | None = None
     hints: tuple[str, ...] = ()  # names of nodes that may be to blame
+    suspects: tuple[SuspectOp, ...] = ()  # of an error: the line that raised it, and the op
 
     @property
     def is_bad(self) -> bool:
@@ -49,9 +51,10 @@ class Outcome:
 def is_alike(one: Outcome, other: Outcome) -> bool:
     """Whether both fail in the same way; wrong numbers may turn into NaN on their way, or back.
 
-    Nor do they have to show in the same phase: a result may hide what its gradient shows.
+    Nor do they have to show in the same phase: a result may hide what its gradient shows. What
+    reads memory that holds anything may be right once in a while.
     """
-    if one.condition in NUMBERS and other.condition in NUMBERS:
+    if one.condition in _UNSTABLE and other.condition in _UNSTABLE:
         return True
     return one.is_same(other)
 

@@ -11,10 +11,16 @@ from shardscope.compile.diagnose.blaming.switching import Report
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.isolation.fragment_form import describe_fragment
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.isolation.workers import PREPARING, STARTING, Workers
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.repro.harness import plain_words
-from shardscope.errors import RemoteError, ShardscopeError, WorkerCrashed, WorkerHung
+from shardscope.errors import (
+    CompileError,
+    RemoteError,
+    ShardscopeError,
+    WorkerCrashed,
+    WorkerHung,
+)
 from shardscope.record import Condition, Phase
 
 __all__ = ["RUNNING", "Patience", "Queries", "is_of_device"]
@@ -66,10 +72,17 @@ class Queries:
         self._has_hung = False
 
     def load(self, key: int, fragment: Fragment) -> Loaded:
-        """Give the worker a fragment, and every worker after it."""
-        form = describe_fragment(fragment)
-        self._workers.prepare(load, key, form, name=f"fragment {key}")
-        self._loaded[key] = self._workers.call(recall, key)
+        """Give the worker a fragment, and every worker after it.
+
+        Raises CompileError if it cannot be sent, or not be run eagerly op by op.
+        """
+        form, name = describe_fragment(fragment), f"fragment {key}"
+        self._workers.prepare(load, key, form, name=name)
+        try:
+            self._loaded[key] = self._workers.call(recall, key)
+        except CompileError:
+            self._workers.forget(name)
+            raise
         return self._loaded[key]
 
     def ask(self, piece: Piece) -> Outcome:
@@ -99,13 +112,14 @@ class Queries:
                 raise
             self._workers.discard()
             return _describe_device_error(error)
-        except WorkerCrashed as end:
+        except (WorkerCrashed, WorkerHung) as end:
+            if end.phase in (STARTING, PREPARING):  # which is not the backend's doing
+                raise
             self._expect_more(end.phase)
+            if isinstance(end, WorkerHung):
+                self._has_hung = True
+                return _describe_hang(end)
             return _describe_crash(end)
-        except WorkerHung as end:
-            self._expect_more(end.phase)
-            self._has_hung = True
-            return _describe_hang(end)
 
     def _expect_more(self, phase: str) -> None:
         self.last_phase = phase
@@ -163,7 +177,7 @@ def _describe_crash(end: WorkerCrashed) -> Outcome:
 def _describe_hang(end: WorkerHung) -> Outcome:
     return Outcome(
         Condition.HANG,
-        f"{_name_phase(end.phase)} did not finish within {end.seconds:.0f} s",
+        f"{_name_phase(end.phase)} made no progress for {end.seconds:.0f} s",
         phase=_phase_of(end.phase),
         signature=end.phase,
     )

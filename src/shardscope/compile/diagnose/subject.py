@@ -11,11 +11,12 @@ import torch
 
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.uncompiled_functions import uncompiled
+from shardscope.compile.call_state import everything_kept
 from shardscope.compile.diagnose.capture import Captured, capture
 from shardscope.compile.diagnose.isolation.payload import pack
+from shardscope.compile.diagnose.judging.reference import say_error
 from shardscope.compile.diagnose.repro.whole import Call
 from shardscope.compile.explain.explain import one_at_a_time
-from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 
 __all__ = ["Subject"]
@@ -41,12 +42,9 @@ class Subject:
         self.name = name or _name(self._fn)
 
     def capture(self, *, dynamic: bool | None) -> Captured:
-        """The graphs that dynamo makes of it. Raises if the function fails without dynamo, too."""
+        """The graphs that dynamo makes of it."""
         with self._kept():
-            captured = capture(self._fn, self._args, self._kwargs, dynamic=dynamic)
-        if captured.error is not None:
-            self._check_runs()
-        return captured
+            return capture(self._fn, self._args, self._kwargs, dynamic=dynamic)
 
     @cached_property
     def packed(self) -> Sequence[bytes] | None:
@@ -61,15 +59,20 @@ class Subject:
         """What is called, and with what."""
         return Call(self._fn, self._args, self._kwargs)
 
-    def _check_runs(self) -> None:
+    def find_own_error(self) -> Exception | None:
+        """What the function raises without a compiler; None if it returns."""
         with self._kept():
             try:
                 self._fn(*self._args, **self._kwargs)
-            except Exception as error:
-                raise CompileError(
-                    f"{self.name} fails in eager mode, too ({type(error).__name__}: "
-                    f"{str(error)[:300]}). Fix that first."
-                ) from error
+            except Exception as error:  # noqa: BLE001 - of whatever kind
+                return error
+        return None
+
+    def fails_itself(self, error: Exception) -> CompileError:
+        """What to raise for a function that fails in the same way without a compiler."""
+        return CompileError(
+            f"{self.name} fails in eager mode, too ({say_error(error)}). Fix that first."
+        )
 
     @contextmanager
     def _kept(self) -> Iterator[None]:

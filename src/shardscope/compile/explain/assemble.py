@@ -26,7 +26,7 @@ from shardscope.record import (
     replace_surrogates,
 )
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "is_whole"]
 
 _GENERATOR = "Attempt to trace generator"
 _LIMIT = "it was recompiled too often, each time for different guards"
@@ -40,7 +40,7 @@ def assemble(
     site_of = {
         id(frame): sites.add(frame, frame.stop)
         for frame in log.frames
-        if frame.stop is not None and not _is_whole(frame)
+        if frame.stop is not None and not is_whole(frame)
     }
     graphs = tuple(_make_graphs(log.frames, site_of, target))
     raw = [graph for frame in log.frames for graph in frame.graphs]
@@ -59,7 +59,7 @@ def assemble(
     )
 
 
-def _is_whole(frame: Frame) -> bool:
+def is_whole(frame: Frame) -> bool:
     """Whether only the first of several attempts to trace it stopped."""
     return bool(frame.graphs) and not any(graph.is_broken for graph in frame.graphs)
 

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope.compile.call_state import everything_kept
 from shardscope.compile.explain.explaining import explaining
-from shardscope.compile.explain.keep import everything_kept
 from shardscope.errors import CompileError
 from shardscope.record import Recording, replace_surrogates
 
@@ -23,17 +23,21 @@ one_at_a_time = threading.RLock()
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
-    """Compile `fn`, call it once with the arguments, and tell what the compiler made of it.
+    """Compile a function, call it once, and report graphs, graph breaks and recompilations.
 
-    >>> recording = explain(model, tokens)
-    >>> show(recording)
-    >>> recording.explanations[0].num_graphs
+    The function is compiled from scratch with a backend that runs its graphs eagerly. All compiler
+    state, weights, buffers, gradients, arguments, train and eval mode and random state are
+    restored. If the function raises, what was compiled until then is reported, with a finding. To
+    observe many calls, another backend, or guards, use `explaining`.
 
-    All arguments but the first are the function's. It is compiled from scratch, with a backend that
-    runs its graphs as they are, and everything is left as it was: what was compiled before,
-    weights, buffers, gradients, the arguments, train and eval mode, random numbers. If it raises,
-    what was compiled until then is explained, and a finding says so. To explain many calls, or a
-    backend of your own, or to see guards, use `explaining`.
+    Args:
+        fn: A function or module.
+        *args: Its arguments.
+        **kwargs: Its keyword arguments.
+
+    Examples:
+        >>> recording = explain(model, tokens)
+        >>> recording.explanations[0].num_graphs
     """
     if not callable(fn):
         raise CompileError(

@@ -22,14 +22,14 @@ _MAX_ERROR = 300  # characters of an exception's text
 
 @final
 class Explaining:
-    """What was compiled while the context lasted; there is nothing to see before it ends."""
+    """What `explaining` yields: the result, once the context has ended."""
 
     def __init__(self) -> None:
         self._recording: Recording | None = None
 
     @property
     def recording(self) -> Recording:
-        """All that is known: show it, save it, merge it with other ranks'."""
+        """The recording, for `show`, `save` and `merge`."""
         if self._recording is None:
             raise CompileError(
                 "what is compiled is explained when `with explaining()` ends, and it has not. "
@@ -39,7 +39,7 @@ class Explaining:
 
     @property
     def explanation(self) -> Explanation:
-        """What the compiler did."""
+        """Graphs, graph breaks and recompilations that were observed."""
         return self.recording.explanations[0]
 
     def finish(self, recording: Recording) -> None:
@@ -49,16 +49,20 @@ class Explaining:
 
 @contextmanager
 def explaining(*, guards: bool = False, target: str = "") -> Iterator[Explaining]:
-    """Explain what torch.compile does until the block ends.
+    """Observe what torch.compile does until the context ends.
 
-    >>> with explaining() as e:
-    ...     for batch in batches:
-    ...         compiled(batch)
-    >>> e.explanation.num_recompiles
+    Works with any backend. Of functions that are already compiled, only new compilations are
+    observed. An exception ends the context as usual, and what was observed until then is reported.
 
-    Works with any backend, on functions that are compiled already too: of those, only what is
-    compiled anew is seen. `guards` adds what has to hold for each compilation to be used again.
-    An exception ends the block as usual, and what was seen until then is explained.
+    Args:
+        guards: Also record the guards of each compilation.
+        target: What reports call the program.
+
+    Examples:
+        >>> with explaining() as e:
+        ...     for batch in batches:
+        ...         compiled(batch)
+        >>> e.explanation.num_recompiles
     """
     log = FrameLog(has_guards=guards)
     explained = Explaining()

@@ -31,6 +31,7 @@ class Frame:
     callers: tuple[Line, ...]  # outermost first
     stop: Stop | None = None
     graphs: list[RawGraph] = field(default_factory=list)
+    reasons: list[Any] = field(default_factory=list)  # why they end, in torch's own class
     failed_guard: RawGuard | None = None
     end: FrameEnd | None = None
 
@@ -85,6 +86,7 @@ class FrameLog:
     def see_graph(self, graph: fx.GraphModule, compile_id: str) -> None:
         if self._open:
             self._open[-1].graphs.append(read_graph(graph, compile_id))
+            self._open[-1].reasons.append(getattr(graph, "compile_subgraph_reason", None))
 
     def fail(self, error: Exception) -> None:
         self.errors.append(f"{type(error).__name__}: {error}")

@@ -19,7 +19,7 @@ from shardscope._torch.graph_targets import (
 )
 from shardscope.record import OpKind
 
-__all__ = ["RawGraph", "RawOp", "module_of", "read_graph"]
+__all__ = ["RawGraph", "RawOp", "list_targets", "module_of", "read_graph"]
 
 _KINDS = {
     "call_function": OpKind.FUNCTION,
@@ -66,6 +66,16 @@ def read_graph(graph: fx.GraphModule, compile_id: str) -> RawGraph:
         reason=str(getattr(why, "reason", "")),
         ops=tuple(_read_ops(graph, "")),
     )
+
+
+def list_targets(graph: fx.GraphModule) -> list[Any]:
+    """What the nodes of a graph, and of those inside it, call; without bookkeeping."""
+    found: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op in _KINDS:
+            found += [node.target] if _kind_of(node) is not OpKind.BOOKKEEPING else []
+            found += [one for _, inner in inner_graphs(node) for one in list_targets(inner)]
+    return found
 
 
 def _read_ops(graph: fx.GraphModule, within: str) -> Iterator[RawOp]:

@@ -77,6 +77,11 @@ class Sites:
         self._depths[where] = depth
         return list(self._sites).index(key)
 
+    @property
+    def num_events(self) -> int:
+        """How many events were counted so far."""
+        return sum(site.num_events for site in self._sites.values())
+
     def make_records(self) -> tuple[BreakSite, ...]:
         """In the order in which they were met."""
         return tuple(_make_record(site) for site in self._sites.values())

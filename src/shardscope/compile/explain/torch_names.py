@@ -1,25 +1,52 @@
-"""torch's own ExplainOutput and ExplainWithBackend: its names, and what it means by them.
+"""torch's `explain`, ExplainOutput and ExplainWithBackend: its names, with figures that are right.
 
-torch calls one less than the number of graphs the number of breaks, and counts function calls alone
-as ops. People who compare with older numbers want the same; who wants true ones uses `explaining`.
+torch calls one less than the number of graphs the number of breaks, so that none gives -1 and what
+is compiled again counts, and leaves out method calls as ops. Here a break is a place where a trace
+had to stop, once for each time that it is met, and all ops count, as they do in `explaining`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from traceback import FrameSummary
 from typing import Any, final
 
 from torch import fx
 
-from shardscope._torch.backend_names import look_up_backend
+from shardscope._torch.backend_names import (
+    compile_and_keep_guards,
+    describe_compile_times,
+    look_up_backend,
+)
+from shardscope._torch.compile_caches import fresh_caches
+from shardscope._torch.compile_events import Stop, watch_compiles
+from shardscope.compile.call_state import everything_kept
+from shardscope.compile.explain.assemble import is_whole
+from shardscope.compile.explain.explain import one_at_a_time, run_as_it_is
+from shardscope.compile.explain.frames import Frame, FrameLog
+from shardscope.compile.explain.graphs import list_targets
+from shardscope.compile.explain.sites import Sites
 
-__all__ = ["ExplainOutput", "ExplainWithBackend"]
+__all__ = ["BreakReason", "ExplainOutput", "ExplainWithBackend", "explain"]
+
+
+@final
+@dataclass(frozen=True)
+class BreakReason:
+    """Why a function was given up before it had a graph, with the attributes of torch's reasons."""
+
+    reason: str
+    user_stack: list[FrameSummary]
+    graph_break: bool = True
 
 
 @dataclass(repr=False)
 class ExplainOutput:
-    """What `torch._dynamo.explain` gives; `str()` prints it as torch does."""
+    """The result of `torch._dynamo.explain`; `str()` formats it as torch does."""
 
     graphs: list[fx.GraphModule]
     graph_count: int
@@ -63,28 +90,73 @@ def _list_groups(title: str, name: str, groups: list[list[Any]] | None) -> Itera
         yield from (f"    {one}\n" for one in group)
 
 
+def explain(f: Callable[..., Any], *extra_args: Any, **extra_kwargs: Any) -> Any:
+    """`explain(f)(*args, **kwargs)`: compile a function, call it once, and count.
+
+    >>> output = explain(model)(tokens)
+    >>> output.graph_count, output.graph_break_count, output.op_count
+
+    Unlike torch's, it leaves caches, buffers, gradients, arguments and random numbers as they were.
+    """
+    if not extra_args and not extra_kwargs:
+        return lambda *args, **kwargs: _explain_call(f, args, kwargs)
+    warnings.warn(
+        "explain(f, *args, **kwargs) is deprecated, use explain(f)(*args, **kwargs) instead.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return _explain_call(f, extra_args, extra_kwargs)
+
+
+def _explain_call(f: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> ExplainOutput:
+    graphs: list[fx.GraphModule] = []
+    guards: list[Any] = []
+
+    def keep(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return run_as_it_is(graph, inputs)
+
+    log = FrameLog()
+    with one_at_a_time, everything_kept(f, args, kwargs), fresh_caches(), watch_compiles(log):
+        compile_and_keep_guards(f, keep, guards)(*args, **kwargs)
+        times = describe_compile_times()
+    reasons = _list_reasons(frame for frame in log.frames if _is_for(frame, keep))
+    ops = [list_targets(graph) for graph in graphs]
+    return ExplainOutput(
+        graphs=graphs,
+        graph_count=len(graphs),
+        graph_break_count=len(reasons),
+        break_reasons=reasons,
+        op_count=sum(map(len, ops)),
+        ops_per_graph=ops,
+        out_guards=guards,
+        compile_times=times,
+    )
+
+
 @final
 class ExplainWithBackend:
-    """A backend that counts what passes through it on the way to another backend.
+    """A backend that counts graphs and ops on the way to another backend.
 
-    >>> explained = ExplainWithBackend("inductor")
-    >>> torch.compile(fn, backend=explained)(x)
-    >>> print(explained.output())
+    Examples:
+        >>> explained = ExplainWithBackend("inductor")
+        >>> torch.compile(fn, backend=explained)(x)
+        >>> print(explained.output())
     """
 
     def __init__(self, backend: str | Callable[..., Any]) -> None:
         self.backend = look_up_backend(backend)
         self.graphs: list[fx.GraphModule] = []
         self.op_count = 0
-        self.break_reasons: list[Any] = []
         self._is_inductor = backend == "inductor"
+        self._log = FrameLog()
+        watching = ExitStack()
+        watching.enter_context(watch_compiles(self._log))
+        self._stop_watching = weakref.finalize(self, watching.close)
 
     def __call__(self, gm: fx.GraphModule, example_inputs: list[Any], **kwargs: Any) -> Any:
         self.graphs.append(gm)
-        self.op_count += sum(node.op == "call_function" for node in gm.graph.nodes)
-        why = getattr(gm, "compile_subgraph_reason", None)
-        if why is not None and why.graph_break:
-            self.break_reasons.append(why)
+        self.op_count += len(list_targets(gm))
         return self.backend(gm, example_inputs, **self._translate(kwargs))
 
     def _translate(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +166,35 @@ class ExplainWithBackend:
             del kwargs["options"]
         return kwargs
 
+    @property
+    def break_reasons(self) -> list[Any]:
+        """Why traces had to stop so far."""
+        return _list_reasons(frame for frame in self._log.frames if _is_for(frame, self))
+
     def output(self) -> ExplainOutput:
-        """What was counted so far, in torch's way."""
-        num_graphs = len(self.graphs)
-        return ExplainOutput(
-            self.graphs, num_graphs, num_graphs - 1, self.break_reasons, self.op_count
-        )
+        """What was counted so far."""
+        reasons = self.break_reasons
+        return ExplainOutput(self.graphs, len(self.graphs), len(reasons), reasons, self.op_count)
+
+
+def _is_for(frame: Frame, backend: object) -> bool:
+    return frame.end is not None and frame.end.backend is backend
+
+
+def _list_reasons(frames: Iterable[Frame]) -> list[Any]:
+    """Why traces had to stop: torch's own account, or one like it where there was no graph."""
+    sites, found = Sites(), list[Any]()
+    for frame in frames:
+        if frame.stop is None or is_whole(frame):
+            continue
+        num_events = sites.num_events
+        sites.add(frame, frame.stop)
+        if sites.num_events > num_events:
+            own = [one for one in frame.reasons if one is not None and one.graph_break]
+            found.append(own[-1] if own else _make_reason(frame.stop))
+    return found
+
+
+def _make_reason(stop: Stop) -> BreakReason:
+    stack = [FrameSummary(one.file, one.line, one.function) for one in stop.stack]
+    return BreakReason(stop.message, stack)

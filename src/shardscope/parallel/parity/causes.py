@@ -1,47 +1,80 @@
-"""What probably made a tensor differ, told from the numbers that each rank has."""
+"""What probably made a tensor differ, inferred from the values that each rank has."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Literal, final
 
 import torch
 
 from shardscope.numerics.noise import Distance, Floor, as_exact, find_rms, is_finite, measure
+from shardscope.parallel.parity.cases import Case
 from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.pieces import lines_along
-from shardscope.record import Suspect
+from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
+from shardscope.record import Agreement, Suspect
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["UNKNOWN", "Explanation", "explain", "explain_fused", "sharding_axes"]
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
-_MAX_ELEMENTS = 2**22  # of a tensor that is looked at in many orders
+_MAX_ELEMENTS = 2**22  # of a tensor that is compared in many orders
+_MAX_LAYOUTS = 12
+_MAX_LISTED = 4
 _REST = 0.1  # of an error, that an explanation may leave
+
+Reduction = Literal["sum", "mean", ""]
 
 
 @final
 @dataclass(frozen=True)
 class Explanation:
-    """A suspect, with what was seen in words, and the ratio to the right values if there is one."""
+    """A suspect with what was seen, as a sentence.
+
+    `reduction` over `axes` is the one that is missing, or done once too often; `ratio` is what the
+    tensor has to be divided by to be right. `remedy` is one that only this fact has.
+    """
 
     suspect: Suspect
-    detail: str
+    fact: str = ""
+    axes: tuple[str, ...] = ()
+    reduction: Reduction = ""
     ratio: float | None = None
+    remedy: str = ""
+
+    @property
+    def kind(self) -> object:
+        """The same for two tensors that differ for the same reason."""
+        ratio = None if self.ratio is None else round(self.ratio, 3)
+        return self.suspect, self.axes, self.reduction, ratio
+
+
+UNKNOWN = Explanation(Suspect.UNKNOWN)
 
 
 @final
 class _Evidence:
     """One tensor as each rank has it, beside what it should be, and what counts as the same."""
 
-    def __init__(self, target: torch.Tensor, floor: Floor, ranks: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        target: torch.Tensor,
+        floor: Floor,
+        ranks: Sequence[torch.Tensor],
+        axes: Mapping[str, int],
+        *,
+        biases: Sequence[torch.Tensor],
+        is_forward: bool,
+    ) -> None:
+        self.biases = [bias for bias in biases if bias.shape == target.shape[-1:]]
+        self.is_forward = is_forward
         self.target = _finite(target)
         self.floor = floor
-        self.ranks = [_finite(one) for one in ranks]
-        self._off = max(measure(one, self.target).rms for one in self.ranks)
+        self.ranks = [_finite(tensor) for tensor in ranks]
+        self.axes = axes
+        self._off = max(measure(tensor, self.target).rms for tensor in self.ranks)
 
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
         """Whether two are the same but for noise, of numbers so many times as large.
@@ -54,122 +87,266 @@ class _Evidence:
         return is_close and is_better and not self._is_nothing(distance, target)
 
     def _is_nothing(self, distance: Distance, target: torch.Tensor) -> bool:
-        """Zeros are like zeros, which tells nothing."""
+        """Zeros are like zeros, which says nothing."""
         return not bool(target.any()) and distance.largest == 0
 
+    def are_alike(self, groups: Sequence[Sequence[int]] | None = None) -> bool:
+        """Whether the ranks, of each group or all, have the same values."""
+        return all(
+            self.floor.allows(measure(self.ranks[rank], self.ranks[group[0]]))
+            for group in groups or [range(len(self.ranks))]
+            for rank in group[1:]
+        )
+
     @property
-    def are_alike(self) -> bool:
-        return all(self.floor.allows(measure(one, self.ranks[0])) for one in self.ranks[1:])
+    def scale(self) -> float:
+        """How many times as large as the right values the ranks' are."""
+        largest = max(find_rms(tensor) for tensor in self.ranks)
+        return max(1.0, largest / max(self.floor.scale, 1e-300))
+
+    def groups(self) -> Iterator[tuple[tuple[str, ...], list[list[int]]]]:
+        """The ranks that differ along an axis only, or along several."""
+        sizes = tuple(self.axes.values())
+        names = [name for name, size in self.axes.items() if size > 1]
+        ranks = torch.arange(math.prod(sizes)).reshape(sizes)
+        order = list(self.axes)
+        for count in range(1, len(names) + 1):
+            for some in itertools.combinations(names, count):
+                dims = [order.index(name) for name in some]
+                moved = ranks.movedim(dims, list(range(-count, 0)))
+                lines = moved.reshape(-1, math.prod(self.axes[name] for name in some))
+                yield some, lines.tolist()
 
 
-def explain(judged: Judged, axes: Mapping[str, int]) -> Explanation:
-    """The likeliest cause."""
+def explain(
+    judged: Judged,
+    axes: Mapping[str, int],
+    biases: Sequence[torch.Tensor] = (),
+    *,
+    is_forward: bool = False,
+) -> Explanation:
+    """The likeliest cause; `biases` are vectors that may have been added too often.
+
+    A result of forward is rarely a mean over ranks, but gradients often are.
+    """
     case = judged.case
-    if case.floor is None or case.target is None or not judged.wholes:
-        return Explanation(Suspect.UNKNOWN, "")
-    evidence = _Evidence(case.target, case.floor, [as_exact(one) for one in judged.wholes])
-    found = next(_explanations(evidence, axes), None)
-    return found or Explanation(Suspect.UNKNOWN, _describe_odd(evidence))
+    if judged.verdict.agreement is Agreement.MISSING:
+        return Explanation(Suspect.STALE, f"{judged.verdict.detail.capitalize()}.")
+    if case.target is None or not judged.full:
+        return UNKNOWN
+    floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
+    target = as_exact(case.target)
+    vectors = [as_exact(bias) for bias in biases]
+    unknown = next(_find_dims(case, floor, axes), UNKNOWN)
+    if unknown.suspect is not Suspect.UNKNOWN:
+        return unknown
+    for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
+        ranks = [as_exact(tensor) for tensor in full]
+        evidence = _Evidence(target, floor, ranks, axes, biases=vectors, is_forward=is_forward)
+        found = next(_explanations(evidence), None)
+        if found is not None:
+            return found
+        unknown = unknown if unknown.fact else _describe_right_ranks(evidence)
+    return next(
+        itertools.chain(
+            _find_own_slices(judged, evidence),
+            _find_own_ratios(judged, evidence),
+            _find_values(evidence),
+        ),
+        unknown,
+    )
 
 
-def _explanations(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
-    if not any(bool(one.any()) for one in evidence.ranks):
-        yield Explanation(Suspect.STALE, "it is zero on every rank", 0.0)
-    yield from _find_addends(evidence, axes)
-    yield from _find_ratio(evidence, axes)
+def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanation | None:
+    """Shards of one input of an op where those of another should be: of parts that were fused."""
+    for index, judged in enumerate(inputs):
+        case, floor = judged.case, judged.case.floor
+        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        if not judged.full or floor is None or case.reference is None or case.calls:
+            continue
+        for (name, size), dim in itertools.product(axes.items(), range(case.reference.ndim)):
+            chunks = [
+                (other, chunk)
+                for other, its in enumerate(inputs)
+                if its.case.reference is not None and its.case.reference.ndim > dim
+                for chunk in as_exact(its.case.reference).chunk(size, dim)
+            ]
+            sources = [
+                [
+                    other
+                    for other, chunk in chunks
+                    if chunk.shape == shard.shape and floor.at(4.0).allows(measure(shard, chunk))
+                ]
+                for shard in shards
+            ]
+            wrong = [rank for rank, found in enumerate(sources) if found and index not in found]
+            if size > 1 and all(sources) and wrong:
+                return Explanation(
+                    Suspect.WRONG_SLICE,
+                    f"On rank {wrong[0]} its input {index} is a shard of what its input "
+                    f"{sources[wrong[0]][0]} should be: parts of one tensor are sharded over "
+                    f"{name} as if they were one part.",
+                    (name,),
+                    remedy="Shard each part of a fused weight, such as q, k and v, by itself, so "
+                    "that every rank has its share of each of them.",
+                )
+    return None
+
+
+def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
+    """Full tensors as judged, then in the other layouts in which shards can be put together."""
+    yield judged.full
+    case = judged.case
+    shards = [tensor for tensor in case.ranks if tensor is not None]
+    if judged.layout is None or case.target is None or case.calls:
+        return
+    for layout in shard_layouts(shards, case.target.shape, case.sizes):
+        joined = layout.join(shards) if layout != judged.layout else None
+        if joined is not None and all(full.shape == case.target.shape for full in joined):
+            yield joined
+
+
+def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
+    if not any(bool(tensor.any()) for tensor in evidence.ranks):
+        yield Explanation(Suspect.STALE, "It is zero on every rank.", ratio=0.0)
+    yield from _find_partial(evidence)
+    yield from _find_ratio(evidence)
     yield from _find_bias(evidence)
     if evidence.target.numel() <= _MAX_ELEMENTS:
-        yield from _find_slices(evidence, axes)
-        yield from _find_permutation(evidence)
+        yield from _find_slices(evidence)
+        yield from _find_order(evidence)
 
 
-def _find_addends(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
-    """Ranks that have a term each: along an axis they add up to the right values."""
-    if evidence.are_alike:
+def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
+    """Ranks that have a term each: reduced over an axis they are right."""
+    if evidence.are_alike():
         return
-    scale = max(
-        1.0, max(find_rms(one) for one in evidence.ranks) / max(evidence.floor.scale, 1e-300)
-    )
-    for name, lines in _groups(axes):
+    scale = evidence.scale
+    for names, lines in evidence.groups():
+        over = " and ".join(names)
         sums = [torch.stack([evidence.ranks[rank] for rank in line]).sum(0) for line in lines]
-        means = [one / len(line) for one, line in zip(sums, lines, strict=True)]
-        for values, verb in ((sums, "summed"), (means, "averaged")):
-            if all(evidence.is_near(one, evidence.target, scale) for one in values):
-                yield Explanation(
-                    Suspect.MISSING_REDUCTION,
-                    f"each rank holds only its partial sum; {verb} over {name} they match",
-                )
-        rests = [_find_constant_rest(evidence, one, scale) for one in sums]
-        if all(rests):
+        means = [total / len(lines[0]) for total in sums]
+        if all(evidence.is_near(total, evidence.target, scale) for total in sums):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"each rank holds only its partial sum; summed over {name} they match, except "
-                "for a constant along the last dim, such as a bias that each rank adds",
+                f"Each rank holds only its partial sum; summed over {over} they match.",
+                names,
+                "sum",
+            )
+        if evidence.is_forward:
+            yield from _find_wrong_group(evidence, names, sums)
+        if all(evidence.is_near(mean, evidence.target, scale) for mean in means):
+            yield Explanation(
+                Suspect.MISSING_REDUCTION,
+                f"Each rank has a value of its own; averaged over {over} they match.",
+                names,
+                "mean",
+            )
+        yield from _find_wrong_group(evidence, names, sums)
+        times = [_find_bias_multiple(evidence, total, scale) for total in sums]
+        known = [count for count in times if count is not None]
+        if len(known) == len(times):
+            is_added = all(count > 0 for count in known)
+            yield Explanation(
+                Suspect.MISSING_REDUCTION,
+                f"Each rank holds only its partial sum; summed over {over} they match, except for "
+                f"the bias{', which every rank adds' if is_added else ''}.",
+                names,
+                "sum",
             )
 
 
-def _groups(axes: Mapping[str, int]) -> Iterator[tuple[str, list[list[int]]]]:
-    """The ranks that go together, along each axis and in all."""
-    sizes = tuple(axes.values())
-    for index, name in enumerate(axes):
-        if sizes[index] > 1:
-            yield name, list(lines_along(sizes, index))
-    if len(axes) > 1 and math.prod(sizes) > 1:
-        yield " × ".join(axes), [list(range(math.prod(sizes)))]
+def _find_wrong_group(
+    evidence: _Evidence, names: tuple[str, ...], sums: Sequence[torch.Tensor]
+) -> Iterator[Explanation]:
+    """Partial sums that were summed, but over other ranks, which all had the same."""
+    for others, lines in evidence.groups():
+        if set(others) & set(names) or not evidence.are_alike(lines):
+            continue
+        count = len(lines[0])
+        if all(evidence.is_near(total / count, evidence.target) for total in sums):
+            yield Explanation(
+                Suspect.WRONG_GROUP,
+                f"It is summed over {' and '.join(others)} instead of {' and '.join(names)}: "
+                f"summed over {' and '.join(names)} and divided by {count} the ranks match.",
+                names,
+                "sum",
+            )
 
 
-def _find_constant_rest(evidence: _Evidence, value: torch.Tensor, scale: float = 1.0) -> bool:
-    """Whether it is off by one row, the same everywhere."""
+def _find_bias_multiple(
+    evidence: _Evidence, value: torch.Tensor, scale: float = 1.0
+) -> float | None:
+    """How often a bias too much was added along the last dim, if nothing else is wrong."""
     rows = evidence.target.numel() // max(1, evidence.target.shape[-1] if value.ndim else 1)
     if value.ndim < 2 or rows < 2:
-        return False
-    rest = value - evidence.target
-    mean = rest.mean(dim=tuple(range(value.ndim - 1)), keepdim=True)
-    return evidence.is_near(value - mean, evidence.target, scale)
+        return None
+    row = (value - evidence.target).flatten(0, -2).mean(0)
+    for bias in evidence.biases:
+        times = float(row @ bias) / max(float(bias @ bias), 1e-300)
+        if times and evidence.is_near(value - times * bias, evidence.target, scale):
+            return times
+    return None
 
 
 def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
-    if evidence.are_alike and _find_constant_rest(evidence, evidence.ranks[0]):
+    """A bias that no rank adds, or all of them do; or all but a bias reduced once too often."""
+    if not evidence.are_alike():
+        return
+    times = _find_bias_multiple(evidence, evidence.ranks[0])
+    if times is not None and times < 0:
+        yield Explanation(Suspect.STALE, "The bias is missing.")
+    elif times is not None:
         yield Explanation(
             Suspect.DOUBLE_REDUCTION,
-            "it differs by a constant along the last dim, such as a bias that each rank adds "
-            "before the sum",
+            "It is off by a multiple of the bias, which every rank adds before the reduction.",
+            reduction="sum",
         )
+    for _, size in _find_sizes(evidence.axes):
+        for ratio in (float(size), 1 / size):
+            rest = evidence.ranks[0] - (ratio - 1) * evidence.target
+            if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
+                found = _describe_ratio(ratio, evidence.axes)
+                fact = found.fact.replace("It is", "Apart from the bias it is", 1)
+                yield replace(found, fact=fact)
 
 
-def _find_ratio(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
-    ratios = [_robust_ratio(one, evidence.target) for one in evidence.ranks]
+def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
+    ratios = [_find_median_ratio(tensor, evidence.target) for tensor in evidence.ranks]
     ratio = ratios[0]
-    is_one = all(one is not None and math.isclose(one, ratio or 0, rel_tol=1e-6) for one in ratios)
-    if ratio is None or not is_one or math.isclose(ratio, 1.0, rel_tol=1e-6):
+    if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
         return
-    if not all(
-        evidence.is_near(one, evidence.target * ratio, abs(ratio)) for one in evidence.ranks
+    if not all(other is not None and math.isclose(other, ratio, rel_tol=1e-6) for other in ratios):
+        return
+    if all(
+        evidence.is_near(tensor, evidence.target * ratio, abs(ratio)) for tensor in evidence.ranks
     ):
-        return
-    named = dict(axes) if len(axes) == 1 else {**axes, "all ranks": math.prod(axes.values())}
-    times = [name for name, size in named.items() if _is_near_number(ratio, size) and size > 1]
-    parts = [name for name, size in named.items() if _is_near_number(1 / ratio, size) and size > 1]
-    if times:
-        yield Explanation(
-            Suspect.DOUBLE_REDUCTION,
-            f"it is {round(ratio)} times too large, the size of {' or of '.join(times)}: it is "
-            "summed once too often",
-            ratio,
-        )
-    if parts:
-        yield Explanation(
-            Suspect.DOUBLE_REDUCTION,
-            f"it is 1/{round(1 / ratio)} of what it should be, the size of "
-            f"{' or of '.join(parts)}: it is averaged once too often, or should be summed where it "
-            "is averaged",
-            ratio,
-        )
-    yield Explanation(Suspect.SCALED, f"it is {ratio:.4g} times what it should be", ratio)
+        yield _describe_ratio(ratio, evidence.axes)
 
 
-def _robust_ratio(value: torch.Tensor, target: torch.Tensor) -> float | None:
-    """The median ratio, of elements that are not small."""
+def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
+    """A tensor that is so many times as large as it should be."""
+    for names, size in _find_sizes(axes):
+        over = " and ".join(names)
+        if _is_near_number(ratio, size):
+            fact = f"It is {size} times as large as it should be, and {size} is the size of {over}."
+            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "sum", ratio)
+        if _is_near_number(1 / ratio if ratio else 0.0, size):
+            fact = f"It is 1/{size} of what it should be, and {size} is the size of {over}."
+            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "mean", ratio)
+    fact = f"It is {ratio:.4g} times what it should be."
+    return Explanation(Suspect.SCALED, fact, ratio=ratio)
+
+
+def _find_sizes(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], int]]:
+    names = [name for name, size in axes.items() if size > 1]
+    for count in range(1, len(names) + 1):
+        for some in itertools.combinations(names, count):
+            yield some, math.prod(axes[name] for name in some)
+
+
+def _find_median_ratio(value: torch.Tensor, target: torch.Tensor) -> float | None:
+    """The median ratio of elements that are not small."""
     size = target.abs()
     if not size.numel() or not bool(size.any()):
         return None
@@ -181,22 +358,142 @@ def _is_near_number(ratio: float, number: int) -> bool:
     return math.isclose(ratio, number, rel_tol=1e-2)
 
 
-def _find_slices(evidence: _Evidence, axes: Mapping[str, int]) -> Iterator[Explanation]:
+def _find_own_ratios(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
+    """Shards that are each off by a factor of their own, such as means over other counts."""
+    case, layout = judged.case, judged.layout
+    if layout is not None and not case.calls:
+        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        yield from _match_ratios(
+            evidence,
+            shards,
+            layout.split(evidence.target, shards),
+            sharding_axes(layout, evidence.axes),
+        )
+    if layout is None and evidence.are_alike():
+        for (name, size), dim in itertools.product(
+            evidence.axes.items(), range(evidence.target.ndim)
+        ):
+            parts = evidence.target.chunk(size, dim)
+            if 1 < size == len(parts):
+                chunks = evidence.ranks[0].chunk(size, dim)
+                yield from _match_ratios(evidence, chunks, parts, (name,))
+
+
+def _match_ratios(
+    evidence: _Evidence,
+    shards: Sequence[torch.Tensor],
+    parts: Sequence[torch.Tensor],
+    axes: tuple[str, ...],
+) -> Iterator[Explanation]:
+    ratios = []
+    for shard, part in zip(shards, parts, strict=True):
+        ratio = _find_median_ratio(shard, part)
+        is_near = ratio is not None and evidence.is_near(shard, part * ratio, abs(ratio))
+        is_zero = ratio is None and not bool(shard.any())
+        if not is_near and not is_zero:
+            return
+        ratios.append(ratio)
+    known = [(rank, ratio) for rank, ratio in enumerate(ratios) if ratio is not None]
+    if len({round(ratio, 6) for _, ratio in known}) > 1:
+        listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:_MAX_LISTED])
+        more = ", …" if len(known) > _MAX_LISTED else ""
+        fact = f"Each rank's shard is off by a factor of its own: {listed}{more}."
+        yield Explanation(Suspect.SCALED, fact, axes)
+
+
+def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes that shard a tensor in this layout."""
+    return tuple(name for name, dim in zip(axes, layout.dims, strict=True) if dim is not None)
+
+
+def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
     """Values that are right in another rank's place."""
-    for (name, size), dim in itertools.product(axes.items(), range(evidence.target.ndim)):
-        if not 1 < size <= min(_MAX_CHUNKS, evidence.target.shape[dim]):
+    found = []
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        if 1 < size <= min(_MAX_CHUNKS, evidence.target.shape[dim]):
+            wanted = [evidence.target] * len(evidence.ranks)
+            orders = _find_chunk_orders(evidence, evidence.ranks, wanted, size=size, dim=dim)
+            if orders is not None:
+                found.append((name, dim, orders))
+                yield from _find_copies(evidence, name, dim, orders)
+    for name, dim, orders in found:
+        moved = ((at, of) for order in orders for at, of in enumerate(order) if of != at)
+        at, of = next(moved, (0, 0))
+        if at != of:
+            yield Explanation(
+                Suspect.WRONG_SLICE,
+                f"Of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
+                f"should be: a rank of {name} has another rank's shard.",
+                (name,),
+            )
+
+
+def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
+    """The same in what each rank has of a tensor that is sharded along another dim."""
+    case, layout = judged.case, judged.layout
+    if layout is None or case.calls or evidence.target.numel() > _MAX_ELEMENTS:
+        return
+    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    parts = layout.split(evidence.target, shards)
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        if 1 < size <= min(shard.shape[dim] for shard in shards):
+            orders = _find_chunk_orders(evidence, shards, parts, size=size, dim=dim)
+            if orders is not None:
+                yield from _find_copies(evidence, name, dim, orders)
+
+
+def _find_copies(
+    evidence: _Evidence, name: str, dim: int, orders: Sequence[Sequence[int]]
+) -> Iterator[Explanation]:
+    """Copies of one chunk on every rank: it is sharded over one axis and gathered over another."""
+    for others, lines in evidence.groups():
+        place = {rank: index for line in lines for index, rank in enumerate(line)}
+        is_other = all(set(order) == {place[rank]} for rank, order in enumerate(orders))
+        if name in others or not is_other:
             continue
-        wanted = evidence.target.chunk(size, dim)
-        for value in _distinct(evidence.ranks):
-            order = _match_chunks(evidence, value.chunk(size, dim), wanted)
-            moved = [(at, of) for at, of in enumerate(order) if of not in (None, at)]
-            if moved and None not in order:
-                at, of = moved[0]
-                yield Explanation(
-                    Suspect.WRONG_SLICE,
-                    f"cut in {size} along dim {dim}, piece {at} is piece {of} of the right values: "
-                    f"a rank of {name} has another's",
-                )
+        over, size = " and ".join(others), evidence.axes[name]
+        chunk = f"Along dim {dim} every rank has the chunk of its rank along {over}"
+        if not evidence.is_forward:  # a gradient, which is gathered as its weight is sharded
+            fact = f"{chunk}, where it should be that of its rank along {name}."
+            yield Explanation(Suspect.WRONG_GROUP, fact, (name,))
+            continue
+        axes = [axis for axis, its in evidence.axes.items() if its == size and axis not in others]
+        gathered = " or ".join(axes)
+        yield Explanation(
+            Suspect.WRONG_GROUP,
+            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}.",
+            (*others, name),
+            remedy="Scatter and gather with the same process group: that of "
+            f"{over}, or that of {gathered}.",
+        )
+
+
+def _find_chunk_orders(
+    evidence: _Evidence,
+    values: Sequence[torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+    *,
+    size: int,
+    dim: int,
+) -> list[list[int]] | None:
+    """For each rank and chunk, which chunk of the right values it is; None where one is none."""
+    known: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
+    orders = []
+    for value, target in zip(values, wanted, strict=True):
+        same = (
+            order
+            for other, its_target, order in known
+            if its_target is target and torch.equal(other, value)
+        )
+        order = next(same, None)
+        if order is None:
+            matched = _match_chunks(evidence, value.chunk(size, dim), target.chunk(size, dim))
+            order = [place for place in matched if place is not None]
+            if len(order) < len(matched):
+                return None
+            known.append((value, target, order))
+        orders.append(order)
+    return orders
 
 
 def _match_chunks(
@@ -218,38 +515,106 @@ def _match_chunks(
     return order
 
 
-def _find_permutation(evidence: _Evidence) -> Iterator[Explanation]:
+def _find_order(evidence: _Evidence) -> Iterator[Explanation]:
+    """The right values in another order, on every rank."""
     value, target = evidence.ranks[0], evidence.target
-    if not evidence.are_alike:
+    if not evidence.are_alike():
         return
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(target.ndim)):
+        for order in (Order.ZIGZAG, Order.STRIPED):
+            layout = Layout((size,), (dim,), (order,))
+            chunks = value.chunk(size, dim)
+            joined = layout.join(chunks) if 1 < size == len(chunks) else None
+            if joined is not None and evidence.is_near(joined[0], target):
+                fact = f"Along dim {dim} its values are still in the {order} order of {name}."
+                yield Explanation(Suspect.PERMUTED, fact, (name,))
     if 1 < target.ndim <= _MAX_PERMUTED_DIMS:
         for dims in itertools.permutations(range(target.ndim)):
             moved = target.permute(dims).reshape(target.shape)
             if list(dims) != sorted(dims) and evidence.is_near(value, moved):
-                yield Explanation(
-                    Suspect.PERMUTED, f"its dims are in the order {', '.join(map(str, dims))}"
-                )
-    if target.numel() > 1 and evidence.is_near(
-        value.flatten().sort().values, target.flatten().sort().values
+                fact = f"Its dims are in the order {', '.join(map(str, dims))}."
+                yield Explanation(Suspect.PERMUTED, fact)
+
+
+def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
+    """The right values in any order."""
+    value, target = (
+        evidence.ranks[0].flatten().sort().values,
+        evidence.target.flatten().sort().values,
+    )
+    is_small = 1 < target.numel() <= _MAX_ELEMENTS
+    if is_small and evidence.are_alike() and evidence.is_near(value, target):
+        yield Explanation(Suspect.PERMUTED, "It has the right values in another order.")
+
+
+def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Explanation]:
+    """Shards of a tensor of two dims that were one, such as heads, split at the wrong one of them.
+
+    Put together along both dims as one they are right: each rank has all of one dim, and of the
+    other a part, where it should be the other way round.
+    """
+    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    if case.target is None or case.calls or len(shards) < len(case.ranks):
+        return
+    target = as_exact(case.target)
+    if target.numel() > _MAX_ELEMENTS or any(shard.ndim != target.ndim for shard in shards):
+        return
+    for (index, (name, size)), (outer, inner) in itertools.product(
+        enumerate(axes.items()), itertools.combinations(range(target.ndim), 2)
     ):
-        yield Explanation(Suspect.PERMUTED, "it has the right values in a different order")
+        is_split = all(
+            shard.shape[inner] * size == target.shape[inner]
+            and shard.shape[outer] == target.shape[outer]
+            for shard in shards
+        )
+        if size < 2 or not is_split:
+            continue
+        # A matrix product flattens the batch and the heads into one dim.
+        for factors in _factorize(target.shape[outer], size):
+            flat = [_flatten(shard, outer, inner, factors) for shard in shards]
+            wanted, count = _flatten(target, outer, inner, factors), factors[1]
+            joined = [
+                torch.cat([flat[rank] for rank in line], -1)
+                for line in ranks_along(case.sizes, index)
+            ]
+            if all(
+                full.shape == wanted.shape and floor.at(4.0).allows(measure(full, wanted))
+                for full in joined
+            ):
+                yield Explanation(
+                    Suspect.WRONG_DIM,
+                    f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
+                    f"is sharded over {name} where dim {outer} should be, {count // size} of "
+                    f"{count} on each rank.",
+                    (name,),
+                )
 
 
-def _describe_odd(evidence: _Evidence) -> str:
-    right = [evidence.is_near(one, evidence.target) for one in evidence.ranks]
-    if any(right) and not all(right):
-        good = ", ".join(str(rank) for rank, is_right in enumerate(right) if is_right)
-        return f"it matches on rank {good} only"
-    return ""
+def _flatten(
+    tensor: torch.Tensor, outer: int, inner: int, factors: tuple[int, int, int]
+) -> torch.Tensor:
+    """With the middle one of the outer dim's factors and the inner dim as one, the last."""
+    moved = tensor.movedim((outer, inner), (-2, -1))
+    split = moved.reshape(*moved.shape[:-2], *factors, moved.shape[-1])
+    return split.transpose(-3, -2).flatten(-2)
+
+
+def _factorize(size: int, divisor: int) -> Iterator[tuple[int, int, int]]:
+    """All ways to see a dim as three, of which the middle one is divisible; as it is first."""
+    for rest in range(1, size // divisor + 1):
+        if size % rest == 0 and (size // rest) % divisor == 0:
+            for before in range(1, rest + 1):
+                if rest % before == 0:
+                    yield before, size // rest, rest // before
+
+
+def _describe_right_ranks(evidence: _Evidence) -> Explanation:
+    is_right = [evidence.is_near(tensor, evidence.target) for tensor in evidence.ranks]
+    if not any(is_right) or all(is_right):
+        return UNKNOWN
+    right = ", ".join(str(rank) for rank, is_it in enumerate(is_right) if is_it)
+    return Explanation(Suspect.UNKNOWN, f"It matches on rank {right} only.")
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_finite(tensor) else torch.where(torch.isfinite(tensor), tensor, 0.0)
-
-
-def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for tensor in tensors:
-        if not any(torch.equal(tensor, one) for one in found):
-            found.append(tensor)
-    return found

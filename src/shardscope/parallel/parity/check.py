@@ -1,12 +1,13 @@
 """`parity(model, mesh, …)`: does the parallel version compute what the single device does?
 
 The original runs on a single device, all ranks of the parallel version in this process, and
-outputs, gradients and changed buffers are compared. What differs is explained and traced back to
-the module it began in.
+outputs, gradients and changed buffers are compared. A difference is explained and traced back to
+the code where the two versions diverge.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +23,16 @@ from torch.nn.parameter import is_lazy
 from shardscope.comm.run import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.examine import Version, examine
-from shardscope.parallel.parity.findings import find_problems, make_parity
+from shardscope.parallel.parity.findings import find_problems, list_findings, make_parity
 from shardscope.parallel.parity.outcome import named_tensors
 from shardscope.parallel.parity.processes import Processes
 from shardscope.parallel.parity.ranks import Eager, Parallelize
 from shardscope.parallel.parity.single import as_model
 from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.transformed import Transformed
-from shardscope.record import Gap, Parity, RankSpan, Recording
+from shardscope.record import Gap, RankSpan, Recording
 
-__all__ = ["check_version", "parity"]
+__all__ = ["parity"]
 
 # The process group, DTensor's caches and the default dtype are one for all threads.
 _lock = threading.RLock()
@@ -53,20 +54,33 @@ def parity(
     processes: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """Compare a parallel version with the original, tensor by tensor.
+    """Compare a parallel version of a model with the original, tensor by tensor.
 
-    >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
+    The allowed error of a tensor is a multiple of the single device's own error, measured in double
+    precision. The model, its gradients, buffers and random state are restored. All ranks run in
+    this process unless `processes` is set.
 
-    `parallelize(model, device_mesh)` shards a copy on each rank of a mesh such as `{"tp": 4}`, in
-    any way: parallelize_module, fully_shard, both, by hand. Without it, `plan` says how shardscope
-    shards the exported program. The step calls the model with `inputs` (a mapping is keywords, a
-    tuple arguments), and its backward begins at `loss(output)`, or at a loss of our own; or it is
-    `step(model, inputs)`. Each rank has the whole batch, or along `batch_axes` its share of it.
+    Args:
+        model: The single-device model, or an exported program.
+        mesh: Axis names and sizes, such as `{"tp": 4}`.
+        plan: A plan by which shardscope partitions the model, if `parallelize` is not given.
+        inputs: The inputs of the model: a tuple of arguments, a mapping of keyword arguments, or
+            one tensor.
+        parallelize: A function `(model, device_mesh)` that shards a copy of the model on each rank,
+            by any means. It may wrap, rename or replace modules.
+        loss: A function of the output from which backward starts; by default a nonlinear sum over
+            its elements.
+        step: A function `(model, inputs)` that runs forward and backward, instead of `loss`. It may
+            call the model several times.
+        batch_axes: Mesh axes along which each rank gets its shard of the batch.
+        batch_dim: The dim of the inputs that is the batch.
+        precision: A lower dtype that the parallel version may compute in.
+        seed: Random seed of each rank.
+        processes: Run the ranks as processes of a gloo group.
+        report: Called with a description of the current activity.
 
-    A tensor is held to the noise of the single device itself, measured in double precision; to
-    compute in a lower `precision` may be allowed. The model, its gradients, buffers and random
-    numbers are left as they were. All ranks run in this process, or, with `processes`, each in one
-    of its own, on a gloo group. `report` is told what is being done, for those who wait.
+    Examples:
+        >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
     """
     axes = _checked_axes(mesh)
     original = _checked_model(model)
@@ -75,45 +89,41 @@ def parity(
     if parallelize is None:
         version = _transform(model, original, axes, plan, task, is_sent=processes)
     else:
-        cut = _checked_batch_axes(batch_axes, axes)
+        shared = _checked_batch_axes(batch_axes, axes)
         device = _device_type(original)
-        version = Eager(original, axes, parallelize, task, cut, batch_dim, device=device)
+        version = Eager(original, axes, parallelize, task, shared, batch_dim, device=device)
     if not processes:
-        return _checked(version, version, precision=precision, report=report)
+        return _check(version, version, precision=precision, report=report)
     with Processes(version).closing() as ranks:
-        return _checked(version, ranks, precision=precision, report=report)
+        return _check(version, ranks, precision=precision, report=report)
 
 
-def _checked(version: Transformed | Eager, ranks: Version, **options: Any) -> Recording:
-    is_in_processes = ranks is not version
-    locate = version.locate if isinstance(version, Transformed) else None
-    return check_version(ranks, is_in_processes=is_in_processes, locate=locate, **options)
-
-
-def check_version(
-    version: Version,
+def _check(
+    version: Transformed | Eager,
+    ranks: Version,
     *,
-    precision: torch.dtype | None = None,
-    is_in_processes: bool = False,
-    locate: Callable[[Parity], Parity] | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    precision: torch.dtype | None,
+    report: Callable[[str], None],
 ) -> Recording:
-    """The same for a version that is at hand, and that may know better where it goes wrong."""
+    """The recording of a version, whose ranks run in this process or in others."""
     gaps: dict[tuple[str, str], None] = {}
-    # A compiled graph would hide from us what it computes; it is the model that is compared.
+    # A compiled graph would hide the modules; it is the model that is compared.
     with _lock, torch.compiler.set_stance("force_eager"):
         examined = examine(
-            version, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
+            ranks, precision=precision, report=lambda *gap: gaps.setdefault(gap), tell=report
         )
-    found = make_parity(examined, version.axes, is_in_processes=is_in_processes)
-    if locate is not None:
-        found = locate(found)
+    if isinstance(version, Transformed):
+        problems = version.find_problem(examined)
+    else:
+        problems = find_problems(examined, version.axes)
+    is_in_processes = ranks is not version
+    parity = make_parity(examined, version.axes, problems, is_in_processes=is_in_processes)
     size = math.prod(version.axes.values())
-    run = describe_run(0, size, found.axes, instrument="parity")
+    run = describe_run(0, size, parity.axes, instrument="parity")
     return Recording(
         run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
-        parity=(found,),
-        findings=tuple(find_problems(found)),
+        parity=(parity,),
+        findings=tuple(list_findings(parity, problems)),
         gaps=(*find_torch_gaps(), *(Gap(place=place, fact=fact) for place, fact in gaps)),
     )
 
@@ -127,41 +137,45 @@ def _transform(
     *,
     is_sent: bool,
 ) -> Transformed:
-    """Our own transform, as a version whose ranks can be run."""
+    """A model or program that is partitioned by a plan, as a version whose ranks can be run."""
     if plan is None:
         raise ParityError(
-            "parity() got neither a plan nor a function to parallelize with. Give it "
-            "parallelize=fn, which shards a model on a mesh, or a plan for the exported program."
+            "parity() got neither a plan nor a function that shards the model. Pass "
+            "parallelize=fn, called as fn(model, device_mesh), or a plan."
         )
     if task.step is not None:
         raise ParityError(
-            "parity() got a plan and step=, but a plan is applied to a model and its loss. "
-            "Give loss=, which takes the model's output."
+            "parity() got a plan and step=, but a program is partitioned together with its loss. "
+            "Pass loss=, which takes what the model returns."
         )
     if is_sent and isinstance(model, ExportedProgram):
         raise ParityError(
-            "parity() got an exported program, which cannot be sent to other processes. Give the "
-            "model that it was exported from, or let the ranks run in this process."
+            "parity() got an exported program, which cannot be sent to other processes. Pass the "
+            "model that it was exported from, or run the ranks in this process (processes=False)."
         )
+    if isinstance(model, ExportedProgram):  # which has no loss
+        task = dataclasses.replace(task, has_backward=False)
     return Transformed(original, axes, plan, task, model)
 
 
 def _checked_axes(mesh: Any) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh:
         raise ParityError(
-            f"parity() got mesh={mesh!r:.80}, which names no axis. Give axis names and sizes, for "
-            'example {"tp": 4}: its ranks run in this process.'
+            f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
+            'example {"tp": 4}.'
         )
     return {str(name): int(size) for name, size in mesh.items()}
 
 
-def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+def _checked_batch_axes(
+    batch_axes: str | Sequence[str], axes: Mapping[str, int]
+) -> tuple[str, ...]:
+    names = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
     for name in names:
         if name not in axes:
             raise ParityError(
-                f"parity() got batch_axes with {name!r}, but the mesh has the axes "
-                f"{', '.join(axes)}. Name one of those."
+                f"parity() got batch_axes {name!r}, but the mesh has the axes {', '.join(axes)}. "
+                "Choose one of those."
             )
     return names
 
@@ -169,26 +183,25 @@ def _checked_batch_axes(given: str | Sequence[str], axes: Mapping[str, int]) -> 
 def _checked_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module | ExportedProgram):
         raise ParityError(
-            f"parity() got {type(model).__name__} instead of a module or an exported program. "
-            "Give it the original, as it runs on a single device."
+            f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
+            "original model, as it runs on a single device."
         )
     original = as_model(model)
     for name, tensor in (*original.named_parameters(), *original.named_buffers()):
         if is_lazy(tensor):
             raise ParityError(
-                f"parity() got a model whose {name} has no shape yet. Call the model once to "
-                "initialize it."
+                f"parity() got a model whose {name} has no shape yet (a lazy module). Call the "
+                "model once to initialize it."
             )
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got a model whose {name} is on meta, but values are needed to "
-                "compare. Build the model with data, smaller if it is large: fewer layers are "
-                "enough."
+                f"parity() got a model whose {name} is on the meta device, so it has no values to "
+                "compare. Build the model on the CPU; with fewer layers if it is large."
             )
         if isinstance(tensor, DTensor):
             raise ParityError(
-                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Give "
-                "it the original, and the function that shards it as parallelize."
+                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Pass "
+                "the original model, and the function that shards it as parallelize=."
             )
     return original
 
@@ -197,8 +210,8 @@ def _checked_inputs(inputs: Any) -> Any:
     for place, tensor in named_tensors(inputs):
         if tensor.is_meta:
             raise ParityError(
-                f"parity() got inputs{place} on meta, but values are needed to compare. Give "
-                "inputs with data."
+                f"parity() got inputs{place} on the meta device, so there are no values to "
+                "compare. Pass inputs with data."
             )
     return inputs
 

@@ -26,7 +26,7 @@ def compare(
     """A verdict for each output, each gradient and each buffer that a run changed.
 
     `candidate` is what the parallel version gave, on one rank or on each rank of a mesh of `sizes`
-    (a flat one by default). Tensors are whole, or plain pieces that make up the whole.
+    (a flat one by default). Tensors are full, or plain shards that make up the full tensor.
     """
     runs = Runs(reference, exact, tuple(jittered), precision)
     return [judge(case).verdict for case in cases(runs, candidate, sizes)]

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
 import torch
 from torch import nn
 
-from shardscope.errors import CollectiveError, RankError
-from shardscope.parallel.parity.cases import Runs, cases
+from shardscope.errors import CollectiveError, ParityError, RankError
+from shardscope.parallel.parity.cases import Case, Runs, cases
 from shardscope.parallel.parity.execute import Probe
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.locate import Parting, find_partings
-from shardscope.parallel.parity.looks import MODULES, Look
-from shardscope.parallel.parity.opinions import apply_exact, apply_steady, is_coarse
-from shardscope.parallel.parity.ops import WrongOp, find_op
-from shardscope.parallel.parity.outcome import Key, Outcome
+from shardscope.parallel.parity.locate import Mesh, Origin, find_origins
+from shardscope.parallel.parity.looks import Look
+from shardscope.parallel.parity.opinions import (
+    accept_own_outputs,
+    apply_exact,
+    apply_steady,
+    is_coarse,
+)
+from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
+from shardscope.parallel.parity.outcome import Key, Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe
-from shardscope.parallel.parity.relearn import relearn
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
 from shardscope.parallel.parity.task import Task
-from shardscope.parallel.parity.variants import AS_IT_IS, Variant
+from shardscope.parallel.parity.variants import AS_IT_IS, MARKED, Variant
+from shardscope.parallel.parity.weights import TracedWeights, is_unclear
 from shardscope.record import FINE, Agreement, Phase, Suspect, TensorKind
 
 __all__ = ["Examined", "Report", "Version", "examine"]
 
 Report = Callable[[str, str], None]
-"""Told of gaps: the place, and the fact."""
+"""Takes gaps: the place, and the fact."""
 
 _HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
-# Of parameters, another shape is worth no word.
+# Parameters may well have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
+_NAMED = 3  # parameters that a gap names
 
 
 class Version(Protocol):
@@ -52,59 +59,62 @@ class Version(Protocol):
 
     @property
     def batch_axes(self) -> Sequence[str]:
-        """Those along which the batch is cut."""
+        """Those along which the batch is sharded."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded there."""
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
-        """What each rank gave."""
+        """The outcome of each rank."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """Verdicts on all tensors, and where what is wrong begins."""
+    """Verdicts on all tensors, and where the versions diverge."""
 
     judged: list[Judged]
-    partings: list[Parting]
-    types: Mapping[str, str]  # classes of modules
-    reference: Outcome  # what the single device gave
+    reference: Outcome  # of the single device
     has_exact: bool = True  # a run in double precision gave the noise
-    op: WrongOp | None = None  # in the first of those places
-
-
-Located = tuple[list[Parting], Mapping[str, str], WrongOp | None]
+    origins: list[Origin] = field(default_factory=list)
+    types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
+    op: WrongOp | None = None  # at the first origin
+    unheld: Mapping[str, str] = field(default_factory=dict)  # weights that are on no rank
+    num_calls: int = 1  # of the model, on a rank
 
 
 def examine(
     version: Version, *, precision: torch.dtype | None, report: Report, tell: Callable[[str], None]
 ) -> Examined:
-    """Run, compare, and where something differs look for the place."""
+    """Run, compare, and where something differs find the place."""
     session = _Session(version, precision, report, tell)
     judged, reference, has_exact = session.compare()
-    if not _is_wrong(judged):
-        return Examined(_without_parameters(judged), [], {}, reference, has_exact)
     is_steady = False
-    if draws_numbers(version.model, version.task):
+    if _wrong(judged) and draws_numbers(version.model, version.task):
         judged, is_steady = session.compare_steady(judged)
-    if not _is_wrong(judged):
-        return Examined(_without_parameters(judged), [], {}, reference, has_exact)
+    if not _wrong(judged):
+        return Examined(_without_parameters(judged), reference, has_exact)
     # Where ranks drew different numbers, it is the draw that has to be found.
-    is_steady &= not any(one.verdict.suspect is Suspect.RANDOMNESS for one in _wrong(judged))
-    partings, types, op = session.locate(judged, is_steady=is_steady)
-    return Examined(judged, partings, types, reference, has_exact, op)
-
-
-def _is_wrong(judged: Sequence[Judged]) -> bool:
-    return bool(_wrong(judged))
+    is_steady &= not any(result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(judged))
+    examined = Examined(
+        judged,
+        reference,
+        has_exact,
+        unheld=session.find_unheld(),
+        num_calls=session.num_calls,
+    )
+    return session.locate(examined, is_steady=is_steady)
 
 
 def _wrong(judged: Sequence[Judged]) -> list[Judged]:
     results = _without_parameters(judged)
-    return [one for one in results if one.verdict.agreement not in _HARMLESS]
+    return [result for result in results if result.verdict.agreement not in _HARMLESS]
 
 
 def _without_parameters(judged: Sequence[Judged]) -> list[Judged]:
-    """Weights may be held in any form, as long as what comes of them is right."""
-    return [one for one in judged if one.case.kind is not TensorKind.PARAMETER]
+    """Weights may have any form, as long as what is computed from them is right."""
+    return [result for result in judged if result.case.kind is not TensorKind.PARAMETER]
 
 
 @final
@@ -121,9 +131,19 @@ class _Session:
         self._report = report
         self._tell = tell
         self._has_exact = True
+        self._traced: TracedWeights | None = None
+        self.num_calls = 1  # of the model, on a rank
+        self._is_clear = False  # names and shapes say where all weights are
+
+        names = list(version.axes)
+        self._mesh = Mesh(
+            tuple(version.axes.values()),
+            tuple(names.index(axis) for axis in version.batch_axes),
+            version.batch_dim,
+        )
 
     def compare(self, *, is_steady: bool = False) -> tuple[list[Judged], Outcome, bool]:
-        """Verdicts on all tensors, what the single device gave, and if double precision ran."""
+        """Verdicts on all tensors, the single device's outcome, and if double precision ran."""
         version = self._version
         self._tell("running the original")
         runs = run_all(
@@ -136,44 +156,63 @@ class _Session:
         has_exact = runs.exact is not None
         self._has_exact &= has_exact
         self._tell("running all ranks")
-        judged = self._judge(runs, version.run(Variant(is_steady=is_steady)))
-        if self._has_exact and (is_coarse(judged) or _is_wrong(judged)):
-            judged = self._ask_exact(judged, is_steady=is_steady)
-        return judged, runs.reference, has_exact
+        ranks = version.run(Variant(is_steady=is_steady))
+        self._trace_weights(runs.reference, ranks)
+        judged = self._judge(runs, ranks)
+        if self._has_exact and (is_coarse(judged) or _wrong(judged)):
+            judged = self._reconsider(judged, is_steady=is_steady)
+        self.num_calls = max(rank.num_calls for rank in ranks)
+        stages = find_stages(runs.reference.parameters, ranks)
+        return accept_own_outputs(judged, stages, version.axes), runs.reference, has_exact
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
-        """The same, in the light of runs in which nothing is drawn; whether they could be had."""
+        """The same in the light of runs without random numbers, and whether those succeeded."""
         try:
             steady, *_ = self.compare(is_steady=True)
-        except (RankError, CollectiveError) as error:
-            self._report("randomness", f"the ranks do not run without it ({error!s:.200})")
+        except (RankError, CollectiveError, ParityError) as error:
+            fact = f"a run without random numbers failed ({error!s:.200})"
+            self._report("randomness", fact)
             return judged, False
         return apply_steady(judged, _by_key(steady)), True
 
-    def locate(self, judged: list[Judged], *, is_steady: bool) -> Located:
-        """Where what is wrong begins: in double precision, which sees most, if it can be."""
-        self._tell("looking for the first module that differs")
+    def find_unheld(self) -> Mapping[str, str]:
+        """Weights of which some elements are on no rank."""
+        return {} if self._traced is None else self._traced.find_unheld()
+
+    def locate(self, examined: Examined, *, is_steady: bool) -> Examined:
+        """Where the versions diverge: in double precision, which sees most, if it can be."""
+        self._tell("locating the first module that differs")
         probes: list[ModuleProbe] = []
 
         def make_probe() -> ModuleProbe:
             probes.append(ModuleProbe())
             return probes[-1]
 
-        found = self._look(MODULES, make_probe, is_steady=is_steady)
+        found = self._look(Look(renamed=self._renamed), make_probe, is_steady=is_steady)
         if found is None:
-            return [], {}, None
-        consumers = probes[0].consumers
-        partings = find_partings(*found, self._sizes, gradients=judged, consumers=consumers)
-        del found
-        return partings, probes[0].types, self._find_op(partings, is_steady=is_steady)
+            return examined
+        runs, ranks = found
+        origins = find_origins(runs, ranks, self._mesh, probes[0], gradients=examined.judged)
+        del found, runs, ranks
+        op = self._find_op(origins, is_steady=is_steady)
+        return replace(examined, origins=origins, types=probes[0].types, op=op)
 
-    def _find_op(self, partings: Sequence[Parting], *, is_steady: bool) -> WrongOp | None:
-        if not partings or partings[0].phase is not Phase.FORWARD:
+    def _find_op(self, origins: Sequence[Origin], *, is_steady: bool) -> WrongOp | None:
+        module = origins[0].module if origins and origins[0].phase is Phase.FORWARD else None
+        if module is None:
             return None
-        self._tell("looking for the first op in it")
-        look = Look(ops_in=partings[0].module)
-        found = self._look(look, look.make_probe, is_steady=is_steady)
-        return None if found is None else find_op(*found, self._sizes)
+        self._tell("locating the first op in it")
+        probes: list[OpProbe] = []
+
+        def make_probe() -> OpProbe:
+            probes.append(OpProbe(module))
+            return probes[-1]
+
+        found = self._look(Look(module, self._renamed), make_probe, is_steady=is_steady)
+        # Calls on other parts of the batch cannot be compared op by op.
+        if found is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
+            return None
+        return find_op(*found, self._mesh.sizes, probes[0].consumers)
 
     def _look(
         self, look: Look, make_probe: Callable[[], Probe], *, is_steady: bool
@@ -183,30 +222,95 @@ class _Session:
             ranks = version.run(Variant(is_exact=is_exact, is_steady=is_steady), look)
         except (RankError, CollectiveError) as error:
             what = "modules" if look.ops_in is None else "ops"
-            fact = f"the ranks do not run while their {what} are watched ({error!s:.200})"
+            fact = f"the ranks fail while their {what} are recorded ({error!s:.200})"
             self._report("the first difference", fact)
             return None
         run = run_exact if is_exact else run_all
-        singles = run(version.model, version.task, is_steady=is_steady, probe=make_probe)
+        try:
+            singles = run(version.model, version.task, is_steady=is_steady, probe=make_probe)
+        except Exception as error:  # noqa: BLE001 - it ran before, and its verdicts stand
+            fact = (
+                f"the original fails while it is recorded ({type(error).__name__}: {error!s:.160})"
+            )
+            self._report("the first difference", fact)
+            return None
         return singles, ranks
 
     @property
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(self._version.axes.values())
+    def _renamed(self) -> dict[int, dict[str, str]]:
+        traced = self._traced
+        if traced is None:
+            return {}
+        return {rank: traced.rename_modules(rank) for rank in range(math.prod(self._mesh.sizes))}
+
+    def _trace_weights(self, reference: Outcome, ranks: Sequence[Outcome]) -> None:
+        """Find out which weights each rank holds, where names and shapes do not say it."""
+        if self._is_clear or self._traced is not None or not is_unclear(reference, ranks):
+            self._is_clear = self._traced is None
+            return
+        self._tell("tracing the weights")
+        try:
+            marked = self._version.run(MARKED)
+        except (RankError, CollectiveError) as error:
+            self._is_clear = True
+            self._report(
+                "weights",
+                f"which rank holds which of them is inferred from names and shapes: sharding a "
+                f"model with other weights failed ({error!s:.200})",
+            )
+            return
+        self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
+        added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
+        if added:
+            fact = f"only in the parallel model, and not compared: {_list(added)}"
+            self._report("parameters and buffers", fact)
 
     def _judge(self, runs: Runs, ranks: Sequence[Outcome]) -> list[Judged]:
-        names = list(self._version.axes)
-        batch_axes = [names.index(axis) for axis in self._version.batch_axes]
-        all_cases = cases(runs, ranks, self._sizes, batch_axes=batch_axes)
-        judged = relearn([judge(case) for case in all_cases], runs.reference, ranks)
+        resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        sizes, batch_axes, batch_dim = self._mesh
+        judged = [
+            _judge_scaled(judge(case), case)
+            for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
+        ]
+        odd = [
+            result for result in judged if self._is_incomparable(result, runs.reference, resolved)
+        ]
+        if odd:
+            fact = "only in the original, or changed by every call, and not compared: "
+            self._report(
+                "parameters and buffers", fact + _list([result.case.name for result in odd])
+            )
         return [
-            one
-            for one in judged
-            if one.case.kind is not TensorKind.PARAMETER or one.verdict.agreement in _WRONG_VALUES
+            result
+            for result in judged
+            if result not in odd
+            and (
+                result.case.kind is not TensorKind.PARAMETER
+                or result.verdict.agreement in _WRONG_VALUES
+            )
         ]
 
-    def _ask_exact(self, judged: list[Judged], *, is_steady: bool) -> list[Judged]:
-        """Ask double precision where noise may hide an error, or be taken for one."""
+    @staticmethod
+    def _is_incomparable(result: Judged, reference: Outcome, ranks: Sequence[Outcome]) -> bool:
+        """Whether a difference says nothing.
+
+        A parameter may be computed from others now, as in a reparametrization, and a buffer that
+        every call changes has another value where the ranks call the model more or less often.
+        """
+        if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in FINE:
+            return any(rank.num_calls != reference.num_calls for rank in ranks)
+        if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in FINE:
+            return False
+        module, _, parameter = result.case.name.rpartition(".")
+        is_absent = result.verdict.agreement is Agreement.MISSING and all(
+            result.case.name in rank.absent for rank in ranks
+        )
+        prefixes = [f"{module}.parametrizations.{parameter}.", *([f"{module}."] * is_absent)]
+        added = {name for rank in ranks for name in rank.added}
+        return any(name.startswith(tuple(prefixes)) for name in added)
+
+    def _reconsider(self, judged: list[Judged], *, is_steady: bool) -> list[Judged]:
+        """Use double precision where noise may hide an error, or be taken for one."""
         version = self._version
         self._tell("running all ranks in double precision")
         try:
@@ -215,13 +319,29 @@ class _Session:
             self._has_exact = False
             self._report(
                 "double precision",
-                f"the parallel version does not run in it ({error!s:.200}), so rounding cannot "
-                "be separated from other differences",
+                f"the parallel version does not run in it ({error!s:.200}), so rounding cannot be "
+                "distinguished from other differences",
             )
             return judged
         exact = run_exact(version.model, version.task, is_steady=is_steady)
         return apply_exact(judged, _by_key(self._judge(exact, ranks)))
 
 
+def _judge_scaled(judged: Judged, case: Case) -> Judged:
+    """The gradient of an input that is sharded is not averaged, so that it may be larger."""
+    is_input = case.kind is TensorKind.GRADIENT and case.name.startswith("inputs")
+    if judged.verdict.agreement in FINE or not is_input or not case.batch_axes:
+        return judged
+    count = math.prod(case.sizes[axis] for axis in case.batch_axes)
+    ranks = tuple(None if tensor is None else tensor / count for tensor in case.ranks)
+    scaled = judge(replace(case, ranks=ranks))
+    return scaled if scaled.verdict.agreement in FINE else judged
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
 def _by_key(judged: Sequence[Judged]) -> dict[Key, Judged]:
-    return {(one.case.kind, one.case.name): one for one in judged}
+    return {(result.case.kind, result.case.name): result for result in judged}

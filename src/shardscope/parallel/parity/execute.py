@@ -9,17 +9,21 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.modules import named_places, own_buffers, own_parameters
 from shardscope.errors import ParityError
+from shardscope.parallel.parity.names import OriginalNames
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.task import Task, call_model, default_loss
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Probe", "Whole", "execute", "named_buffers", "named_parameters"]
+__all__ = ["GatherFull", "Probe", "execute", "named_buffers", "named_parameters"]
 
 Tensors = dict[str, torch.Tensor]
-Whole = Callable[[TensorKind, Tensors], Tensors]
-"""Makes whole tensors of a rank's pieces; all ranks call it with theirs, in the same order."""
+GatherFull = Callable[[TensorKind, Tensors], Tensors]
+"""Makes full tensors of a rank's shards; all ranks call it with theirs, in the same order."""
+
+_SEPARATOR = "\0"  # in no path
 
 
 def _as_they_are(_: TensorKind, tensors: Tensors) -> Tensors:
@@ -27,56 +31,85 @@ def _as_they_are(_: TensorKind, tensors: Tensors) -> Tensors:
 
 
 class Probe(Protocol):
-    """Someone who looks at modules while they run."""
+    """Records what modules or ops compute while a step runs."""
 
-    def watching(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Look, until the context ends."""
+    def watching(self, model: nn.Module, names: OriginalNames) -> AbstractContextManager[None]:
+        """Record until the context ends."""
 
     @property
     def seen(self) -> dict[str, torch.Tensor]:
-        """What was seen."""
+        """What was recorded."""
 
     @property
     def sources(self) -> dict[str, Source]:
         """The lines behind it, where they are known."""
 
+    @property
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """The numbers that ops were called with."""
+
 
 def execute(
-    model: nn.Module, task: Task, *, whole: Whole = _as_they_are, probe: Probe | None = None
+    model: nn.Module,
+    task: Task,
+    *,
+    names: OriginalNames | None = None,
+    gather: GatherFull = _as_they_are,
+    probe: Probe | None = None,
 ) -> Outcome:
-    """Run one step of `model`, which it changes; the caller sees to random numbers."""
-    before = {name: _local(one).clone() for name, one in named_buffers(model)}
+    """Run one step of `model`, which changes it; the caller seeds the random numbers.
+
+    `names` are the original's, for a model that was sharded.
+    """
+    names = OriginalNames(model) if names is None else names
+    before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs()
     with ExitStack() as stack:
-        outputs = stack.enter_context(_caught_outputs(model))
+        calls = stack.enter_context(_caught_outputs(model, names))
         if probe is not None:
-            stack.enter_context(probe.watching(model))
+            stack.enter_context(probe.watching(model, names))
         if task.step is not None:
             task.step(model, inputs)
         else:
             _step(model, inputs, task)
-    gradients = {name: one.grad for name, one in named_parameters(model)}
-    gradients |= {f"inputs{place}": one.grad for place, one in named_tensors(inputs)}
-    buffers = dict(named_buffers(model))
+    gradients = {name: parameter.grad for name, parameter in names.parameters(model)}
+    gradients |= {f"inputs{place}": tensor.grad for place, tensor in named_tensors(inputs)}
+    buffers = dict(names.buffers(model))
     changed = {
         name
-        for name, one in buffers.items()
-        if name not in before or not _is_same(before[name], _local(one))
+        for name, buffer in buffers.items()
+        if name not in before or not _is_same(before[name], _local(buffer))
     }
-    found = dict(named_tensors(outputs[-1] if outputs else ()))
-    present = {name: _densify(one) for name, one in gradients.items() if one is not None}
+    outputs = {
+        f"{call}{_SEPARATOR}{path}": tensor
+        for call, output in enumerate(calls)
+        for path, tensor in named_tensors(output)
+    }
+    present = {
+        name: _densify(gradient) for name, gradient in gradients.items() if gradient is not None
+    }
     return Outcome(
-        [(name, _detach(one)) for name, one in whole(TensorKind.OUTPUT, found).items()],
-        whole(TensorKind.GRADIENT, present),
-        {name: _detach(one).clone() for name, one in whole(TensorKind.BUFFER, buffers).items()},
+        [
+            (name.partition(_SEPARATOR)[2], _detach(tensor))
+            for name, tensor in gather(TensorKind.OUTPUT, outputs).items()
+        ],
+        gather(TensorKind.GRADIENT, present),
+        {
+            name: _detach(buffer).clone()
+            for name, buffer in gather(TensorKind.BUFFER, buffers).items()
+        },
         frozenset(changed),
+        num_calls=len(calls),
         seen={} if probe is None else probe.seen,
         sources={} if probe is None else probe.sources,
+        numbers={} if probe is None else probe.numbers,
     )
 
 
 def _step(model: nn.Module, inputs: Any, task: Task) -> None:
     output = call_model(model, inputs)
+    if not task.has_backward:
+        return
     losses = default_loss(output) if task.loss is None else [_find_loss(task, output)]
     losses = [one * task.loss_scale if task.loss_scale != 1.0 else one for one in losses]
     losses = [one for one in losses if one.requires_grad]
@@ -90,20 +123,41 @@ def _find_loss(task: Task, output: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         kind = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else loss
         raise ParityError(
-            f"loss returned {kind!s:.80}, and a backward begins at one number. Return that."
+            f"loss returned {kind!s:.80}, but backward starts at a tensor with one element. Return "
+            "the loss as a scalar tensor."
         )
     return loss
 
 
 @contextmanager
-def _caught_outputs(model: nn.Module) -> Iterator[list[Any]]:
-    """What the model returns each time it is called; a user's step may keep it to itself."""
+def _caught_outputs(model: nn.Module, names: OriginalNames) -> Iterator[list[Any]]:
+    """What the model returns in each of its calls, also where a user's step does not return it.
+
+    A step may call what a wrapper such as DDP is around; a wrapper's call is its own, though.
+    """
     outputs: list[Any] = []
-    handle = model.register_forward_hook(lambda _, __, output: outputs.append(output))
+    depth = 0
+
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth and not is_in_backward():  # which calls a checkpointed model once more
+            outputs.append(output)
+
+    handles = []
+    for name, module in names.modules(model):
+        if not name:
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave))
     try:
         yield outputs
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

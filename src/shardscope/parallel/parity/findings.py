@@ -1,22 +1,31 @@
-"""Records of what was examined: verdicts with their causes, divergences, findings."""
+"""What differs, where and why: the record of what was examined, and its findings."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from msgspec.structs import replace
 
 from shardscope.numerics.noise import as_exact, measure
-from shardscope.parallel.parity.causes import Explanation, explain
+from shardscope.parallel.parity.causes import (
+    UNKNOWN,
+    Explanation,
+    explain,
+    explain_fused,
+    sharding_axes,
+)
 from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.locate import Parting, is_within
+from shardscope.parallel.parity.locate import Kind, Origin, is_within
 from shardscope.parallel.parity.opinions import CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
 from shardscope.parallel.parity.outcome import Outcome, tie_names
-from shardscope.parallel.parity.remedies import describe_parting, suggest
+from shardscope.parallel.parity.remedies import suggest
 from shardscope.record import (
     FINE,
     Agreement,
@@ -26,38 +35,65 @@ from shardscope.record import (
     Parity,
     Phase,
     Severity,
+    Source,
     Suspect,
     TensorKind,
     TensorVerdict,
 )
 
-__all__ = ["find_problems", "make_parity"]
+__all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
 
-_EXPLAINABLE = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
-_PHASES = {
-    TensorKind.OUTPUT: Phase.FORWARD,
-    TensorKind.GRADIENT: Phase.BACKWARD,
-    TensorKind.BUFFER: Phase.FORWARD,
-}
-_MAX_ELEMENTS = 2**14
+_HARMLESS = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
+# Verdicts that say all there is to say where no cause is known.
+_PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
+# Causes that a weight can have, which is not computed.
+_OF_WEIGHTS = (Suspect.STALE, Suspect.WRONG_SLICE, Suspect.WRONG_GROUP, Suspect.PERMUTED)
 _NOISY = 0.1  # relative, of an output
 _NAMED = 3  # tensors that a finding names
+_MAX_ELEMENTS = 2**14  # of a tensor that follows from another and is explained all the same
 
 
-def make_parity(examined: Examined, axes: Mapping[str, int], *, is_in_processes: bool) -> Parity:
-    """The record."""
-    torn = _find_torn_ties(examined.reference, examined.judged)
+@final
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One cause and where it is; `module` is None where it is in no module's code."""
+
+    cause: Explanation
+    subject: str
+    fact: str
+    remedy: str
+    module: str | None = None
+    phase: Phase = Phase.FORWARD
+    names: tuple[str, ...] = ()  # of the tensors that show it, where it is not in a module
+    rule: str = ""  # if not the cause's
+    op: str = ""
+    source: Source | None = None
+
+
+def make_parity(
+    examined: Examined,
+    axes: Mapping[str, int],
+    problems: Sequence[Problem],
+    *,
+    is_in_processes: bool,
+) -> Parity:
+    """The record; every tensor that differs has the cause of a problem."""
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
-        tensors=tuple(_explained(one, examined, axes, torn) for one in examined.judged),
+        tensors=tuple(_explain_verdict(result, axes, problems) for result in examined.judged),
         divergences=tuple(
-            _diverge(
-                one,
-                examined,
-                _explain_parting(one, examined, axes, torn),
-                examined.op if index == 0 else None,
+            Divergence(
+                module=problem.module,
+                phase=problem.phase,
+                suspect=problem.cause.suspect,
+                detail=problem.fact,
+                type=examined.types.get(problem.module, ""),
+                op=problem.op,
+                source=problem.source,
+                remedy=problem.remedy,
             )
-            for index, one in enumerate(examined.partings)
+            for problem in problems
+            if problem.module is not None
         ),
         num_compared_modules=len(examined.types),
         is_in_processes=is_in_processes,
@@ -66,99 +102,460 @@ def make_parity(examined: Examined, axes: Mapping[str, int], *, is_in_processes:
     )
 
 
-def _explained(
-    one: Judged, examined: Examined, axes: Mapping[str, int], torn: Mapping[str, str]
+def _explain_verdict(
+    result: Judged, axes: Mapping[str, int], problems: Sequence[Problem]
 ) -> TensorVerdict:
-    verdict = one.verdict
-    if verdict.agreement not in _EXPLAINABLE or verdict.suspect is not None:
+    verdict = result.verdict
+    if verdict.agreement in _HARMLESS or not problems:
         return verdict
-    # Where it is known where it begins, what is large and elsewhere only follows from it.
-    is_there = any(is_within(one.case.name, parting.module) for parting in examined.partings)
-    if examined.partings and not is_there and math.prod(verdict.shape) > _MAX_ELEMENTS:
-        return replace(verdict, suspect=Suspect.UNKNOWN)
-    found = explain(one, axes)
-    if one.case.kind is TensorKind.GRADIENT and one.case.name in torn:
-        found = Explanation(Suspect.TORN_TIE, torn[one.case.name])
-    detail = "; ".join(filter(None, (verdict.detail, found.detail)))
-    return replace(verdict, suspect=found.suspect, ratio=found.ratio, detail=detail)
+    problem = next(
+        (
+            problem
+            for problem in problems
+            if verdict.name in problem.names
+            or (problem.module and is_within(verdict.name, problem.module))
+        ),
+        problems[0],
+    )
+    suspect = problem.cause.suspect
+    if verdict.name not in problem.names and math.prod(verdict.shape) > _MAX_ELEMENTS:
+        return replace(verdict, suspect=suspect)
+    own = explain(result, axes)
+    if own.suspect is not suspect and verdict.name not in problem.names:
+        return replace(verdict, suspect=suspect)
+    own = own if own.suspect is suspect else problem.cause
+    fact = "" if verdict.agreement in _PLAIN else _lower(own.fact.rstrip("."))
+    detail = "; ".join(filter(None, (verdict.detail, fact)))
+    return replace(verdict, suspect=suspect, ratio=own.ratio, detail=detail)
 
 
-def _find_torn_ties(reference: Outcome, judged: Sequence[Judged]) -> dict[str, str]:
-    """Parameters that were one, and whose gradients together are what that one's was."""
-    wrong = {
-        one.case.name: one
-        for one in judged
-        if one.case.kind is TensorKind.GRADIENT and one.verdict.agreement not in FINE
+def find_problems(examined: Examined, axes: Mapping[str, int]) -> list[Problem]:
+    """Why tensors differ, each cause once; none where all agree."""
+    wrong = [
+        result
+        for result in examined.judged
+        if result.case.kind is not TensorKind.PARAMETER
+        and result.verdict.agreement not in _HARMLESS
+    ]
+    return list(_Problems(examined, axes, wrong).find()) if wrong else []
+
+
+@final
+class _Problems:
+    def __init__(
+        self, examined: Examined, axes: Mapping[str, int], wrong: Sequence[Judged]
+    ) -> None:
+        self._examined = examined
+        self._axes = axes
+        self._wrong = wrong
+        self._outputs_agree = all(result.case.kind is TensorKind.GRADIENT for result in wrong)
+        self._ties = _find_broken_ties(examined.reference, wrong)
+        self._causes: dict[int, Explanation] = {}
+
+    def find(self) -> Iterator[Problem]:
+        """The problems, those of backward in its order."""
+        common = self._find_common_cause()
+        if common is not None:
+            yield common
+            return
+        if all(result.case.kind is TensorKind.BUFFER for result in self._wrong):
+            yield from self._describe_buffers()
+            return
+        origins = self._examined.origins
+        own = [result for result in origins if result.kind is Kind.GRADIENT_OF_PARAMETER]
+        yield from self._group_parameters(own)
+        for origin in origins:
+            if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
+                yield self._describe(origin)
+        if not origins:
+            yield from self._describe_tensors()
+
+    def _explain(
+        self, judged: Judged, module: str | None = None, *, is_forward: bool = False
+    ) -> Explanation:
+        if judged.case.kind is TensorKind.GRADIENT and judged.case.name in self._ties:
+            return self._ties[judged.case.name]
+        if id(judged) not in self._causes:
+            biases = [
+                parameter
+                for name, parameter in self._examined.reference.parameters.items()
+                if parameter.ndim == 1 and name.rpartition(".")[0] == module
+            ]
+            self._causes[id(judged)] = explain(judged, self._axes, biases, is_forward=is_forward)
+        return self._causes[id(judged)]
+
+    def _find_common_cause(self) -> Problem | None:
+        """One factor on all gradients, or an axis over which none is reduced: no module's fault."""
+        gradients = [
+            result
+            for result in self._examined.judged
+            if result.case.kind is TensorKind.GRADIENT and not result.case.name.startswith("inputs")
+        ]
+        wrong = [result for result in gradients if result.verdict.agreement not in _HARMLESS]
+        right = [
+            result for result in gradients if result not in wrong and not _is_noise(result.verdict)
+        ]
+        modules = {result.case.name.rpartition(".")[0] for result in wrong}
+        if not self._outputs_agree or right or len(modules) < 2 or self._ties:
+            return None
+        causes = [self._explain(result) for result in wrong]
+        known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
+        if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
+            return self._find_late_cause(wrong)
+        cause, is_all = known[0], len(known) == len(causes)
+        count = "" if is_all else f"{len(known)} of {len(causes)} gradients"
+        if cause.suspect is Suspect.MISSING_REDUCTION:
+            subject = f"{count} are not" if count else "No gradient is"
+            fact = f"{subject} reduced over {' and '.join(cause.axes)}. {cause.fact}"
+        elif cause.fact.startswith("It is"):
+            fact = cause.fact.replace("It is", f"{count} are" if count else "Every gradient is", 1)
+        else:
+            fact = f"{count or 'All gradients'} differ in the same way. {cause.fact}"
+        rest = "" if is_all else " The others differ in other ways."
+        remedy = suggest(cause, Kind.LOSS)
+        ratio = cause.ratio or 1.0
+        for num_calls in {self._examined.num_calls, self._examined.reference.num_calls} - {1}:
+            if math.isclose(max(ratio, 1 / ratio), num_calls, rel_tol=1e-2):
+                also = "also " if cause.axes else ""
+                rest = f" {num_calls} is {also}the number of micro-batches.{rest}"
+                divide = "divide the loss of each micro-batch by their number, once."
+                remedy = f"{remedy} Or {divide}" if also else f"D{divide[1:]}"
+        return Problem(
+            cause, "all gradients", f"Outputs agree. {fact}{rest}", remedy, phase=Phase.BACKWARD
+        )
+
+    def _find_late_cause(self, wrong: Sequence[Judged]) -> Problem | None:
+        """All gradients of parameters, though none that backward passes on: no module's fault."""
+        own = {
+            origin.judged.case.name
+            for origin in self._examined.origins
+            if origin.kind is Kind.GRADIENT_OF_PARAMETER and origin.is_first
+        }
+        if len(own) < len(self._examined.origins) or any(r.case.name not in own for r in wrong):
+            return None
+        agreements = {result.verdict.agreement for result in wrong}
+        if not agreements <= {Agreement.DIFFERS, Agreement.RANKS_DISAGREE}:
+            return None
+        cause = Explanation(
+            Suspect.UNKNOWN,
+            "The gradient of every parameter differs, although those of all modules' outputs "
+            "agree.",
+            remedy="Look at what changes gradients during and after backward: hooks, zero_grad() "
+            "between micro-batches, clipping, and the reduction over ranks.",
+        )
+        return Problem(
+            cause,
+            "all gradients",
+            f"Outputs agree. {cause.fact}",
+            cause.remedy,
+            phase=Phase.BACKWARD,
+        )
+
+    def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
+        """Parameters whose gradient differs for the same reason, together."""
+        groups: dict[object, list[Origin]] = {}
+        for origin in origins:
+            cause, agreement = self._explain(origin.judged), origin.judged.verdict.agreement
+            key = (cause.kind, agreement if agreement in _PLAIN else None)
+            groups.setdefault(key, []).append(origin)
+        for group in groups.values():
+            yield self._describe_parameters(group)
+
+    def _describe_parameters(self, origins: Sequence[Origin]) -> Problem:
+        first = origins[0]
+        cause, verdict = self._explain(first.judged), first.judged.verdict
+        names = [origin.judged.case.name for origin in origins]
+        fact = f"The gradient of {names[0]} differs"
+        agree = "that of its module's output agrees"
+        if len(names) > 1:
+            fact = f"The gradients of {_list_names(names)} differ"
+            agree = "those of their modules' outputs agree"
+        fact += f", although {agree}." if all(result.is_first for result in origins) else "."
+        is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in _PLAIN
+        why = cause.fact.replace("It is", "Each is", 1) if len(names) > 1 else cause.fact
+        module = _find_common_module([origin.module or "" for origin in origins])
+        return Problem(
+            cause,
+            module or "the model itself",
+            self._after_outputs(f"{fact} {_sentence(verdict.detail) if is_plain else why}"),
+            suggest(cause, first.kind),
+            module=module,
+            phase=Phase.BACKWARD,
+            names=tuple(names),
+            rule=f"parity-{verdict.agreement}" if is_plain else "",
+        )
+
+    def _describe(self, origin: Origin) -> Problem:
+        is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
+        op = self._examined.op if is_first else None
+        cause = self._explain_origin(origin, op)
+        agreement = origin.judged.verdict.agreement
+        is_plain = cause.suspect is Suspect.UNKNOWN and agreement in _PLAIN
+        if is_plain:
+            cause = Explanation(Suspect.UNKNOWN, _sentence(origin.judged.verdict.detail))
+        named = "" if op is None else f" The first op to differ is {op.name}."
+        fact = f"{_say_place(origin)}{named} {cause.fact}".strip()
+        return Problem(
+            cause,
+            _name_place(origin),
+            fact if origin.phase is Phase.FORWARD else self._after_outputs(fact),
+            suggest(cause, origin.kind),
+            module=origin.module,
+            phase=origin.phase,
+            rule=f"parity-{agreement}" if is_plain else "",
+            op="" if op is None else op.name,
+            source=None if op is None else op.source,
+        )
+
+    def _explain_origin(self, origin: Origin, op: WrongOp | None) -> Explanation:
+        """The cause: the weights', or from the values, the op, the layout, in this order."""
+        if origin.judged.verdict.agreement is Agreement.NONFINITE:
+            return UNKNOWN
+        is_drawn = [result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong]
+        fact = "The ranks drew different random numbers for a replicated tensor."
+        draw = Explanation(Suspect.RANDOMNESS, fact)
+        if all(is_drawn):  # values that were drawn may look like anything
+            return draw
+        is_forward = origin.phase is Phase.FORWARD and origin.module is not None
+        weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
+        if weights.fact:
+            return weights
+        found = (
+            self._explain(origin.judged, origin.module, is_forward=is_forward),
+            UNKNOWN if op is None else self._explain_op(op, origin.module),
+            self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
+        )
+        known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
+        known = known or next((cause for cause in found if cause.remedy), None)
+        if known is None and any(is_drawn):
+            return draw
+        return known or next((cause for cause in found if cause.fact), UNKNOWN)
+
+    def _explain_weights(self, module: str) -> Explanation:
+        """Weights that were wrong before the step."""
+        for name, places in self._examined.unheld.items():
+            if name.rpartition(".")[0] == module:
+                return Explanation(Suspect.WRONG_SLICE, f"No rank holds {name}{places}.")
+        for result in self._examined.judged:
+            is_own = result.case.name.rpartition(".")[0] == module
+            if result.case.kind is TensorKind.PARAMETER and is_own:
+                cause = self._explain(result)
+                fact = f"{result.case.name} differs already before the step"
+                if cause.suspect in _OF_WEIGHTS:
+                    return dataclasses.replace(cause, fact=f"{fact}: {_lower(cause.fact)}")
+                scale = "" if cause.ratio is None else f" by a factor of {cause.ratio:.4g}"
+                return Explanation(
+                    Suspect.UNKNOWN if cause.ratio is None else Suspect.SCALED,
+                    f"{fact}{scale}.",
+                    ratio=cause.ratio,
+                    remedy="Load or initialize it on the ranks as on the single device.",
+                )
+        return UNKNOWN
+
+    def _explain_op(self, op: WrongOp, module: str | None) -> Explanation:
+        """From what the op takes, which differs already, or is only a shard of what it needs."""
+        wrong = [result for result in op.inputs if result.full]
+        for result in wrong:
+            cause = self._explain(result, is_forward=True)
+            if cause.suspect is not Suspect.UNKNOWN:
+                fact = f"Its input differs already: {_lower(cause.fact)}"
+                return dataclasses.replace(cause, fact=fact)
+        fused = explain_fused(op.inputs, self._axes)
+        if fused is not None:
+            return fused
+        if op.outputs and op.outputs[0].full:
+            cause = self._explain(op.outputs[0], module, is_forward=True)
+            if cause.suspect is not Suspect.UNKNOWN:
+                return cause
+        if op.changed and not wrong:
+            name, ours, theirs = op.changed[0]
+            return Explanation(
+                Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
+                f"Its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
+                "device.",
+                remedy="Compute it from the sizes of the full model, not from those of a shard.",
+            )
+        layouts = [result.layout for result in op.inputs if result.layout is not None]
+        if wrong or not layouts:
+            return UNKNOWN
+        if len({layout.orders for layout in layouts}) > 1:
+            orders = " and ".join(
+                dict.fromkeys(layout.describe(list(self._axes)) for layout in layouts)
+            )
+            axes = sharding_axes(layouts[0], self._axes)
+            fact = f"Its inputs are sharded in different orders: {orders}."
+            return Explanation(Suspect.PERMUTED, fact, axes)
+        where = layouts[0].describe(list(self._axes))
+        return Explanation(
+            Suspect.MISSING_REDUCTION,
+            f"Each rank runs it on its own shard of the input only ({where}).",
+            sharding_axes(layouts[0], self._axes),
+        )
+
+    def _explain_loss(self) -> Explanation:
+        """From the layout of the outputs that the loss is computed from."""
+        outputs = [
+            result for result in self._examined.judged if result.case.kind is TensorKind.OUTPUT
+        ]
+        layout = next((result.layout for result in outputs if result.layout is not None), None)
+        if layout is None:
+            return UNKNOWN
+        where, axes = layout.describe(list(self._axes)), sharding_axes(layout, self._axes)
+        if not layout.is_contiguous:
+            fact = f"The output is sharded along {where}; labels and masks must be in that order."
+            return Explanation(Suspect.PERMUTED, fact, axes)
+        fact = f"The loss is computed from each rank's own shard of the output only ({where})."
+        return Explanation(Suspect.MISSING_REDUCTION, fact, axes)
+
+    def _describe_buffers(self) -> Iterator[Problem]:
+        """Buffers that differ although all else agrees, those of a module together."""
+        groups: dict[str, list[Judged]] = {}
+        for result in self._wrong:
+            groups.setdefault(result.case.name.rpartition(".")[0], []).append(result)
+        for module, group in groups.items():
+            causes = [self._explain(result) for result in group]
+            known = (cause for cause in causes if cause.suspect is not Suspect.UNKNOWN)
+            cause = next(known, UNKNOWN)
+            names = _list_names([result.case.name for result in group])
+            differ = "differs" if len(group) == 1 else "differ"
+            yield Problem(
+                cause,
+                module or "the model itself",
+                f"Outputs and gradients agree; after the step {names} {differ}. {cause.fact}",
+                suggest(cause, Kind.BUFFER),
+                module=module,
+                names=tuple(result.case.name for result in group),
+            )
+
+    def _describe_tensors(self) -> Iterator[Problem]:
+        """Without a place: tensors that differ in the same way, together."""
+        groups: dict[object, list[Judged]] = {}
+        for result in self._wrong:
+            cause = self._explain(result)
+            groups.setdefault((result.case.kind, result.verdict.agreement, cause.kind), []).append(
+                result
+            )
+        for group in groups.values():
+            first = group[0]
+            cause, verdict = self._explain(first), first.verdict
+            names = [result.case.name or "the output" for result in group]
+            what = "" if verdict.kind is TensorKind.OUTPUT else f"{verdict.kind} of "
+            is_plain = cause.suspect is Suspect.UNKNOWN
+            detail = _sentence(verdict.detail) if is_plain else cause.fact
+            agreement = verdict.agreement.replace("_", " ")
+            yield Problem(
+                cause,
+                names[0],
+                f"{what}{_list_names(names)}: {agreement}. {detail}".strip(),
+                suggest(cause, Kind.LOSS),
+                names=tuple(result.case.name for result in group),
+                rule=f"parity-{verdict.agreement.replace('_', '-')}" if is_plain else "",
+            )
+
+    def _after_outputs(self, fact: str) -> str:
+        return f"Outputs agree. {fact}".strip() if self._outputs_agree else fact.strip()
+
+
+def _say_place(origin: Origin) -> str:
+    """A sentence about where the versions diverge, which claims only what was compared."""
+    at = f"`{origin.at}`" if origin.at else "the model"
+    own = f"`{origin.module}`" if origin.module else "the model"
+    which = f" ({origin.path})" if origin.path not in ("", "[0]") else ""
+    match origin.kind:
+        case Kind.OUTPUT if origin.at:
+            agree = "; its inputs agree" if origin.is_first else ""
+            return f"{at} is the first module whose output{which} differs{agree}."
+        case Kind.OUTPUT:
+            agree = "; what its modules return agrees" if origin.is_first else ""
+            return f"The output of the model{which} is the first tensor that differs{agree}."
+        case Kind.INPUT if origin.module is None:
+            return f"The input of the model{which} differs already."
+        case Kind.INPUT:
+            agree = ", while what it is computed from agrees" if origin.is_first else ""
+            return (
+                f"The first tensor that differs is the input{which} of {at}{agree}: the two "
+                f"versions diverge in the code of {own} itself."
+            )
+        case Kind.GRADIENT_OF_INPUT:
+            fact = f"The first gradient that differs is that of the input{which} of {at}"
+            return f"{fact}, which its backward returns."
+        case Kind.LOSS:
+            return (
+                "The gradient of the model's output differs already, so the two versions diverge "
+                "in the loss."
+            )
+        case _:
+            return (
+                f"The first gradient that differs is that of the output{which} of {at}: the two "
+                f"versions diverge in the code of {own} itself."
+            )
+
+
+def _name_place(origin: Origin) -> str:
+    if origin.module is None:
+        return "the loss" if origin.kind is Kind.LOSS else "the inputs of the model"
+    return origin.module or "the model itself"
+
+
+def _find_broken_ties(reference: Outcome, wrong: Sequence[Judged]) -> dict[str, Explanation]:
+    """Parameters that were one, and whose gradients add up to what that one's was."""
+    gradients = {
+        result.case.name: result for result in wrong if result.case.kind is TensorKind.GRADIENT
     }
     ties: dict[str, list[str]] = {}
     for name, first in tie_names(reference.gradients).items():
         ties.setdefault(first, []).append(name)
-    torn: dict[str, str] = {}
+    broken: dict[str, Explanation] = {}
     for names in ties.values():
-        if len(names) > 1 and all(name in wrong for name in names) and _add_up(wrong, names):
-            fact = f"{' and '.join(names)} were one tensor and are now separate: each has a part"
-            torn |= dict.fromkeys(names, fact)
-    return torn
+        present = [name for name in names if name in gradients]
+        if len(present) > 1 and _add_up([gradients[name] for name in present]):
+            fact = (
+                f"{' and '.join(present)} were one tensor and are {len(present)} now, each with a "
+                "part of the gradient."
+            )
+            remedy = (
+                f"Tie them again after sharding ({present[1]} = {present[0]}), and give both the "
+                "same placement."
+            )
+            broken |= dict.fromkeys(present, Explanation(Suspect.BROKEN_TIE, fact, remedy=remedy))
+    return broken
 
 
-def _add_up(wrong: Mapping[str, Judged], names: Sequence[str]) -> bool:
-    cases = [wrong[name].case for name in names]
-    parts = [as_exact(wrong[name].wholes[0]) for name in names if wrong[name].wholes]
-    target, floor = cases[0].target, cases[0].floor
-    if len(parts) < len(names) or target is None or floor is None:
+def _add_up(judged: Sequence[Judged]) -> bool:
+    parts = [as_exact(result.full[0]) for result in judged if result.full]
+    target, floor = judged[0].case.target, judged[0].case.floor
+    if len(parts) < len(judged) or target is None or floor is None:
         return False
     return floor.at(4.0).allows(measure(torch.stack(parts).sum(0), target))
 
 
-def _diverge(
-    parting: Parting, examined: Examined, found: Explanation, op: WrongOp | None
-) -> Divergence:
-    return Divergence(
-        module=parting.module,
-        phase=parting.phase,
-        suspect=found.suspect,
-        detail=describe_parting(parting, found.detail),
-        type=examined.types.get(parting.module, ""),
-        op="" if op is None else op.name,
-        source=None if op is None else op.source,
-        remedy=suggest(found.suspect, parting.phase),
-    )
+def _find_common_module(modules: Sequence[str]) -> str:
+    """The module that holds all of them, if it is not the model itself; else the first."""
+    common = modules[0].split(".")
+    for module in modules[1:]:
+        pairs = zip(common, module.split("."), strict=False)
+        matching = [own == other for own, other in pairs]
+        common = common[: matching.index(False) if False in matching else len(matching)]
+    return ".".join(common) or modules[0]
 
 
-def _explain_parting(
-    parting: Parting, examined: Examined, axes: Mapping[str, int], torn: Mapping[str, str]
-) -> Explanation:
-    if parting.judged.verdict.agreement is Agreement.NONFINITE:
-        return Explanation(Suspect.UNKNOWN, parting.judged.verdict.detail)
-    if parting.judged.case.kind is TensorKind.GRADIENT and parting.judged.case.name in torn:
-        return Explanation(Suspect.TORN_TIE, torn[parting.judged.case.name])
-    for one in examined.judged:
-        if one.case.kind is TensorKind.PARAMETER and is_within(one.case.name, parting.module):
-            cause = explain(one, axes)
-            return Explanation(cause.suspect, f"its {one.case.name} is wrong, {cause.detail}")
-    found = explain(parting.judged, axes)
-    is_drawn = any(one.verdict.suspect is Suspect.RANDOMNESS for one in examined.judged)
-    if found.suspect is Suspect.UNKNOWN and is_drawn:
-        return Explanation(Suspect.RANDOMNESS, "ranks drew different numbers for the same value")
-    return found
+def _is_noise(verdict: TensorVerdict) -> bool:
+    """Whether a gradient is zero but for noise, so that any factor of it would be right."""
+    return verdict.noise is None or verdict.noise > _NOISY
 
 
-def find_problems(parity: Parity) -> Iterator[Finding]:
-    """What a user should act on: the place where it begins, or, without one, what differs."""
-    wrong = [one for one in parity.tensors if _severity(one.agreement) is Severity.ERROR]
-    for one in parity.divergences:
+def list_findings(parity: Parity, problems: Sequence[Problem]) -> Iterator[Finding]:
+    """What a user should act on."""
+    for problem in problems:
         yield Finding(
-            rule=f"parity-{one.suspect.replace('_', '-')}",
+            rule=problem.rule or f"parity-{problem.cause.suspect.replace('_', '-')}",
             severity=Severity.ERROR,
-            subject=one.module or "the model itself",
-            fact=f"{one.detail}.{f' The first op to differ is {one.op}.' if one.op else ''}",
-            remedy=one.remedy,
-            source=one.source,
+            subject=problem.subject,
+            fact=problem.fact,
+            remedy=problem.remedy,
+            source=problem.source,
         )
-    if wrong and not parity.divergences:
-        yield from _find_weights([one for one in wrong if one.kind is TensorKind.PARAMETER])
-        yield from _find_tensors(wrong)
-    if not wrong:
+    if not problems:
         yield from _find_harmless(parity)
         yield from _find_noisy(parity)
     if not parity.tensors:
@@ -166,40 +563,9 @@ def find_problems(parity: Parity) -> Iterator[Finding]:
             rule="parity-nothing",
             severity=Severity.WARNING,
             subject="the step",
-            fact="it produced no outputs, gradients or changed buffers, so nothing was compared.",
-            remedy="Return tensors from the model, or let the step call it.",
-        )
-
-
-def _find_weights(parameters: Sequence[TensorVerdict]) -> Iterator[Finding]:
-    if not parameters:
-        return
-    first = parameters[0]
-    suspect = first.suspect or Suspect.UNKNOWN
-    yield Finding(
-        rule="parity-weights",
-        severity=Severity.ERROR,
-        subject=first.name,
-        fact=f"before the step, {_name_some(parameters)} {_is_are(parameters)} not what the "
-        f"original has{f': {first.detail}' if first.detail else ''}.",
-        remedy=suggest(suspect, Phase.FORWARD),
-    )
-
-
-def _find_tensors(wrong: Sequence[TensorVerdict]) -> Iterator[Finding]:
-    groups: dict[tuple[TensorKind, Agreement, Suspect | None], list[TensorVerdict]] = {}
-    for one in wrong:
-        if one.kind is not TensorKind.PARAMETER:
-            groups.setdefault((one.kind, one.agreement, one.suspect), []).append(one)
-    for (kind, agreement, suspect), some in groups.items():
-        rule = (suspect or agreement).replace("_", "-")
-        detail = f": {some[0].detail}" if some[0].detail else ""
-        yield Finding(
-            rule=f"parity-{rule}",
-            severity=Severity.ERROR,
-            subject=some[0].name or "the output",
-            fact=f"{kind} {agreement.replace('_', ' ')} of {_name_some(some)}{detail}.",
-            remedy=suggest(suspect or Suspect.UNKNOWN, _PHASES[kind]),
+            fact="The step produced no outputs, gradients or changed buffers, so nothing was "
+            "compared.",
+            remedy="Return tensors from the model, or call the model in the step.",
         )
 
 
@@ -207,52 +573,57 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
     for agreement, fact, remedy in (
         (
             Agreement.RANDOM,
-            "differ only in what was drawn at random: with dropout and the like off they agree",
-            "Nothing is wrong; set dropout to 0 to compare without a second run.",
+            "differ only in the random numbers that were drawn: without dropout and the like they "
+            "agree",
+            "Nothing is wrong. Set dropout to 0 to compare without a second run.",
         ),
         (
             Agreement.ROUNDED,
-            "differ more than a single device does, by rounding only: in double precision they "
-            "agree",
-            "Nothing is wrong; reduce in float32 if it matters.",
+            "are less accurate than on the single device, by rounding only: in double precision "
+            "they agree",
+            "Nothing is wrong. Reduce in float32 if the accuracy matters.",
         ),
     ):
-        some = [one for one in parity.tensors if one.agreement is agreement]
-        if some:
+        names = [
+            result.name or "the output"
+            for result in parity.tensors
+            if result.agreement is agreement
+        ]
+        if names:
             yield Finding(
                 rule=f"parity-{agreement}",
                 severity=Severity.INFO,
-                subject=some[0].name or "the output",
-                fact=f"{_name_some(some)} {fact}.",
+                subject=names[0],
+                fact=f"{_list_names(names)} {fact}.",
                 remedy=remedy,
             )
 
 
 def _find_noisy(parity: Parity) -> Iterator[Finding]:
     """Outputs that are so noisy that nearly anything would be called close."""
-    for one in parity.tensors:
-        is_output = one.kind is TensorKind.OUTPUT and one.agreement is Agreement.CLOSE
-        if is_output and one.detail != CONFIRMED and (one.noise or 0.0) > _NOISY:
+    for result in parity.tensors:
+        is_output = result.kind is TensorKind.OUTPUT and result.agreement is Agreement.CLOSE
+        if is_output and result.detail != CONFIRMED and (result.noise or 0.0) > _NOISY:
             yield Finding(
                 rule="parity-noisy",
                 severity=Severity.WARNING,
-                subject=one.name or "the output",
-                fact=f"it is close, but moves by {one.noise:.0%} when weights change in their last "
-                "place, and double precision could not be asked: nearly anything would be close.",
-                remedy="Compare fewer layers, or let both versions run in float64.",
+                subject=result.name or "the output",
+                fact=f"It is close, but it changes by {result.noise:.0%} when weights change by "
+                "one unit in the last place, and the ranks do not run in double precision: almost "
+                "any result would count as close.",
+                remedy="Compare fewer layers, or run both versions in float64.",
             )
 
 
-def _severity(agreement: Agreement) -> Severity:
-    harmless = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
-    return Severity.INFO if agreement in harmless else Severity.ERROR
+def _list_names(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    more = f" and {len(unique) - _NAMED} more" if len(unique) > _NAMED else ""
+    return ", ".join(unique[:_NAMED]) + more
 
 
-def _name_some(some: Sequence[TensorVerdict]) -> str:
-    names = [one.name or "the output" for one in some[:_NAMED]]
-    more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
-    return ", ".join(names) + more
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
-def _is_are(some: Sequence[TensorVerdict]) -> str:
-    return "is" if len(some) == 1 else "are"
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -18,7 +19,7 @@ from shardscope.numerics.noise import (
     measure,
 )
 from shardscope.parallel.parity.cases import Case
-from shardscope.parallel.parity.pieces import arrangements, lines_along
+from shardscope.parallel.parity.layouts import Layout, ranks_along, shard_layouts
 from shardscope.record import FINE, Agreement, TensorKind, TensorVerdict, compress_ranks
 
 __all__ = ["Judged", "judge"]
@@ -27,11 +28,16 @@ __all__ = ["Judged", "judge"]
 @final
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A case with its verdict, and what each rank has to be compared, put together from pieces."""
+    """A case with its verdict.
+
+    `full` has the full tensor of each rank, put together from shards by `layout` where there are
+    any; it is empty where the tensor is right.
+    """
 
     case: Case
     verdict: TensorVerdict
-    wholes: tuple[torch.Tensor, ...] = ()
+    full: tuple[torch.Tensor, ...] = ()
+    layout: Layout | None = None
 
 
 class _Far(NamedTuple):
@@ -44,69 +50,102 @@ class _Far(NamedTuple):
 def judge(case: Case) -> Judged:
     """The verdict on one tensor."""
     reference = case.reference
-    present = [rank for rank, one in enumerate(case.ranks) if one is not None]
+    present = [rank for rank, tensor in enumerate(case.ranks) if tensor is not None]
     if reference is None:
         return _judge_extra(case, present)
-    if not present and not bool(reference.any()):
-        return _settle(case, Agreement.EQUAL, "none, and the single device's is zero")
     absent = [rank for rank in range(len(case.ranks)) if rank not in present]
-    if absent:
-        where = "no rank has one" if not present else "some ranks have none"
-        return _settle(case, Agreement.MISSING, f"{where}; the single device does", absent)
-    return _judge_values(case, [one for one in case.ranks if one is not None])
+    if not absent:
+        return _judge_values(case, [tensor for tensor in case.ranks if tensor is not None])
+    is_zero = not bool(reference.any())
+    if is_zero and not any(bool(_tensor_of(case, rank).any()) for rank in present):
+        return _settle(case, Agreement.EQUAL, "zero on the single device, and none on the ranks")
+    where = "no rank has one" if not present else "some ranks have none"
+    return _settle(case, Agreement.MISSING, f"{where}; the single device does", absent)
 
 
 def _judge_extra(case: Case, present: Sequence[int]) -> Judged:
-    held = [rank for rank in present if bool(_held(case, rank).any())]
-    if not held:
+    nonzero = [rank for rank in present if bool(_tensor_of(case, rank).any())]
+    if not nonzero:
         return _settle(case, Agreement.EQUAL, "zero, and the single device has none")
-    return _settle(case, Agreement.EXTRA, "the single device has none", held)
+    return _settle(case, Agreement.EXTRA, "the single device has none", nonzero)
 
 
-def _held(case: Case, rank: int) -> torch.Tensor:
+def _tensor_of(case: Case, rank: int) -> torch.Tensor:
     tensor = case.ranks[rank]
     assert tensor is not None
     return tensor
 
 
-def _judge_values(case: Case, held: Sequence[torch.Tensor]) -> Judged:
+def _judge_values(case: Case, tensors: Sequence[torch.Tensor]) -> Judged:
     assert case.reference is not None
     strangers = [
-        rank for rank, one in enumerate(held) if not _may_be(one.dtype, case.reference.dtype, case)
+        rank
+        for rank, tensor in enumerate(tensors)
+        if not _may_be(tensor.dtype, case.reference.dtype, case)
     ]
     if strangers:
-        fact = f"of {_name(held[strangers[0]].dtype)}, not {_name(case.reference.dtype)}"
+        fact = f"dtype is {_name(tensors[strangers[0]].dtype)}, not {_name(case.reference.dtype)}"
         return _settle(case, Agreement.RESHAPED, fact, strangers)
     shape = case.reference.shape
-    if all(one.shape == shape for one in held):
-        return _judge_averaged(case, held, _judge_wholes(case, held))
-    judged = None
-    for cut in arrangements(held, shape, case.sizes):
-        wholes = cut.join(held)
-        if wholes is not None and all(one.shape == shape for one in wholes):
-            judged = _judge_wholes(case, wholes)
+    if all(tensor.shape == shape for tensor in tensors):
+        return _judge_averaged(case, tensors, _judge_full(case, tensors))
+    nearest: Judged | None = None
+    for layout in shard_layouts(tensors, shape, case.sizes):
+        for full in _join(case, tensors, layout):
+            judged = replace(_judge_full(case, full), layout=layout)
             if judged.verdict.agreement in FINE:
                 return judged
-    if judged is not None:
-        return judged
-    odd = [rank for rank, one in enumerate(held) if one.shape != shape]
-    fact = f"of the shape {list(held[odd[0]].shape)}, which pieces do not make up {list(shape)}"
+            if nearest is None or _error(judged) < _error(nearest):
+                nearest = judged
+    if nearest is not None:
+        return nearest
+    odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
+    fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _settle(case, Agreement.RESHAPED, fact, odd)
 
 
-def _judge_averaged(case: Case, held: Sequence[torch.Tensor], judged: Judged) -> Judged:
-    """Of an output such as a loss, where the batch is cut, the mean over ranks may be right."""
+def _join(
+    case: Case, tensors: Sequence[torch.Tensor], layout: Layout
+) -> Iterator[Sequence[torch.Tensor]]:
+    """Full tensors of what each rank has of all calls, or of each call in turn."""
+    assert case.reference is not None
+    joined = [layout.join(tensors)]
+    if case.calls:
+        calls = [layout.join(call) for call in zip(*case.calls, strict=True)]
+        along = min(case.batch_dim, case.reference.ndim - 1)
+        if all(full is not None for full in calls):
+            by_rank = zip(*(full for full in calls if full is not None), strict=True)
+            joined.append([torch.cat(full, along) for full in by_rank])
+    for full in joined:
+        if full is not None and all(tensor.shape == case.reference.shape for tensor in full):
+            yield full
+
+
+def _error(judged: Judged) -> float:
+    error = judged.verdict.error
+    return math.inf if error is None else error
+
+
+def _judge_averaged(case: Case, tensors: Sequence[torch.Tensor], judged: Judged) -> Judged:
+    """Of an output that is reduced over the batch, where that is sharded, each rank has its own.
+
+    Averaged over ranks it may be right, such as a loss; or summed, such as a count.
+    """
     is_fine = judged.verdict.agreement in FINE
-    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT or case.floor is None:
+    if is_fine or not case.batch_axes or case.kind is not TensorKind.OUTPUT:
         return judged
-    means = [as_exact(one) for one in held]
+    sums = [as_exact(tensor) for tensor in tensors]
     for axis in case.batch_axes:
-        for line in lines_along(case.sizes, axis):
-            mean = torch.stack([means[rank] for rank in line]).mean(0)
+        for line in ranks_along(case.sizes, axis):
+            total = torch.stack([sums[rank] for rank in line]).sum(0)
             for rank in line:
-                means[rank] = mean
-    averaged = _judge_wholes(case, [one.to(held[0].dtype) for one in means])
-    return averaged if averaged.verdict.agreement in FINE else judged
+                sums[rank] = total
+    count = math.prod(case.sizes[axis] for axis in case.batch_axes)
+    for divisor in (count, 1):
+        reduced = _judge_full(case, [(total / divisor).to(tensors[0].dtype) for total in sums])
+        if reduced.verdict.agreement in FINE:
+            return reduced
+    return judged
 
 
 def _may_be(dtype: torch.dtype, wanted: torch.dtype, case: Case) -> bool:
@@ -117,12 +156,12 @@ def _may_be(dtype: torch.dtype, wanted: torch.dtype, case: Case) -> bool:
     return epsilon(dtype) <= epsilon(case.precision)
 
 
-def _judge_wholes(case: Case, wholes: Sequence[torch.Tensor]) -> Judged:
+def _judge_full(case: Case, full: Sequence[torch.Tensor]) -> Judged:
     assert case.reference is not None
-    distinct = _distinct(wholes)
+    distinct = _distinct(full)
     if case.floor is None:
         off = [rank for rank, one in enumerate(distinct) if not torch.equal(one, case.reference)]
-        return _settle_off(case, wholes, off, _has_disagreement(distinct, None), None)
+        return _settle_off(case, full, off, _has_disagreement(distinct, None), None)
     assert case.target is not None
     exacts = {id(one): as_exact(one) for one in distinct}
     own = as_exact(case.reference)
@@ -130,7 +169,7 @@ def _judge_wholes(case: Case, wholes: Sequence[torch.Tensor]) -> Judged:
     nonfinite = [rank for rank, one in enumerate(distinct) if not is_same[id(one)]]
     if nonfinite:
         fact = _describe_nonfinite(distinct[nonfinite[0]], case.reference)
-        return _settle(case, Agreement.NONFINITE, fact, nonfinite, wholes=tuple(wholes))
+        return _settle(case, Agreement.NONFINITE, fact, nonfinite, full=tuple(full))
     measured = {key: measure(one, case.target) for key, one in exacts.items()}
     worst = max(distinct, key=lambda one: measured[id(one)].rms)
     far = _Far(measured[id(worst)], find_worst(exacts[id(worst)], case.target))
@@ -140,7 +179,7 @@ def _judge_wholes(case: Case, wholes: Sequence[torch.Tensor]) -> Judged:
     has_disagreement = bool(off) and _has_disagreement(
         [exacts[id(one)] for one in distinct], case.floor
     )
-    return _settle_off(case, wholes, off, has_disagreement, far)
+    return _settle_off(case, full, off, has_disagreement, far)
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -157,16 +196,16 @@ def _distinct(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return result
 
 
-def _has_disagreement(wholes: Sequence[torch.Tensor], floor: Floor | None) -> bool:
-    others = [one for one in wholes if one is not wholes[0]]
+def _has_disagreement(full: Sequence[torch.Tensor], floor: Floor | None) -> bool:
+    others = [one for one in full if one is not full[0]]
     if floor is None:
         return bool(others)
-    return any(not floor.allows(measure(one, wholes[0])) for one in others)
+    return any(not floor.allows(measure(one, full[0])) for one in others)
 
 
 def _settle_off(
     case: Case,
-    wholes: Sequence[torch.Tensor],
+    full: Sequence[torch.Tensor],
     off: Sequence[int],
     has_disagreement: bool,
     far: _Far | None,
@@ -175,7 +214,7 @@ def _settle_off(
         agreement = Agreement.EQUAL if far is None else Agreement.CLOSE
     else:
         agreement = Agreement.RANKS_DISAGREE if has_disagreement else Agreement.DIFFERS
-    return _settle(case, agreement, "", off, far=far, wholes=tuple(wholes))
+    return _settle(case, agreement, "", off, far=far, full=tuple(full))
 
 
 def _settle(
@@ -185,9 +224,10 @@ def _settle(
     ranks: Sequence[int] = (),
     *,
     far: _Far | None = None,
-    wholes: tuple[torch.Tensor, ...] = (),
+    full: tuple[torch.Tensor, ...] = (),
 ) -> Judged:
-    tensor = case.reference if case.reference is not None else _held(case, ranks[0] if ranks else 0)
+    present = (tensor for tensor in (case.reference, *case.ranks) if tensor is not None)
+    tensor = next(present)
     verdict = TensorVerdict(
         name=case.name,
         kind=case.kind,
@@ -201,9 +241,9 @@ def _settle(
         ranks=compress_ranks(ranks),
         detail=detail,
     )
-    if agreement in FINE:  # nobody will ask what it was; a model has many of them
-        return Judged(replace(case, target=None, ranks=()), verdict)
-    return Judged(case, verdict, wholes)
+    if agreement in FINE:  # a model has many of them, and nothing is left to explain
+        return Judged(replace(case, target=None, ranks=(), calls=()), verdict)
+    return Judged(case, verdict, full)
 
 
 def _relate(error: float, floor: Floor) -> float | None:

@@ -1,138 +1,368 @@
-"""Where the two versions part: the first module whose result, or whose gradient, differs."""
+"""Where the two versions diverge: the first module call whose result, or gradient, differs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import final
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple, final
 
-from shardscope.parallel.parity.cases import Runs, cases
+import torch
+
+from shardscope.parallel.parity.cases import Case, Runs, cases, drop_extra_calls
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.probe import Spot
+from shardscope.parallel.parity.layouts import ranks_by_distance
+from shardscope.parallel.parity.outcome import Outcome, find_stages
+from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.record import FINE, Agreement, Phase, TensorKind
 
-__all__ = ["Parting", "find_partings", "is_within"]
+__all__ = ["Kind", "Mesh", "Origin", "find_origins", "is_within"]
 
 # Tensors of another shape or dtype on the way may be as they should be.
-_WRONG = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
+_WRONG = (
+    Agreement.DIFFERS,
+    Agreement.RANKS_DISAGREE,
+    Agreement.NONFINITE,
+    Agreement.MISSING,  # of gradients
+)
+
+
+class Mesh(NamedTuple):
+    """The sizes of a mesh, and along which of its axes and which dim the batch is sharded."""
+
+    sizes: tuple[int, ...]
+    batch_axes: tuple[int, ...] = ()
+    batch_dim: int = 0
+
+
+class Kind(StrEnum):
+    """What differs first."""
+
+    OUTPUT = "output"  # of a module
+    INPUT = "input"  # of a module, which its caller computed
+    GRADIENT_OF_INPUT = "gradient of input"  # of a module, which its backward returned
+    GRADIENT_OF_OUTPUT = "gradient of output"  # of a module, from the code of its caller
+    GRADIENT_OF_PARAMETER = "gradient of parameter"  # though that of its module's output agrees
+    LOSS = "loss"  # the gradient of the model's own output
+    BUFFER = "buffer"  # though all else agrees
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Parting:
-    """A place where a right result goes in and a wrong one comes out."""
+class Origin:
+    """A place where the versions diverge: tensors that agree go in, and one that differs comes out.
 
-    module: str
-    phase: Phase
+    `module` is the one whose code it is, None outside the model; `at` the one whose input, output
+    or parameter it is that differs. `is_first` says that all it is computed from agrees.
+    """
+
+    kind: Kind
+    module: str | None
     judged: Judged
-    path: str = ""  # of the result, or of the parameter whose gradient it is
-    back_to: str | None = None  # the module whose output's gradient it is
+    at: str = ""
+    path: str = ""
+    is_first: bool = True
+
+    @property
+    def phase(self) -> Phase:
+        """Forward or backward."""
+        is_forward = self.kind in (Kind.OUTPUT, Kind.INPUT)
+        return Phase.FORWARD if is_forward else Phase.BACKWARD
+
+
+def find_origins(
+    runs: Runs,
+    ranks: Sequence[Outcome],
+    mesh: Mesh,
+    probe: ModuleProbe,
+    *,
+    gradients: Sequence[Judged],
+) -> list[Origin]:
+    """Where the versions diverge: forward, or, where outputs agree, backward.
+
+    `probe` is the single device's, `gradients` are those of parameters, judged.
+    """
+    seen = _Seen(runs, ranks, mesh, probe)
+    if not seen.is_fine("", Phase.FORWARD):
+        forward = next(_find_forward(seen), None)
+        if forward is not None:
+            return [forward]
+    loss = next(_find_loss(seen), None)
+    if loss is not None:
+        return [loss]
+    own = list(_find_own(seen, gradients))
+    back = next(_find_backward(seen), None)
+    if back is None or any(_is_same_place(origin.module, back.module) for origin in own):
+        return own
+    return [*own, back]
+
+
+def _is_same_place(module: str | None, outer: str | None) -> bool:
+    if module is None or outer is None:
+        return False
+    return module == outer or (bool(outer) and is_within(module, outer))
 
 
 @final
 class _Seen:
-    """All that probes saw, judged."""
+    """All that probes recorded, judged."""
 
-    def __init__(self, runs: Runs, ranks: Sequence[Outcome], sizes: Sequence[int]) -> None:
-        seen = Runs(
-            _as_outputs(runs.reference),
-            None if runs.exact is None else _as_outputs(runs.exact),
-            tuple(
-                (_as_outputs(one), None if other is None else _as_outputs(other))
-                for one, other in runs.jittered
-            ),
-            runs.precision,
-        )
-        outputs = [_as_outputs(one) for one in ranks]
-        self.judged: dict[Spot, Judged] = {}
-        for case in cases(seen, outputs, sizes):
-            if case.reference is not None and None not in case.ranks:
-                self.judged[Spot.decode(case.name)] = judge(case)
+    def __init__(
+        self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh, probe: ModuleProbe
+    ) -> None:
+        self.callers = probe.callers
+        self.same = probe.same
+        self.origins = probe.origins
+        self.consumers: dict[Spot, list[Spot]] = {}
+        for spot, origins in probe.origins.items():
+            for origin in origins:
+                self.consumers.setdefault(origin, []).append(spot)
+        ranks = [_match_calls(rank, runs.reference) for rank in ranks]
+        self.judged = self._judge(runs, ranks, mesh, Phase.FORWARD, 1.0)
+        self.judged |= self._judge_gradients(runs, ranks, mesh)
+
+    def _judge_gradients(
+        self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh
+    ) -> dict[Spot, Judged]:
+        """Ranks that average gradients have larger ones on the way, those that sum them do not.
+
+        Whichever factor makes most of them agree is the one that the program means.
+        """
+        factors = [math.prod(mesh.sizes[axis] for axis in mesh.batch_axes), 1]
+        for count in range(1, len(mesh.sizes) + 1):
+            factors += [math.prod(some) for some in itertools.combinations(mesh.sizes, count)]
+        best: dict[Spot, Judged] = {}
+        best_count = -1
+        for factor in dict.fromkeys(factors):
+            judged = self._judge(runs, ranks, mesh, Phase.BACKWARD, float(factor))
+            count = sum(result.verdict.agreement in FINE for result in judged.values())
+            if count > best_count:
+                best, best_count = judged, count
+            if count == len(judged):
+                break
+        return best
+
+    @staticmethod
+    def _judge(
+        runs: Runs, ranks: Sequence[Outcome], mesh: Mesh, phase: Phase, factor: float
+    ) -> dict[Spot, Judged]:
+        """All calls of a module together, or, where these differ, one by one."""
+        calls: dict[Spot, list[Spot]] = {}
+        for name in runs.reference.seen:
+            spot = Spot.decode(name)
+            if spot.phase is phase:
+                calls.setdefault(spot._replace(call=0), []).append(spot)
+        found: dict[Spot, Judged] = {}
+        for spot, judged in _judge_spots(runs, ranks, mesh, factor, set(calls), is_merged=True):
+            is_one = judged.verdict.agreement in FINE or len(calls[spot]) == 1
+            found |= dict.fromkeys(calls[spot] if is_one else [spot], judged)
+        several = {
+            spot
+            for first, spots in calls.items()
+            for spot in spots
+            if first in found and len(spots) > 1 and found[first].verdict.agreement not in FINE
+        }
+        found |= dict(_judge_spots(runs, ranks, mesh, factor, several, is_merged=False))
+        return {spot: found[spot] for spots in calls.values() for spot in spots if spot in found}
 
     def wrong(self, phase: Phase) -> Iterator[tuple[Spot, Judged]]:
-        """What differs, in the order it was put out."""
-        for spot, one in self.judged.items():
-            if spot.phase is phase and one.verdict.agreement in _WRONG:
-                yield spot, one
+        """What differs and is not made right by what is computed from it, in order.
 
-    def is_fine(self, module: str, phase: Phase) -> bool | None:
-        """Whether all that the module put out is as it should be; None if nothing was seen."""
-        found = [
-            one.verdict.agreement
-            for spot, one in self.judged.items()
-            if spot.module == module and spot.phase is phase
-        ]
-        return all(one in FINE for one in found) if found else None
-
-    def is_before(self, module: str, other: str) -> bool:
-        """Whether backward came to the one module before it came to the other."""
-        order = [spot.module for spot in self.judged if spot.phase is Phase.BACKWARD]
-        return module in order and other in order and order.index(module) < order.index(other)
-
-    def is_healed(self, spot: Spot) -> bool:
-        """Whether a module around it gave a right result all the same.
-
-        A layer may leave its ranks with addends that the module around it sums.
+        A layer may leave its ranks with partial sums that its caller, or another module, reduces.
         """
-        return any(self.is_fine(one, spot.phase) for one in _around(spot.module))
+        for spot, judged in self.judged.items():
+            is_wrong = spot.phase is phase and judged.verdict.agreement in _WRONG
+            if is_wrong and not self._is_made_right(spot):
+                yield spot, judged
+
+    def _is_made_right(self, spot: Spot, known: frozenset[Spot] = frozenset()) -> bool:
+        forward = spot._replace(phase=Phase.FORWARD)
+        first = self.same[forward]
+        known |= {first}
+        is_forward = spot.phase is Phase.FORWARD
+        neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
+        others = [
+            neighbour._replace(phase=spot.phase)
+            for neighbour in neighbours
+            if neighbour._replace(phase=spot.phase) in self.judged
+            and self.same[neighbour] not in known
+        ]
+        if others:
+            return all(
+                self.judged[other].verdict.agreement in FINE or self._is_made_right(other, known)
+                for other in others
+            )
+        return is_forward and any(
+            self.is_fine(caller, spot.phase) for caller in self._callers_of(spot)
+        )
+
+    def _callers_of(self, spot: Spot) -> Iterator[str]:
+        module = self.callers.get(spot.module)
+        while module is not None:
+            yield module
+            module = self.callers.get(module)
+
+    def is_fine(self, module: str, phase: Phase, role: Role = Role.OUTPUT) -> bool | None:
+        """Whether all that the module returned, or took, agrees; None if nothing was compared."""
+        found = [
+            judged.verdict.agreement
+            for spot, judged in self.judged.items()
+            if (spot.phase, spot.role, spot.module) == (phase, role, module)
+        ]
+        return all(agreement in FINE for agreement in found) if found else None
+
+    def takers(self, spot: Spot, *, is_outer: bool = False) -> list[str]:
+        """The modules that take the very tensor of a spot, none that calls another of them.
+
+        Or, where `is_outer`, none that another of them calls.
+        """
+        first = self.same[spot._replace(phase=Phase.FORWARD)]
+        modules = dict.fromkeys(
+            taken.module
+            for taken, its_first in self.same.items()
+            if its_first == first and taken.role is Role.INPUT
+        )
+        callers = {
+            module: set(self._callers_of(first._replace(module=module))) for module in modules
+        }
+        if is_outer:
+            return [module for module in modules if not callers[module] & modules.keys()]
+        outer = set().union(*callers.values())
+        return [module for module in modules if module not in outer]
 
 
-def find_partings(
+def _match_calls(rank: Outcome, reference: Outcome) -> Outcome:
+    """A rank's spots with the single device's numbers of calls, without extra calls."""
+    calls: dict[Spot, list[Spot]] = {}
+    own_calls: dict[Spot, list[Spot]] = {}
+    for seen, table in ((reference.seen, calls), (rank.seen, own_calls)):
+        for spot in map(Spot.decode, seen):
+            table.setdefault(spot._replace(call=0), []).append(spot)
+    matched: dict[str, torch.Tensor] = {}
+    for key, spots in own_calls.items():
+        tensors = [rank.seen[spot.encode()] for spot in spots]
+        wanted = [reference.seen[spot.encode()] for spot in calls.get(key, ())]
+        chosen = drop_extra_calls(tensors, wanted)
+        names = calls[key] if len(chosen) == len(wanted) else spots
+        matched |= {spot.encode(): tensor for spot, tensor in zip(names, chosen, strict=True)}
+    return replace(rank, seen=matched)
+
+
+def _judge_spots(
     runs: Runs,
     ranks: Sequence[Outcome],
-    sizes: Sequence[int],
+    mesh: Mesh,
+    factor: float,
+    wanted: set[Spot],
     *,
-    gradients: Sequence[Judged],
-    consumers: Mapping[str, Sequence[str]],
-) -> list[Parting]:
-    """Where forward parts; or, where it does not, where backward does.
+    is_merged: bool,
+) -> Iterator[tuple[Spot, Judged]]:
+    """What was recorded at some spots; of all calls together, under the first one's name."""
 
-    `gradients` are those of parameters, judged; `consumers` the modules that took an output.
-    """
-    seen = _Seen(runs, ranks, sizes)
-    for spot, one in seen.wrong(Phase.FORWARD):
-        if not seen.is_healed(spot):
-            return [Parting(spot.module, Phase.FORWARD, one, spot.path)]
-    own = next(_find_own(seen, gradients), None)
-    back = next(_find_backward(seen, consumers), None)
-    if own is not None and back is not None and seen.is_before(own.module, back.back_to or ""):
-        back = None  # it is the same module that hands back a wrong one
-    return [one for one in (own, back) if one is not None]
+    def choose(outcome: Outcome, divisor: float = 1.0) -> Outcome:
+        outputs = []
+        for name, tensor in outcome.seen.items():
+            spot = Spot.decode(name)
+            spot = spot._replace(call=0) if is_merged else spot
+            if spot in wanted:
+                outputs.append((spot.encode(), tensor if divisor == 1.0 else tensor / divisor))
+        return Outcome(outputs, {}, {})
 
-
-def _find_backward(seen: _Seen, consumers: Mapping[str, Sequence[str]]) -> Iterator[Parting]:
-    """The first gradient that comes back wrong to a module's output."""
-    for spot, one in seen.wrong(Phase.BACKWARD):
-        takers = consumers.get(spot._replace(phase=Phase.FORWARD).encode(), ())
-        others = [name for name in dict.fromkeys(takers) if not is_within(spot.module, name)]
-        module = next(iter(_around(spot.module)), spot.module)
-        for name in others:  # the innermost of those that the first handed it on to
-            module = name if module not in others or is_within(name, module) else module
-        yield Parting(module, Phase.BACKWARD, one, spot.path, back_to=spot.module)
-        return
-
-
-def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Parting]:
-    """A parameter's gradient that is wrong although a right one came to its module."""
-    for one in reversed(gradients):
-        if one.case.kind is not TensorKind.GRADIENT or one.verdict.agreement in FINE:
+    singles = Runs(
+        choose(runs.reference),
+        None if runs.exact is None else choose(runs.exact),
+        tuple(
+            (choose(rounded), None if exact is None else choose(exact))
+            for rounded, exact in runs.jittered
+        ),
+        runs.precision,
+    )
+    chosen = [choose(rank, factor) for rank in ranks]
+    modules = [{Spot.decode(name).module for name in rank.seen} for rank in ranks]
+    stages = find_stages(runs.reference.parameters, ranks)
+    for case in cases(singles, chosen, mesh.sizes, batch_dim=mesh.batch_dim):
+        spot = Spot.decode(case.name)
+        # Of a scalar, such as a loss, each rank may have its own; its gradient says nothing.
+        if case.reference is None or case.reference.ndim == 0:
             continue
-        module, _, parameter = one.case.name.rpartition(".")
-        if seen.is_fine(module, Phase.BACKWARD) is not False:
-            yield Parting(module, Phase.BACKWARD, one, parameter)
-            return
+        case = _fill_absent(case, [spot.module not in own for own in modules])
+        is_missing = spot.phase is Phase.BACKWARD and all(tensor is None for tensor in case.ranks)
+        forward = spot._replace(phase=Phase.FORWARD).encode()
+        if None not in case.ranks or (is_missing and all(forward in rank.seen for rank in ranks)):
+            yield spot, _judge_stages(case, stages)
 
 
-def _as_outputs(outcome: Outcome) -> Outcome:
-    return Outcome(list(outcome.seen.items()), {}, {})
+def _judge_stages(case: Case, stages: Sequence[Sequence[int]]) -> Judged:
+    """A module that is divided over pipeline stages takes and returns its own on one of them."""
+    judged = judge(case)
+    if judged.verdict.agreement in FINE or len(stages) < 2 or None in case.ranks:
+        return judged
+    by_stage = (judge(case.choose_ranks(stage)) for stage in stages)
+    return next((own for own in by_stage if own.verdict.agreement in FINE), judged)
 
 
-def _around(module: str) -> Iterator[str]:
-    """The modules that hold it, the nearest first; the root's name is empty."""
-    while module:
-        module = module.rpartition(".")[0]
-        yield module
+def _fill_absent(case: Case, is_absent: Sequence[bool]) -> Case:
+    """For ranks that do not run a module, such as other ranks' experts, a rank next to them."""
+    if not any(is_absent) or all(is_absent):
+        return case
+    near = [
+        next(other for other in ranks_by_distance(case.sizes, rank) if not is_absent[other])
+        for rank in range(len(case.ranks))
+    ]
+    return replace(case, ranks=tuple(case.ranks[other] for other in near), calls=())
+
+
+def _find_forward(seen: _Seen) -> Iterator[Origin]:
+    for spot, judged in seen.wrong(Phase.FORWARD):
+        if spot.role is Role.INPUT:
+            caller = seen.callers.get(spot.module)
+            agreements = [
+                seen.judged[origin].verdict.agreement
+                for origin in seen.origins.get(spot, ())
+                if origin in seen.judged
+            ]
+            is_first = bool(agreements) and all(agreement in FINE for agreement in agreements)
+            yield Origin(Kind.INPUT, caller, judged, spot.module, spot.path, is_first)
+        else:
+            is_first = seen.is_fine(spot.module, Phase.FORWARD, Role.INPUT) is True
+            yield Origin(Kind.OUTPUT, spot.module, judged, spot.module, spot.path, is_first)
+
+
+def _find_loss(seen: _Seen) -> Iterator[Origin]:
+    for spot, judged in seen.judged.items():
+        is_gradient = spot.phase is Phase.BACKWARD and spot.role is Role.OUTPUT
+        if is_gradient and not spot.module and judged.verdict.agreement in _WRONG:
+            yield Origin(Kind.LOSS, None, judged, "", spot.path)
+
+
+def _find_backward(seen: _Seen) -> Iterator[Origin]:
+    """The first gradient that differs."""
+    for spot, judged in seen.wrong(Phase.BACKWARD):
+        is_missing = judged.verdict.agreement is Agreement.MISSING
+        takers = seen.takers(spot, is_outer=is_missing)
+        if len(takers) == 1:
+            yield Origin(Kind.GRADIENT_OF_INPUT, takers[0], judged, takers[0], spot.path)
+        elif takers:
+            callers = {seen.callers.get(module) for module in takers}
+            caller = callers.pop() if len(callers) == 1 else seen.callers.get(spot.module)
+            yield Origin(Kind.GRADIENT_OF_OUTPUT, caller, judged, spot.module, spot.path)
+        else:
+            caller = seen.callers.get(spot.module)
+            yield Origin(Kind.GRADIENT_OF_OUTPUT, caller, judged, spot.module, spot.path)
+
+
+def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Origin]:
+    """Parameters whose gradient differs although that of their module's output agrees."""
+    for judged in gradients:
+        if judged.case.kind is not TensorKind.GRADIENT or judged.verdict.agreement in FINE:
+            continue
+        module, _, parameter = judged.case.name.rpartition(".")
+        is_fine = seen.is_fine(module, Phase.BACKWARD)
+        if is_fine is not False and not judged.case.name.startswith("inputs"):
+            is_first = is_fine is True
+            yield Origin(Kind.GRADIENT_OF_PARAMETER, module, judged, module, parameter, is_first)
 
 
 def is_within(module: str, other: str) -> bool:

@@ -1,8 +1,8 @@
-"""What one run of a model gave: outputs, gradients, changed buffers, all as whole tensors."""
+"""The result of one run of a model: outputs, gradients and changed buffers, as full tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any, final
@@ -11,7 +11,7 @@ import torch
 
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Key", "Outcome", "named_tensors", "tie_names"]
+__all__ = ["Key", "Outcome", "find_stages", "named_tensors", "tie_names"]
 
 Key = tuple[TensorKind, str]
 
@@ -19,12 +19,14 @@ Key = tuple[TensorKind, str]
 @final
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Tensors by name, whole, wherever they were computed.
+    """Full tensors by name, wherever they were computed.
 
-    Parameters without a gradient are left out. Tied parameters have an entry for each name, with
-    one tensor. `buffers` has all of them, `changed` names those that the run changed. `absent` are
-    parameters that this rank does not have at all, as other ranks' experts. `seen` is what modules
-    put out on the way, where someone looked.
+    `outputs` has an entry for each tensor of each call of the model, in the order of the calls.
+    Parameters without a gradient are left out of `gradients`; tied parameters have an entry for
+    each name, with one tensor. `buffers` has all buffers, `changed` names those that the run
+    changed. `absent` names the original's parameters that this rank does not have, such as other
+    ranks' experts, `added` its parameters and buffers that the original does not have. `seen` has
+    what a probe recorded.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -32,20 +34,33 @@ class Outcome:
     buffers: dict[str, torch.Tensor]
     changed: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    added: frozenset[str] = frozenset()
+    num_calls: int = 1  # of the model
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
+    numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops
 
-    def tensors(self) -> dict[Key, torch.Tensor]:
-        """All of them by kind and name."""
-        named: dict[Key, torch.Tensor] = {}
+    def tensors(self) -> dict[Key, list[torch.Tensor]]:
+        """All of them by kind and name: of outputs one for each call, of others a single one."""
+        named: dict[Key, list[torch.Tensor]] = {}
         for name, tensor in self.outputs:
-            named[TensorKind.OUTPUT, name] = tensor
+            named.setdefault((TensorKind.OUTPUT, name), []).append(tensor)
         for name, tensor in self.gradients.items():
-            named[TensorKind.GRADIENT, name] = tensor
+            named[TensorKind.GRADIENT, name] = [tensor]
         for name, tensor in self.buffers.items():
-            named[TensorKind.BUFFER, name] = tensor
+            named[TensorKind.BUFFER, name] = [tensor]
         return named
+
+
+def find_stages(parameters: Collection[str], ranks: Sequence[Outcome]) -> list[list[int]]:
+    """The ranks of each pipeline stage: stages have no parameter in common; else all ranks."""
+    stages: dict[frozenset[str], list[int]] = {}
+    for index, rank in enumerate(ranks):
+        stages.setdefault(frozenset(parameters) - rank.absent, []).append(index)
+    num_present = sum(len(present) for present in stages)
+    is_disjoint = num_present == len(frozenset().union(*stages))
+    return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -52,7 +52,11 @@ class Living(Protocol):
 
     @property
     def batch_axes(self) -> Sequence[str]:
-        """Those along which the batch is cut."""
+        """Those along which the batch is sharded."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded there."""
 
     def live(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
@@ -87,8 +91,13 @@ class Processes:
 
     @property
     def batch_axes(self) -> Sequence[str]:
-        """Those along which the batch is cut."""
+        """Those along which the batch is sharded."""
         return self._version.batch_axes
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded there."""
+        return self._version.batch_dim
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave."""
@@ -197,9 +206,9 @@ def _pack(version: Living) -> bytes:
         packed = pickle.dumps(version)
     except Exception as error:
         raise ParityError(
-            f"the model, or what shards it, cannot be sent to another process "
+            f"the model, or the function that shards it, cannot be sent to another process "
             f"({type(error).__name__}: {error!s:.160}). Define its classes and functions at the "
-            "top level of a file, or let the ranks run in this process."
+            "top level of a file, or run the ranks in this process (processes=False)."
         ) from error
     modules = {
         name: module.__file__

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -17,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from shardscope._torch.played_group import OWN
 from shardscope._torch.propagation import quiet_collectives
 from shardscope.errors import ParityError
-from shardscope.parallel.parity.execute import Whole, execute, named_parameters
+from shardscope.parallel.parity.execute import execute, named_parameters
 from shardscope.parallel.parity.looks import Look
+from shardscope.parallel.parity.names import OriginalNames
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.parity.task import Task, seed_all, shard_batch
@@ -37,9 +37,7 @@ Parallelize = Callable[[nn.Module, DeviceMesh], Any]
 class Eager:
     """A model that `parallelize` shards on a mesh of these axes, rank by rank.
 
-    `batch_axes` are those along which the batch is cut; along others each rank has all of it.
-    `gather(model, mesh)` gives who puts together what a rank holds in pieces of its own kind;
-    without it, DTensors are, and plain pieces as far as their shapes tell.
+    Along `batch_axes` each rank has a shard of the batch, along other axes the whole batch.
     """
 
     model: nn.Module
@@ -49,11 +47,6 @@ class Eager:
     batch_axes: Sequence[str] = ()
     batch_dim: int = 0
     device: str = "cpu"
-    gather: Callable[[nn.Module, DeviceMesh], Whole] | None = None
-
-    @property
-    def num_batch_shards(self) -> int:
-        return math.prod(self.axes[axis] for axis in self.batch_axes)
 
     def live(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
@@ -72,40 +65,47 @@ class Eager:
 
 
 def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None = None) -> Outcome:
-    """Be one rank: copy, shard, run."""
+    """Be one rank: copy the model, shard the copy, run a step of it."""
     own = copy_model(eager.model)
     task = _own_task(eager, mesh)
-    probe = None if look is None else look.make_probe(scale=float(eager.num_batch_shards))
-    gatherer = _Gatherer()
+    gather = _Gatherer()
     seed_all(task.seed)
     with variant.applied(own, task) as applied:
+        names = OriginalNames(own, {} if look is None else look.renamed.get(dist.get_rank(), {}))
         sharded = eager.parallelize(own, mesh)
         model = sharded if isinstance(sharded, nn.Module) else own
         _check_supported(model)
         variant.adapt(model)
-        whole = gatherer if eager.gather is None else eager.gather(model, mesh)
-        parameters = _find_changed(whole, model, dict(named_parameters(eager.model)))
+        parameters = {n: p.detach() for n, p in names.parameters(model) if not p.is_meta}
+        full = gather(TensorKind.PARAMETER, parameters)
+        if variant.is_marked:
+            return Outcome([], {}, {}, parameters=full)
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
             seed_all(task.seed)
-        outcome = execute(model, applied, whole=whole, probe=probe)
-    outcome.parameters.update(parameters)
-    names = {name for name, _ in named_parameters(model)}
-    absent = {name for name, _ in named_parameters(eager.model)} - names
-    return replace(outcome, absent=frozenset(absent))
+        probe = None if look is None else look.make_probe()
+        outcome = execute(model, applied, names=names, gather=gather, probe=probe)
+        tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
+    originals = dict(named_parameters(eager.model))
+    return replace(
+        outcome,
+        parameters=dict(_find_changed(full, originals)),
+        absent=frozenset(originals.keys() - parameters.keys()),
+        added=frozenset(tensors - names.known),
+    )
 
 
 def _check_supported(model: nn.Module) -> None:
-    if any(isinstance(one, FullyShardedDataParallel) for one in model.modules()):
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise ParityError(
-            "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), which keeps "
-            "gradients in flat shards that cannot be attributed. Shard it with fully_shard "
-            "(FSDP2)."
+            "the parallel model is wrapped in FullyShardedDataParallel (FSDP1), whose gradients "
+            "are flat shards that parity cannot assign to parameters. Use fully_shard (FSDP2)."
         )
 
 
 def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:
-    num_shards, index = eager.num_batch_shards, 0
+    num_shards, index = 1, 0
     for axis in eager.batch_axes:
+        num_shards *= eager.axes[axis]
         index = index * eager.axes[axis] + mesh.get_local_rank(axis)
     if num_shards == 1:
         return eager.task
@@ -116,22 +116,20 @@ def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:
 
 
 def _find_changed(
-    whole: Whole, model: nn.Module, originals: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The parameters that sharding did not leave as they were, put together."""
-    held = {name: one.detach() for name, one in named_parameters(model) if not one.is_meta}
-    return {
-        name: one.clone()
-        for name, one in whole(TensorKind.PARAMETER, held).items()
-        if name in originals and not _is_same(one, originals[name].detach().to(one.dtype))
-    }
+    parameters: Mapping[str, torch.Tensor], originals: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters that are not as they were, and those that the original does not have."""
+    for name, tensor in parameters.items():
+        original = originals.get(name)
+        if original is None or not _is_same(tensor, original.detach().to(tensor.dtype)):
+            yield name, tensor.clone()
 
 
 @final
 class _Gatherer:
-    """Makes whole tensors of DTensors. Every rank must call it, if with other names than the rest.
+    """Makes full tensors of DTensors. Every rank must call it, if with other names than the rest.
 
-    It has a group of its own: what a program leaves undone on its groups is not taken for ours.
+    It has a group of its own: a collective that the program did not finish does not meet ours.
     """
 
     def __init__(self) -> None:
@@ -142,24 +140,23 @@ class _Gatherer:
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own, group=self._group)
         common = set(own).intersection(*everyone)
-        wholes: dict[int, torch.Tensor] = {}  # tied tensors stay one
+        full: dict[int, torch.Tensor] = {}  # tied tensors stay one
         with quiet_collectives(), torch.no_grad():
             for name in everyone[0]:
-                if name in common and id(named[name]) not in wholes:
-                    wholes[id(named[name])] = _make_whole(named[name])
+                if name in common and id(named[name]) not in full:
+                    full[id(named[name])] = _make_full(named[name])
         return {
-            name: wholes[id(one)] if id(one) in wholes else _strip(one)
-            for name, one in named.items()
+            name: full[id(one)] if id(one) in full else _strip(one) for name, one in named.items()
         }
 
 
-def _make_whole(tensor: Any) -> torch.Tensor:
-    whole: torch.Tensor = tensor.detach().full_tensor()
-    return whole.wait() if hasattr(whole, "wait") else whole
+def _make_full(tensor: Any) -> torch.Tensor:
+    full: torch.Tensor = tensor.detach().full_tensor()
+    return full.wait() if hasattr(full, "wait") else full
 
 
 def _strip(tensor: Any) -> torch.Tensor:
-    """What this rank has of a DTensor that not all ranks have."""
+    """The local tensor of a DTensor that not all ranks have."""
     local: torch.Tensor = tensor
     if isinstance(tensor, DTensor):
         local = tensor.to_local().detach()

@@ -1,58 +1,116 @@
-"""What to say of a divergence, and what to do about it."""
+"""What to do about a cause, which follows from what was seen of it."""
 
 from __future__ import annotations
 
-from shardscope.parallel.parity.locate import Parting
-from shardscope.record import Phase, Suspect
+from shardscope.parallel.parity.causes import Explanation
+from shardscope.parallel.parity.locate import Kind
+from shardscope.record import Suspect
 
-__all__ = ["describe_parting", "suggest"]
+__all__ = ["suggest"]
 
-_FORWARD = {
-    Suspect.MISSING_REDUCTION: "Sum its result over the axis: output_layouts=Replicate() for a "
-    "row-wise layer, or an all_reduce where its forward is written by hand.",
-    Suspect.DOUBLE_REDUCTION: "Remove one of its reductions, or mark its input as Replicate "
-    "instead of Partial.",
-    Suspect.WRONG_SLICE: "Load each rank's own shard: split the weight by the rank along its "
-    "axis, not by the global rank or in another order.",
-    Suspect.PERMUTED: "Gather shards along the dim they were split along, in rank order.",
-    Suspect.SCALED: "Look for a factor that is applied on each rank, such as a mean over a shard.",
-    Suspect.STALE: "Check that its result is used and that its weights were loaded.",
-    Suspect.TORN_TIE: "Tie them again after sharding (head.weight = tok.weight), and give both the "
-    "same placement.",
-    Suspect.RANDOMNESS: "Use the same seed on all ranks where a value is replicated, and "
+_FIXED = {
+    Suspect.WRONG_SLICE: "Give each rank its own shard: slice by the rank along the axis "
+    "(mesh.get_local_rank(axis)), not by the global rank, and offset by the ranks before it.",
+    Suspect.PERMUTED: "Concatenate shards along the dim they were split along, in the order of the "
+    "ranks; undo a zigzag or striped order, and give labels and positions the same order.",
+    Suspect.STALE: "Check that it is used, that nothing is detached or frozen on the ranks, and "
+    "that the weights were loaded.",
+    Suspect.RANDOMNESS: "Use the same seed on all ranks where a tensor is replicated, and "
     "different seeds where it is sharded.",
 }
-_BACKWARD = {
-    Suspect.MISSING_REDUCTION: "Sum the gradient over the axis: to_local(grad_placements=…) "
-    "with Partial where each rank has a partial sum, or a hook that "
-    "reduces it.",
-    Suspect.DOUBLE_REDUCTION: "Reduce the gradient once: torch's all_reduce adds another one "
-    "in backward, and FSDP and DDP average on their own.",
-}
-_ANY = "Compare its code on one rank with the single device's, beginning with its inputs."
 
 
-def suggest(suspect: Suspect, phase: Phase) -> str:
-    """What to do, in a sentence."""
-    known = _BACKWARD.get(suspect) if phase is Phase.BACKWARD else None
-    return known or _FORWARD.get(suspect, _ANY)
+def suggest(cause: Explanation, kind: Kind) -> str:
+    """A sentence or two; `kind` is what differs first."""
+    if cause.remedy:
+        return cause.remedy
+    over = " and ".join(cause.axes) or "the axis"
+    match cause.suspect:
+        case Suspect.MISSING_REDUCTION:
+            return _suggest_reduction(cause, kind, over)
+        case Suspect.DOUBLE_REDUCTION:
+            return _suggest_one_reduction(cause, kind, over)
+        case Suspect.SCALED if cause.axes:
+            return (
+                f"Compute the factor over all ranks of {over}, not on each rank by itself: "
+                "all-reduce the number of samples or valid tokens, or the norm, first."
+            )
+        case Suspect.SCALED:
+            return (
+                "Look for a factor that only one version applies: the number of micro-batches, of "
+                "tokens or of ranks, or a mean over a shard."
+            )
+        case Suspect.WRONG_GROUP:
+            return f"Pass the process group of {over} to the collective."
+        case Suspect.WRONG_DIM:
+            return (
+                f"Shard the other dim: divide the number of heads by the size of {over} on each "
+                "rank, or let view() infer it from the size of a head."
+            )
+    if cause.suspect in _FIXED:
+        return _FIXED[cause.suspect]
+    return "Compare this code on one rank with the single device, starting with its inputs."
 
 
-def describe_parting(parting: Parting, explained: str) -> str:
-    """What is wrong there, in a sentence without its end."""
-    module = f"'{parting.module}'" if parting.module else "the model itself"
-    which = f" ({parting.path})" if parting.path else ""
-    if parting.phase is Phase.FORWARD:
-        fact = f"{module} is the first module whose output{which} differs"
-    elif parting.back_to is not None:
-        holder = f"'{parting.back_to}'" if parting.back_to else "the model"
-        fact = (
-            f"forward agrees; the gradient that {module} hands back to what {holder} put out"
-            f"{which} differs, and all behind it agrees"
+def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
+    if not cause.reduction and kind is Kind.LOSS:
+        return (
+            f"Gather the output over {over} before the loss, or use a loss that reduces over "
+            f"{over}, such as loss_parallel."
         )
-    else:
-        fact = (
-            f"forward agrees, and so does the gradient that comes to {module}; that of its own "
-            f"{parting.path} differs"
+    if not cause.reduction:
+        return (
+            f"Gather the input over {over} first, or reduce inside over {over}, as SyncBatchNorm "
+            "and loss_parallel do."
         )
-    return f"{fact}: {explained}" if explained else fact
+    if cause.reduction == "sum":
+        return {
+            Kind.GRADIENT_OF_PARAMETER: f"Sum the gradient over {over}: "
+            "to_local(grad_placements=[Partial()]) for a DTensor, or a hook that all-reduces it.",
+            Kind.GRADIENT_OF_INPUT: f"All-reduce the gradient of its input over {over} in "
+            "backward, as a column-wise layer does.",
+            Kind.GRADIENT_OF_OUTPUT: f"All-reduce that gradient over {over} in backward.",
+            Kind.LOSS: f"Sum the gradients over {over} with an all-reduce after backward.",
+            Kind.BUFFER: f"Sum what is written into the buffer over {over} with an all-reduce.",
+        }.get(
+            kind,
+            f"Sum its output over {over}: output_layouts=Replicate() for a row-wise layer, or an "
+            "all_reduce in a forward written by hand.",
+        )
+    return {
+        Kind.GRADIENT_OF_PARAMETER: f"Average the gradient over {over}: let fully_shard or DDP "
+        "manage the parameter, or all-reduce its gradient with ReduceOp.AVG.",
+        Kind.GRADIENT_OF_INPUT: f"Average the gradient of its input over {over} in backward.",
+        Kind.GRADIENT_OF_OUTPUT: f"Average that gradient over {over} in backward.",
+        Kind.LOSS: f"Average the gradients over {over}: with DDP or fully_shard on that axis "
+        "(synchronised at least in the last micro-batch), or an all-reduce after backward.",
+        Kind.BUFFER: f"Average what is written into the buffer over {over}: with SyncBatchNorm, or "
+        "an all-reduce.",
+    }.get(kind, f"Average its output over {over} with an all-reduce.")
+
+
+def _suggest_one_reduction(cause: Explanation, kind: Kind, over: str) -> str:
+    is_forward = kind in (Kind.OUTPUT, Kind.INPUT)
+    if cause.ratio is None:
+        return "Add the bias once: after the reduction, or on one rank only."
+    if cause.reduction == "mean":
+        if is_forward:
+            return f"Sum over {over} instead of averaging, or divide by its size only once."
+        return (
+            f"Divide by the size of {over} only once: FSDP and DDP average gradients, so the loss "
+            "must not be divided by it as well; or sum gradients instead of averaging them."
+        )
+    if is_forward:
+        return (
+            f"Remove one of its reductions over {over}, or mark its input as Replicate() and not "
+            "as Partial()."
+        )
+    if kind is Kind.LOSS:
+        return (
+            f"Average gradients over {over} instead of summing them, or divide the loss by the "
+            f"size of {over}."
+        )
+    return (
+        f"Reduce the gradient over {over} only once: the backward of an all_reduce from "
+        "torch.distributed.nn all-reduces again, and FSDP and DDP average by themselves."
+    )

@@ -16,7 +16,7 @@ from shardscope.numerics.draws import Watching
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
-from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.task import Task, kept_generators, seed_all
 from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
 
@@ -75,20 +75,21 @@ def run_all(
     def run(*, is_exact: bool = False, jitter: Jitter = Jitter.NONE) -> Outcome:
         return run_task(model, task, Variant(is_exact, jitter, is_steady), probe=probe())
 
-    reference = _run_first(run)
-    reference.parameters.update((name, one.detach()) for name, one in named_parameters(model))
+    reference = _run_first(run, "without random numbers " if is_steady else "")
+    reference.parameters.update(_read_parameters(model))
     try:
         rounded = run(jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - weights may be views that cannot be written
-        report("the noise", f"weights cannot be changed in their last place ({_say(error)})")
+        fact = f"the weights cannot be perturbed to measure it ({_say(error)})"
+        report("rounding noise", fact)
         rounded = reference
     try:
         exact, other = run(is_exact=True), run(is_exact=True, jitter=Jitter.OWN)
     except Exception as error:  # noqa: BLE001 - a kernel may know no double precision
         report(
             "double precision",
-            f"the original does not run in it ({_say(error)}), so the noise is what its result "
-            "moves by when its weights change in their last place",
+            f"the original does not run in it ({_say(error)}), so the noise is estimated from runs "
+            "with weights changed by one unit in the last place",
         )
         return Runs(reference, None, ((rounded, None),), precision)
     return Runs(reference, exact, ((rounded, other),), precision)
@@ -98,15 +99,15 @@ def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {error!s:.160}"
 
 
-def _run_first(run: Callable[[], Outcome]) -> Outcome:
+def _run_first(run: Callable[[], Outcome], how: str) -> Outcome:
     try:
         return run()
     except ShardscopeError:
         raise
     except Exception as error:
         raise ParityError(
-            f"the original does not run on a single device ({_say(error)}). Run it with these "
-            "inputs first, without shardscope."
+            f"a copy of the original model fails {how}on a single device ({_say(error)}). Check "
+            "that copy.deepcopy(model) runs with these inputs and this loss or step."
         ) from error
 
 
@@ -115,15 +116,22 @@ def run_exact(
 ) -> Runs:
     """The runs that a parallel version in double precision is compared with."""
     exact = run_task(model, task, Variant(True, Jitter.NONE, is_steady), probe=probe())
-    exact.parameters.update(
-        (name, widen_tensor(one.detach())) for name, one in named_parameters(model)
-    )
+    exact.parameters.update(_read_parameters(model, widen_tensor))
     other = run_task(model, task, Variant(True, Jitter.DOUBLE, is_steady), probe=probe())
     return Runs(exact, None, ((other, None),))
 
 
+def _read_parameters(
+    model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+) -> dict[str, torch.Tensor]:
+    """The parameters without their gradients; tied ones are one tensor."""
+    named = dict(named_parameters(model))
+    once = {name: change(named[name].detach()) for name in set(tie_names(named).values())}
+    return {name: once[first] for name, first in tie_names(named).items()}
+
+
 def draws_numbers(model: nn.Module, task: Task) -> bool:
-    """Whether a step draws anything at random."""
+    """Whether a step draws random numbers."""
     own = copy_model(model)
     watching = Watching()
     with kept_generators(), watching:
@@ -144,9 +152,9 @@ def copy_model(model: nn.Module) -> nn.Module:
             own = copy.deepcopy(model)
     except Exception as error:
         raise ParityError(
-            f"the model cannot be copied ({_say(error)}), and each rank "
-            "needs a copy with the same weights. Remove what cannot be (open files, "
-            "results of earlier calls kept in attributes)."
+            f"the model cannot be copied with copy.deepcopy ({_say(error)}), and each rank needs a "
+            "copy. Remove attributes that cannot be copied, such as open files or results of "
+            "earlier calls."
         ) from error
     own.zero_grad(set_to_none=True)
     return own

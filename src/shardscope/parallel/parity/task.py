@@ -29,6 +29,7 @@ class Task:
     """One step: `step(model, inputs)` where the user wrote one, else call, loss, backward.
 
     `loss_scale` makes up for gradients that are averaged over ranks with batches of their own.
+    Without `has_backward` the model is only called.
     """
 
     inputs: Any
@@ -36,6 +37,7 @@ class Task:
     step: Step | None = None
     seed: int = 0
     loss_scale: float = 1.0
+    has_backward: bool = True
 
     def copy_inputs(self) -> Any:
         """The inputs for one run, which may change them."""

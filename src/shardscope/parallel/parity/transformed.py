@@ -1,4 +1,4 @@
-"""Our own transform of a model as a version to compare: all its ranks, in lockstep."""
+"""A model that `parallelize` partitions by a plan, as a version to compare: all its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
@@ -17,8 +16,10 @@ from torch.export import ExportedProgram
 from shardscope._torch.programs import flatten, unflatten
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.capture import export_with_loss
-from shardscope.parallel.flow import Origin
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.examine import Examined
 from shardscope.parallel.parity.execute import named_buffers, named_parameters
+from shardscope.parallel.parity.findings import Problem
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.single import copy_model
@@ -27,7 +28,7 @@ from shardscope.parallel.parity.variants import AS_IT_IS, Variant
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import cut_by_plan
 from shardscope.parallel.verify import Trial, deal_values, join_results, run_ranks
-from shardscope.record import FINE, Divergence, Parity, Phase, Suspect, TensorKind
+from shardscope.record import FINE, Phase, TensorKind
 from shardscope.shard.reference import kept_random_state
 
 __all__ = ["Transformed"]
@@ -36,7 +37,7 @@ __all__ = ["Transformed"]
 @final
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """A model that `parallelize` cuts by a plan, for a mesh of these axes."""
+    """A model that `parallelize` partitions by a plan, for a mesh of these axes."""
 
     model: nn.Module
     axes: Mapping[str, int]
@@ -61,8 +62,13 @@ class Transformed:
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
-        """None: the plan says how inputs are cut, and results are whole."""
+        """None: the plan says how inputs are sharded, and results are full tensors."""
         return ()
+
+    @property
+    def batch_dim(self) -> int:
+        """Of no use without batch axes."""
+        return 0
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
         """What each rank gave. There are no modules to look at: `locate` knows every op."""
@@ -88,27 +94,31 @@ class Transformed:
         trial = program.make_trial(self._output_names(), is_run=False)
         return trial.outcome(join_results(trial, dict(enumerate(everyone)))[rank])
 
-    def locate(self, found: Parity) -> Parity:
-        """The record with the first op that is wrong, if any is; of what could be compared."""
-        if not self.program.is_training:
-            kept = [one for one in found.tensors if one.kind is not TensorKind.GRADIENT]
-            found = replace(found, tensors=tuple(kept), has_backward=False)
-        found = replace(found, divergences=())
-        wrong = [one for one in found.tensors if one.agreement not in FINE]
+    def find_problem(self, examined: Examined) -> list[Problem]:
+        """The first op of the program that the ranks compute wrongly, if any is wrong."""
+        wrong = [one for one in examined.judged if one.verdict.agreement not in FINE]
         if not wrong:
-            return found
+            return []
         culprit = self.program.find_culprit(self._values(self.model, self.task.inputs))
-        place = Origin() if culprit is None else culprit
-        is_forward = culprit is not None
-        divergence = Divergence(
-            module=place.module,
-            phase=Phase.FORWARD if is_forward else Phase.BACKWARD,
-            suspect=wrong[0].suspect or Suspect.UNKNOWN,
-            detail=f"{wrong[0].name or 'the output'} of the partitioned program differs",
-            op=place.op,
-            remedy="Leave that module out of the plan, and please report it.",
-        )
-        return replace(found, divergences=(divergence,))
+        cause = explain(wrong[0], self.axes)
+        name = wrong[0].case.name or "the output"
+        kind = "The gradient of " if wrong[0].case.kind is TensorKind.GRADIENT else ""
+        fact = f"{kind}{name} of the partitioned program differs. {cause.fact}".strip()
+        remedy = "Leave this module out of the plan, and please report the bug."
+        if culprit is None:
+            remedy = "Please report the bug; until it is fixed, shard fewer modules."
+            return [Problem(cause, name, fact, remedy, phase=Phase.BACKWARD)]
+        place = f"The first op to differ is {culprit.op}."
+        return [
+            Problem(
+                cause,
+                culprit.module or "the model itself",
+                f"{fact} {place}",
+                remedy,
+                module=culprit.module,
+                op=culprit.op,
+            )
+        ]
 
     def _has_loss(self) -> bool:
         """Whether there is something to differentiate, and something that a loss can be of."""

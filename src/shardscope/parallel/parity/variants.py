@@ -20,8 +20,9 @@ from shardscope.numerics.widen import (
 )
 from shardscope.parallel.parity.steady import Steady
 from shardscope.parallel.parity.task import Task
+from shardscope.parallel.parity.weights import mark_weights
 
-__all__ = ["AS_IT_IS", "EXACT", "Jitter", "Variant"]
+__all__ = ["AS_IT_IS", "EXACT", "MARKED", "Jitter", "Variant"]
 
 
 class Jitter(Enum):
@@ -35,11 +36,15 @@ class Jitter(Enum):
 @final
 @dataclass(frozen=True)
 class Variant:
-    """In double precision, with weights changed in their last place, with nothing drawn."""
+    """In double precision, with weights changed in their last place, with nothing drawn.
+
+    `is_marked` is no run at all: weights are marks, and the model is only sharded.
+    """
 
     is_exact: bool = False
     jitter: Jitter = Jitter.NONE
     is_steady: bool = False
+    is_marked: bool = False
 
     @contextmanager
     def applied(self, model: nn.Module, task: Task) -> Iterator[Task]:
@@ -52,6 +57,8 @@ class Variant:
                 widen_model(model)
                 inputs = widen_inputs(inputs)
                 stack.enter_context(widened(narrow))
+            if self.is_marked:
+                mark_weights(model)
             if self.jitter is Jitter.DOUBLE:
                 inputs = jitter_(model, inputs)
             if self.is_steady:
@@ -66,3 +73,4 @@ class Variant:
 
 AS_IT_IS = Variant()
 EXACT = Variant(is_exact=True)
+MARKED = Variant(is_exact=True, is_marked=True)

@@ -33,12 +33,16 @@ _STYLES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class Plan:
-    """Names or patterns of modules and tensors with their styles; inputs and outputs beside them.
+    """Styles of modules and tensors by name or pattern, and placements of inputs and outputs.
 
-    An exact name wins over patterns, and among patterns the earlier one. `*` stands for one part
-    of a name, `**` for any number, `[8-15]` for those numbers. A style without an axis is for the
-    axis `tp`, or for the only one. `inputs` and `outputs` say how the program's own lie, by path
-    (`batch.ids`) or position; what is not named is whole.
+    An exact name has precedence over patterns, and an earlier pattern over a later one. `*` matches
+    one part of a name, `**` any number of parts, `[8-15]` these numbers. A style without an axis is
+    for the axis `tp`, or for the only axis. `inputs` and `outputs` have placements by path
+    (`batch.ids`) or position; what is not named is replicated.
+
+    Examples:
+        >>> plan = Plan({"layers.*.up": Colwise(), "layers.*.down": Rowwise()})
+        >>> plan.write("plan.toml")
     """
 
     entries: tuple[Entry, ...]
@@ -80,7 +84,14 @@ class Plan:
 
     @staticmethod
     def read(path: str | PathLike[str]) -> Plan:
-        """The plan in a TOML file."""
+        """Read a plan from a TOML file.
+
+        Args:
+            path: The file.
+
+        Examples:
+            >>> plan = Plan.read("plan.toml")
+        """
         tables = read_toml(path)
         try:
             return Plan(tables["plan"], inputs=tables["inputs"], outputs=tables["outputs"])

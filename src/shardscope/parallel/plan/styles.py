@@ -29,13 +29,16 @@ Parts: TypeAlias = int | tuple[int, ...] | None
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Colwise:
-    """Cut a module's weight by what it puts out: output features, channels, embedding columns.
+    """Shard a module's weight by its output: output features, channels, embedding columns.
 
-    Its first input is whole and its output cut in its last dim (a convolution's in its channels),
-    unless `input` and `output` say otherwise. `fused` says that the weight is several weights one
-    after the other, of one size (3) or of sizes of their own ((4096, 1024, 1024)): each is cut.
-    `heads` is how many attention heads the weight, or each of its parts, makes: whole ones are
-    cut, and a number that does not divide is an error.
+    The first input is replicated and the output is sharded in its last dim (a convolution's in its
+    channels), unless `input` and `output` are given. `fused` means that the weight consists of
+    several weights, of one size (3) or of given sizes ((4096, 1024, 1024)), each of which is
+    sharded. `heads` is the number of attention heads of the weight, or of each of its parts: heads
+    are not split, and a number that does not divide is an error.
+
+    Examples:
+        >>> plan = {"layers.*.attention.wq": Colwise(heads=32)}
     """
 
     input: Placement | None = None
@@ -53,10 +56,13 @@ class Colwise:
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rowwise:
-    """Cut a module's weight by what it takes in: input features, channels, vocabulary.
+    """Shard a module's weight by its input: input features, channels, vocabulary.
 
-    Its first input is cut in its last dim (an embedding's is whole) and its output whole, unless
-    `input` and `output` say otherwise. `fused` and `heads` are as for `Colwise`.
+    The first input is sharded in its last dim (an embedding's is replicated) and the output is
+    replicated, unless `input` and `output` are given. `fused` and `heads` are as for `Colwise`.
+
+    Examples:
+        >>> plan = {"layers.*.attention.wo": Rowwise()}
     """
 
     input: Placement | None = None
@@ -74,7 +80,7 @@ class Rowwise:
 @final
 @dataclass(frozen=True, repr=False)
 class Sequence:
-    """Keep a module's parameters whole; its first input and its output are cut in `dim`."""
+    """Replicate a module's parameters; its first input and its output are sharded in `dim`."""
 
     dim: int = 1
 
@@ -92,13 +98,13 @@ class Sequence:
 @final
 @dataclass(frozen=True)
 class Replicated:
-    """Keep a module's parameters whole, also where a pattern of the plan would cut them."""
+    """Replicate a module's parameters, also if a pattern of the plan would shard them."""
 
 
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class ModuleInput:
-    """How a module's inputs shall lie, by position and by keyword; None leaves one as it comes."""
+    """Placements of a module's inputs, by position and keyword; None leaves one unchanged."""
 
     positional: tuple[Placement | None, ...]
     keyword: tuple[tuple[str, Placement], ...]
@@ -125,7 +131,7 @@ class ModuleInput:
 @final
 @dataclass(frozen=True, init=False, repr=False)
 class ModuleOutput:
-    """How a module's outputs shall lie, one after the other; None leaves one as it comes."""
+    """Placements of a module's outputs, by position; None leaves an output unchanged."""
 
     outputs: tuple[Placement | None, ...]
 

@@ -12,10 +12,19 @@ __all__ = ["diff"]
 
 
 def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:
-    """What was added, is gone or changed from one recording to another; as `shardscope diff`.
+    """Compare two recordings: what was added, removed or changed, as `shardscope diff` shows it.
 
-    Takes recordings, traces, audits and whatever else `show` takes. The result is true if anything
-    changed; `rows` are the changes, `show` prints them, `str` has a line for each.
+    The result is true if anything changed; `rows` has the changes, `show` prints them, and `str`
+    gives one line for each.
+
+    Args:
+        before: A recording, trace, audit or anything else that `show` takes.
+        after: The same, of the run to compare with it.
+        is_folded: Show layers that changed in the same way in one row.
+
+    Examples:
+        >>> changes = diff(load("main.json.gz"), load("branch.json.gz"))
+        >>> show(changes)
     """
     both = [read_recording(one, asked_by="diff") for one in (before, after)]
     return compare(*both, is_folded=is_folded)

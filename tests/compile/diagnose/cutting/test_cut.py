@@ -74,6 +74,7 @@ def assert_same(got: Any, expected: Any, where: str) -> None:
         assert torch.equal(one, other) or one.isnan().any(), where
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("max_bytes", [1 << 30, 0], ids=["held", "computed again"])
 @pytest.mark.parametrize("case", [name for name in CASES if name not in RANDOM])

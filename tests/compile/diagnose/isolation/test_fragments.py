@@ -130,7 +130,7 @@ def test_tensors_of_all_kinds_look_the_same_there(workers: Workers) -> None:
     assert workers.call(calls.look_at, tensors) == calls.look_at(None, tensors)  # type: ignore[arg-type]
     got = workers.call(lambda bench, sent: sent, tensors)
     assert [type(one) for one in got] == [type(one) for one in tensors]
-    assert all(one.is_leaf for one in got)
+    assert [one.is_leaf for one in got] == [one.is_leaf for one in tensors]
     assert all(torch.equal(one, other) for one, other in zip(got[:-1], tensors[:-1], strict=True))
 
 

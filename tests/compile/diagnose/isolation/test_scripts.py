@@ -13,7 +13,9 @@ _LOOK_AROUND = """
 import os, sys
 import sibling
 print(__name__, sys.argv[1:], sibling.WORD, os.environ["WORD"])
-print(sorted(name for name in sys.modules if name.startswith("shardscope")))
+# What torch calls when it is imported, where the package is installed, is all that may be there.
+ours = {name for name in sys.modules if name.startswith("shardscope")}
+print(sorted(ours - {"shardscope", "shardscope._torch", "shardscope._torch.autoload"}))
 print(os.getcwd())
 sys.exit(1)
 """

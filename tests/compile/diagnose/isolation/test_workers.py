@@ -137,7 +137,7 @@ def test_a_hang_in_c_is_ended_at_the_limit_of_its_phase_with_all_children(
 ) -> None:
     file = tmp_path / "pid"
     limits = {"running": 0.5, "": 60}
-    with pytest.raises(WorkerHung, match=r"no answer within 0\.5 s while running") as caught:
+    with pytest.raises(WorkerHung, match=r"no progress for 0\.5 s while running") as caught:
         fragile.call(calls.begin_a_child_and_sleep_with_the_lock, str(file), limits=limits)
     assert (caught.value.phase, caught.value.seconds) == ("running", 0.5)
     assert "in sleep_with_the_lock" in caught.value.output

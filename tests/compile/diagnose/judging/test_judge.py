@@ -69,13 +69,22 @@ def test_an_output_cut_off_from_its_inputs_is_a_fault_of_backward():
     assert outcome.fact == "gradient of input 0 is missing"
 
 
-def test_a_glance_names_the_first_output_that_is_off_and_pulls_nothing_back():
+def test_a_glance_names_the_outputs_that_are_off_and_pulls_nothing_back():
     piece = fragment(lambda x: (x + 1, x * 2, x * 3), numbers(5).requires_grad_())
     spoil = after(lambda outputs: [outputs[0], outputs[1] + 1, outputs[2] + 1])
-    assert glance(piece, Compiler(spoil)).deviation.tensor == "output 1"
-    assert glance(piece, Compiler(wrong_backward)).condition is Condition.FINE
+    outcome, wrong = glance(piece, Compiler(spoil))
+    assert (outcome.deviation.tensor, list(wrong)) == ("output 1", ["output 1", "output 2"])
+    outcome, wrong = glance(piece, Compiler(wrong_backward))
+    assert (outcome.condition, wrong) == (Condition.FINE, {})
     assert judge(piece, Compiler(wrong_backward)).condition is Condition.WRONG_RESULT
-    assert glance(piece, Compiler(raises)).condition is Condition.COMPILE_ERROR
+    assert glance(piece, Compiler(raises))[0].condition is Condition.COMPILE_ERROR
+
+
+def test_a_backward_that_is_compiled_when_it_first_runs_has_a_phase_of_its_own():
+    phases = []
+    judge(layered(), Compiler("aot_eager"), announce=phases.append)
+    first = phases[: phases.index("compiling backward") + 2]
+    assert first == ["compiling", "running", "backward", "compiling backward", "backward"]
 
 
 def test_a_nan_is_told_as_such():
@@ -239,7 +248,7 @@ def test_missing_outputs_and_bare_tensors_are_wrong():
 
 def test_another_dtype_is_wrong_even_if_the_numbers_are_right():
     outcome = judge(layered(), Compiler(after(lambda given: [given[0].double()])))
-    assert outcome.fact == "output 0 is of the dtype float64 instead of float32"
+    assert outcome.fact == "output 0 has dtype float64 instead of float32"
 
 
 def test_ops_without_double_precision_are_held_to_eager_execution():

@@ -9,21 +9,21 @@ import torch
 from torch.nn import functional
 
 from compile_backends import (
+    always_wrong,
     eager,
     fragment,
     layered,
     numbers,
-    sometimes_wrong,
 )
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.judging.judge import judge
 from shardscope.record import Condition
 
 
-def test_a_backend_that_is_wrong_in_a_new_way_each_time_is_nondeterministic():
-    outcome = judge(layered(), Compiler(sometimes_wrong))
-    assert outcome.condition is Condition.NONDETERMINISTIC
-    assert "when it is run again" in outcome.fact
+def test_a_backend_that_is_wrong_in_a_new_way_each_time_is_wrong_and_says_so():
+    outcome = judge(layered(), Compiler(always_wrong))
+    assert outcome.condition is Condition.WRONG_RESULT
+    assert outcome.fact.endswith("; it gives other wrong numbers each time that it is run")
 
 
 def test_a_backend_that_is_wrong_once_is_nondeterministic():

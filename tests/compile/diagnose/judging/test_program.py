@@ -50,7 +50,7 @@ def test_a_wrong_output_is_told_by_its_path():
     make = making(Model(), numbers(8, 6))
     outcome = judge_program(make, Compiler(after(lambda given: [one * 1.1 for one in given])))
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.FORWARD)
-    assert outcome.deviation.tensor == "output ['y']"
+    assert outcome.deviation.tensor == "output['y']"
 
 
 def test_wrong_gradients_of_parameters_are_told():

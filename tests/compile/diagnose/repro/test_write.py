@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -18,8 +20,11 @@ from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.outcome import Outcome, make_signature
 from shardscope.compile.diagnose.repro import backend as backend_module
+from shardscope.compile.diagnose.repro.inlining import Definitions
+from shardscope.compile.diagnose.repro.inputs import print_inputs
 from shardscope.compile.diagnose.repro.variant import Change, Variant, find_passing
 from shardscope.compile.diagnose.repro.verify import Verified, verify
+from shardscope.compile.diagnose.repro.whole import Call, write_whole
 from shardscope.compile.diagnose.repro.write import write_repro
 from shardscope.record import Condition, Stage
 
@@ -357,3 +362,66 @@ def test_a_script_that_needs_no_file_removes_the_one_of_an_earlier_script(tmp_pa
     assert (tmp_path / "repro_inputs.pt").exists()
     write_repro(capture(sine, X), Compiler("inductor"), WRONG, folder=tmp_path)
     assert not (tmp_path / "repro_inputs.pt").exists()
+
+
+def make_module(folder: Path, name: str, source: str) -> Any:
+    (folder / f"{name}.py").write_text(source)
+    return __import__(name)
+
+
+NAMED = """\
+import torch
+from {other} import helper as theirs
+
+
+def helper(n):
+    return n + 1
+
+
+def {name}(x, depth=1):
+    return x + 1 if torch.compiler.is_compiling() else x + helper(theirs(depth))
+"""
+
+
+@pytest.mark.parametrize("name", ["f", "run", "print", "sys", "Any", "make_inputs"])
+def test_a_function_with_a_name_of_the_scripts_is_copied_with_its_helpers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    other, own = f"other_with_{name}", f"module_with_{name}"
+    make_module(tmp_path, other, "def helper(n):\n    return n * 2\n")
+    function = getattr(make_module(tmp_path, own, NAMED.format(other=other, name=name)), name)
+    path = write_whole(
+        Call(function, (torch.ones(2),), {}),
+        Compiler("eager"),
+        WRONG,
+        folder=tmp_path / "found",
+        title="",
+        stage=None,
+        limit_s=60,
+    )
+    text = path.read_text()
+    assert f"def {name}(x, depth=1):" in text
+    assert "helper(theirs(depth))" in text
+    assert "cloudpickle" not in text
+    assert run_here(path, monkeypatch) == 1
+
+
+def test_arguments_in_containers_are_written_out(tmp_path: Path) -> None:
+    shared = torch.arange(3.0)
+    args = (
+        [shared, {"a": (torch.ones(2), 3)}],
+        OrderedDict(b=shared, a=[1]),
+        deque([1, 2], maxlen=2),
+        torch.ones(2, requires_grad=True) * 2,
+    )
+    made = print_inputs(args, ["x0", "x1", "x2", "x3"], Definitions())
+    scope: dict[str, Any] = {"torch": torch, "collections": collections}
+    exec("\n".join(made.lines), scope)
+    x0, x1, x2, x3 = (scope[name] for name in ("x0", "x1", "x2", "x3"))
+    assert x0[0] is x1["b"]
+    assert x0[0].tolist() == [0.0, 1.0, 2.0]
+    assert (x0[1]["a"][0].tolist(), x0[1]["a"][1]) == ([1.0, 1.0], 3)
+    assert (type(x1), list(x1)) == (OrderedDict, ["b", "a"])
+    assert (list(x2), x2.maxlen) == ([1, 2], 2)
+    assert (x3.tolist(), x3.is_leaf, x3.requires_grad) == ([2.0, 2.0], False, True)

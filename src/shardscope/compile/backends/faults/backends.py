@@ -41,7 +41,18 @@ def fault_compile_error(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Raise InjectedFault when a graph with the op is compiled."""
+    """Raise InjectedFault when a graph with the op is compiled.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_compile_error", options=options)(x)
+    """
     return _compile("compile_error", gm, example_inputs, options, mode)
 
 
@@ -52,7 +63,18 @@ def fault_runtime_error(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Raise InjectedFault when what was compiled runs the op."""
+    """Raise InjectedFault when compiled code runs the op.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_runtime_error", options=options)(x)
+    """
     return _compile("runtime_error", gm, example_inputs, options, mode)
 
 
@@ -63,7 +85,18 @@ def fault_accuracy_error(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Be off at the op: by 1, or as the options `by` and `times` say."""
+    """Change the op's result: by 1, or by the options `by` and `times`.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_accuracy_error", options=options)(x)
+    """
     return _compile("accuracy_error", gm, example_inputs, options, mode)
 
 
@@ -74,7 +107,18 @@ def fault_nan(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Make the op's result NaN, where it is in floating point."""
+    """Make the op's result NaN if it is floating point.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_nan", options=options)(x)
+    """
     return _compile("nan", gm, example_inputs, options, mode)
 
 
@@ -85,7 +129,18 @@ def fault_hang(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Never return from the op, until interrupted."""
+    """Never return from the op until interrupted.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_hang", options=options)(x)
+    """
     return _compile("hang", gm, example_inputs, options, mode)
 
 
@@ -96,7 +151,18 @@ def fault_crash(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """End the process at the op with a segmentation fault."""
+    """End the process at the op with a segmentation fault.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_crash", options=options)(x)
+    """
     return _compile("crash", gm, example_inputs, options, mode)
 
 
@@ -107,7 +173,17 @@ def fault_non_leaf(
     options: Options = None,
     mode: str | None = None,
 ) -> Compiled:
-    """Raise InjectedFault when a graph that calls something is given what autograd computed."""
+    """Raise InjectedFault when a graph is compiled for an input that is not an autograd leaf.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; an option that it does not know is refused.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_fault_non_leaf")(x)
+    """
     read_options("fault_non_leaf", options, mode, {})
     if has_non_leaf(gm, example_inputs):
         raise InjectedFault("Injected compile error: an input is not a leaf of autograd's graph.")

@@ -33,7 +33,7 @@ Direction = Literal["both", "forward", "backward"]
 
 
 class InjectedFault(RuntimeError):  # noqa: N818 - it is no error of ours
-    """What a fault backend raises on purpose."""
+    """Raised by a fault backend."""
 
 
 @dataclass(frozen=True, kw_only=True)

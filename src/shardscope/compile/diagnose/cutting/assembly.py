@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, final
 
-from torch import fx
+from torch import Tensor, fx
 
 from shardscope.compile.diagnose.cutting.eager_run import copy_state
 from shardscope.compile.diagnose.cutting.plan import Plan, Slot, seen_in
 from shardscope.compile.diagnose.cutting.tape import Seen, Tape
 from shardscope.compile.diagnose.cutting.values import map_leaves
 from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.leaves import is_computed, make_computed
 
 __all__ = ["Assembly"]
 
@@ -47,8 +49,7 @@ class Assembly:
         used = [*self._plan.attributes, *self._plan.kept]
         state = copy_state(self._fragment.graph, used)
         module = fx.GraphModule(state, self._graph)
-        inputs = tuple(self._values())
-        return Fragment(module, inputs, any(getattr(one, "requires_grad", False) for one in inputs))
+        return replace(self._fragment, graph=module, inputs=tuple(self._values()))
 
     def _reader(self, sources: dict[fx.Node, Any]) -> Any:
         def read(node: fx.Node) -> Any:
@@ -85,11 +86,19 @@ class Assembly:
     def _values(self) -> Iterator[Any]:
         wants = [slot.want for slot in self._plan.slots if slot.want is not None]
         copies = self._tape.copy_values(wants)
+        computed = self._find_computed()
         for slot in self._plan.slots:
             if slot.want is None:
                 yield self._tape.made[slot.node]
-            else:
-                yield copies[slot.want].requires_grad_(self._has_gradient(slot))
+                continue
+            leaf = copies[slot.want].requires_grad_(self._has_gradient(slot))
+            yield make_computed(leaf) if leaf.requires_grad and slot.node in computed else leaf
+
+    def _find_computed(self) -> set[fx.Node]:
+        """The placeholders of what the program was given that autograd had computed."""
+        placeholders = self._fragment.graph.graph.find_nodes(op="placeholder")
+        given = zip(placeholders, self._fragment.inputs, strict=True)
+        return {node for node, one in given if isinstance(one, Tensor) and is_computed(one)}
 
     def _has_gradient(self, slot: Slot) -> bool:
         return slot.requires_grad and self._fragment.with_gradients

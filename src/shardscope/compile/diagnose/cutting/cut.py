@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
 from torch import fx
 
-from shardscope._torch.graph_switches import is_level_machinery
 from shardscope.compile.diagnose.cutting.assembly import Assembly
 from shardscope.compile.diagnose.cutting.plan import Plan
 from shardscope.compile.diagnose.cutting.tape import Seen, Tape
-from shardscope.compile.diagnose.cutting.units import Switches, is_call
+from shardscope.compile.diagnose.cutting.units import Switches, is_call, serves_level
 from shardscope.compile.diagnose.fragment import Fragment
 
 __all__ = ["Recorded"]
@@ -41,7 +41,7 @@ class Recorded:
     def _leader(self, nodes: tuple[fx.Node, ...]) -> fx.Node:
         """The op that stands for a step: taking a tuple apart belongs to what made the tuple."""
         if len(nodes) > 1:
-            written = [node for node in nodes if not is_level_machinery(node.target)]
+            written = [node for node in nodes if not serves_level(node)]
             return (written or list(nodes))[0]
         (node,) = nodes
         source = node.args[0] if node.target is operator.getitem else None
@@ -98,7 +98,7 @@ class Recorded:
             own = fx.node.map_arg(node.args[0], copies.__getitem__)
             graph.output((*own, *(copies[one] for one in shown)))
         module = fx.GraphModule(self._fragment.graph, graph)
-        return Fragment(module, self._fragment.inputs, self._fragment.with_gradients)
+        return replace(self._fragment, graph=module)
 
     def _is_tensor(self, node: fx.Node) -> bool:
         return is_call(node) and isinstance(self._tape.made.get(node), Seen)

@@ -12,9 +12,10 @@ import torch
 from torch import fx, nn
 
 from shardscope.compile.diagnose.cutting.units import Switches, split_into_steps
-from shardscope.compile.diagnose.cutting.values import copy_tensor, has_memory, tensors_in
+from shardscope.compile.diagnose.cutting.values import copy_tensor, tensors_in
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.judging.copies import copy_inputs
+from shardscope.compile.diagnose.leaves import make_computed
 
 __all__ = ["EagerRun", "copy_state"]
 
@@ -103,25 +104,7 @@ class _Interpreter(fx.Interpreter):
 def _leave_leaf(value: Any) -> Any:
     """A program may write to what came out of another op, but not to a leaf: so it is none."""
     needs_gradient = isinstance(value, torch.Tensor) and value.requires_grad
-    apply: Any = _Passed.apply
-    return apply(value) if needs_gradient and torch.is_grad_enabled() else value
-
-
-@final
-class _Passed(torch.autograd.Function):
-    """The same memory, as if an op had made it."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        if not has_memory(leaf):
-            return leaf.clone()
-        empty = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        offset = leaf.storage_offset()
-        return empty.set_(leaf.untyped_storage(), offset, leaf.size(), leaf.stride())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0]
+    return make_computed(value) if needs_gradient and torch.is_grad_enabled() else value
 
 
 def copy_state(root: nn.Module, nodes: Iterable[fx.Node]) -> dict[str, Any]:

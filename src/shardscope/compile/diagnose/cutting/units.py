@@ -14,9 +14,10 @@ from shardscope._torch.graph_switches import (
     closes_level,
     is_level_machinery,
     opens_level,
+    unwraps,
 )
 
-__all__ = ["Switches", "is_call", "split_into_steps"]
+__all__ = ["Switches", "is_call", "serves_level", "split_into_steps"]
 
 _ENTERS = frozenset(EXITS.values())
 
@@ -28,23 +29,37 @@ def is_call(node: fx.Node) -> bool:
 
 def split_into_steps(graph: fx.Graph) -> list[tuple[fx.Node, ...]]:
     """The calls of a graph. Those inside of one vmap or grad only make sense together."""
-    return list(_steps([node for node in graph.nodes if is_call(node)]))
+    calls = [node for node in graph.nodes if is_call(node)]
+    places = {node: place for place, node in enumerate(calls)}
+    steps: list[tuple[fx.Node, ...]] = []
+    place = 0
+    while place < len(calls):
+        end = _find_end(calls, place, places)
+        steps.append(tuple(calls[place:end]))
+        place = end
+    return steps
 
 
-def _steps(calls: list[fx.Node]) -> Iterator[tuple[fx.Node, ...]]:
-    depth, level = 0, list[fx.Node]()
-    for node in calls:
+def _find_end(calls: list[fx.Node], start: int, places: dict[fx.Node, int]) -> int:
+    """Where the step ends that begins at a place."""
+    depth, end, last = 0, start, start
+    while end < len(calls):
+        node = calls[end]
         depth += opens_level(node.target) - closes_level(node.target)
         # Nothing but what serves a level comes before it opens: it loads what that needs.
-        if depth > 0 or level or _prepares_level(node):
-            level.append(node)
-        else:
-            yield (node,)
-        if level and depth == 0 and not _prepares_level(node):
-            yield tuple(level)
-            level = []
-    if level:
-        yield tuple(level)
+        is_inside = depth > 0 or (_prepares_level(node) and last <= end)
+        if not unwraps(node.target) and (is_inside or end < last):
+            # What is of a level's own kind may be read after it, and has to be read in this step.
+            last = max([last, *(places[user] for user in node.users if user in places)])
+        end += 1
+        if not is_inside and end > last:
+            break
+    return end
+
+
+def serves_level(node: fx.Node) -> bool:
+    """Whether nobody wrote the call: vmap, grad or jvp needs it."""
+    return is_level_machinery(node.target) or node.target in SETTERS
 
 
 def _prepares_level(node: fx.Node) -> bool:

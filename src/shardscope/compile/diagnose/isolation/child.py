@@ -6,17 +6,19 @@ import os
 import select
 import signal
 import subprocess
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, final
 
+from shardscope.compile.diagnose.isolation.session_clock import SessionClock
+
 __all__ = ["LAST_WAIT_S", "Child", "Handle", "end_group", "name_signal", "open_output", "spawn"]
 
 _KEPT_BYTES = 16_384
-_MOMENT_MS = 50
+_MOMENT_MS = 200  # less where its end does not wake us
+_SHORT_MOMENT_MS = 50
 LAST_WAIT_S = 5.0  # a killed process that is still there is the kernel's
 
 
@@ -99,10 +101,11 @@ class Child:
             del self._output[:-_KEPT_BYTES]
 
     def await_end(self, limit_s: float) -> bool:
-        """Wait until it has ended; whether it has."""
-        deadline = time.monotonic() + limit_s
+        """Wait until it has ended, for so many seconds of a `SessionClock`; whether it has."""
+        clock = SessionClock(-1)
         while not self.is_dead:
-            if time.monotonic() > deadline:
+            clock.session = self.pid or -1  # before it is forked it has none
+            if clock.look() > limit_s:
                 return False
             self._is_talking = self.keep_output()
             self._sleep()
@@ -120,7 +123,7 @@ class Child:
         for fd in (self.output_fd if self._is_talking else None, self.death_fd):
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        poll.poll(_MOMENT_MS)
+        poll.poll(_SHORT_MOMENT_MS if self.death_fd is None else _MOMENT_MS)
 
     def kill(self) -> None:
         """End it and all that it began, now; what it printed last is kept."""

@@ -45,13 +45,15 @@ _FIXED = {
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO": "0",
 }
 
-# They print, write to places of their own, or let torch look for repros while we do.
+# They print, write to places of their own, let torch look for repros while we do, or make errors of
+# what torch warns itself of.
 _DROPPED = (
     "AOTINDUCTOR_REPRO_*",
     "DUMP_AOTI_MINIFIER",
     "PARTITIONER_MEMORY_BUDGET_PARETO*",
     "PYTHONINSPECT",
     "PYTHONPYCACHEPREFIX",
+    "PYTHONWARNINGS",
     "TORCHDYNAMO_DEBUG*",
     "TORCHDYNAMO_REPRO_*",
     "TORCHINDUCTOR_DUMP_*",

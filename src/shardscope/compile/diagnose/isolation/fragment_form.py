@@ -29,6 +29,7 @@ class FragmentForm:
     graph: GraphForm
     inputs: tuple[Any, ...]
     with_gradients: bool
+    has_open_sizes: bool
 
 
 def describe_fragment(fragment: Fragment) -> FragmentForm:
@@ -42,12 +43,13 @@ def describe_fragment(fragment: Fragment) -> FragmentForm:
                 f"Call the function with tensors that have data."
             )
     inputs = tuple(settle(value) for value in fragment.inputs)
-    return FragmentForm(form, inputs, fragment.with_gradients)
+    return FragmentForm(form, inputs, fragment.with_gradients, fragment.has_open_sizes)
 
 
 def build_fragment(form: FragmentForm) -> Fragment:
     """The fragment that was described."""
-    return Fragment(build_graph(form.graph), form.inputs, form.with_gradients)
+    graph = build_graph(form.graph)
+    return Fragment(graph, form.inputs, form.with_gradients, form.has_open_sizes)
 
 
 def _held(form: GraphForm) -> Iterator[tuple[str, Any]]:

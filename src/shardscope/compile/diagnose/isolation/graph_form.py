@@ -121,7 +121,14 @@ def settle(value: Any) -> Any:
         return bool(value)
     if isinstance(value, torch.SymFloat):
         return float(value)
-    return int(value) if isinstance(value, torch.SymInt) else value
+    if not isinstance(value, torch.SymInt):
+        return value
+    if value.node.is_nested_int():
+        raise CompileError(
+            "the graph takes the size of a nested tensor, which is no number. Call the function "
+            "with dense tensors to have its ops looked at one by one."
+        )
+    return int(value)
 
 
 def _map(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -8,12 +8,15 @@ import importlib
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, final
 
 from shardscope.compile.diagnose.isolation.bench import Bench
@@ -32,6 +35,9 @@ __all__ = ["serve"]
 
 _MAX_TEXT = 20_000
 _MAX_ERROR_BYTES = 1 << 20
+_LOOK_S = 0.5  # between two looks at the stacks
+_MAX_FRAMES = 50
+_DIGITS = re.compile(r"\d+")
 
 
 def serve(
@@ -49,10 +55,13 @@ def serve(
     sys.argv[:] = [""]
     replier = _Replier(replies)
     replier.send(Message(Kind.READY))
-    bench = Bench(lambda phase: replier.send(Message(Kind.PHASE, [phase.encode()])))
+    progress = _ProgressReporter(replier)
+    threading.Thread(target=progress.watch, daemon=True).start()
+    bench = Bench(progress.begin)
     incoming = Incoming(requests)
     while (message := read_message(incoming)) is not None:
-        _answer(message, bench, replier)
+        with progress:
+            _answer(message, bench, replier)
 
 
 @final
@@ -68,6 +77,49 @@ class _Replier:
             for view in frame(message):
                 while view.nbytes:
                     view = view[os.write(self._fd, view) :]
+
+
+@final
+class _ProgressReporter:
+    """Tells the phases of a call, and within one whenever a thread is met in code that is new.
+
+    A loop that never ends comes by the same places over and over; what goes on does not.
+    """
+
+    def __init__(self, replier: _Replier) -> None:
+        self._replier = replier
+        self._is_busy = threading.Event()
+        self._seen: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._seen.clear()
+        self._is_busy.set()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_busy.clear()
+
+    def begin(self, phase: str) -> None:
+        """A phase begins."""
+        self._replier.send(Message(Kind.PHASE, [phase.encode()]))
+        self._seen.clear()
+
+    def watch(self) -> None:
+        """Look at the stacks of all threads from time to time; never returns."""
+        while self._is_busy.wait():
+            time.sleep(_LOOK_S)
+            stacks = {_hash_stack(frame) for frame in sys._current_frames().values()}
+            if not stacks <= self._seen and self._is_busy.is_set():
+                self._seen |= stacks
+                self._replier.send(Message(Kind.PROGRESS))
+
+
+def _hash_stack(frame: FrameType | None) -> int:
+    """The innermost lines of a stack. Numbers in the names of generated files mean nothing."""
+    lines: list[tuple[str, int]] = []
+    while frame is not None and len(lines) < _MAX_FRAMES:
+        lines.append((_DIGITS.sub("", frame.f_code.co_filename), frame.f_lineno))
+        frame = frame.f_back
+    return hash(tuple(lines))
 
 
 def _answer(message: Message, bench: Bench, replier: _Replier) -> None:

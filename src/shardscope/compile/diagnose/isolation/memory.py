@@ -11,6 +11,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from shardscope.compile.diagnose.leaves import is_computed, make_computed
+
 __all__ = ["Memories", "Memory", "allocate"]
 
 
@@ -57,10 +59,10 @@ class Memories:
         if not _is_plain(tensor):
             return NotImplemented
         view = (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+        kind = (tensor.requires_grad, type(tensor) is nn.Parameter, is_computed(tensor))
         attached = {} if id(tensor) in self._stripped else dict(vars(tensor))
         memory = self._find(tensor.untyped_storage())
-        is_parameter = type(tensor) is nn.Parameter
-        return _view, (memory, *view, tensor.requires_grad, is_parameter, attached)
+        return _view, (memory, *view, *kind, attached)
 
     def _find(self, storage: torch.UntypedStorage) -> Memory:
         if storage.nbytes() == 0:
@@ -92,6 +94,7 @@ def _view(
     offset: int,
     requires_grad: bool,
     is_parameter: bool,
+    was_computed: bool,
     attached: Mapping[str, Any],
 ) -> torch.Tensor:
     with torch.no_grad():
@@ -101,6 +104,8 @@ def _view(
         tensor = nn.Parameter(tensor, requires_grad=requires_grad)
     else:
         tensor.requires_grad_(requires_grad)
+    if was_computed:
+        tensor = make_computed(tensor)
     vars(tensor).update(attached)
     return tensor
 

@@ -89,6 +89,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no annotati
         """How to make `value` again; `NotImplemented` leaves it to others."""
         if isinstance(value, torch.Tensor):
             return self.memories.reduce(value)
+        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            return value.__reduce__()  # as buffers, arrays would arrive as ones that cannot change
         if isinstance(value, Memory):
             return allocate, (value.device, value.buffer())
         if isinstance(value, Fragment):

@@ -8,7 +8,6 @@ import os
 import select
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from shardscope._torch.preloading import FOR_SCRIPTS
 from shardscope.compile.diagnose.isolation.child import Child, name_signal, spawn
 from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.compile.diagnose.isolation.nursery import FRESH, Nursery
+from shardscope.compile.diagnose.isolation.session_clock import SessionClock
 
 __all__ = ["FreshProcess", "ScriptResult", "prewarm", "run_script"]
 
 _START_LIMIT_S = 300.0
-_LOOK_MS = 100
+_LOOK_MS = 200
 
 
 @final
@@ -72,7 +72,7 @@ class FreshProcess:
         self._close()
 
     def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptResult:
-        """Run the script; time counts from when torch has been imported."""
+        """Run the script for so many seconds of a `SessionClock`, once torch has been imported."""
         with self:
             self._await_torch()
             self._ask([str(path.absolute()), *arguments])
@@ -83,8 +83,9 @@ class FreshProcess:
         """It closes its end when it is ready, and so does its death."""
         poll = select.poll()
         poll.register(self._replies, 0)
-        deadline = time.monotonic() + _START_LIMIT_S
-        while not poll.poll(_LOOK_MS) and time.monotonic() < deadline:
+        clock = SessionClock(-1)
+        while not poll.poll(_LOOK_MS) and clock.look() < _START_LIMIT_S:
+            clock.session = self._child.pid or -1  # before it is forked it has none
             self._child.keep_output()
 
     def _ask(self, request: list[str]) -> None:

@@ -21,8 +21,9 @@ class Kind(IntEnum):
     READY = 0
     CALL = 1
     PHASE = 2
-    VALUE = 3
-    ERROR = 4
+    PROGRESS = 3
+    VALUE = 4
+    ERROR = 5
 
 
 @final

@@ -5,6 +5,7 @@ One process serves all calls; another waits, its imports done, to take its place
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -18,13 +19,17 @@ from shardscope.compile.diagnose.isolation.enclosure import Enclosure
 from shardscope.compile.diagnose.isolation.link import Link
 from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.payload import Payload, pack
-from shardscope.errors import CompileError
+from shardscope.errors import CompileError, WorkerCrashed, WorkerHung
 
-__all__ = ["Workers"]
+__all__ = ["PREPARING", "STARTING", "Workers"]
+
+STARTING, PREPARING = "starting", "preparing"
+"""Phases of a process before it is asked anything."""
 
 ResultT = TypeVar("ResultT")
 
 _START_LIMIT_S = 300.0
+_MAX_STARTS = 3  # of a process that does not get as far as the call
 
 
 @final
@@ -92,7 +97,7 @@ class Workers:
         """
         payload = _pack_call(function, args)
         with self._lock:
-            link = self._ready_link()
+            link = self._find_ready_link()
             result: ResultT = link.ask(payload, limits=limits)
         return result
 
@@ -111,6 +116,11 @@ class Workers:
         with self._lock:
             self._preparations.pop(name, None)
             self._preparations[name] = _Preparation(next(self._serials), payload, limits)
+
+    def forget(self, name: str) -> None:
+        """Have no process do what was prepared under this name."""
+        with self._lock:
+            self._preparations.pop(name, None)
 
     def discard(self) -> None:
         """End the process in use: what it did to its device makes it of no use to the next call."""
@@ -134,8 +144,14 @@ class Workers:
         self.num_started += 1
         return Link(self._enclosure, preload=self._preload, nursery=self._nursery)
 
+    def _find_ready_link(self) -> Link:
+        """A process that has had all preparations; one that dies of them has a few successors."""
+        for _ in range(_MAX_STARTS - 1):
+            with contextlib.suppress(WorkerCrashed, WorkerHung):
+                return self._ready_link()
+        return self._ready_link()
+
     def _ready_link(self) -> Link:
-        """A process that has had all preparations."""
         if self._is_closed:
             raise CompileError("the workers are closed. Make new ones.")
         link = self._current = self._living(self._current) or self._take_standby()
@@ -144,7 +160,7 @@ class Workers:
             self._standby = self._start()
         for preparation in self._preparations.values():
             if preparation.serial not in link.prepared:
-                link.ask(preparation.payload, limits=preparation.limits, phase="preparing")
+                link.ask(preparation.payload, limits=preparation.limits, phase=PREPARING)
                 link.prepared.add(preparation.serial)
         return link
 

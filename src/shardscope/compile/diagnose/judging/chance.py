@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -28,9 +29,12 @@ def take_out_draws(fragment: Fragment, *, seed: int) -> Fragment | None:
     if not recording.drawn:
         return None
     graph = fx.Graph()
-    cut = _Cut(graph, recording.drawn, fragment.with_gradients)
+    has_gradients = fragment.with_gradients and any(
+        isinstance(one, Tensor) and one.requires_grad for one in fragment.inputs
+    )
+    cut = _Cut(graph, recording.drawn, has_gradients)
     inputs = cut.fill(fragment.graph.graph, fragment.inputs)
-    return Fragment(fx.GraphModule(fragment.graph, graph), inputs, fragment.with_gradients)
+    return replace(fragment, graph=fx.GraphModule(fragment.graph, graph), inputs=inputs)
 
 
 @final
@@ -60,10 +64,10 @@ def _detach(value: Any) -> Any:
 class _Cut:
     """Copies a graph, with placeholders in place of nodes that drew."""
 
-    def __init__(self, graph: fx.Graph, drawn: dict[str, Any], with_gradients: bool) -> None:
+    def __init__(self, graph: fx.Graph, drawn: dict[str, Any], has_gradients: bool) -> None:
         self._graph = graph
         self._drawn = drawn
-        self._with_gradients = with_gradients
+        self._has_gradients = has_gradients
         self._copies: dict[fx.Node, Any] = {}
         self._taken: list[fx.Node] = []  # what nodes that drew were given
         self._added: list[Tensor] = []
@@ -94,7 +98,7 @@ class _Cut:
             return [self._place(f"{name}_{index}", one) for index, one in enumerate(value)]
         if not isinstance(value, Tensor):
             return value
-        needs_gradient = self._with_gradients and value.is_floating_point()
+        needs_gradient = self._has_gradients and value.is_floating_point()
         self._added.append(value.requires_grad_(needs_gradient))
         return self._graph.placeholder(f"drawn_{name}")
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardscope.compile.diagnose.leaves import is_computed, make_computed
+
 __all__ = ["copy_inputs"]
 
 Change = Callable[[Tensor], Tensor]
 
 
 def copy_inputs(inputs: Sequence[Any], change: Change = lambda tensor: tensor) -> list[Any]:
-    """A copy of each value, leaves that ask for gradients as the originals do.
+    """A copy of each value that asks for gradients as the original does, computed or a leaf.
 
     `change` is applied to the numbers, as to give them another dtype.
     """
@@ -63,6 +65,7 @@ def _extent(tensor: Tensor) -> int:
 def _dress(original: Tensor, copied: Tensor) -> Tensor:
     if isinstance(original, nn.Parameter):
         return nn.Parameter(copied, requires_grad=original.requires_grad)
-    if original.requires_grad:
-        return copied.detach().requires_grad_()
-    return copied
+    if not original.requires_grad:
+        return copied
+    leaf = copied.detach().requires_grad_()
+    return make_computed(leaf) if is_computed(original) else leaf

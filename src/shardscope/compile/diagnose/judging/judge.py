@@ -6,16 +6,18 @@ Crashes and hangs are for whoever runs this in another process.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
+from torch import fx
 
 from shardscope._torch.compiling import (
     find_backend,
     is_compiling,
     patched_inductor,
+    watched_compiles,
 )
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
@@ -23,18 +25,37 @@ from shardscope.compile.diagnose.judging.chance import take_out_draws
 from shardscope.compile.diagnose.judging.copies import copy_inputs
 from shardscope.compile.diagnose.judging.reference import FragmentRuns, say_error
 from shardscope.compile.diagnose.judging.runs import Announce, Result, say_nothing
-from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again, weigh_second
-from shardscope.compile.diagnose.outcome import Outcome, make_signature, message_of
+from shardscope.compile.diagnose.judging.weigh import (
+    list_wrong,
+    weigh,
+    weigh_again,
+    weigh_second,
+)
+from shardscope.compile.diagnose.outcome import Outcome, find_cause, make_signature, message_of
 from shardscope.compile.diagnose.searching.hints import find_hints
+from shardscope.compile.diagnose.suspects import find_failing_line
+from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
 from shardscope.shard.reference import kept_random_state
 
-__all__ = ["Judge", "describe_error", "glance", "judge", "resolve"]
+__all__ = [
+    "Judge",
+    "TrialFailure",
+    "describe_error",
+    "describe_text",
+    "find_reaching",
+    "glance",
+    "judge",
+    "name_compiling",
+    "reaches",
+    "resolve",
+]
 
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
 _MESSAGE = 4000  # characters of an error that are kept
 _NUM_AT_A_GLANCE = 3  # runs with other roundings
+_MAX_REPLACED = 50  # values that are tried one after the other
 _SAME_DRAWS = {"fallback_random": True}  # inductor's: draw as eager execution does
 
 
@@ -45,16 +66,70 @@ def judge(
     return Judge(fragment, seed=seed).judge(compiler, announce=announce)
 
 
-def glance(fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing) -> Outcome:
-    """The first output that is off, forward, run once: what is known to be wrong gives a hint."""
-    backend = resolve(compiler)
+def glance(
+    fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing
+) -> tuple[Outcome, dict[str, Any]]:
+    """Run forward once what is known to be wrong, and list the outputs that are, in order."""
     runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
     with kept_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
-            return weigh(_Trial.make(runs, backend, announce).run(), runs)
-        except _Failure as failure:
-            return failure.outcome
+            found = _Trial.make(runs, resolve(compiler), announce).run()
+        except TrialFailure as failure:
+            return failure.outcome, {}
+        wrong = list_wrong(found, runs)
+        return weigh(found, runs), {name: found.values.get(name) for name in wrong}
+
+
+def find_reaching(fragment: Fragment, values: Mapping[str, Any]) -> str:
+    """The first node whose wrong value makes the graph's results wrong, when all else is right."""
+    runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
+    with kept_random_state():
+        for name, value in list(values.items())[:_MAX_REPLACED]:
+            if _is_wrong_with(fragment, runs, {name: value}):
+                return name
+    return ""
+
+
+def reaches(
+    fragment: Fragment, part: Fragment, compiler: Compiler, *, announce: Announce = say_nothing
+) -> bool:
+    """Whether what a compiled part of a graph gets wrong makes the graph's results wrong."""
+    runs = FragmentRuns(part, pulls_back=False)
+    with kept_random_state(), patched_inductor(compiler.config):
+        try:
+            found = _Trial.make(runs, resolve(compiler), announce).run()
+        except TrialFailure:
+            return True
+        (last,) = part.graph.graph.find_nodes(op="output")
+        values = {
+            node.name: found.values.get(f"output {place}")
+            for place, node in enumerate(last.args[0])
+        }
+        whole = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
+        return _is_wrong_with(fragment, whole, values)
+
+
+def _is_wrong_with(fragment: Fragment, runs: FragmentRuns, values: Mapping[str, Any]) -> bool:
+    """Whether a graph's results are wrong where some of its nodes give these values."""
+    try:
+        found = runs.run(lambda inputs: _Replacing(fragment.graph, values).run(*inputs))
+    except Exception:  # noqa: BLE001 - wrong values may lead anywhere
+        return True
+    return weigh(found, runs).is_bad
+
+
+@final
+class _Replacing(fx.Interpreter):
+    """Runs a graph with values of others in place of what some nodes compute."""
+
+    def __init__(self, graph: fx.GraphModule, values: Mapping[str, Any]) -> None:
+        super().__init__(graph)
+        self._values = values
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        return self._values.get(n.name, result)
 
 
 @final
@@ -74,7 +149,7 @@ class Judge:
                 try:
                     trial = _Trial.make(self._runs, backend, announce)
                     first = trial.run()
-                except _Failure as failure:
+                except TrialFailure as failure:
                     return failure.outcome
                 return self._weigh(trial, first, compiler)
 
@@ -89,7 +164,7 @@ class Judge:
                 return rest
         try:
             return weigh_again(outcome, first, trial.run, runs)
-        except _Failure as failure:
+        except TrialFailure as failure:
             fact = f"it fails when it is run again; at first {outcome.fact}"
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
 
@@ -97,7 +172,7 @@ class Judge:
         """What is right at first may be wrong from the second run on, as CUDA graphs may be."""
         try:
             again = trial.run()
-        except _Failure as failure:
+        except TrialFailure as failure:
             fact = f"it fails when it is run again: {failure.outcome.fact}"
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
         return weigh_second(outcome, first, again, _with_unchanged(self._runs, again))
@@ -133,7 +208,9 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
 
 
 @final
-class _Failure(Exception):  # noqa: N818 - it carries an outcome
+class TrialFailure(Exception):  # noqa: N818 - it carries an outcome
+    """What ends a trial: something was raised, and that is its outcome."""
+
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.fact)
         self.outcome = outcome
@@ -151,27 +228,28 @@ class _Trial:
 
     @classmethod
     def make(cls, runs: FragmentRuns, backend: Callable[..., Any], announce: Announce) -> _Trial:
-        """Compile, as torch.compile would; raises _Failure."""
+        """Compile, as torch.compile would; raises TrialFailure."""
         announce("compiling")
         fragment = runs.fragment
         try:
             with torch.set_grad_enabled(fragment.with_gradients):
-                compiled = backend(copy.deepcopy(fragment.graph), copy_inputs(fragment.inputs))
+                compiled = _compile(fragment, backend)
             if not callable(compiled):  # in dynamo's words, which a script will meet
                 raise AssertionError("compiler_fn did not return callable")
         except BackendError:
             raise  # of who asked for options that it does not have
         except (Exception, SystemExit) as error:
-            raise _Failure(describe_error(error, "compiling")) from error
+            raise TrialFailure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, announce)
 
     def run(self) -> Result:
-        """Run what was compiled; raises _Failure."""
+        """Run what was compiled; raises TrialFailure."""
         self._say("running")
         try:
-            return self.runs.run(self._call, announce=self._say)
+            with watched_compiles(self._begin_compiling, self._end_compiling):
+                return self.runs.run(self._call, announce=self._say)
         except (Exception, SystemExit) as error:
-            raise _Failure(describe_error(error, self.phase)) from error
+            raise TrialFailure(describe_error(error, self.phase)) from error
 
     def _call(self, inputs: Sequence[Any]) -> Any:
         # As torch.compile calls it: whether or not it says that it is boxed.
@@ -181,18 +259,61 @@ class _Trial:
         self.phase = phase
         self.announce(phase)
 
+    def _begin_compiling(self, is_backward: bool) -> None:
+        """What is compiled when it is first run has as long as what is compiled before."""
+        self.announce(name_compiling(is_backward))
+
+    def _end_compiling(self) -> None:
+        self.announce(self.phase)
+
+
+def name_compiling(is_backward: bool) -> str:
+    """The phase in which a forward or backward is compiled."""
+    return "compiling backward" if is_backward else "compiling"
+
+
+def _compile(fragment: Fragment, backend: Callable[..., Any]) -> Any:
+    """What a backend makes of a graph; of one with open sizes what dynamo has it make."""
+    if fragment.has_open_sizes and _is_traceable(fragment):
+        return _compile_open(fragment, backend)
+    return backend(copy.deepcopy(fragment.graph), copy_inputs(fragment.inputs))
+
+
+def _is_traceable(fragment: Fragment) -> bool:
+    """Whether dynamo gets through one of its own graphs, which may have what nobody writes."""
+    try:
+        _compile_open(fragment, run_as_it_is)(*copy_inputs(fragment.inputs))
+    except Exception:  # noqa: BLE001 - sizes are numbers then, as they are in this call
+        return False
+    return True
+
+
+def _compile_open(fragment: Fragment, backend: Callable[..., Any]) -> Any:
+    """The graph with symbols for its sizes, which dynamo makes when it is called."""
+    torch.compiler.reset()
+    return torch.compile(
+        copy.deepcopy(fragment.graph), backend=backend, dynamic=True, fullgraph=True
+    )
+
 
 def describe_error(error: BaseException, phase: str) -> Outcome:
     """The outcome of an error in a phase: compiling, running or backward."""
     is_compile_error = phase == "compiling" or is_compiling(error)
+    cause = find_cause(error)
     return Outcome(
         Condition.COMPILE_ERROR if is_compile_error else Condition.RUNTIME_ERROR,
-        f"{'compiling' if is_compile_error else 'running'} it fails: {say_error(error)}",
+        f"{'compiling' if is_compile_error else 'running'} it fails: {say_error(cause)}",
         Phase.BACKWARD if phase == "backward" else Phase.FORWARD,
-        error=f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE],
+        error=describe_text(cause),
         signature=make_signature(error),
-        hints=find_hints(error),
+        hints=find_hints(cause),
+        suspects=find_failing_line(error),
     )
+
+
+def describe_text(error: BaseException) -> str:
+    """The type and the message of an error."""
+    return f"{type(error).__name__}: {message_of(error)}"[:_MESSAGE]
 
 
 @final

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from shardscope._torch.compiling import flatten, patched_inductor, watched_backend
+from shardscope._torch.compiling import is_compiling, patched_inductor, watched_compiles
+from shardscope.compile.call_state import (
+    describe_values,
+    state_of_code_kept,
+    walk_call,
+    walk_values,
+)
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.judging.holdings import find_modules, find_tensors
-from shardscope.compile.diagnose.judging.judge import describe_error, resolve
-from shardscope.compile.diagnose.judging.reference import say_error
+from shardscope.compile.diagnose.judging.judge import (
+    TrialFailure,
+    describe_error,
+    describe_text,
+    name_compiling,
+    resolve,
+)
+from shardscope.compile.diagnose.judging.reference import fails_itself, say_error
 from shardscope.compile.diagnose.judging.runs import (
     Announce,
     Result,
@@ -24,15 +37,23 @@ from shardscope.compile.diagnose.judging.runs import (
     settle_device,
 )
 from shardscope.compile.diagnose.judging.weigh import weigh, weigh_again
-from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.errors import CompileError, ShardscopeError
+from shardscope.compile.diagnose.leaves import find_leaf, is_computed, make_computed
+from shardscope.compile.diagnose.outcome import (
+    Outcome,
+    find_cause,
+    make_signature,
+    message_of,
+)
+from shardscope.compile.diagnose.suspects import find_failing_line
+from shardscope.errors import ShardscopeError
 from shardscope.numerics.draws import Watching
 from shardscope.numerics.rounding import RandomRounding
-from shardscope.numerics.widen import main_dtype, widen_inputs, widen_model, widened
-from shardscope.record import Condition
+from shardscope.numerics.widen import main_dtype, widen_model, widen_tensor, widened
+from shardscope.record import Condition, SuspectOp
 from shardscope.shard.reference import kept_random_state
+from shardscope.shard.stand_ins import map_tensors
 
-__all__ = ["Make", "ProgramRuns", "judge_program"]
+__all__ = ["EagerError", "Make", "ProgramRuns", "describe_missing", "judge_program"]
 
 Program = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Make = Callable[[], Program]
@@ -44,11 +65,12 @@ def judge_program(
 ) -> Outcome:
     """Compile a function, run it, and say how it compares with eager execution.
 
-    Resets dynamo before and after: for a process that compiles nothing else.
+    Resets dynamo before and after: for a process that compiles nothing else. Raises CompileError
+    if the function fails in the same way with and without the compiler.
     """
     runs = ProgramRuns(make, seed=seed)
     with kept_random_state():
-        _ = runs.eager
+        _ = runs.eager_error
         return _judge(runs, compiler, announce)
 
 
@@ -56,13 +78,44 @@ def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome
     trial = _Trial(runs, compiler, announce)
     try:
         with patched_inductor(compiler.config):
-            return _weigh(trial, trial.run(), compiler)
-    except ShardscopeError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is the outcome
-        return describe_error(error, trial.phase)
+            first = trial.run()
+            if runs.eager_error is not None:
+                return describe_missing(runs.eager_error.error, runs.eager_error.suspects)
+            return _weigh(trial, first, compiler)
+    except TrialFailure as failure:
+        return failure.outcome
     finally:
         torch.compiler.reset()
+
+
+def describe_missing(error: Exception, suspects: tuple[SuspectOp, ...]) -> Outcome:
+    """The outcome of a function that raises an error which the compiled one does not raise."""
+    return Outcome(
+        Condition.MISSING_ERROR,
+        f"it returns, and eager execution raises {say_error(error)}",
+        error=describe_text(error),
+        signature=make_signature(error),
+        suspects=suspects,
+    )
+
+
+def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
+    """What to make of a function that raises with and without the compiler.
+
+    Errors of one type or with one message are the function's own: dynamo wraps some in classes of
+    its own, and makes a RuntimeError of an assertion about a tensor.
+    """
+    cause = find_cause(error)
+    is_same = message_of(cause).strip() == message_of(eager.error).strip() != ""
+    if is_compiling(cause) or isinstance(cause, type(eager.error)) or is_same:
+        raise fails_itself(eager.error) from eager.error
+    return Outcome(
+        Condition.DIFFERENT_ERROR,
+        f"it raises {say_error(cause)}, and eager execution raises {say_error(eager.error)}",
+        error=describe_text(cause),
+        signature=make_signature(cause),
+        suspects=eager.suspects,
+    )
 
 
 def _weigh(trial: _Trial, first: Result, compiler: Compiler) -> Outcome:
@@ -83,6 +136,15 @@ def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
 
 
 @final
+@dataclass(frozen=True)
+class EagerError:
+    """What a function raises when nothing is compiled, and the op and line that raise it."""
+
+    error: Exception
+    suspects: tuple[SuspectOp, ...]
+
+
+@final
 class _Trial:
     """A function compiled, each time anew, and where it is at."""
 
@@ -94,22 +156,37 @@ class _Trial:
         self.phase = "compiling"
 
     def run(self) -> Result:
-        """Compile and run a fresh copy."""
+        """Compile and run a fresh copy; raises TrialFailure."""
         torch.compiler.reset()
         self._say("compiling")
-        backend = watched_backend(self._backend, self._say)
 
         def compile(function: Callable[..., Any]) -> Callable[..., Any]:
             made: Callable[..., Any] = torch.compile(
-                function, backend=backend, dynamic=self._compiler.dynamic
+                function, backend=self._backend, dynamic=self._compiler.dynamic
             )
             return made
 
-        return self.runs.run(compile, announce=self._say)
+        try:
+            with watched_compiles(self._begin_compiling, self._end_compiling):
+                return self.runs.run(compile, announce=self._say)
+        except ShardscopeError:
+            raise
+        except (Exception, SystemExit) as error:  # whatever it is, it is the outcome
+            own = self.runs.eager_error
+            outcome = (
+                describe_error(error, self.phase) if own is None else _compare_errors(error, own)
+            )
+            raise TrialFailure(outcome) from error
 
     def _say(self, phase: str) -> None:
         self.phase = phase
         self._announce(phase)
+
+    def _begin_compiling(self, is_backward: bool) -> None:
+        self._announce(name_compiling(is_backward))
+
+    def _end_compiling(self) -> None:
+        self._say("running" if self.phase == "compiling" else self.phase)
 
 
 @final
@@ -122,16 +199,38 @@ class ProgramRuns:
         self._others: list[Result] = []
         self._again: list[Result] = []
         self._is_roundable = True
+        self._pulls_back = True  # gradients too, unless eager execution has none
 
     @cached_property
+    def eager_error(self) -> EagerError | None:
+        """What the function itself raises; None if it returns."""
+        return self._run_eagerly if isinstance(self._run_eagerly, EagerError) else None
+
+    @property
     def eager(self) -> Result:
         """As it is."""
+        if isinstance(self._run_eagerly, EagerError):
+            raise fails_itself(self._run_eagerly.error) from self._run_eagerly.error
+        return self._run_eagerly
+
+    @cached_property
+    def _run_eagerly(self) -> Result | EagerError:
         try:
             return self.run()
-        except Exception as error:
-            raise CompileError(
-                f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
-            ) from error
+        except Exception:  # noqa: BLE001 - not every result can be pulled back, nor has to be
+            self._pulls_back = False
+        try:
+            return self.run()
+        except Exception as error:  # noqa: BLE001 - the compiled function is held to it
+            return EagerError(error, self._find_suspects(error))
+
+    def _find_suspects(self, error: Exception) -> tuple[SuspectOp, ...]:
+        ops = _FailingOp()
+        try:
+            self.run(context=ops)
+        except Exception:  # noqa: BLE001 - that it fails is known
+            return find_failing_line(error, op=ops.name)
+        return find_failing_line(error)
 
     @cached_property
     def exact(self) -> Result | None:
@@ -173,62 +272,100 @@ class ProgramRuns:
     ) -> Result:
         """Make the function, and run it, compiled if so."""
         function, args, kwargs = self._make()
-        if is_exact:
-            context = widened(_find_dtype(function, args, kwargs))
-            for module in find_modules((function, args, kwargs)):
-                widen_model(module)
-            args, kwargs = widen_inputs((args, kwargs))
+        with state_of_code_kept(function):
+            if is_exact:
+                context = widened(_find_dtype(function, args, kwargs))
+                args, kwargs = _widen(function, args, kwargs)
+            leaves = _find_leaves(function, args, kwargs)
+            self._seed_all()
+            with context or nullcontext():
+                call = function if compile is None else compile(function)
+                outputs = call(*args, **kwargs)
+                settle_device()
+                return self._collect(outputs, (function, args, kwargs), leaves, announce)
+
+    def _seed_all(self) -> None:
         torch.manual_seed(self._seed)
-        with context or nullcontext():
-            call = function if compile is None else compile(function)
-            outputs = call(*args, **kwargs)
-            settle_device()
-            return _collect(outputs, (function, args, kwargs), announce)
+        random.seed(self._seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(self._seed)
+
+    def _collect(
+        self, outputs: Any, program: Program, leaves: dict[str, Tensor], announce: Announce
+    ) -> Result:
+        """What a run gave and changed, with gradients, be they the function's own or ours."""
+        given = list(walk_values("output", outputs))
+        values = describe_values(given)
+        after = describe_values(walk_call(*program))
+        values |= {f"{name}, after the call": value for name, value in after.items()}
+        gradients = {
+            f"gradient of {name}": leaf.grad.detach().clone()
+            for name, leaf in leaves.items()
+            if leaf.grad is not None
+        }
+        if gradients or not self._pulls_back:
+            return Result(values, gradients)
+        announce("backward")
+        pulled = pull_back({name: one for name, one in given if isinstance(one, Tensor)}, leaves)
+        settle_device()
+        return Result(values, pulled)
 
 
-def _collect(outputs: Any, program: Program, announce: Announce) -> Result:
-    """What a run gave and changed, with gradients, be they the function's own or ours."""
-    held = _name_held(program)
-    named = dict(_name_outputs(outputs))
-    values = {name: _keep(one) for name, one in named.items()}
-    values |= {f"{name}, after the call": _keep(one) for name, one in held.items()}
-    gradients = {
-        f"gradient of {name}": one.grad.detach()
-        for name, one in held.items()
-        if one.is_leaf and one.grad is not None
+def _find_leaves(*program: Any) -> dict[str, Tensor]:
+    """The tensors that a call can reach and that gradients are asked of, each once."""
+    tensors = {
+        id(value): (name, find_leaf(value))
+        for name, value in reversed(list(walk_call(*program)))
+        if isinstance(value, Tensor) and value.requires_grad
     }
-    announce("backward")
-    leaves = {name: one for name, one in held.items() if one.is_leaf and one.requires_grad}
-    pulled = {} if gradients else pull_back(named, leaves)
-    settle_device()
-    return Result(values, gradients | pulled)
+    return {name: leaf for name, leaf in reversed(tensors.values()) if leaf.is_leaf}
 
 
-def _name_outputs(outputs: Any) -> Iterator[tuple[str, Any]]:
-    """Whatever it returns, and the tensors in objects of the user's."""
-    for path, one in flatten(outputs):
-        name = f"output {path}".strip()
-        yield name, one
-        if not isinstance(one, Tensor) and not callable(one):
-            yield from ((f"{name}.{inner}", held) for inner, held in find_tensors(one).items())
-
-
-def _name_held(program: Program) -> dict[str, Tensor]:
+def _widen(*program: Any) -> tuple[Any, Any]:
+    """The arguments in double precision; models are changed themselves."""
     function, args, kwargs = program
-    found = find_tensors(function)
-    seen = set(map(id, found.values()))
-    given = {f"argument {name}": one for name, one in find_tensors(args).items()}
-    given |= {f"argument {name}": one for name, one in find_tensors(kwargs).items()}
-    return found | {name: one for name, one in given.items() if id(one) not in seen}
+
+    def change(tensor: Tensor) -> Tensor:
+        wide = widen_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+        return make_computed(wide) if is_computed(tensor) else wide
+
+    for module in _find_modules(function, args, kwargs):
+        widen_model(module)
+    widened_args, widened_kwargs = map_tensors((args, kwargs), change)
+    return widened_args, widened_kwargs
 
 
-def _keep(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def _find_modules(*program: Any) -> list[nn.Module]:
+    """The modules that a call can reach, without those within others."""
+    found: list[nn.Module] = []
+    inner: set[int] = set()
+    for _, value in walk_call(*program):
+        if isinstance(value, nn.Module) and id(value) not in inner:
+            found.append(value)
+            inner.update(id(module) for module in value.modules())
+    return found
 
 
-def _find_dtype(*parts: Any) -> torch.dtype:
-    modules = find_modules(parts)
+def _find_dtype(*program: Any) -> torch.dtype:
+    modules = _find_modules(*program)
     if modules:
         return main_dtype(modules[0])
-    floats = [one.dtype for one in find_tensors(parts).values() if one.is_floating_point()]
+    tensors = (value for _, value in walk_call(*program) if isinstance(value, Tensor))
+    floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     return max(set(floats), key=floats.count, default=torch.get_default_dtype())
+
+
+@final
+class _FailingOp(torch.overrides.TorchFunctionMode):
+    """Remembers the function of torch's that raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            self.name = torch.overrides.resolve_name(func) or ""
+            raise

@@ -21,7 +21,7 @@ from shardscope.numerics.rounding import RandomRounding
 from shardscope.numerics.verdict import is_same
 from shardscope.numerics.widen import widen_tensor, widened
 
-__all__ = ["FragmentRuns", "say_error"]
+__all__ = ["FragmentRuns", "fails_itself", "say_error"]
 
 Call = Callable[[Sequence[Any]], Any]
 
@@ -54,10 +54,12 @@ class FragmentRuns:
         """As it is."""
         try:
             return self.run(self._run_graph)
+        except Exception:  # noqa: BLE001 - not every result can be pulled back, nor has to be
+            self._pulls_back = False
+        try:
+            return self.run(self._run_graph)
         except Exception as error:
-            raise CompileError(
-                f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
-            ) from error
+            raise fails_itself(error) from error
 
     @cached_property
     def exact(self) -> Result | None:
@@ -154,6 +156,13 @@ def _is_changed(after: Tensor, before: Tensor) -> bool:
 
 def _say_changed(name: str) -> str:
     return f"{name}, changed in place"
+
+
+def fails_itself(error: BaseException) -> CompileError:
+    """What to raise for a function that fails when nothing is compiled."""
+    return CompileError(
+        f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
+    )
 
 
 def say_error(error: BaseException, *, limit: int = 300) -> str:

@@ -9,6 +9,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from shardscope._torch.graph_switches import switched_back
+from shardscope.compile.diagnose.leaves import find_leaf
+
 __all__ = ["Announce", "Result", "name_inputs", "pull_back", "run", "say_nothing", "settle_device"]
 
 Announce = Callable[[str], None]
@@ -38,7 +41,8 @@ def run(
 ) -> Result:
     """Call with `inputs`, which are changed; outputs that can be are pulled back to them."""
     torch.manual_seed(seed)
-    with torch.set_grad_enabled(with_gradients):
+    leaves = {name: find_leaf(one) for name, one in name_inputs(inputs).items()}
+    with torch.set_grad_enabled(with_gradients), switched_back():
         outputs = call(inputs)
     settle_device()
     named = _name_outputs(outputs)
@@ -46,7 +50,7 @@ def run(
     if not with_gradients or not pulls_back:
         return Result(values, {})
     announce("backward")
-    gradients = pull_back(named, name_inputs(inputs))
+    gradients = pull_back(named, leaves)
     settle_device()
     return Result(values, gradients)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,12 +17,14 @@ from shardscope.numerics.noise import as_exact, find_rms
 from shardscope.numerics.verdict import compare
 from shardscope.record import Condition, Phase
 
-__all__ = ["Reference", "weigh", "weigh_again", "weigh_second"]
+__all__ = ["Reference", "list_wrong", "weigh", "weigh_again", "weigh_second"]
 
 Part = Callable[[Result], Values]
 _NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
+_EACH_TIME = "; it gives other wrong numbers each time that it is run"
 _NUM_AGAIN = 5
 _NUM_TWICE = 2  # further runs, which might be wrong in the same way by chance
+_FORWARD = Phase.FORWARD
 _SPREAD = 2.0  # times what eager execution itself changes by
 _OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
 
@@ -57,15 +60,23 @@ def weigh(compiled: Result, reference: Reference) -> Outcome:
     return best
 
 
+def list_wrong(compiled: Result, reference: Reference) -> list[str]:
+    """The names of all results of a run, gradients apart, that are wrong."""
+    verdicts = [verdict for phase, verdict in _compare(compiled, reference) if phase is _FORWARD]
+    return [verdict.name for verdict in verdicts if verdict.condition.is_bad]
+
+
 def weigh_again(
     outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
 ) -> Outcome:
     """What a bad outcome comes to when both are run again, the same way."""
     if _is_eagers_own(compiled, reference):
         return Outcome(Condition.FINE, "eager execution gives different numbers each time too")
-    if not any(_is_otherwise(run_again(), compiled, reference) for _ in range(_NUM_TWICE)):
-        return outcome
-    fact = f"its result changes when it is run again; at first {outcome.fact}"
+    runs = [run_again() for _ in range(_NUM_TWICE)]
+    if all(weigh(one, reference).is_bad for one in runs):
+        is_other = any(_is_other_error(compiled, one, reference.eager) for one in runs)
+        return replace(outcome, fact=f"{outcome.fact}{_EACH_TIME}") if is_other else outcome
+    fact = f"it is right when it is run again; at first {outcome.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
 
 
@@ -78,12 +89,6 @@ def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Refe
         return outcome
     fact = f"it is correct at first, but not when it is run again: {second.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
-
-
-def _is_otherwise(again: Result, compiled: Result, reference: Reference) -> bool:
-    """Whether a further run is right, or wrong in another way."""
-    is_bad = weigh(again, reference).is_bad
-    return not is_bad or _is_other_error(compiled, again, reference.eager)
 
 
 def _is_eagers_own(compiled: Result, reference: Reference) -> bool:

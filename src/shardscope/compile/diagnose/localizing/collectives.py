@@ -6,6 +6,7 @@ and dtypes are those of the real ones; numbers are those of a world whose ranks 
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def make_local(fragment: Fragment) -> Fragment:
     nodes.lint()
     graph.recompile()
     kept = tuple(values[node] for node in _placeholders(nodes))
-    return Fragment(graph, kept, fragment.with_gradients)
+    return dataclasses.replace(fragment, graph=graph, inputs=kept)
 
 
 def _placeholders(graph: fx.Graph) -> list[fx.Node]:

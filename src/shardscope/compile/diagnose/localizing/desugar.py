@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def desugar(fragment: Fragment) -> Fragment:
     with watched_aot(run), without_caches(), torch.no_grad():
         run_ahead(fragment.graph, [_detach(one) for one in fragment.inputs])
     (handed,) = run.handed
-    return make_local(Fragment(handed.graph, _inputs(handed, fragment), fragment.with_gradients))
+    return make_local(replace(fragment, graph=handed.graph, inputs=_inputs(handed, fragment)))
 
 
 def _detach(value: Any) -> Any:

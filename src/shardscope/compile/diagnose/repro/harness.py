@@ -1,6 +1,7 @@
 """What is the same in all repros: each of these functions is pasted as it stands here.
 
-So they know nothing but torch, Python and each other; `check` is pasted from numerics/plain.py.
+So they know nothing but torch, Python and each other; `check` is pasted from numerics/plain.py,
+and `SessionClock` from isolation/session_clock.py.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from typing import Any, final
 
 import torch
 
+from shardscope.compile.diagnose.isolation.session_clock import SessionClock
 from shardscope.numerics.plain import check
 
 __all__ = [
+    "SessionClock",
     "Widened",
     "as_ones",
     "draw_cotangent",
     "find_crash",
     "find_error",
     "find_hang",
+    "find_leaf",
+    "find_missing_error",
     "find_unrest",
     "find_wrong_numbers",
-    "flatten",
     "in_double",
+    "list_parts",
     "make_contiguous",
     "plain_words",
     "run",
@@ -39,16 +44,23 @@ __all__ = [
 
 
 def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
-    """Call the function; its outputs, what it left in its inputs, and gradients, by name."""
+    """Call the function; what it returns, what it leaves in its inputs, and gradients, by name."""
     torch.manual_seed(0)
+    leaves = {
+        name: find_leaf(one)
+        for name, one in list_parts("input", inputs).items()
+        if torch.is_tensor(one) and one.requires_grad
+    }
     with torch.set_grad_enabled(with_gradients):
         outputs = function(*inputs)
-    named = {f"output {i}": one for i, one in enumerate(outputs) if torch.is_tensor(one)}
-    tensors = {f"input {i}": one for i, one in enumerate(inputs) if torch.is_tensor(one)}
-    found = {name: one.detach().clone() for name, one in named.items()}
-    found |= {f"{name} afterwards": one.detach().clone() for name, one in tensors.items()}
-    roots = {name: one for name, one in named.items() if one.requires_grad and one.numel()}
-    leaves = {name: one for name, one in tensors.items() if one.requires_grad}
+    parts = list_parts("output", outputs)
+    after = {f"{name} afterwards": one for name, one in list_parts("input", inputs).items()}
+    found = {
+        name: one.detach().clone() if torch.is_tensor(one) else one
+        for name, one in (parts | after).items()
+    }
+    tensors = {name: one for name, one in parts.items() if torch.is_tensor(one)}
+    roots = {name: one for name, one in tensors.items() if one.requires_grad and one.numel()}
     if not with_gradients or not roots or not leaves:
         wait_for_device()
         return found
@@ -64,15 +76,37 @@ def run(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
     return found
 
 
-def flatten(value: Any) -> tuple[Any, ...]:
-    """The tensors and numbers in whatever a function returns."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
-        return tuple(inner for one in value for inner in flatten(one))
-    if hasattr(value, "__dict__") and not torch.is_tensor(value) and not callable(value):
-        return tuple(one for one in vars(value).values() if torch.is_tensor(one))
-    return (value,)
+def list_parts(name: str, value: Any, depth: int = 8) -> dict[str, Any]:
+    """The dense tensors and plain values in something, by name, and the order of what is in it."""
+    found: dict[str, Any] = {}
+    if torch.is_tensor(value):
+        if not value.is_nested:
+            return {name: value if value.layout is torch.strided else value.to_dense()}
+        items: Any = enumerate(value.unbind())
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return {name: value}
+    elif isinstance(value, (set, frozenset)):
+        return {name: str(sorted(map(str, value)))}
+    elif isinstance(value, dict):
+        items, found[f"the keys of {name}"] = value.items(), str([str(key) for key in value])
+    elif isinstance(value, torch.nn.Module):
+        items = vars(value).items()
+    elif hasattr(value, "__array__"):
+        return {name: torch.as_tensor(value)}
+    elif hasattr(value, "__len__") and hasattr(value, "__getitem__"):
+        items = ((place, value[place]) for place in range(len(value)))
+        found[f"the length of {name}"] = len(value)
+    else:
+        items = () if callable(value) else getattr(value, "__dict__", {}).items()
+    for key, one in items if depth else ():
+        found |= list_parts(f"{name} {key}", one, depth - 1)
+    return found
+
+
+def find_leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """What an input that autograd computed was computed from, or a leaf itself."""
+    made_by: Any = tensor.grad_fn
+    return tensor if made_by is None else getattr(made_by.next_functions[0][0], "variable", tensor)
 
 
 def wait_for_device() -> None:
@@ -116,9 +150,9 @@ def find_wrong_numbers(function: Any, compiled: Any, make_inputs: Any, with_grad
     eager = run(function, make_inputs(), with_gradients)
     exact = run_exactly(function, make_inputs(), with_gradients)
     found = run(compiled, make_inputs(), with_gradients)
-    for name, value in eager.items():
+    for name in eager | found:
         true = [exact[name]] if name in exact else None
-        fact = str(check([found.get(name)], [value], true))  # type: ignore[no-untyped-call]
+        fact = str(check([found.get(name)], [eager.get(name)], true))  # type: ignore[no-untyped-call]
         if fact:
             return fact.replace("output 0", name)
     return ""
@@ -146,7 +180,7 @@ def find_unrest(function: Any, compiled: Any, make_inputs: Any, with_gradients: 
         except Exception as error:  # noqa: BLE001 - whatever it is, the first call had none
             return f"a further call fails: {type(error).__name__}: {error}"
         for name, value in first.items():
-            if not torch.equal(value.nan_to_num(), again[name].nan_to_num()):
+            if check([again.get(name)], [value], None):  # type: ignore[no-untyped-call]
                 return f"{name} differs between two calls with the same inputs"
     return ""
 
@@ -159,7 +193,10 @@ def find_error(
     expected: tuple[str, str],
 ) -> str:
     """The error that was expected of the compiled function, or nothing; others are raised."""
-    run(function, make_inputs(), with_gradients)
+    try:
+        run(function, make_inputs(), with_gradients)
+    except Exception:  # noqa: BLE001 - what has no gradients may still be compiled
+        run(function, make_inputs(), False)
     try:
         run(compiled, make_inputs(), with_gradients)
     except (Exception, SystemExit) as error:
@@ -168,6 +205,22 @@ def find_error(
             raise
         return found
     return ""
+
+
+def find_missing_error(function: Any, compiled: Any, make_inputs: Any, with_gradients: bool) -> str:
+    """That the compiled function does not raise the error that the function itself raises."""
+    try:
+        run(function, make_inputs(), False)
+    except Exception as error:  # noqa: BLE001 - of whatever kind
+        raised: Any = error
+    else:
+        raise RuntimeError("The function itself raises nothing.")
+    try:
+        run(compiled, make_inputs(), False)
+    except Exception as error:  # noqa: BLE001 - of whatever kind
+        kinds = (type(error).__name__, type(raised).__name__)
+        return "" if kinds[0] == kinds[1] else f"{kinds[0]} is raised instead of {kinds[1]}"
+    return f"{type(raised).__name__} is not raised"
 
 
 def same_error(error: BaseException | None, expected: tuple[str, str]) -> str:
@@ -199,7 +252,7 @@ def find_crash(limit_s: float) -> str:
     """How a process that runs the compiled function died, or nothing."""
     code = run_child(limit_s)
     if code is None:
-        raise RuntimeError(f"The child did not finish within {limit_s} seconds.")
+        raise RuntimeError(f"The child ran or slept for {limit_s} seconds and did not finish.")
     if code == 2:
         raise RuntimeError("The child raised an error: see above.")
     if code < 0:
@@ -212,7 +265,7 @@ def find_hang(limit_s: float) -> str:
     code = run_child(limit_s)
     if code:
         raise RuntimeError(f"The child ended with exit code {code}.")
-    return f"it did not finish within {limit_s} seconds" if code is None else ""
+    return f"it ran or slept for {limit_s} seconds and did not finish" if code is None else ""
 
 
 def run_child(limit_s: float) -> int | None:
@@ -221,13 +274,16 @@ def run_child(limit_s: float) -> int | None:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
     child.stdout.readline()  # it says when it begins: importing torch takes long by itself
-    try:
-        child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        return None
-    return child.returncode
+    clock = SessionClock(child.pid)
+    while clock.look() < limit_s:
+        try:
+            child.communicate(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            continue
+        return child.returncode
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    return None
 
 
 def in_double(value: Any) -> Any:
@@ -235,7 +291,8 @@ def in_double(value: Any) -> Any:
     if not torch.is_tensor(value) or not (value.is_floating_point() or value.is_complex()):
         return value
     wide = value.detach().to(torch.complex128 if value.is_complex() else torch.float64)
-    return wide.requires_grad_(value.requires_grad)
+    wide.requires_grad_(value.requires_grad)
+    return wide if value.is_leaf else wide.clone()
 
 
 def without_gradient(value: Any) -> Any:

@@ -9,14 +9,14 @@ import re
 import symtable
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, final
 
 import torch
 
 from shardscope.compile.diagnose.repro.literals import spell_value
-from shardscope.compile.diagnose.repro.names import Names
+from shardscope.compile.diagnose.repro.names import Names, exchange_names
 from shardscope.compile.diagnose.repro.spelling import (
     NotPrintable,
     is_importable,
@@ -40,6 +40,7 @@ class Definitions:
         self.imports: set[str] = set()
         self.lines: list[str] = []
         self._defined: dict[str, Any] = {}
+        self._aliases: dict[str, str] = {}
 
     def add_import(self, module: str) -> None:
         """Have a module imported; "" for none."""
@@ -56,14 +57,14 @@ class Definitions:
         if isinstance(value, ModuleType) and value.__name__ == wish:
             self._import_as(wish, wish)
             return wish
-        name = wish or getattr(value, "__name__", "") or "value"
-        name = "user_function" if name == "<lambda>" else name
-        if name in self._defined:
-            if self._defined[name] is value:
-                return name
-            raise NotPrintable(f"two different things are called {name}.")
-        if not name.isidentifier() or not self.names.reserve(name):
-            raise NotPrintable(f"{name} is the name of something else in the script.")
+        called = wish or getattr(value, "__name__", "") or "value"
+        called = "user_function" if called == "<lambda>" else called
+        known = [name for name, held in self._defined.items() if held is value]
+        if known:
+            return known[0]
+        if not called.isidentifier():
+            raise NotPrintable(f"{called} is no name.")
+        name = called if self.names.reserve(called) else self.names.give(called)
         self._defined[name] = value
         if len(self._defined) > _MOST_DEFINITIONS:
             raise NotPrintable(f"it needs more than {_MOST_DEFINITIONS} other definitions.")
@@ -129,16 +130,51 @@ class Definitions:
             path = spell_target(value)
             self.add_import(module_of(path))
             return path
-        return self.define(value)
+        name = self.define(value)
+        return self._find_alias(name) if name in self.names.others() else name
+
+    def _find_alias(self, name: str) -> str:
+        """Another name for what is called as something of the script's: that would shadow it."""
+        if name not in self._aliases:
+            self._aliases[name] = self.names.give(f"user_{name}")
+            self.lines += [f"{self._aliases[name]} = {name}", "", ""]
+        return self._aliases[name]
 
     def _copy(self, name: str, value: Any) -> None:
         """A function or class of the user's, after what it refers to."""
-        source = _read_source(value, name)
+        called = name if value.__name__ == "<lambda>" else value.__name__
+        if isinstance(value, FunctionType) and any(not one.startswith("_") for one in vars(value)):
+            raise NotPrintable(f"{called} has attributes that its source does not set.")
+        source = _read_source(value, called)
         surroundings = _surroundings_of(value)
+        renamed = {} if name == called else {called: name}
         for used in _names_used(source):
-            if used in surroundings and used != name:
-                self.define(surroundings[used], used)
-        self.lines += [*source.rstrip().splitlines(), "", ""]
+            if used in surroundings and used != called:
+                given = self.define(surroundings[used], used)
+                if given != used:
+                    renamed[used] = given
+        _check_can_be_renamed(source, renamed)
+        self.lines += [*exchange_names(source, renamed).rstrip().splitlines(), "", ""]
+
+
+def _check_can_be_renamed(source: str, names: Mapping[str, str]) -> None:
+    """Refuse source in which a name means something else in places, or is an argument's."""
+    for name in names:
+        tables = _walk_tables(_read_tables(source))
+        is_local = any(
+            symbol.is_local() or symbol.is_parameter()
+            for table in tables
+            if table.get_type() != "module"
+            for symbol in table.get_symbols()
+            if symbol.get_name() == name
+        )
+        if is_local or re.search(rf"[(,]\s*{name}\s*=[^=]", source):
+            raise NotPrintable(f"two different things are called {name}.")
+
+
+def _read_tables(source: str) -> symtable.SymbolTable:
+    """The names in some source; annotations are never evaluated in a script."""
+    return symtable.symtable(f"from __future__ import annotations\n{source}", "source", "exec")
 
 
 def _read_source(value: Any, name: str) -> str:
@@ -198,9 +234,9 @@ def _surroundings_of(value: Any) -> dict[str, Any]:
 
 
 def _names_used(source: str) -> list[str]:
-    """Names that some source takes from outside; annotations are never evaluated in a script."""
-    whole = symtable.symtable(f"from __future__ import annotations\n{source}", "source", "exec")
-    return sorted({name for table in _walk_tables(whole) for name in _names_outside(table)})
+    """Names that some source takes from outside."""
+    tables = _walk_tables(_read_tables(source))
+    return sorted({name for table in tables for name in _names_outside(table)})
 
 
 def _walk_tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import nn
 
+from shardscope._torch.compiling import list_marks
 from shardscope.compile.diagnose.repro.inlining import Definitions
 from shardscope.compile.diagnose.repro.layout import wrap_numbers
 from shardscope.compile.diagnose.repro.literals import spell_value
-from shardscope.compile.diagnose.repro.spelling import NotPrintable
+from shardscope.compile.diagnose.repro.spelling import NotPrintable, module_of
 from shardscope.compile.diagnose.repro.tensors import (
     MOST_ELEMENTS,
     check_plain,
@@ -25,6 +26,7 @@ from shardscope.compile.diagnose.repro.tensors import (
 __all__ = ["SEED_LINE", "Inputs", "find_groups", "print_inputs"]
 
 SEED_LINE = "torch.manual_seed(0)"
+_COLLECTIONS = (OrderedDict, deque)
 _MOST_IN_ALL = 512  # numbers written into a script
 
 
@@ -93,13 +95,47 @@ class _Writer:
         self._seen[id(value)] = name
         if isinstance(value, torch.Tensor):
             check_plain(value, f"input {position}")
-            self._assign(name, self._as_leaf(self._spell_tensor(position, value, name), value))
+            self._assign(name, self._as_input(self._spell_tensor(position, value, name), value))
+            self._mark(value, name)
         elif isinstance(value, nn.Module):
             self._write_module(value, name)
         else:
-            text = _spell_plain(value, position)
+            text = self._spell(value, position, name)
             self._definitions.import_for_literal(text)
             self._assign(name, text)
+
+    def _mark(self, tensor: torch.Tensor, name: str) -> None:
+        """Leave those sizes open that the user has marked."""
+        for function, dim in list_marks(tensor):
+            self._definitions.add_import(module_of(function))
+            self._add(f"{function}({name}, {dim})")
+
+    def _spell(self, value: Any, position: int, name: str) -> str:
+        """A container with what is in it written before it; anything else as a literal."""
+        if not _has_no_literal(value):
+            return _spell_plain(value, position)
+        parts = [self._write_part(one, name, position) for one in _list_inner(value)]
+        if isinstance(value, dict):
+            keys = [_spell_plain(key, position) for key in value]
+            items = (f"{key}: {part}" for key, part in zip(keys, parts, strict=True))
+            text = f"{{{', '.join(items)}}}"
+        elif type(value) is tuple:
+            text = f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        else:
+            text = f"[{', '.join(parts)}]"
+        if type(value) not in _COLLECTIONS:
+            return text
+        self._definitions.add_import("collections")
+        ending = f", maxlen={value.maxlen}" if isinstance(value, deque) and value.maxlen else ""
+        return f"collections.{type(value).__name__}({text}{ending})"
+
+    def _write_part(self, value: Any, name: str, position: int) -> str:
+        """What is in a container: tensors and modules have a line of their own."""
+        if not isinstance(value, torch.Tensor | nn.Module):
+            return self._spell(value, position, name)
+        own = self._definitions.names.give(f"{name}_part")
+        self.write(position, value, own)
+        return own
 
     def _assign(self, name: str, text: str) -> None:
         self._add(f"{name} = {text}")
@@ -153,11 +189,14 @@ class _Writer:
         self.inputs.saved[f"{self._prefix}{name}"] = tensor.detach()
         return f'saved["{self._prefix}{name}"]'
 
-    def _as_leaf(self, text: str, tensor: torch.Tensor) -> str:
+    def _as_input(self, text: str, tensor: torch.Tensor) -> str:
+        """With gradients asked for, of a leaf or of what is none."""
         if isinstance(tensor, nn.Parameter):
             ending = "" if tensor.requires_grad else ", requires_grad=False"
             return f"torch.nn.Parameter({text}{ending})"
-        return f"{text}.requires_grad_()" if tensor.requires_grad else text
+        if not tensor.requires_grad:
+            return text
+        return f"{text}.requires_grad_(){'' if tensor.is_leaf else '.clone()'}"
 
     def _write_module(self, module: nn.Module, name: str) -> None:
         """A module of torch's, from its own account of itself, with its parameters and buffers."""
@@ -185,6 +224,21 @@ def _spell_module(module: nn.Module, name: str) -> str:
     if theirs != {key: one.shape for key, one in module.state_dict().items()}:
         raise NotPrintable(f"{name} does not say how it was made: {text}")
     return text
+
+
+def _has_no_literal(value: Any) -> bool:
+    """Whether it is a container that holds a tensor or module, or is of Python's `collections`."""
+    return type(value) in _COLLECTIONS or any(
+        isinstance(one, torch.Tensor | nn.Module) or _has_no_literal(one)
+        for one in _list_inner(value)
+    )
+
+
+def _list_inner(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple, deque):
+        yield from value
+    elif type(value) in (dict, OrderedDict):
+        yield from value.values()
 
 
 def _spell_plain(value: Any, position: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from shardscope.compile.diagnose.folder import SAVED_NAME
 from shardscope.compile.diagnose.outcome import Outcome
 from shardscope.compile.diagnose.repro import harness
 from shardscope.compile.diagnose.repro.inlining import Definitions
+from shardscope.compile.diagnose.repro.names import exchange_names
 from shardscope.numerics.plain import check, comparison_source
 from shardscope.record import Condition
 
@@ -21,6 +22,7 @@ EXIT_PASSES, EXIT_FAILS = 0, 1
 PASSING = "--passing"
 """The argument that has a script run the variant that does not fail."""
 
+_OPTIONAL = ("glob", "pathlib", "pickle", "re", "signal", "subprocess", "time")
 _STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
 
 _TOP = """\
@@ -47,7 +49,13 @@ if __name__ == "__main__":
     sys.exit(code)
 """
 
-_RUN = [harness.run, harness.wait_for_device, harness.draw_cotangent]
+_RUN = [
+    harness.run,
+    harness.list_parts,
+    harness.find_leaf,
+    harness.wait_for_device,
+    harness.draw_cotangent,
+]
 _NUMBERS = [
     *_RUN,
     harness.in_double,
@@ -57,12 +65,15 @@ _NUMBERS = [
     harness.find_wrong_numbers,
 ]
 _ERRORS = [*_RUN, harness.plain_words, harness.same_error, harness.find_error]
+_CHILD = [*_RUN, harness.SessionClock, harness.run_child]
 _HARNESS: dict[Condition, list[Any]] = {
-    Condition.NONDETERMINISTIC: [*_RUN, harness.find_unrest],
+    Condition.NONDETERMINISTIC: [*_RUN, check, harness.find_unrest],
     Condition.COMPILE_ERROR: _ERRORS,
     Condition.RUNTIME_ERROR: _ERRORS,
-    Condition.CRASH: [*_RUN, harness.run_child, harness.find_crash],
-    Condition.HANG: [*_RUN, harness.run_child, harness.find_hang],
+    Condition.MISSING_ERROR: [*_RUN, harness.find_missing_error],
+    Condition.DIFFERENT_ERROR: [*_RUN, harness.find_missing_error],
+    Condition.CRASH: [*_CHILD, harness.find_crash],
+    Condition.HANG: [*_CHILD, harness.find_hang],
 }
 
 
@@ -97,8 +108,8 @@ def assemble(
     """The script. `settings` are lines that set torch up as the user has."""
     pasted = _list_pasted(outcome.condition, failing, passing)
     sources = [_read(one) for one in pasted]
-    body = [
-        *definitions.lines,
+    others = definitions.names.others()
+    own = [
         *([_LOAD, ""] if has_saved else []),
         *failing.lines,
         *(passing.lines if passing is not None else []),
@@ -108,7 +119,8 @@ def assemble(
         "",
         _END,
     ]
-    imports = _list_imports(definitions, body)
+    imports = _list_imports(definitions, own, others)
+    body = [*definitions.lines, *(exchange_names(part, others) for part in own)]
     told = [*settings, "", ""] if settings else []
     whole = [*header, "", "from __future__ import annotations", "", *imports, *told, *body]
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(whole))
@@ -132,24 +144,30 @@ def _list_pasted(condition: Condition, failing: Case, passing: Case | None) -> l
     return list(dict.fromkeys([*_HARNESS.get(condition, _NUMBERS), *extra]))
 
 
-def _list_imports(definitions: Definitions, body: Sequence[str]) -> list[str]:
+def _list_imports(
+    definitions: Definitions, own: Sequence[str], others: Mapping[str, str]
+) -> list[str]:
     """Imports before the environment is set, and torch after."""
-    text = "\n".join(body)
-    named = {
-        one for one in ("pathlib", "pickle", "re", "signal", "subprocess") if f"{one}." in text
-    }
-    early = {f"import {one}" for one in (*_STDLIB, *named)}
+    text = "\n".join(own)
+    named = {one for one in _OPTIONAL if f"{one}." in text}
+    if any(other.startswith("builtins.") for other in others.values()):
+        named.add("builtins")
+    early = {f"import {_spell_import(one, others)}" for one in (*_STDLIB, *named)}
     late = definitions.imports - early - {"import torch"}
     return [
         *sorted(early),
-        "from typing import Any",
+        f"from typing import {_spell_import('Any', others)}",
         "",
-        _TOP,
+        exchange_names(_TOP, others),
         "import torch",
         *sorted(late),
         "",
         "",
     ]
+
+
+def _spell_import(name: str, others: Mapping[str, str]) -> str:
+    return f"{name} as {others[name]}" if name in others else name
 
 
 def _print_main(
@@ -179,6 +197,8 @@ def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
         case Condition.COMPILE_ERROR | Condition.RUNTIME_ERROR:
             yield f"expected = {_split_signature(outcome.signature)!r}"
             yield f"fact = find_error({everything}, expected)"
+        case Condition.MISSING_ERROR | Condition.DIFFERENT_ERROR:
+            yield f"fact = find_missing_error({everything})"
         case Condition.NONDETERMINISTIC:
             yield f"fact = find_unrest({everything})"
         case _:

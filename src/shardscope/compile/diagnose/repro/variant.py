@@ -98,7 +98,7 @@ def _list_applicable(fragment: Fragment) -> list[Change]:
     narrow = [one for one in tensors if one.is_floating_point() and one.dtype != torch.float64]
     tests = {
         Change.DOUBLE: bool(narrow),
-        Change.NO_GRADIENTS: fragment.with_gradients,
+        Change.NO_GRADIENTS: fragment.with_gradients and any(one.requires_grad for one in tensors),
         Change.CONTIGUOUS: not all(one.is_contiguous() for one in tensors),
         Change.ONES: any(one.is_floating_point() for one in tensors),
     }

@@ -14,7 +14,6 @@ import torch
 
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.repro import harness
 from shardscope.compile.diagnose.repro.backend import (
     Compilation,
     pickle_into,
@@ -68,7 +67,6 @@ def write_whole(
         made.notes.append(f"The function is pickled in the file of inputs, because {error}")
         lines = _print_pickled(call, made)
     case = Case("f", "compile_f", "make_inputs", call.has_gradients, [*made.lines, "", "", *lines])
-    case.pasted.append(harness.flatten)
     text = assemble(
         list(print_header("", compiler, outcome, stage, title, None, made.notes)),
         definitions=definitions,
@@ -91,7 +89,7 @@ def _print_source(call: Call, definitions: Definitions, made: Compilation) -> li
     passed = ", ".join([*positional, *(f"{name}={name}" for name in call.kwargs)])
     return [
         f"def f({', '.join(names)}):",
-        f"    return flatten({function}({passed}))",
+        f"    return ({function}({passed}),)",
         *("", ""),
         "def make_inputs():",
         *(f"    {line}" for line in inputs.lines),
@@ -109,7 +107,7 @@ def _print_pickled(call: Call, made: Compilation) -> list[str]:
         *("", ""),
         "def f(program):",
         "    function, args, kwargs = program",
-        "    return flatten(function(*args, **kwargs))",
+        "    return (function(*args, **kwargs),)",
         *("", ""),
         "def make_inputs():",
         "    return (load_program(),)",

@@ -145,7 +145,7 @@ class _Writer:
 
     def _write_compilation(self, compiler: Compiler, name: str, fragment: Fragment) -> list[str]:
         made = print_compilation(
-            compiler, name, self.definitions, has_open_sizes=_has_open_sizes(fragment)
+            compiler, name, self.definitions, has_open_sizes=fragment.has_open_sizes
         )
         self.saved |= made.saved
         self.notes += made.notes
@@ -174,19 +174,6 @@ def _print_maker(name: str, lines: list[str], program: Program) -> list[str]:
     if len(returned) > _WIDTH:
         returned = "\n".join(lay_out_call("return ", parts, "", indent="    "))
     return [f"def {name}():", *body, returned, "", ""]
-
-
-def _has_open_sizes(fragment: Fragment) -> bool:
-    """Whether sizes come in as numbers of their own."""
-    inputs = zip(
-        (node for node in fragment.graph.graph.nodes if node.op == "placeholder"),
-        fragment.inputs,
-        strict=True,
-    )
-    return any(
-        isinstance(value, torch.SymInt) or isinstance(node.meta.get("example_value"), torch.SymInt)
-        for node, value in inputs
-    )
 
 
 def print_header(

@@ -6,13 +6,14 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from torch import fx
 
 from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome, message_of
+from shardscope.compile.diagnose.outcome import message_of
 
 __all__ = ["find_hints", "in_order", "name_output"]
 
@@ -62,11 +63,11 @@ def in_order(fragment: Fragment) -> Fragment:
     (last,) = fragment.graph.graph.find_nodes(op="output")
     made = set(last.all_input_nodes)
     graph.output(tuple(copies[node] for node in copies if node in made))
-    return Fragment(fx.GraphModule(fragment.graph, graph), fragment.inputs, fragment.with_gradients)
+    return replace(fragment, graph=fx.GraphModule(fragment.graph, graph))
 
 
-def name_output(fragment: Fragment, outcome: Outcome) -> str:
-    """The node whose value is off, if it is that of an output."""
-    found = _OUTPUT.fullmatch(outcome.deviation.tensor) if outcome.deviation else None
+def name_output(fragment: Fragment, output: str) -> str:
+    """The node whose value `output 3` is; nothing if it is no output."""
+    found = _OUTPUT.fullmatch(output)
     (last,) = fragment.graph.graph.find_nodes(op="output")
     return str(last.args[0][int(found[1])].name) if found else ""
