@@ -30,7 +30,7 @@ def test_a_plan_that_cuts_a_tied_tensor_in_two_ways() -> None:
     plan = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
     finding = one(audit(Tied(), plan=plan), "tied-weights")
     assert (finding.severity, finding.subject) == (Severity.ERROR, "embed.weight, head.weight")
-    assert "embed.weight: cut along dim 1; head.weight: cut along dim 0" in finding.fact
+    assert "embed.weight: sharded along dim 1; head.weight: sharded along dim 0" in finding.fact
     assert "RowwiseParallel for an embedding" in finding.remedy
 
 
@@ -41,7 +41,7 @@ def test_a_plan_that_cuts_a_tied_tensor_in_one_way() -> None:
 
 def test_a_plan_that_leaves_one_of_two_tied_tensors_out() -> None:
     finding = one(audit(Tied(), plan={"head": ColwiseParallel()}), "tied-weights")
-    assert "embed.weight: as it is; head.weight: cut along dim 0" in finding.fact
+    assert "embed.weight: unchanged; head.weight: sharded along dim 0" in finding.fact
 
 
 def tear(world: World) -> nn.Module:
@@ -204,7 +204,7 @@ def test_tensors_of_other_shapes_are_findings_of_their_own() -> None:
 @pytest.mark.parametrize("style", [ColwiseParallel, "colwise", "local_colwise", ColwiseParallel()])
 def test_a_plan_may_name_styles_in_every_way(style: Any) -> None:
     finding = one(audit(Tied(), plan={"head": style}), "tied-weights")
-    assert "head.weight: cut along dim 0" in finding.fact
+    assert "head.weight: sharded along dim 0" in finding.fact
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import click
 from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.cli.launch import is_first
 from shardscope.cli.streams import explain_stdout, hold_torch_lines, silence_stdout
-from shardscope.cli.verb import EXIT_CODES, VerbGroup
+from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
 from shardscope.version import __version__
@@ -19,6 +19,12 @@ from shardscope.version import __version__
 __all__ = ["main"]
 
 _FAILED = 2  # exit code
+_EXAMPLES = (
+    "shardscope demo",
+    "shardscope trace train.py --mesh dp=8,tp=4",
+    "shardscope show train.shardscope.json.gz --by cause",
+    "shardscope trace --help",
+)
 _VERBS = {
     "demo": "Simulate a training step of an 8B model on 1,024 ranks.",
     "trace": "Record the collectives of a training step of your program.",
@@ -41,7 +47,7 @@ _VERBS = {
 
 
 @final
-class _Verbs(VerbGroup):
+class _Verbs(click.Group):
     """Knows its commands by name, so that `--help` and `show` do not wait for torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,9 +63,16 @@ class _Verbs(VerbGroup):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names, or suggest one."""
+        check_command(self, ctx, args[0])
+        return super().resolve_command(ctx, args)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print examples, what is saved under which name, and the exit codes."""
-        super().format_epilog(ctx, formatter)
+        write_examples(formatter, _EXAMPLES)
         with formatter.section("Files"):
             formatter.write_text(import_module("shardscope.cli.destination").FILES_HELP)
         with formatter.section("Exit codes"):
@@ -128,12 +141,6 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
 @click.group(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"]},
-    examples=[
-        "shardscope demo",
-        "shardscope trace train.py --mesh dp=8,tp=4",
-        "shardscope show train.shardscope.json.gz --by cause",
-        "shardscope trace --help",
-    ],
 )
 @click.version_option(__version__, prog_name="shardscope", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Print the traceback of an error.")

@@ -90,9 +90,9 @@ def command(
 ) -> None:
     """Convert the recording FILE to another format.
 
-    perfetto and chrome are the same trace: it opens in https://ui.perfetto.dev and in
-    chrome://tracing. tensorboard is an event file of scalars. chakra is an execution trace for each
-    rank ({rank} in OUT becomes the rank) and a file with their process groups.
+    The formats perfetto and chrome are the same trace, which opens in https://ui.perfetto.dev and
+    in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
+    trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)

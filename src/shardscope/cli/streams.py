@@ -13,8 +13,8 @@ from shardscope.errors import OutputError
 
 __all__ = ["TorchLines", "explain_stdout", "hold_torch_lines", "silence_stdout", "writing_out"]
 
-# Modules of Python that write to standard error for their callers.
-_WRITERS = ("logging", "traceback", "contextlib")
+# Packages that write to standard error for their callers.
+_WRITERS = ("logging", "traceback", "contextlib", "shardscope")
 
 
 @contextmanager
@@ -61,7 +61,10 @@ class TorchLines:
 
     def write(self, text: str) -> int:
         """Write, or hold back what torch writes."""
-        if self._is_holding and _is_written_by_torch(sys._getframe(1)):
+        if not self._is_holding:
+            # A log handler of torch's has kept this object beyond its command.
+            return (self._file if sys.stderr in (None, self) else sys.stderr).write(text)
+        if _is_written_by_torch(sys._getframe(1)):
             self._held.append(text)
             return len(text)
         return self._file.write(text)
@@ -72,7 +75,7 @@ class TorchLines:
 
     def release(self) -> None:
         """Write what was held back, and hold back nothing from now on."""
-        self._is_holding = False  # torch's log handlers keep this object
+        self._is_holding = False
         with suppress(OSError, ValueError):
             self._file.write("".join(self._held))
             self._file.flush()

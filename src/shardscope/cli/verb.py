@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, final
 
 import click
 
-__all__ = ["EXIT_CODES", "FINDINGS_FAIL", "Verb", "VerbGroup", "suggest"]
+__all__ = [
+    "EXIT_CODES",
+    "FINDINGS_FAIL",
+    "Verb",
+    "VerbGroup",
+    "check_command",
+    "suggest",
+    "write_examples",
+]
 
 FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is a gap."
 
@@ -24,6 +32,7 @@ EXIT_CODES = {
 _UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
 
 
+@final
 class Verb(click.Command):
     """A command; `fails_if` says when it exits with 1, if it ever does."""
 
@@ -36,7 +45,7 @@ class Verb(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the examples and the exit codes below the options."""
-        _write_examples(formatter, self.examples)
+        write_examples(formatter, self.examples)
         has_target = any(parameter.name == "target" for parameter in self.params)
         codes = [("0", "Success."), ("1", self.fails_if)]
         codes.append(("2", EXIT_CODES[2] if has_target else _UNUSABLE_FILE))
@@ -44,8 +53,9 @@ class Verb(click.Command):
             formatter.write_dl([(code, text) for code, text in codes if text])
 
 
+@final
 class VerbGroup(click.Group):
-    """A group of commands with examples; an unknown name gets the nearest as a suggestion."""
+    """A group of commands with examples."""
 
     def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,18 +65,22 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first argument names."""
-        name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            ctx.fail(f"No such command {name!r}.{suggest(name, self.list_commands(ctx))}")
+        check_command(self, ctx, args[0])
         return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the examples below the commands, then the epilog."""
-        _write_examples(formatter, self.examples)
-        super().format_epilog(ctx, formatter)
+        """Print the examples below the commands."""
+        write_examples(formatter, self.examples)
 
 
-def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+def check_command(group: click.Group, ctx: click.Context, name: str) -> None:
+    """Fail if the group has no such command, and suggest the nearest that it has."""
+    names = group.list_commands(ctx)
+    if not name.startswith("-") and name not in names:
+        ctx.fail(f"No such command {name!r}.{suggest(name, names)}")
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
     """Print command lines as they are typed, one below the other."""
     with formatter.section("Examples" if len(examples) > 1 else "Example"):
         for example in examples:

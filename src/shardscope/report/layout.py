@@ -16,7 +16,7 @@ __all__ = ["draw_level", "format_bar", "format_share", "make_text", "make_title"
 _BAR_CELLS = 8
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _LITTLE = "·"
-_PLACE = re.compile(r"\S+:\d+(?![\w.:])\S*")  # a path and a line number
+_PLACE = re.compile(r"(\S+:\d+)(?![\w.:])(\S{0,3})")  # a path, a line number, punctuation
 
 
 @final
@@ -28,8 +28,9 @@ class _Prose(Text):
         text: Text = self
         for match in reversed(list(_PLACE.finditer(self.plain))):
             if len(match[0]) > width:
-                start, stop = match.span()
-                text = Text.assemble(text[:start], shorten(match[0], width), text[stop:])
+                start, stop = match.span(1)
+                place = shorten(match[1], width - len(match[2]))
+                text = Text.assemble(text[:start], place, text[stop:])
                 text.justify, text.overflow, text.no_wrap = (
                     self.justify,
                     self.overflow,

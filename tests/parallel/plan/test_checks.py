@@ -131,9 +131,9 @@ def test_a_plan_that_does_nothing_is_refused(plan: Any) -> None:
 
 def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
     assert refusal({"tok": Colwise(), "head": Colwise()}) == (
-        "'tok.weight' and 'head.weight' are one tensor, but along tp the plan wants it cut in dim "
-        "1 and cut in dim 0 ('tok': Colwise(); 'head': Colwise()). Lay it out one way: Rowwise() "
-        "cuts an embedding as Colwise() cuts a linear layer."
+        "'tok.weight' and 'head.weight' are one tensor, but along tp the plan wants it sharded "
+        "along dim 1 and sharded along dim 0 ('tok': Colwise(); 'head': Colwise()). Give it "
+        "one layout: Rowwise() shards an embedding as Colwise() shards a linear layer."
     )
     said = refusal({"tok": Rowwise(), "head": Replicated()})
     assert "the plan wants it sharded along dim 0 and replicated ('tok': Rowwise(); 'head'" in said

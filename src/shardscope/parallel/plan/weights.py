@@ -128,9 +128,10 @@ class Weights:
 
     def _refuse_tied(self, one: Decision, other: Decision, axis: int, ways: str) -> None:
         raise PlanError(
-            f"{one.name!r} and {other.name!r} are one tensor, but along {self._axes.names[axis]} "
-            f"the plan wants it {ways} ({one.said}; {other.said}). Lay it out one way: Rowwise() "
-            "cuts an embedding as Colwise() cuts a linear layer."
+            f"{one.name!r} and {other.name!r} are one tensor, but along "
+            f"{self._axes.names[axis]} the plan wants it {ways} ({one.said}; {other.said}). "
+            "Give it one layout: Rowwise() shards an embedding as Colwise() shards a linear "
+            "layer."
         )
 
     def _cut(

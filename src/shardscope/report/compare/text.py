@@ -149,7 +149,7 @@ def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequenc
     if len(shown) < len(kept):
         hidden.append(f"… {len(kept) - len(shown):,} more")
     if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs are hidden")
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs hidden")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 
