@@ -131,7 +131,9 @@ def test_visualize_draws_and_saves(target: Path) -> None:
 def test_visualize_names_what_there_is(target: Path) -> None:
     result = run("visualize", target, "0.gate.weight", "--mesh", "dp=2,tp=4")
     assert result.exit_code == 2
-    assert "The model has no parameter '0.gate.weight'. Name one of: 0.up" in (result.output)
+    assert "The model has no parameter '0.gate.weight'. Did you mean '0.up.weight'" in (
+        result.output
+    )
     target.write_text(PROGRAM.partition("def parallelize")[0])
     result = run("visualize", target, "0.up.weight", "--mesh", "dp=2")
     assert result.exit_code == 2

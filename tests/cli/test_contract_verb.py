@@ -132,8 +132,11 @@ def test_recording_again_keeps_comments_and_says_what_went(step: Path) -> None:
     [
         (("check", "step.json", "--contract", "none.toml"), "There is no contract 'none.toml'"),
         (("check", "none.json"), "none.json"),
-        (("record", "step.json", "-o", "x.toml", "--slack", "much"), "--slack 'much'"),
-        (("record", "step.json", "-o", "x.toml", "--slack", "-5%"), "--slack '-5%'"),
+        (
+            ("record", "step.json", "-o", "x.toml", "--slack", "much"),
+            "--slack must be a percentage or fraction, such as 5% or 0.05; got 'much'",
+        ),
+        (("record", "step.json", "-o", "x.toml", "--slack", "-5%"), "got '-5%'"),
         (("record", "step.json", "-o", "no/x.toml"), "no folder"),
         (("record", "step.json"), "already exists"),
         (("check", "step.json", "--contract", "bad.toml"), "bad.toml, line 2: 'gap' means nothing"),

@@ -63,7 +63,7 @@ def test_a_break_ends_with_one_and_its_line_and_fix_are_printed(here: Path) -> N
 
 
 def test_two_runs_print_the_same(here: Path) -> None:
-    first, second = (run(write(here, BREAKING)).output for _ in range(2))
+    first, second = (run(write(here, BREAKING), "--force").output for _ in range(2))
     assert first == second
 
 

@@ -32,7 +32,7 @@ def test_help_lists_all_verbs_without_importing_them():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     verbs = [
         line.split()[0]
-        for line in done.stdout.split("Commands:")[1].splitlines()
+        for line in done.stdout.split("Commands:")[1].split("Examples:")[0].splitlines()
         if line[:2] == "  " and line[2:3].strip()
     ]
     assert [v for v in verbs if v in ("demo", "trace", "show", "merge", "export")] == [
@@ -162,7 +162,7 @@ def test_closed_standard_output_is_one_sentence(tmp_path, verb):
     done = _shell(f'"$PYTHON" -m shardscope {verb} >&-', tmp_path)
     assert done.stderr == (
         b"shardscope: standard output cannot be written: it is closed. "
-        b"Send it to a place that has room, or to /dev/null.\n"
+        b"Redirect it to a place with room, or to /dev/null.\n"
     )
     assert done.returncode == 2
 

@@ -117,10 +117,9 @@ def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[Tenso
         found = [name for name in tensors if fnmatchcase(name, pattern)]
         if not found:
             examples = ", ".join(list(tensors)[:_MAX_NAMED])
-            advice = f"Name one of: {examples}." if examples else "It has no parameters at all."
-            raise TargetError(
-                f"The model has no parameter {pattern!r}.{suggest(pattern, list(tensors))} {advice}"
-            )
+            advice = f" It has {examples}, …" if examples else " It has no parameters at all."
+            hint = suggest(pattern, list(tensors)) or advice
+            raise TargetError(f"The model has no parameter {pattern!r}.{hint}")
         placed = {name: tensors[name] for name in found}
         layouts = [
             visualize_sharding(tensor, name=name)
