@@ -56,6 +56,19 @@ def make():
 def parallelize(model, mesh):
     return model
 """,
+    # A collective that was never waited for: torch's C++ code warns when the process ends.
+    "mixed": """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        return x + self.down(self.up(x).softmax(-1))
+def parallelize(model, mesh):
+    up = ColwiseParallel(use_local_output=False)
+    down = RowwiseParallel(use_local_output=False)
+    return parallelize_module(model, mesh, {"up": up, "down": down})
+""",
     "wrong_mesh": """
 Model = lambda: nn.Linear(8, 8)
 def parallelize(model, mesh):
@@ -68,7 +81,9 @@ HEAD = """
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module
+)
 make = lambda: Model()
 """
 TAIL = """
@@ -90,7 +105,8 @@ CASES = [
     ("trace no_kernel.py --mesh tp=2", "torch.library.register_fake"),
     ("trace broken_backend.py --mesh tp=2", "RuntimeError: this backend is broken"),
     ("explain broken_backend.py", "RuntimeError: this backend is broken"),
-    ("trace wrong_mesh.py --mesh tp=2", "dp_shard"),
+    ("trace mixed.py --mesh tp=2 --data", "got mixed torch.Tensor and DTensor"),
+    ("trace wrong_mesh.py --mesh tp=2", "Give --mesh the axes that parallelize() uses."),
     ("memory wrong_mesh.py --mesh tp=2", "dp_shard"),
     ("parity wrong_mesh.py", "dp_shard"),
 ]

@@ -165,7 +165,7 @@ def test_a_rank_that_writes_nothing_still_takes_part_in_the_gradient() -> None:
     program = train_overwritten()
     assert program.verdicts
     backward = [one.cause for one in program.collectives if one.phase is Phase.BACKWARD]
-    assert backward == ["gradient of aten.mul's result, which the program uses in pieces"]
+    assert backward == ["gradient of aten.mul's result, which the program uses sharded"]
 
 
 def test_a_rank_that_leaves_out_an_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

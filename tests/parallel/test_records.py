@@ -99,10 +99,10 @@ def test_causes_are_the_plans_or_the_ops(plan: dict[str, Any], cause: str) -> No
 
 def test_gradients_say_whose_they_are_and_who_uses_them(trained: ParallelProgram) -> None:
     causes = {(one.axis, one.cause) for one in trained.collectives if one.phase is Phase.BACKWARD}
-    assert ("tp", "gradient of the output of layers.1.norm, which layers.1.up uses in pieces") in (
+    assert ("tp", "gradient of the output of layers.1.norm, which layers.1.up uses sharded") in (
         causes
     )
-    assert ("dp", "gradient of layers.0.norm.weight, which layers.0.norm uses in pieces") in causes
+    assert ("dp", "gradient of layers.0.norm.weight, which layers.0.norm uses sharded") in causes
     weights = [one for one in trained.collectives if "layers.0.up.weight" in one.cause]
     assert [(one.axis, one.size_bytes) for one in weights] == [("dp", 8 * 8 * 4)]
 

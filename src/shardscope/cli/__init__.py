@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any, final
@@ -86,6 +87,8 @@ class _Verbs(click.Group):
         """Run a command; every error ends in one line and an exit code."""
         if ctx.params.get("debug"):
             return self._invoke(ctx)
+        # For torch's C++ code, which writes to standard error itself; read when torch is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with hold_torch_lines() as lines:
             try:
                 return self._invoke(ctx)

@@ -30,6 +30,7 @@ _NO_DATA = (
     "or run again with --data."
 )
 _TWICE = "The process group already exists when TARGET is called: remove init_process_group()."
+_NO_AXIS = "Give --mesh the axes that parallelize() uses."
 _NO_KERNEL = (
     "The op has no kernel for tensors without data: register one with "
     "torch.library.register_fake, or run again with --data."
@@ -68,6 +69,8 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
             return _NO_KERNEL
         if "initialize the default process group twice" in message:
             return _TWICE
+        if "mesh_dim_name" in message:
+            return _NO_AXIS
     return ""
 
 

@@ -29,7 +29,9 @@ from shardscope.cli.target import load_program, name_target
 from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
-from shardscope.report.text import render_summary
+from shardscope.report.heading import render_heading
+from shardscope.report.slices import render_layout
+from shardscope.report.traffic import fold_ranks
 from shardscope.shard.audit import audit
 from shardscope.shard.slices import visualize_sharding
 from shardscope.shard.tensors import Holdings
@@ -80,9 +82,16 @@ def command(
     recording = name_command(
         _visualize(target, names, axes, rank=rank, has_data=data, device=device)
     )
-    # The tables of an audit, which the recording holds too, are another verb's.
-    shown = replace(recording, modules=(), findings=(), gaps=())
-    destination.finish(recording, render_summary(shown, is_folded=not no_fold))
+    # Not the whole summary: the tables of the audit are for `shardscope audit`.
+    destination.finish(
+        recording,
+        render_heading(recording, fold_ranks(recording)),
+        *(
+            part
+            for layout in recording.layouts
+            for part in render_layout(layout, is_complete=no_fold)
+        ),
+    )
 
 
 def _visualize(

@@ -77,7 +77,7 @@ class GradientNames:
                 self._makers.update(dict.fromkeys(made, step.origin))
 
     def tell(self, value: Value, steps: Sequence[Step | Move], *, has_entered: bool) -> str:
-        """`gradient of norm.weight, which layers.0.norm uses in pieces`.
+        """`gradient of norm.weight, which layers.0.norm uses sharded`.
 
         `steps` are those through which it comes back: the move whose dual it is, or, where the
         value has entered computations in pieces, all of these.
@@ -89,7 +89,7 @@ class GradientNames:
         users = list(dict.fromkeys(one.origin.module for one in steps))
         more = f" and {len(users) - 1} more modules use" if len(users) > 1 else " uses"
         what = self._name(value.root, user)
-        return f"gradient of {what}, which {user or 'the program'}{more} in pieces"
+        return f"gradient of {what}, which {user or 'the program'}{more} sharded"
 
     def _name(self, value: Value, user: str | None) -> str:
         role, maker = self._roles.get(value), self._makers.get(value)

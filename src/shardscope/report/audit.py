@@ -89,7 +89,7 @@ def _render_line(line: TreeLine) -> RenderableType:
         text.append("  ").append_text(_render_mark(mark))
     if line.module.aliases:
         text.append("  ").append_text(make_text(f"also {', '.join(line.module.aliases)}", "dim"))
-    return Padding(text, (0, 0, 0, _INDENT * min(line.depth, _MAX_DEPTH)))
+    return Padding(text, (0, 0, 0, _INDENT * min(line.depth, _MAX_DEPTH)), expand=False)
 
 
 def _render_mark(mark: Mark) -> Text:

@@ -89,7 +89,7 @@ def render_parallel(recording: Recording, *, is_folded: bool = True) -> Iterator
 def _note(found: Parallelization) -> str:
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in found.axes)
     name = f"{found.program} on" if found.program else "on"
-    use = "to train" if found.is_training else "forward only"
+    use = "for training" if found.is_training else "forward only"
     return f"{name} {mesh}, {use}, {plural(found.num_ops, 'op')}"
 
 
