@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
+from shardscope._torch import cuda_autocast
 from shardscope._torch.backend_names import compile_and_keep_guards
 from shardscope._torch.compile_caches import fresh_caches
 from shardscope._torch.compile_events import watch_compiles
@@ -44,6 +45,7 @@ __all__ = [
     "all_ranks_are_played",
     "boxed_code_empties_its_list",
     "compile_is_told",
+    "cuda_autocast_policies_are_known",
     "custom_op",
     "decisions_are_seen",
     "fsdp1_chooses_a_cuda_device",
@@ -278,6 +280,25 @@ def a_subclass_is_made_on_a_device(name: str) -> Probe:
     return probe
 
 
+def cuda_autocast_policies_are_known() -> bool:
+    """Every op that torch.autocast("cuda") casts has one policy of ours."""
+    names = {name.partition(".")[0] for name in cuda_autocast._list_ops("AutocastCUDA")}
+    policies = (
+        cuda_autocast.IN_FP32,
+        cuda_autocast.TO_FP32,
+        cuda_autocast.NORM,
+        cuda_autocast.PROMOTED,
+        cuda_autocast.REFUSED,
+        cuda_autocast.IN_LOWER_PRECISION,
+    )
+    known = set().union(*policies)
+    return (
+        len(known) == sum(map(len, policies))
+        and names <= known
+        and known - names <= {"_cudnn_rnn", "linalg_matrix_sqrth", "rms_norm"}
+    )
+
+
 def fsdp1_chooses_a_cuda_device() -> bool:
     with simulate(mesh={"dp": 2}, device="cuda"):
         model = FullyShardedDataParallel(nn.Linear(4, 4, device="cuda"))
@@ -340,6 +361,11 @@ def is_marked_by(function: str, attribute: str) -> bool:
 
 
 CANARIES: dict[str, Canary] = {
+    **{
+        f".{name}": Canary("cast ops as autocast does on CUDA", cuda_autocast_policies_are_known)
+        for name in sorted(cuda_autocast.IN_FP32 | cuda_autocast.IN_LOWER_PRECISION)
+        if name.startswith("_")
+    },
     "._get_accelerator": Canary(
         "let programs find a CUDA device that is not there",
         lambda: torch._C._get_accelerator().type in ("cpu", "cuda"),

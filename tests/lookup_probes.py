@@ -28,6 +28,7 @@ from canaries import (
     all_ranks_are_played,
     boxed_code_empties_its_list,
     compile_is_told,
+    cuda_autocast_policies_are_known,
     custom_op,
     decisions_are_seen,
     fsdp1_chooses_a_cuda_device,
@@ -455,6 +456,7 @@ def device_is_read_past_the_class() -> bool:
 
 
 PROBES: dict[str, Probe] = {
+    "torch._C._dispatch_get_registrations_for_dispatch_key": cuda_autocast_policies_are_known,
     "torch._C._functorch": levels_are_closed,
     "torch._dynamo.optimize": guards_are_given,
     "torch._dynamo.utils.compile_times": lambda: (

@@ -107,9 +107,13 @@ _get_sharded_module_tree_with_module_name_to_fqns = get_sharded_module_tree_with
 def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -> None:
     """Print which rank holds which slice of a DTensor, on the first rank of its mesh.
 
-    `use_rich` is torch's, and changes nothing: a terminal gets colors either way.
+    Args:
+        dtensor: The tensor.
+        header: A title above the picture.
+        use_rich: Accepted for torch's signature; colors depend on the terminal alone.
 
-    >>> visualize_sharding(model.layers[0].weight, header="the first layer")
+    Examples:
+        >>> visualize_sharding(model.layers[0].weight, header="the first layer")
     """
     if dtensor.numel() == 0 or any(dtensor.device_mesh.get_coordinate() or [1]):
         return

@@ -156,6 +156,43 @@ class TestDecisions:
             assert (output.dtype, output.sum().dtype) == (torch.bfloat16, torch.float32)
         assert not torch.is_autocast_enabled("cuda")
 
+    @pytest.mark.parametrize(
+        ("run", "dtype"),
+        [
+            (lambda x: x.acos(), torch.float32),
+            (lambda x: x.norm(dim=0), torch.float32),
+            (lambda x: x.prod(), torch.float32),
+            (lambda x: functional.mse_loss(x, x), torch.float32),
+            (lambda x: torch.mv(x.float().outer(x.float()), x.float()), torch.bfloat16),
+            (lambda x: torch.einsum("i,j->ij", x.float(), x.float()), torch.bfloat16),
+            (lambda x: torch.addcmul(x, x, x.float()), torch.float32),
+            (lambda x: torch.cat([x, x]), torch.bfloat16),
+            (lambda x: torch.linalg.qr(x.outer(x).double())[0], torch.float64),
+        ],
+    )
+    def test_autocast_has_the_policies_of_cuda(
+        self, world: World, run: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        x = torch.ones(8, device="cuda", dtype=torch.bfloat16)
+        with torch.autocast("cuda", torch.bfloat16):
+            assert run(x).dtype == dtype
+
+    def test_autocast_refuses_what_it_refuses_on_cuda(self, world: World) -> None:
+        x = torch.ones(8, device="cuda")
+        with (
+            torch.autocast("cuda", torch.bfloat16),
+            pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"),
+        ):
+            functional.binary_cross_entropy(x, x)
+
+    def test_batch_norm_is_of_cudnn(self, world: World) -> None:
+        model = nn.BatchNorm2d(4, device="cuda")
+        with Ops() as ops:
+            model(torch.ones(2, 4, 3, 3, device="cuda"))
+            model.bfloat16()(torch.ones(2, 4, 3, 3, device="cuda", dtype=torch.bfloat16))
+        norms = [name for name in ops.names if "norm" in name]
+        assert norms == ["aten.cudnn_batch_norm.default", "aten.native_batch_norm.default"]
+
     def test_fsdp_moves_the_inputs_of_its_root_to_the_device(self) -> None:
         with simulate(mesh={"dp": 2}, device="cuda") as world:
             model = fully_shard(on_meta(lambda: nn.Linear(8, 8)), mesh=world.mesh)

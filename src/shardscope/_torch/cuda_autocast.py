@@ -16,42 +16,147 @@ import torch
 from torch.library import Library
 
 from shardscope._torch.dispatch import has_fakes
+from shardscope._torch.private import find_name
 
 __all__ = ["cuda_autocast"]
 
-_aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
+_WIDE = (*_HALF, torch.float32)
 
-_IN_FP32 = (  # as the documentation of torch.amp lists them for CUDA
-    _aten.cosine_similarity.default,
-    _aten.erfinv.default,
-    _aten.exp.default,
-    _aten.expm1.default,
-    _aten.group_norm.default,
-    _aten.layer_norm.default,
-    _aten.log.default,
-    _aten.log10.default,
-    _aten.log1p.default,
-    _aten.log2.default,
-    _aten.logsumexp.default,
-    _aten.pow.Scalar,
-    _aten.pow.Tensor_Scalar,
-    _aten.pow.Tensor_Tensor,
-    _aten.reciprocal.default,
-    _aten.renorm.default,
-    _aten.rms_norm.default,
-    _aten.rsqrt.default,
-    _aten.softplus.default,
-    _aten.tan.default,
+_get_registrations = find_name(
+    "torch._C._dispatch_get_registrations_for_dispatch_key", "know which ops autocast casts"
+)
+
+# What torch does with each op under torch.autocast("cuda"), by the op's name without overload.
+IN_FP32 = frozenset(
+    [
+        "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa",
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "acos",
+        "asin",
+        "binary_cross_entropy_with_logits",
+        "cdist",
+        "cosh",
+        "cosine_embedding_loss",
+        "cosine_similarity",
+        "dist",
+        "erfinv",
+        "exp",
+        "expm1",
+        "frobenius_norm",
+        "group_norm",
+        "hinge_embedding_loss",
+        "huber_loss",
+        "kl_div",
+        "l1_loss",
+        "layer_norm",
+        "linalg_matrix_sqrth",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logsumexp",
+        "margin_ranking_loss",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "native_layer_norm",
+        "nll_loss",
+        "nll_loss2d",
+        "nuclear_norm",
+        "pdist",
+        "poisson_nll_loss",
+        "pow",
+        "reciprocal",
+        "renorm",
+        "rms_norm",
+        "rsqrt",
+        "sinh",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softplus",
+        "tan",
+        "triplet_margin_loss",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "upsample_linear1d",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "upsample_trilinear3d",
+    ]
 )
 # The kernels of these cast as they read: no copy in fp32 is made.
-_TO_FP32 = (
-    _aten.cumprod.default,
-    _aten.cumsum.default,
-    _aten.log_softmax.int,
-    _aten.softmax.int,
-    _aten.sum.default,
-    _aten.sum.dim_IntList,
+TO_FP32 = frozenset(
+    [
+        "cumprod",
+        "cumsum",
+        "linalg_matrix_norm",
+        "linalg_vector_norm",
+        "log_softmax",
+        "prod",
+        "softmax",
+        "sum",
+    ]
+)
+NORM = frozenset({"norm"})  # it has overloads with a dtype
+PROMOTED = frozenset(
+    [
+        "addcdiv",
+        "addcmul",
+        "atan2",
+        "bilinear",
+        "cross",
+        "dot",
+        "grid_sampler",
+        "index_put",
+        "scatter_add",
+        "tensordot",
+        "vdot",
+    ]
+)
+REFUSED = frozenset({"binary_cross_entropy"})
+IN_LOWER_PRECISION = frozenset(
+    [
+        "_convolution",
+        "_cudnn_rnn",
+        "_scaled_dot_product_flash_attention",
+        "_thnn_fused_gru_cell",
+        "_thnn_fused_lstm_cell",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "addr",
+        "baddbmm",
+        "bmm",
+        "chain_matmul",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "convolution",
+        "cudnn_convolution",
+        "cudnn_convolution_transpose",
+        "einsum",
+        "gru_cell",
+        "linalg_multi_dot",
+        "linalg_vecdot",
+        "linear",
+        "lstm_cell",
+        "matmul",
+        "mm",
+        "mv",
+        "prelu",
+        "rnn_relu_cell",
+        "rnn_tanh_cell",
+        "scaled_dot_product_attention",
+    ]
 )
 
 
@@ -64,10 +169,7 @@ def cuda_autocast(*, device_type: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
-            for op in _IN_FP32:
-                _register(library, op, _run_in_fp32(op))
-            for op in _TO_FP32:
-                _register(library, op, _run_to_fp32(op))
+            _cast_as_cuda_does(library, device_type)
         if device_type == "cpu":
             autocast.__init__ = _for_cpu(autocast.__init__)
         else:
@@ -78,8 +180,63 @@ def cuda_autocast(*, device_type: str) -> Iterator[None]:
         library._destroy()
 
 
-def _register(library: Library, op: Any, run: Callable[..., Any]) -> None:
-    library.impl(op.name().removeprefix("aten::"), run, "AutocastCPU")
+def _cast_as_cuda_does(library: Library, device_type: str) -> None:
+    """Give AutocastCPU, which C++ heeds for our fake tensors, the ops and policies of CUDA's."""
+    on_cuda = _list_ops("AutocastCUDA")
+    on_cpu = _list_ops("AutocastCPU")
+    for name in on_cpu - on_cuda:
+        library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+    for name in on_cuda:
+        cast = _find_policy(name.partition(".")[0], is_on_cpu=name in on_cpu)
+        if cast is not None:
+            library.impl(name, _run(_find_op(name), cast, device_type), "AutocastCPU")
+
+
+def _list_ops(key: str) -> set[str]:
+    """The ops, with their overloads, that have a kernel for a dispatch key."""
+    return {
+        name.removeprefix("aten::")
+        for name in _get_registrations(key)
+        if name.startswith("aten::") and "ame" not in name.partition(".")[2]  # named dims
+    }
+
+
+def _find_op(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # an op and its arguments
+Cast = Callable[[Any, tuple[Any, ...], dict[str, Any], torch.dtype], Call]
+
+
+def _find_policy(packet: str, *, is_on_cpu: bool) -> Cast | None:
+    """How to change an op and its arguments; None if torch's own kernel for the CPU does so."""
+    if packet in IN_LOWER_PRECISION:
+        return None if is_on_cpu else _cast_to_lower_precision
+    for names, cast in (
+        (IN_FP32, _cast_to_fp32),
+        (TO_FP32, _ask_for_fp32),
+        (NORM, _ask_norm_for_fp32),
+        (PROMOTED, _promote),
+        (REFUSED, _refuse),
+    ):
+        if packet in names:
+            return cast
+    return None
+
+
+def _run(op: Any, cast: Cast, device_type: str) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            tensors = list(_list_tensors(args)) if has_fakes(args) else []
+            if not any(tensor.device.type == device_type for tensor in tensors):
+                return op(*args, **kwargs)
+            called, args, kwargs = cast(op, args, kwargs, dtype)
+            return called(*args, **kwargs)
+
+    return run
 
 
 def _for_cpu(make: Callable[..., None]) -> Callable[..., None]:
@@ -118,31 +275,67 @@ def _with_cpu(
     return enter_both, leave_both
 
 
-def _run_in_fp32(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            if has_fakes(args):
-                args = tuple(_in_fp32(arg) for arg in args)
-            return op(*args, **kwargs)
-
-    return run
+def _list_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_tensors(item)
 
 
-def _run_to_fp32(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            if has_fakes(args) and args[0].dtype in _HALF and not _has_dtype(args, kwargs):
-                kwargs = {**kwargs, "dtype": torch.float32}
-                args = args[:-1] if args[-1] is None else args
-            return op(*args, **kwargs)
-
-    return run
+def _cast_to_lower_precision(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
+    return op, _cast_all(args, dtype), kwargs
 
 
-def _has_dtype(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(one, torch.dtype) for one in (*args, *kwargs.values()))
+def _cast_to_fp32(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
+    return op, _cast_all(args, torch.float32), kwargs
 
 
-def _in_fp32(arg: Any) -> Any:
-    is_half = isinstance(arg, torch.Tensor) and arg.dtype in _HALF
-    return arg.float() if is_half else arg
+def _ask_for_fp32(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
+    has_dtype = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
+    if args[0].dtype not in _HALF or has_dtype:
+        return op, args, kwargs
+    args = args[:-1] if args[-1] is None else args
+    return op, args, {**kwargs, "dtype": torch.float32}
+
+
+def _ask_norm_for_fp32(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
+    if args[0].dtype not in _WIDE:
+        return op, args, kwargs
+    norm = torch.ops.aten.norm
+    tensor, p, *dims = args if len(args) > 1 else (*args, 2)
+    if not dims:
+        return norm.ScalarOpt_dtype, (tensor, p), {"dtype": torch.float32}
+    dim, keepdim = dims if len(dims) > 1 else (*dims, False)
+    return norm.ScalarOpt_dim_dtype, (tensor, p, dim, keepdim), {"dtype": torch.float32}
+
+
+def _promote(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
+    if any(tensor.dtype == torch.float32 for tensor in _list_tensors(args)):
+        dtype = torch.float32
+    return op, _cast_all(args, dtype), kwargs
+
+
+def _refuse(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss cannot be run under "
+        "torch.autocast on CUDA. Use torch.nn.functional.binary_cross_entropy_with_logits or "
+        "torch.nn.BCEWithLogitsLoss."
+    )
+
+
+def _cast_all(value: Any, dtype: torch.dtype) -> Any:
+    """The value with tensors of floating point, but for double precision, cast to `dtype`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype in _WIDE else value
+    if isinstance(value, list | tuple):
+        return type(value)(_cast_all(item, dtype) for item in value)
+    return value

@@ -31,6 +31,13 @@ _aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_CUDNN_HEAD = 256  # on Hopper
 _MAX_FLASH_HEAD = 256
+# Of input and weight; cuDNN has kernels for these, and torch uses its own for larger batches.
+_CUDNN_NORM_DTYPES = {
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.float16, torch.float32),
+}
+_MAX_CUDNN_TRAINING, _MAX_CUDNN_EVAL = 880801, 65535
 
 
 @contextmanager
@@ -128,6 +135,28 @@ def _choose_dropout(x: torch.Tensor, p: float, train: bool) -> Any:
     return _aten.native_dropout(x, p, train)[0]
 
 
+def _choose_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if weight is None or bias is None or (running_mean is None and not training):
+        return NotImplemented
+    is_known = (x.dtype, weight.dtype) in _CUDNN_NORM_DTYPES and x.dim() > 2
+    is_small = x.shape[0] <= (_MAX_CUDNN_TRAINING if training else _MAX_CUDNN_EVAL)
+    if not (cudnn_enabled and is_known and is_small):
+        return NotImplemented
+    return _aten.cudnn_batch_norm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )[0]
+
+
 def _choose_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -205,6 +234,7 @@ def _flash(
 
 
 _CHOICES: dict[str, Callable[..., Any]] = {
+    "batch_norm": _choose_batch_norm,
     "dropout": _choose_dropout,
     "rms_norm": _choose_rms_norm,
     "scaled_dot_product_attention": _choose_attention,

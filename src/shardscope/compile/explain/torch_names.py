@@ -91,12 +91,19 @@ def _list_groups(title: str, name: str, groups: list[list[Any]] | None) -> Itera
 
 
 def explain(f: Callable[..., Any], *extra_args: Any, **extra_kwargs: Any) -> Any:
-    """`explain(f)(*args, **kwargs)`: compile a function, call it once, and count.
+    """Return a function that compiles `f`, calls it once and counts graphs, breaks and ops.
 
-    >>> output = explain(model)(tokens)
-    >>> output.graph_count, output.graph_break_count, output.op_count
+    Unlike `torch._dynamo.explain`, it restores caches, buffers, gradients, arguments and random
+    state, and counts breaks that happened instead of graphs minus one.
 
-    Unlike torch's, it leaves caches, buffers, gradients, arguments and random numbers as they were.
+    Args:
+        f: A function or module.
+        *extra_args: Deprecated, as in torch: arguments to call `f` with at once.
+        **extra_kwargs: Deprecated, as in torch: keyword arguments to call `f` with at once.
+
+    Examples:
+        >>> output = explain(model)(tokens)
+        >>> output.graph_count, output.graph_break_count, output.op_count
     """
     if not extra_args and not extra_kwargs:
         return lambda *args, **kwargs: _explain_call(f, args, kwargs)
