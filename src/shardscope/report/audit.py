@@ -27,7 +27,7 @@ _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 _COLUMNS = {
     "name": Column("parameter", Look.NAME, 28),
     "shape": Column("shape"),
-    "dtype": Column("dtype", Look.NAME, 5),
+    "dtype": Column("dtype", Look.NAME, 8),
     "lies": Column("placements", Look.NAME, 16),
     "group": Column("FSDP group", Look.NAME, 8),
     "rule": Column("rule", Look.NAME, 8),

@@ -53,7 +53,7 @@ _TENSOR_COLUMNS = {
     "name": Column("tensor", Look.NAME, 30),
     "kind": Column("", Look.NAME, 9),
     "shape": Column("shape"),
-    "dtype": Column("dtype", Look.NAME, 5),
+    "dtype": Column("dtype", Look.NAME, 8),
     "lies": Column("placements", Look.NAME, 12),
     "rule": Column("rule", Look.NAME, 8),
     "here": Column("local"),

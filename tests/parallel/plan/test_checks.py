@@ -190,7 +190,7 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
         (
             Colwise(fused=5),
             {"tp": 2},
-            "Colwise(fused=5) names 5 equal parts, but dim 0 of layers.0.qkv.weight (24) does not "
+            "Colwise(fused=5) has 5 equal parts, but dim 0 of layers.0.qkv.weight (24) does not "
             "divide by that. Give the number of its parts, or their sizes.",
         ),
         (

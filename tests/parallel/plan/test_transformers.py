@@ -134,5 +134,5 @@ def test_a_model_without_a_plan_gets_ours_for_its_type() -> None:
 
 
 def test_what_only_transformers_code_can_do_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"entry 'layers\.\*\.router' gives 'ep_router', by which"):
+    with pytest.raises(PlanError, match=r"entry 'layers\.\*\.router' gives 'ep_router', for which"):
         Plan.from_transformers({"layers.*.router": "ep_router"})

@@ -118,9 +118,9 @@ def test_arguments_by_name_are_the_same_arguments() -> None:
         ((torch.ones(4), True), {"more": given_more()}, r"x is \[4\] and .* takes \[2, 4\]"),
         ((torch.ones(2, 4).double(), True), {"more": given_more()}, "x is torch.float64, and"),
         ((None, True), {"more": given_more()}, "x is NoneType, and"),
-        ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "another nest"),
-        ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "another nest"),
-        ((torch.ones(2, 4), True), {"more": {**given_more(), "c": torch.ones(1)}}, "another nest"),
+        ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "nested differently"),
+        ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "nested differently"),
+        ((torch.ones(2, 4), True), {"more": {**given_more(), "c": torch.ones(1)}}, "nested differently"),
     ],
 )
 def test_other_inputs_than_the_program_was_made_for_are_refused(
