@@ -411,7 +411,9 @@ class TestOwners:
     def held(self, told: Memory, kind: MemoryKind) -> dict[str | None, int]:
         return {use.module: use.num_bytes for use in told.profile.at_peak if use.kind is kind}
 
-    def sharded(self, world: World, groups: list[list[int]], **options: Any) -> nn.Sequential:
+    def sharded(
+        self, world: World, groups: list[list[int]], **options: MixedPrecisionPolicy
+    ) -> nn.Sequential:
         model = chain(3)
         for group in groups:
             fully_shard([model[index] for index in group], mesh=world.mesh, **options)
