@@ -95,8 +95,8 @@ def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -
     ("arguments", "sentence"),
     [
         ((), "There is no mesh to run train on"),
-        (("--mesh", ""), "--mesh '' is not understood"),
-        (("--mesh", "dp"), "--mesh 'dp' is not understood"),
+        (("--mesh", ""), "--mesh '' has '' where NAME=SIZE is expected"),
+        (("--mesh", "dp"), "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
         (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),
     ],
 )
@@ -131,10 +131,10 @@ def test_visualize_draws_and_saves(target: Path) -> None:
 def test_visualize_names_what_there_is(target: Path) -> None:
     result = run("visualize", target, "0.gate.weight", "--mesh", "dp=2,tp=4")
     assert result.exit_code == 2
-    assert "The model has no parameter '0.gate.weight'. Name one of its own, such as 0.up" in (
+    assert "The model has no parameter '0.gate.weight'. Did you mean '0.up.weight'" in (
         result.output
     )
     target.write_text(PROGRAM.partition("def parallelize")[0])
     result = run("visualize", target, "0.up.weight", "--mesh", "dp=2")
     assert result.exit_code == 2
-    assert "0.up.weight is no DTensor: it is whole on every rank" in result.output
+    assert "0.up.weight is not a DTensor: every rank holds all of it" in result.output

@@ -23,7 +23,7 @@ def step(here: Path, llama: Recording) -> Path:
     """A folder with a recording, `step.json`, and its contract."""
     save(llama, here / "step.json")
     done = run("record", "step.json")
-    assert (done.exit_code, done.output) == (0, "wrote 36 limits to shardscope.toml\n")
+    assert (done.exit_code, done.output) == (0, "saved shardscope.toml (36 limits)\n")
     return here
 
 
@@ -121,7 +121,7 @@ def test_recording_again_keeps_comments_and_says_what_went(step: Path) -> None:
     assert run("record", "step.json").exit_code == 2
     done = run("record", "step.json", "--force", "--slack", "5%")
     assert done.exit_code == 0
-    assert done.output == "wrote 36 limits to shardscope.toml; 1 that fitted nothing gone\n"
+    assert done.output == "saved shardscope.toml (36 limits; removed 1 that matched nothing)\n"
     assert "gaps = 0  # hm" in path.read_text()
     assert "long since" not in path.read_text()
     assert run("check", "step.json").exit_code == 0
@@ -132,8 +132,11 @@ def test_recording_again_keeps_comments_and_says_what_went(step: Path) -> None:
     [
         (("check", "step.json", "--contract", "none.toml"), "There is no contract 'none.toml'"),
         (("check", "none.json"), "none.json"),
-        (("record", "step.json", "-o", "x.toml", "--slack", "much"), "--slack 'much'"),
-        (("record", "step.json", "-o", "x.toml", "--slack", "-5%"), "--slack '-5%'"),
+        (
+            ("record", "step.json", "-o", "x.toml", "--slack", "much"),
+            "--slack must be a percentage or fraction, such as 5% or 0.05; got 'much'",
+        ),
+        (("record", "step.json", "-o", "x.toml", "--slack", "-5%"), "got '-5%'"),
         (("record", "step.json", "-o", "no/x.toml"), "no folder"),
         (("record", "step.json"), "already exists"),
         (("check", "step.json", "--contract", "bad.toml"), "bad.toml, line 2: 'gap' means nothing"),

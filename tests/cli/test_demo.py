@@ -27,7 +27,7 @@ def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
     assert not recording.gaps
     assert not recording.findings
     assert {c.phase.value for c in recording.collectives} == {"forward", "backward", "outside"}
-    for expected in ("×3", "By kind and mesh axis", "Most expensive modules", "recording saved to"):
+    for expected in ("×3", "By kind and mesh axis", "Most expensive modules", "saved "):
         assert expected in result.output
 
 
@@ -65,7 +65,7 @@ def test_demo_whose_name_is_taken_meanwhile_takes_another(
     monkeypatch.setattr("shardscope.cli.demo.render_summary", render_late)
     result = CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"])
     assert result.exit_code == 0, result.output
-    assert "recording saved to demo-2.shardscope.json.gz" in result.output
+    assert "saved demo-2.shardscope.json.gz" in result.output
     assert (here / "demo.shardscope.json.gz").read_text() == "another demo's"
     assert load(here / "demo-2.shardscope.json.gz").collectives
 
@@ -76,7 +76,7 @@ def test_demo_that_cannot_save_has_printed_what_it_learnt(
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OutputError("cannot write 'x': No space left on device. Choose a place.")
 
-    monkeypatch.setattr("shardscope.cli.own_names.save", fail)
+    monkeypatch.setattr("shardscope.cli.destination.save", fail)
     result = CliRunner().invoke(main, ["demo", "--layers", "1", "--mesh", "dp=2"])
     assert result.exit_code == 2
     assert "By kind and mesh axis" in result.stdout

@@ -72,7 +72,10 @@ def test_fail_on_decides_the_exit_code(run, what, code):
 def test_what_failed_is_said_on_standard_error(run):
     result = run("a.json", "b.json.gz", "--fail-on", "collectives:added", "--fail-on", "run,memory")
     assert result.exit_code == 1
-    assert result.stderr == "shardscope: failed on collectives:added (4 changes), run (1 change)\n"
+    assert (
+        result.stderr
+        == "shardscope: --fail-on matched: collectives:added (4 changes), run (1 change)\n"
+    )
 
 
 def test_less_is_a_change_but_not_worse(run):
@@ -113,17 +116,28 @@ def test_markdown_is_for_pull_requests(run):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--fail-on", "byts"], "--fail-on 'byts' is no area. Write one of any, worse, findings,"),
-        (["--fail-on", "bytes:bad"], "--fail-on 'bytes:bad' does not say which changes."),
-        (["--fail-on", ""], "--fail-on '' is no area."),
-        (["--area", "worse"], "--area 'worse' is no area. Write one of findings,"),
-        (["--tolerance", "5 MiB"], "--tolerance is '5 MiB', which is no share. Write 5% or 0.05."),
-        (["--tolerance", "-1"], "--tolerance is '-1', which is no share."),
-        (["--tolerance", "nan"], "--tolerance is 'nan', which is no share."),
+        (
+            ["--fail-on", "byts"],
+            "Unknown --fail-on value 'byts'. Did you mean 'bytes'? Choose from any, worse,",
+        ),
+        (["--fail-on", "bytes:bad"], "Unknown kind of change 'bad' in --fail-on 'bytes:bad'."),
+        (["--fail-on", ""], "Unknown --fail-on value ''."),
+        (["--area", "worse"], "Unknown --area value 'worse'. Choose from findings,"),
+        (
+            ["--tolerance", "5 MiB"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '5 MiB'.",
+        ),
+        (
+            ["--tolerance", "-1"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got '-1'.",
+        ),
+        (
+            ["--tolerance", "nan"],
+            "--tolerance must be a percentage or fraction, such as 5% or 0.05; got 'nan'.",
+        ),
         (
             ["--module", "layer.*"],
-            "--module 'layer.*' matches no module of either recording. Write a full name, such as "
-            "layers.0; * stands for anything.",
+            "--module 'layer.*' matches no module of either recording. Did you mean 'layers.",
         ),
     ],
 )
@@ -149,7 +163,7 @@ def test_export_writes_markdown_with_what_changed(run, tmp_path):
     def export(*args):
         return CliRunner().invoke(main, ["export", "b.json.gz", *args])
 
-    assert export("--to", "markdown").stdout == "wrote b.md\n"
+    assert export("--to", "markdown").stdout == "saved b.md\n"
     assert "What changed" not in (tmp_path / "b.md").read_text()
     result = export("--to", "markdown", "--against", "a.json", "-o", "-")
     assert "### What changed: `a.json` → `b.json.gz`" in result.stdout

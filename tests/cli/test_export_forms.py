@@ -23,7 +23,7 @@ def export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
 
 
 def test_chrome_is_the_trace_that_perfetto_reads(export: Callable[..., Result]) -> None:
-    assert export("run.json.gz", "--to", "chrome").output == "wrote run.chrome.json\n"
+    assert export("run.json.gz", "--to", "chrome").output == "saved run.chrome.json\n"
     export("run.json.gz", "--to", "perfetto")
     assert Path("run.chrome.json").read_bytes() == Path("run.perfetto.json").read_bytes()
 
@@ -32,7 +32,7 @@ def test_chakra_writes_a_trace_for_each_rank_and_their_groups(
     export: Callable[..., Result],
 ) -> None:
     result = export("run.json.gz", "--to", "chakra")
-    assert result.output == "wrote run.{rank}.et (2 ranks) and run.groups.json\n"
+    assert result.output == "saved run.{rank}.et (2 ranks)\nsaved run.groups.json\n"
     assert sorted(path.name for path in Path().glob("run.*.et")) == ["run.0.et", "run.1.et"]
     assert json.loads(Path("run.groups.json").read_bytes())
     assert export("run.json.gz", "--to", "chakra", "-o", "et-{rank}").exit_code == 0
@@ -60,8 +60,11 @@ def test_chakra_writes_nothing_where_one_file_is_in_the_way(export: Callable[...
         (("csv", "--step", "3"), "--step is for --to tensorboard"),
         (("tensorboard", "--step", "-1"), "is not in the range"),
         (("csv", "--table", "nothing"), "'nothing' is not one of"),
-        (("csv", "-o", "run.json.gz", "--force"), "is the recording that is read"),
-        (("markdown", "--against", "held.json", "-o", "held.json", "--force"), "would be lost"),
+        (("csv", "-o", "run.json.gz", "--force"), "is one of the recordings to read"),
+        (
+            ("markdown", "--against", "held.json", "-o", "held.json", "--force"),
+            "would be overwritten",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_a_sentence(
@@ -74,7 +77,7 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(
 
 
 def test_tensorboard_files_are_named_so_that_it_finds_them(export: Callable[..., Result]) -> None:
-    assert export("run.json.gz", "--to", "tensorboard").output == "wrote run.tfevents\n"
+    assert export("run.json.gz", "--to", "tensorboard").output == "saved run.tfevents\n"
     first = Path("run.tfevents").read_bytes()
     assert export("run.json.gz", "--to", "tensorboard", "-o", "-").stdout_bytes == first
     export("run.json.gz", "--to", "tensorboard", "--step", "7", "--force")
@@ -85,10 +88,10 @@ def test_tables_have_files_of_their_own_and_an_empty_one_points_to_others(
     export: Callable[..., Result],
 ) -> None:
     result = export("held.json", "--to", "csv", "--table", "parameters")
-    assert result.stdout == "wrote held.parameters.csv\n"
+    assert result.stdout == "saved held.parameters.csv\n"
     assert Path("held.parameters.csv").read_text().startswith("module,ranks,name,shape,")
     result = export("held.json", "--to", "csv")
     assert result.exit_code == 0
-    assert "has no collectives: the table is empty; --table coverage or" in result.stderr
+    assert "has no collectives, so the table is empty. Try --table coverage or" in result.stderr
     save(make_recording(), "empty.json")
-    assert "and no other table has any" in export("empty.json", "--to", "csv").stderr
+    assert "All other tables are empty too" in export("empty.json", "--to", "csv").stderr

@@ -91,7 +91,7 @@ def test_sizes_are_understood(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "80XB", "lots", "9" * 40, "80GiB!"])
 def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match=r"--gpu-memory .* is not understood"):
+    with pytest.raises(TargetError, match=r"--gpu-memory must be a size, such as 80GiB; got"):
         parse_gpu_memory(text)
     done = run(write(tmp_path, TARGET), "--gpu-memory", text or " ")
     assert done.exit_code == 2
@@ -100,7 +100,7 @@ def test_sizes_that_are_none_are_one_sentence(text: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("text", "meant"), [("80", "80GiB"), ("512B", "80GiB"), ("9MiB", "80GiB")])
 def test_sizes_that_no_gpu_has_are_one_sentence(text: str, meant: str) -> None:
-    with pytest.raises(TargetError, match=f"bytes, .* Did you mean --gpu-memory {meant}"):
+    with pytest.raises(TargetError, match=f"only .* bytes. Did you mean --gpu-memory {meant}"):
         parse_gpu_memory(text)
 
 
@@ -144,4 +144,4 @@ def test_export_has_counters_for_perfetto_and_says_that_csv_has_nothing(tmp_path
     assert '"ph":"C"' in export.stdout
     export = CliRunner().invoke(main, ["export", "out.json", "--to", "csv"])
     assert export.exit_code == 0
-    assert "no collectives: the table is empty" in export.stderr
+    assert "no collectives, so the table is empty" in export.stderr

@@ -89,7 +89,7 @@ def test_a_plan_may_come_from_a_file(here: Path) -> None:
 def test_programs_of_all_ranks_are_saved_and_load(here: Path) -> None:
     result = run(write(here, TARGET), "--save-dir", "out/programs")
     assert result.exit_code == 0, result.output
-    assert "2 programs written to out/programs" in result.output
+    assert result.output.endswith("saved out/programs/rank-0.pt2\nsaved out/programs/rank-1.pt2\n")
     loaded = [torch.export.load(here / f"out/programs/rank-{rank}.pt2") for rank in (0, 1)]
     assert [tuple(one.state_dict["up.weight"].shape) for one in loaded] == [(8, 8), (8, 8)]
     again = run("train.py", "--save-dir", "out/programs")
@@ -102,7 +102,7 @@ def test_without_verification_no_data_is_needed(here: Path) -> None:
     large = TARGET.replace("16", "1_000_000_000")
     result = run(write(here, large), "--no-verify", "--mesh", "tp=8")
     assert result.exit_code == 0, result.output
-    assert "Not verified: it was not asked for" in " ".join(result.output.split())
+    assert "Not verified: verification was turned off" in " ".join(result.output.split())
     assert "3.73 GiB" in result.output
 
 
@@ -112,7 +112,7 @@ def test_strict_ends_with_one_after_it_has_shown_what_fell_back(here: Path) -> N
     result = run(target, "--strict", "--save-dir", "out")
     assert result.exit_code == 1
     assert "replicate aten.sort" in result.output
-    assert "strict: 1 fallback, as listed above." in result.output
+    assert "--strict: 1 fallback, listed above." in result.output
     assert list((here / "out").iterdir()) == []
 
 
@@ -138,9 +138,9 @@ def test_a_program_that_is_wrong_is_a_finding_and_is_not_saved(
 @pytest.mark.parametrize(
     ("text", "options", "sentence"),
     [
-        (MODEL, (), "train defines no plan, so nothing says what to cut"),
+        (MODEL, (), "train defines no plan, so it is unknown what to shard"),
         (TARGET, ("--plan", "none.toml"), "The plan 'none.toml' cannot be read"),
-        (TARGET, ("--mesh", "tp"), "--mesh 'tp' is not understood"),
+        (TARGET, ("--mesh", "tp"), "--mesh 'tp' has 'tp' where NAME=SIZE is expected"),
         (TARGET, ("--batch-axis", "dq"), "dq"),
         (TARGET, ("-o", "no/such/folder.json"), "no/such"),
         (TARGET.replace('"up"', '"upp"'), (), "upp"),
@@ -159,4 +159,4 @@ def test_bad_input_is_one_sentence(
     said = [line for line in result.output.splitlines() if line.startswith("shardscope: ")]
     assert len(said) == 1
     assert sentence in said[0]
-    assert "unforeseen" not in said[0]
+    assert "unexpected" not in said[0]

@@ -56,7 +56,7 @@ def test_a_model_that_agrees_ends_with_zero_and_its_recording_is_shown_again(her
     assert result.exit_code == 0, result.output
     assert "All 13 tensors agree" in result.output
     assert "*.up.weight ×3" in result.output
-    assert "recording saved to out.json.gz" in result.output
+    assert "saved out.json.gz" in result.output
     assert "tp=4 · all 4 ranks · simulated" in result.output
     recording = load(here / "out.json.gz")
     assert recording.run.command.startswith("shardscope")
@@ -123,7 +123,7 @@ def test_bad_targets_end_with_two_and_one_sentence(here: Path, text: str, senten
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("--mesh", "tp"), "is not understood"),
+        (("--mesh", "tp"), "where NAME=SIZE is expected"),
         (("--mesh", "tp=1000"), "Choose at most 256"),
         (("--precision", "int8"), "is not one of"),
         (("-o", "no/such/folder.json"), "no/such"),

@@ -22,7 +22,7 @@ def run(*args: object) -> Result:
 def test_the_page_is_written_next_to_the_recording(here: Path) -> None:
     save(make_llama(num_layers=2), here / "run.json.gz")
     result = run("run.json.gz")
-    assert (result.exit_code, result.output) == (0, "wrote run.html\n")
+    assert (result.exit_code, result.output) == (0, "saved run.html\n")
     html = (here / "run.html").read_text(encoding="utf-8")
     assert html == render_html(load(here / "run.json.gz"))
 
@@ -56,7 +56,7 @@ def test_a_recording_that_is_read_is_never_written_over(here: Path, target: str)
     (here / "link.json").symlink_to("run.json")
     result = run("run.json", "--against", "old.json", "-o", target, "--force")
     assert result.exit_code == 2
-    assert f"'{target}' is the recording that is read, and would be lost" in result.stderr
+    assert f"'{target}' is one of the recordings to read and would be overwritten" in result.stderr
     load(here / target)
 
 
@@ -112,4 +112,4 @@ def test_open_shows_the_file_in_a_browser(here: Path, monkeypatch: pytest.Monkey
     assert opened == [(here / "run.html").as_uri()]
     result = run("run.json", "--open", "--force")
     assert result.exit_code == 0
-    assert result.stderr == "shardscope: no browser could be started; open run.html yourself\n"
+    assert result.stderr == "shardscope: no browser could be started; open run.html by hand.\n"

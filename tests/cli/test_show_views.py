@@ -77,15 +77,16 @@ def test_a_module_that_is_not_there_is_one_sentence(run, tmp_path, llama):
     save(make_recording(), tmp_path / "empty.json")
     result = run("show", "empty.json", "--module", "x")
     assert result.exit_code == 2
-    assert result.output.endswith("It names no modules at all.\n")
+    assert result.output.endswith("It has no modules at all.\n")
 
 
-def test_the_exit_code_is_that_of_the_whole_recording(run, tmp_path):
+def test_strict_checks_the_whole_recording_whatever_is_shown(run, tmp_path):
     finding = Finding(rule="r", severity=Severity.ERROR, subject="s", fact="f", remedy="Do this.")
     save(make_llama(num_layers=1, ranks=(0,)), tmp_path / "fine.json")
-    assert run("show", "fine.json", "--view", "proof").exit_code == 0
+    assert run("show", "fine.json", "--view", "proof", "--strict").exit_code == 0
     save(make_recording(findings=(finding,)), tmp_path / "run.json")
-    assert run("show", "run.json", "--view", "memory").exit_code == 1
+    assert run("show", "run.json", "--view", "memory").exit_code == 0
+    assert run("show", "run.json", "--view", "memory", "--strict").exit_code == 1
 
 
 _COLOR = re.compile(r"\x1b\[[\d;]*?(3\d|9\d|38;5;\d+)[\d;]*m")

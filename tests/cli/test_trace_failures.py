@@ -18,13 +18,16 @@ from shardscope.record import load
         (["missing.py", "--mesh", "dp=2"], "missing.py does not exist"),
         (["no.such.module", "--mesh", "dp=2"], "There is no file or module 'no.such.module'"),
         (["train.py"], "There is no mesh to run train on"),
-        (["train.py", "--mesh", "dp"], "not understood at 'dp'"),
-        (["train.py", "--mesh", "dp=0"], "not understood at 'dp=0'"),
-        (["train.py", "--mesh", "dp=2,dp=4"], "names the axis 'dp' twice"),
+        (["train.py", "--mesh", "dp"], "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
+        (
+            ["train.py", "--mesh", "dp=0"],
+            "axis dp has size 0 in --mesh; sizes must be whole numbers from 1 to 1,048,576",
+        ),
+        (["train.py", "--mesh", "dp=2,dp=4"], "has the axis 'dp' twice"),
         (["train.py", "--mesh", "dp=1048577"], "has more than 1,048,576 ranks, the most"),
         (["train.py", "--mesh", "dp=2048,tp=1024"], "has more than 1,048,576 ranks, the most"),
         (["train.py", "--mesh", "dp=" + "9" * 6000], "has more than 1,048,576 ranks, the most"),
-        (["train.py", "--mesh", "x" * 9000], "is not understood at"),
+        (["train.py", "--mesh", "x" * 9000], "where NAME=SIZE is expected"),
         (["train.py", "-o", "no/such/folder.json"], "There is no mesh to run train on"),
         (["train.py", "--mesh", "dp=2", "--rank", "2"], "has ranks 0 to 1"),
         (["train.py", "--mesh", "dp=2", "-o", "no/such/folder.json"], "no/such"),
@@ -124,7 +127,7 @@ def test_import_that_ends_the_program_gets_one_sentence(here: Path) -> None:
     assert "could not be imported: Own: odd (" in result.output
 
 
-NO_DATA = "The simulation has no data: leave out .item()"
+NO_DATA = "The simulation runs on tensors without data: remove .item()"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_step_that_reads_values_is_told_that_there_are_none(here: Path, line: st
         ("mesh['no such axis']", ""),
         (
             "torch.distributed.init_process_group('gloo')",
-            "The process group exists already when the target is called: leave init_process_group",
+            "The process group already exists when TARGET is called: remove init_process_group",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_launched_ranks_do_not_write_one_file(
     assert result.exit_code == 2
     assert result.stderr == (
         "shardscope: all 4 processes would write 'out.json'. Put {rank} into the name, as in "
-        f"{example}, and each writes a file of its own.\n"
+        f"{example}, so that each writes its own file.\n"
     )
 
 

@@ -18,7 +18,7 @@ def test_step_of_a_file_is_recorded_printed_and_saved(here: Path) -> None:
     result = run(write(here, TARGET), "--mesh", "dp=8")
     assert result.exit_code == 0, result.output
     assert "dp=8" in result.output
-    assert "recording saved to train.shardscope.json.gz" in result.output
+    assert "saved train.shardscope.json.gz" in result.output
     recording = load(here / "train.shardscope.json.gz")
     kinds = [c.kind.value for c in recording.collectives]
     assert kinds == ["all_gather"] * 2 + ["reduce_scatter"] * 2
@@ -95,7 +95,7 @@ def test_trace_that_cannot_save_has_printed_what_it_learnt(
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OutputError("cannot write 'x': No space left on device. Choose a place.")
 
-    monkeypatch.setattr("shardscope.cli.own_names.save", fail)
+    monkeypatch.setattr("shardscope.cli.destination.save", fail)
     result = run(write(here, TARGET), "--mesh", "dp=2")
     assert result.exit_code == 2
     assert "By kind and mesh axis" in result.stdout
@@ -217,8 +217,11 @@ def test_run_whose_output_has_no_name_gets_a_free_one(here: Path) -> None:
     (here / "train.shardscope.json.gz").write_text("precious")
     result = run(name, "--mesh", "dp=2")
     assert result.exit_code == 0
-    assert "recording saved to train-2.shardscope.json.gz" in result.stdout
+    assert "saved train-2.shardscope.json.gz" in result.stdout
     assert (here / "train.shardscope.json.gz").read_text() == "precious"
+    forced = run(name, "--mesh", "dp=2", "--force")
+    assert "saved train.shardscope.json.gz" in forced.stdout
+    assert load(here / "train.shardscope.json.gz").collectives
 
 
 def test_interrupted_step_is_saved_as_far_as_it_came(here: Path) -> None:

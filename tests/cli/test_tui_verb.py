@@ -16,7 +16,9 @@ def test_outside_a_terminal_it_is_one_sentence(here, llama, file):
     save(llama, "run.json")
     result = CliRunner().invoke(main, ["tui", file])
     assert result.exit_code == 2
-    assert result.output.startswith("shardscope: tui needs a terminal, and this is none.")
+    assert result.output.startswith(
+        "shardscope: tui needs an interactive terminal; stdin is not one."
+    )
     assert result.output.count("\n") == 1
 
 

@@ -278,7 +278,7 @@ def test_what_is_no_model_is_refused_with_a_sentence(models: Any, found: str) ->
     with pytest.raises(TraceError) as caught:
         trace(models)
     assert str(caught.value) == (
-        f"trace() got {found} where it wants a module. Give a model, a list of models or a dict "
+        f"trace() got {found} instead of a module. Give a model, a list of models or a dict "
         "from name to model, or nothing to follow every module called."
     )
 
@@ -287,8 +287,8 @@ def test_name_that_is_no_string_is_refused_with_a_sentence() -> None:
     with pytest.raises(TraceError) as caught:
         trace({1: nn.ReLU()})  # type: ignore[dict-item]
     assert str(caught.value) == (
-        "trace() got a dict of models with the key 1. Give names, which are strings: "
-        "the modules' own names begin with them."
+        "trace() got a dict of models with the key 1. Give strings as names: "
+        "they become prefixes of the module names."
     )
 
 

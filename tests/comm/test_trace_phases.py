@@ -172,7 +172,7 @@ def test_backward_of_an_unwatched_forward_is_recorded_with_a_gap(world: World) -
     assert facts(t, "phase", "owner") == [(BACKWARD, None), (BACKWARD, None)]
     assert gap_facts(t) == [
         "its forward ran before the trace began, or on another thread outside any module, so "
-        "which module a collective belongs to is not known where only autograd could tell"
+        "collectives that only autograd could attribute have no module"
     ]
 
 

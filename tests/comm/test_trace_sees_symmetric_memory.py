@@ -196,7 +196,7 @@ def test_a_one_sided_transfer_is_a_gap(world: World) -> None:
     assert t.recording.collectives == ()
     (gap,) = t.recording.gaps
     assert (gap.place, gap.is_loss) == ("symm_mem.nvshmem_put", True)
-    assert gap.fact.startswith("it was issued, and is no collective that is known here")
+    assert gap.fact.startswith("it was issued, but it is not a known collective")
 
 
 def test_an_op_of_a_newer_torch_is_a_gap() -> None:

@@ -159,7 +159,7 @@ def test_another_world_inside_one_trace_is_a_gap(tmp_path: Path) -> None:
     assert facts(t, "rank", "group", "group_order") == [(0, "dp[0-1]", 0), (0, "dp[0-1]", 1)]
     (gap,) = t.recording.gaps
     assert gap.place == "world"
-    assert "seen as rank 3 of 8" in gap.fact
+    assert "changed to rank 3 of 8" in gap.fact
     assert len(t.recording.groups) == 1
     assert load(t.save(tmp_path / "run.json")) == t.recording
 

@@ -171,7 +171,7 @@ def multiply(x: Any, n: Any) -> Any:
         (add_all, ((X, [1]), (X, [1, 2])), "len(n) is 2, was 1"),
         (lambda x, n: x + n.get("a", 0), ((X, {}), (X, {"a": 1})), "n: has the key 'a', had not"),
         (lambda x, n: x + n, ((X, X), (X, X + 1)), "x and n were one object, and are not"),
-        (lambda x, n: n(x), ((X, torch.sin), (X, torch.cos)), "n: is another object"),
+        (lambda x, n: n(x), ((X, torch.sin), (X, torch.cos)), "n: is a different object"),
     ],
 )
 def test_a_failed_guard_is_told_in_words(function: Any, calls: Any, description: str) -> None:
@@ -213,7 +213,7 @@ def test_the_recompile_limit_is_an_error() -> None:
             compiled(X, str(number))
     (limit,) = [one for one in explained.recording.findings if one.rule == "recompile-limit"]
     assert limit.severity == "error"
-    assert explained.explanation.skipped_frames[0].reason.startswith("it was compiled too often")
+    assert explained.explanation.skipped_frames[0].reason.startswith("it was recompiled too often")
 
 
 def test_modules_that_a_function_calls_have_the_names_it_has_for_them() -> None:

@@ -30,7 +30,7 @@ def test_a_breach_is_shown_at_the_line_that_made_it() -> None:
         "expected: exactly 0%0Aactual: 1 on rank 0%0A"
         "cause: all_reduce[world], forward, 7 KiB sent in the root module: call of a,b:c%0A"
         "line: /repo/pkg/train.py:7  y = 100 %25 x%0A"
-        "remedy: If it is meant to be so, change the limit."
+        "remedy: If the change is intended, update the limit."
     )
 
 

@@ -205,7 +205,7 @@ def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> 
     assert breach.actual == "no module fits 'layers.*.attention'"
     assert "'layers.*.attn'" in breach.remedy
     (breach,) = check(comm(most=9, module="layers"), samples.make_recording())
-    assert "knows no module" in breach.remedy
+    assert "has no module" in breach.remedy
 
 
 def test_an_axis_that_the_mesh_does_not_have_is_a_breach() -> None:
@@ -443,12 +443,12 @@ def test_an_unasked_collective_is_a_redistribution_too() -> None:
 @pytest.mark.parametrize(
     ("facts", "fault"),
     [
-        ({"figure": Figure.COUNT}, "neither the least nor the most"),
-        ({"figure": Figure.COUNT, "most": -1}, "below zero"),
+        ({"figure": Figure.COUNT}, "neither a minimum nor a maximum"),
+        ({"figure": Figure.COUNT, "most": -1}, "is negative"),
         ({"figure": Figure.COUNT, "least": 3, "most": 2}, "at least 3 and at most 2"),
-        ({"figure": Figure.GAPS, "least": 1}, "of all together"),
-        ({"figure": Figure.GAPS, "most": 1, "module": "a"}, "of all together"),
-        ({"figure": Figure.GAPS, "most": 1, "rule": "a"}, "findings alone"),
+        ({"figure": Figure.GAPS, "least": 1}, "a maximum for the total"),
+        ({"figure": Figure.GAPS, "most": 1, "module": "a"}, "a maximum for the total"),
+        ({"figure": Figure.GAPS, "most": 1, "rule": "a"}, "only findings"),
     ],
 )
 def test_a_limit_that_means_nothing_is_refused(facts: dict[str, Any], fault: str) -> None:

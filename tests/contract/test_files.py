@@ -143,11 +143,11 @@ count = 1
         ("[[contract.comm]]\ncount=1\nphase=['forward', 'bakward']", "line 3: there is no phase "
          "'bakward'. Did you mean 'backward'?"),
         ("[[contract.comm]]\ncount=1\ncause='x'", "line 3: there is no cause 'x'. Use unasked,"),
-        ("[[contract.comm]]\naxis='tp'", "line 1: it limits nothing. Give it count"),
+        ("[[contract.comm]]\naxis='tp'", "line 1: it has no limit. Give it count"),
         ("[[contract.comm]]\ncount=1\nmax_count=2", "line 1: it has count beside max_count"),
         ("[[contract.comm]]\nmin_count=3\nmax_count=2", "A limit on count wants at least 3"),
         ("[[contract.comm]]\nmodule=3\ncount=1", "line 2: module is 3. Write it in quotes."),
-        ("[[contract.comm]]\naxis=[]\ncount=1", "line 2: axis names nothing."),
+        ("[[contract.comm]]\naxis=[]\ncount=1", "line 2: axis is empty."),
         ("[[contract.comm]]\ncount=-1", "line 2: count is -1. Give a whole number"),
         ("[[contract.comm]]\ncount='2'", "line 2: count is '2'. Give a whole number"),
         ("[[contract.comm]]\ncount=true", "line 2: count is True. Give a whole number"),
@@ -158,7 +158,7 @@ count = 1
         ("[contract.findings]\nfatal=0", "line 2: 'fatal' means nothing in [contract.findings]. "
          "Use any, error, warning, info or rules."),
         ("[contract.findings]\nrules=0", "line 2: rules is 0. Make it a table"),
-        ("[contract]\n", "line 1: the contract holds nothing."),
+        ("[contract]\n", "line 1: the contract has no limits."),
         ("contract=3", "line 1: contract is 3. Make it a table"),
         ("", "has no [contract]"),
         ("[contract]\ngaps = ", "line 2: "),

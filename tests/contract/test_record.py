@@ -150,7 +150,7 @@ def test_slack_gives_bytes_and_memory_room_and_counts_none() -> None:
     assert patterns(contract, Figure.BYTES) == {"a": (None, 105 * 1024**2)}
     (memory,) = [one.most for one in contract.limits if one.figure is Figure.PEAK_MEMORY]
     assert memory == 1365
-    with pytest.raises(ContractError, match="no share"):
+    with pytest.raises(ContractError, match="not a fraction"):
         record_contract(recording, slack=-1)
 
 

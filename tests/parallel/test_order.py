@@ -67,7 +67,9 @@ def test_a_rank_that_says_something_else_is_named(change: dict[str, object], wor
     with pytest.raises(ParallelError, match=words) as caught:
         compare_ranks(said, program.mesh)
     text = str(caught.value)
-    assert "ranks 0 and 1 would not meet at their collective 0 (down, test_order.py:" in text
+    assert (
+        "ranks 0 and 1 would issue different collectives at position 0 (down, test_order.py:"
+    ) in text
     assert "rank 0 issues all_reduce (sum) of float32[8, 4] along tp" in text
 
 
@@ -163,7 +165,7 @@ def test_a_rank_that_writes_nothing_still_takes_part_in_the_gradient() -> None:
     program = train_overwritten()
     assert program.verdicts
     backward = [one.cause for one in program.collectives if one.phase is Phase.BACKWARD]
-    assert backward == ["gradient of aten.mul's result, which the program uses in pieces"]
+    assert backward == ["gradient of aten.mul's result, which the program uses sharded"]
 
 
 def test_a_rank_that_leaves_out_an_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,5 +177,7 @@ def test_a_rank_that_leaves_out_an_argument_is_refused(monkeypatch: pytest.Monke
         return local.repeat()
 
     monkeypatch.setitem(book.SPELLERS, op, spell)
-    with pytest.raises(ParallelError, match="ranks 0 and 1 would not meet in the backward pass"):
+    with pytest.raises(
+        ParallelError, match="ranks 0 and 1 would issue different collectives in the backward pass"
+    ):
         train_overwritten()

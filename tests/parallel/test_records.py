@@ -86,9 +86,9 @@ def test_a_collective_says_what_where_and_why() -> None:
     [
         ({"up": Colwise(), "down": Rowwise()}, "the plan's output of down"),
         ({"up": Colwise(), "down": Rowwise(output=Shard(0))}, "the plan's output of down"),
-        ({"up.weight": Shard(1)}, "aten.linear's add needs both whole"),
+        ({"up.weight": Shard(1)}, "aten.linear's add needs both replicated"),
         ({"up": Colwise(), "down": Rowwise(input=Replicate())}, "the plan's input of down"),
-        ({"": ModuleOutput(Shard(0)), "up": Colwise()}, "aten.linear needs all whole"),
+        ({"": ModuleOutput(Shard(0)), "up": Colwise()}, "aten.linear needs all replicated"),
     ],
 )
 def test_causes_are_the_plans_or_the_ops(plan: dict[str, Any], cause: str) -> None:
@@ -99,10 +99,10 @@ def test_causes_are_the_plans_or_the_ops(plan: dict[str, Any], cause: str) -> No
 
 def test_gradients_say_whose_they_are_and_who_uses_them(trained: ParallelProgram) -> None:
     causes = {(one.axis, one.cause) for one in trained.collectives if one.phase is Phase.BACKWARD}
-    assert ("tp", "gradient of the output of layers.1.norm, which layers.1.up uses in pieces") in (
+    assert ("tp", "gradient of the output of layers.1.norm, which layers.1.up uses sharded") in (
         causes
     )
-    assert ("dp", "gradient of layers.0.norm.weight, which layers.0.norm uses in pieces") in causes
+    assert ("dp", "gradient of layers.0.norm.weight, which layers.0.norm uses sharded") in causes
     weights = [one for one in trained.collectives if "layers.0.up.weight" in one.cause]
     assert [(one.axis, one.size_bytes) for one in weights] == [("dp", 8 * 8 * 4)]
 
@@ -134,7 +134,7 @@ def test_a_fallback_says_what_it_was_given_and_what_to_do() -> None:
     assert found.size_bytes == 4 * 16 * 4
     assert found.source is not None
     assert found.source.text == "return self.up(x).sort(-1).values"
-    assert "aten.sort gets its inputs whole along tp" in found.remedy
+    assert "aten.sort gets replicated inputs along tp" in found.remedy
 
 
 def test_what_lies_how_names_the_rule_that_decided(trained: ParallelProgram) -> None:
@@ -164,7 +164,10 @@ def test_a_recording_has_the_verdicts_or_says_why_not(trained: ParallelProgram) 
     assert proved.unverified == ""
     assert proved.program == "Model"
     unproved = cut(Block(), 4, 8, plan={"up": Colwise()}, verify=False).recording().parallel[0]
-    assert (unproved.verdicts, unproved.unverified) == ((), "it was not asked for (verify=False)")
+    assert (unproved.verdicts, unproved.unverified) == (
+        (),
+        ("verification was turned off (verify=False)"),
+    )
 
 
 def test_a_program_says_what_it_is_in_a_line(trained: ParallelProgram) -> None:

@@ -122,7 +122,7 @@ def test_only_gradients_that_autograd_asks_for_are_heard() -> None:
     backward = [one for one in program.collectives if one.phase is Phase.BACKWARD]
     # What `up` takes, and not `blank`, nor `aside`, of which only another output knows.
     assert [one.cause for one in backward] == [
-        "gradient of aten.mul's result, which up uses in pieces"
+        "gradient of aten.mul's result, which up uses sharded"
     ]
 
 

@@ -233,15 +233,15 @@ def test_what_the_step_raises_is_raised_and_the_world_is_left() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: assert_comm(step, model=build, mesh=TP), "given nothing to hold the step to"),
+        (lambda: assert_comm(step, model=build, mesh=TP), "given no limit"),
         (lambda: assert_comm(step, model=build, all_reduce=1), "no world for the step to run in"),
         (lambda: assert_comm(step, model=build, mesh=TP, all_reduc=1), "Did you mean 'all_reduce'"),
         (lambda: assert_comm(step, mesh=TP, per_module={"a": {"al_reduce": 1}}), "Did you mean"),
         (lambda: assert_comm(step, mesh=TP, per_module={"a": 3}), "Make it a table"),
         (lambda: assert_comm(step, mesh=TP, all_reduce=1, phase="foward"), "'forward'"),
         (lambda: assert_comm(step, mesh=TP, max_bytes="64 elephants"), "64 elephants"),
-        (lambda: assert_comm(MLP(), mesh=TP, all_reduce=1), "got MLP where it wants a step"),
-        (lambda: assert_comm(3, mesh=TP, all_reduce=1), "got int where it wants a step"),
+        (lambda: assert_comm(MLP(), mesh=TP, all_reduce=1), "got MLP instead of a step"),
+        (lambda: assert_comm(3, mesh=TP, all_reduce=1), "got int instead of a step"),
         (lambda: assert_comm(step, model=lambda mesh: 3, mesh=TP, all_reduce=1), "returned int"),
         (lambda: assert_memory(step, max_peak="much"), "max_peak is 'much'"),
         (lambda: assert_memory(step, max_peak=1, mesh=TP), "needs the model"),

@@ -110,7 +110,7 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
         raise RuntimeError("no trace today")
 
     monkeypatch.setattr(Trace, "__enter__", fail)
-    with pytest.warns(UserWarning, match="step 2 is not recorded, and training goes on: no trace"):
+    with pytest.warns(UserWarning, match="step 2 is not recorded; training continues: no trace"):
         trainer = lab.fit(lab.Learner(), ShardscopeCallback(2, output=tmp_path / "new.json"))
     assert trainer.global_step == 4
 
@@ -192,5 +192,5 @@ def test_a_callback_may_be_sent_to_another_process(lab: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", [0, -1, 2.0, True, None])
 def test_what_is_no_step_is_refused_before_training(lab: Any, step: Any) -> None:
-    with pytest.raises(TraceError, match=r"got step=.*, which is no step: .* count from 1"):
+    with pytest.raises(TraceError, match=r"got step=.*, which is not a step: .* counted from 1"):
         ShardscopeCallback(step)

@@ -88,7 +88,7 @@ def test_a_process_that_is_forked_during_the_step_writes_nothing(
         recorder.close()
     assert list(tmp_path.iterdir()) == []
     recorder.close()
-    assert "training ended before step 1 did" in load(tmp_path / "run.json").gaps[0].fact
+    assert "training ended during step 1" in load(tmp_path / "run.json").gaps[0].fact
 
 
 def test_giving_up_lets_go_even_of_a_trace_that_cannot_end(
@@ -104,7 +104,7 @@ def test_giving_up_lets_go_even_of_a_trace_that_cannot_end(
 
     monkeypatch.setattr(Trace, "__exit__", fail)
     with (
-        pytest.warns(UserWarning, match="step 1 is not recorded, and training goes on: OSError"),
+        pytest.warns(UserWarning, match="step 1 is not recorded; training continues: OSError"),
         pytest.raises(RuntimeError, match="cannot end"),
     ):
         recorder.give_up(OSError())

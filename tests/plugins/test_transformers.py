@@ -157,7 +157,7 @@ def test_an_error_that_nobody_hears_of_is_noticed_when_the_callback_is_used_agai
     gc.collect()
     assert not is_watched()
     for name in "ab":
-        assert "training ended before step 2 did" in load(tmp_path / f"{name}.json").gaps[-1].fact
+        assert "training ended during step 2" in load(tmp_path / f"{name}.json").gaps[-1].fact
 
 
 def test_our_own_failures_are_warnings_and_training_goes_on(
@@ -171,7 +171,7 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
         raise RuntimeError("no trace today")
 
     monkeypatch.setattr(Trace, "__enter__", fail)
-    with pytest.warns(UserWarning, match="step 2 is not recorded, and training goes on: no trace"):
+    with pytest.warns(UserWarning, match="step 2 is not recorded; training continues: no trace"):
         trainer = train(lab.make_regression(), ShardscopeCallback(2, output=tmp_path / "run.json"))
     assert trainer.state.global_step == 4
     assert "training_step" not in vars(trainer)

@@ -443,7 +443,7 @@ def _write_schema_1(path, recording):
     """A file as versions before schema 2 wrote them."""
     plain = msgspec.json.decode(encode(recording))
     plain["schema"] = 1
-    del plain["run"]["num_forwards"]
+    del plain["run"]["num_forwards"], plain["run"]["device_type"]
     path.write_bytes(msgspec.json.encode(plain))
     return load(path)
 

@@ -207,7 +207,13 @@ def make_second() -> Recording:
     axes = first.run.axes
     return replace(
         first,
-        run=replace(first.run, is_simulated=False, instruments=("trace", "audit"), num_forwards=2),
+        run=replace(
+            first.run,
+            is_simulated=False,
+            instruments=("trace", "audit"),
+            num_forwards=2,
+            device_type="cuda",
+        ),
         modules=(root, replace(layer, parameters=(*layer.parameters, sized), marks=marks)),
         collectives=calls,
         coverage=(Coverage(rank=0, level=Level.EXPORTED, axes=axes, has_plan=True, ops=ops),),

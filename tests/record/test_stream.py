@@ -314,7 +314,7 @@ def test_stream_that_was_closed_and_lost_ends_without_an_error(tmp_path, is_ther
         path.write_text("mine")
     writer.write(make_collective())
     writer.close()
-    reason = "another file has its name now" if is_there else "No such file or directory"
+    reason = "another file now has its name" if is_there else "No such file or directory"
     assert writer.failure == f"stream '{path}' stops after 1 records: {reason}"
     assert not is_there or path.read_text() == "mine"
 

@@ -82,7 +82,7 @@ def test_everything_that_was_found_has_a_line() -> None:
 
 @pytest.mark.parametrize("condition", Condition)
 def test_every_condition_has_words(condition: Condition) -> None:
-    words = {Condition.NAN: "NaN or infinity", Condition.RNG: "other random numbers"}
+    words = {Condition.NAN: "NaN or infinity", Condition.RNG: "different random numbers"}
     expected = words.get(condition, condition.replace("_", " "))
     assert f"verdict {expected}: output 0 is off" in shown(diagnosis(condition))
 

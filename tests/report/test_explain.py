@@ -67,7 +67,7 @@ def test_ranks_that_explain_the_same_share_a_section() -> None:
     (told, _) = samples.make_explained().explanations
     both = (told, replace(told, rank=3, stages=()))
     text = render_text(samples.make_recording(explanations=both))
-    assert text.count("What torch.compile makes of") == 1
+    assert text.count("torch.compile summary") == 1
     assert "rank 0-3/3" in text
 
 

@@ -63,10 +63,23 @@ def test_each_layout_lacks_one_column_more():
                 "name                   size",
                 "alpha…amma.delta   12.3 MiB",
                 "alpha…amma.omega  1,234,567",
+                "hidden at 27 columns: share",
+                "(widen the terminal or set",
+                "COLUMNS)",
             ],
         ),
-        (20, ["name", "alpha.b….gamma.delta", "alpha.b….gamma.omega"]),
-        (8, ["name", "alp…elta", "alp…mega"]),
+        (
+            20,
+            [
+                "name",
+                "alpha.b….gamma.delta",
+                "alpha.b….gamma.omega",
+                "hidden at 20",
+                "columns: size, share",
+                "(widen the terminal",
+                "or set COLUMNS)",
+            ],
+        ),
     ],
 )
 def test_columns_go_before_names_are_too_short_to_read(width, lines):

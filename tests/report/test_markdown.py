@@ -179,7 +179,7 @@ def test_changes_are_a_table_of_totals_and_one_for_each_area():
     (row,) = [line for line in text.splitlines() if "`all_reduce[tp] in forward`" in line]
     assert row.startswith("| 🔴&nbsp;added | `layers.{0…3}.attention.wo` ×4 | ")
     assert row.endswith(" | – | 1 |")
-    assert "Inputs changed alike (1 row)." in text
+    assert "Inputs changed in the same way (1 row)." in text
 
 
 def test_no_change_and_notes_are_said():
@@ -208,7 +208,7 @@ def test_a_large_comparison_stays_within_the_limit_and_counts_what_is_left_out()
     text = render_markdown(after, against=before)
     assert 40_000 < len(text.encode()) <= 60_000
     assert "… 460 more" in text  # findings, of which 40 have room
-    assert text.splitlines()[-1].endswith("left out: there is no room for more.*")
+    assert text.splitlines()[-1].endswith("left out for lack of space.*")
     assert Page(text).tags <= _OURS
     alone = render_changes_markdown(compare(before, after))
     assert len(alone.encode()) <= 60_000

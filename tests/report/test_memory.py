@@ -139,7 +139,7 @@ def test_the_course_and_its_mark_fit_the_terminal(width: int, peak: int) -> None
 def test_kinds_for_which_there_is_no_room_are_named() -> None:
     uses = tuple(use(kind, "layers.0.up", GIB) for kind in MemoryKind)
     narrow = render_text(recorded(replace(PROFILE, at_peak=uses)), width=60)
-    assert "hidden at this width: " in narrow
-    assert "(widen the terminal)" in narrow
+    assert "hidden at 60 columns: " in narrow
+    assert "(widen the terminal or set COLUMNS)" in " ".join(narrow.split())
     wide = render_text(recorded(replace(PROFILE, at_peak=uses)), width=200)
-    assert "hidden at this width" not in wide
+    assert "hidden at" not in wide

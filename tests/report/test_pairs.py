@@ -82,6 +82,6 @@ def test_calls_of_which_nobody_knows_the_receiver_are_counted():
     lost = (_in_group(0, CollectiveKind.SEND), _in_group(3, CollectiveKind.ALL_REDUCE))
     assert sum_pairs(_with_group(*lost)) == ({}, 2)
     (title,) = render_matrix(_with_group(*lost))
-    assert "2 calls left out: nobody knows to whom they went" in title.plain
+    assert "2 calls left out: their destination was not recorded" in title.plain
     title, _ = render_matrix(_with_group(*lost, _in_group(0, CollectiveKind.BROADCAST)))
     assert "what 1 recorded rank sent (ring estimate); 2 calls left out" in title.plain

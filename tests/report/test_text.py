@@ -269,7 +269,7 @@ def test_phases_come_in_the_order_they_happen(llama):
 def test_equal_ranks_are_shown_as_one():
     text = render_text(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))
     assert "all 8 ranks" in text
-    assert "all ranks alike" in " ".join(text.split())
+    assert "all ranks identical" in " ".join(text.split())
     assert "≤" not in text
 
 

@@ -266,7 +266,7 @@ def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
     recording = make_holdings()
     kept = keep_modules(recording, "layers.8.*")
     text = show(kept, "coverage", "compiler", whole=recording, width=200)
-    assert "belongs to the modules that match" in text
+    assert "belongs to matching modules" in text
     assert "shardscope coverage" not in text
     assert "shardscope explain" in text
 

@@ -61,7 +61,7 @@ def test_a_large_parameter_that_only_one_axis_leaves_whole() -> None:
         fully_shard(model, mesh=world.mesh["dp"])
         finding = one(audit(model), "replicated")
     assert finding.subject == "1.weight"
-    assert "32.0 MiB are the same on 4 ranks of tp, which cuts other" in finding.fact
+    assert "32.0 MiB are the same on 4 ranks of tp, which shards other" in finding.fact
     assert "would hold 8.0 MiB instead of 32.0 MiB" in finding.remedy
 
 
@@ -216,10 +216,10 @@ def compile_in_place_around_fsdp(world: World) -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "facts"),
     [
-        (checkpoint_around_fsdp, ["checkpointing was put around FSDP"]),
-        (checkpoint_around_compile, ["checkpointing was put around torch.compile"]),
-        (compile_around_fsdp, ["torch.compile was put around an FSDP module"]),
-        (compile_in_place_around_fsdp, ["torch.compile was put around an FSDP module"]),
+        (checkpoint_around_fsdp, ["checkpointing wraps FSDP"]),
+        (checkpoint_around_compile, ["checkpointing wraps torch.compile"]),
+        (compile_around_fsdp, ["torch.compile wraps an FSDP module"]),
+        (compile_in_place_around_fsdp, ["torch.compile wraps an FSDP module"]),
         (right_order, []),
     ],
 )
@@ -360,5 +360,5 @@ def test_a_step_that_fails_is_a_gap_and_the_rest_is_there() -> None:
         recording = audit(stack(world), step=step)
     (gap,) = recording.gaps
     assert gap.place == "step"
-    assert gap.fact.endswith("is not known (ValueError: no data)")
+    assert gap.fact.endswith("later ops were not checked (ValueError: no data)")
     assert recording.modules

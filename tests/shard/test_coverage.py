@@ -230,7 +230,7 @@ def test_a_model_that_looks_at_values_runs_on_those_it_has() -> None:
 def test_a_model_on_meta_that_looks_at_values_is_refused_in_a_sentence() -> None:
     with torch.device("meta"):
         model, x = Choosing(), torch.ones(2, 4)
-    with pytest.raises(CoverageError, match="the model looks at values, which its tensors do not"):
+    with pytest.raises(CoverageError, match="the model reads values of tensors without data"):
         coverage(model, x)
 
 
@@ -293,7 +293,7 @@ def test_each_distinct_call_is_dispatched_once_however_many_layers_there_are(
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: coverage(torch.ones(2)), "got Tensor where it wants a module"),
+        (lambda: coverage(torch.ones(2)), "got Tensor instead of a module"),
         (lambda: coverage(nn.LazyLinear(4), batch()), "parameters that have no shape yet"),
         (
             lambda: coverage(MLP(), batch(), levels=["fx"]),
@@ -305,7 +305,7 @@ def test_each_distinct_call_is_dispatched_once_however_many_layers_there_are(
         ),
         (
             lambda: coverage(MLP(), batch(), plan={"up.wait": Shard(0)}),
-            "no parameter of the model is call",
+            "but the model has no such parameter",
         ),
         (lambda: coverage(MLP(), batch(), plan={"up.*": []}), "the mesh has 1 axis"),
     ],
@@ -326,8 +326,8 @@ def test_a_real_process_group_is_refused() -> None:
     ("plan", "sentence"),
     [
         ({"up.weight": Shard(5)}, r"gives 'up.weight' Shard\(dim=5\), but up.weight has 2 dims"),
-        ({"up.weight": None}, "gives 'up.weight' a NoneType, which is no placement"),
-        ({"up": "colwise"}, "gives 'up' a str, which is no placement"),
+        ({"up.weight": None}, "gives 'up.weight' a NoneType, which is not a placement"),
+        ({"up": "colwise"}, "gives 'up' a str, which is not a placement"),
         ({"up.weight": [Shard(0), Shard(1)]}, "2 placements, but the mesh has 1 axis"),
         (42, "got int for a plan"),
     ],

@@ -54,7 +54,7 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
         assert ops(recording)[name].verdict is Verdict.MISSING  # no rule is looked for yet
         return
     assert ops(recording)[name].verdict is Verdict.REPLICATED  # it does run with every input whole
-    assert "14 of its shardings were not tried" in facts(recording, name)
+    assert "14 of its shardings were not tested" in facts(recording, name)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_op_that_looks_at_values_has_dtensors_decision_and_a_gap(op: str, cal
     recording = cover(call, torch.ones(4, 8))
     fine = (Verdict.LOCAL, Verdict.SHARDED, Verdict.DECOMPOSED)
     assert ops(recording)[op].verdict in fine
-    assert "it looks at values, and was tried without any" in facts(recording, op)
+    assert "it reads values, and was tested without data" in facts(recording, op)
 
 
 def test_an_op_for_whose_result_dtensor_itself_finds_no_shape_is_missing() -> None:
@@ -141,7 +141,11 @@ def test_nested_tensors_are_refused_in_a_sentence(layout: torch.layout) -> None:
     def nest(x: Tensor) -> Tensor:
         return torch.nested.nested_tensor([x[:2], x[2:]], layout=layout).sin()
 
-    with pytest.raises(CoverageError, match="the model uses nested tensors, which are no DTensors"):
+    with pytest.raises(
+        CoverageError, match="the model uses nested tensors, which are not DTensors"
+    ):
         cover(nest, torch.ones(8, 4))
-    with pytest.raises(CoverageError, match="the model uses nested tensors, which are no DTensors"):
+    with pytest.raises(
+        CoverageError, match="the model uses nested tensors, which are not DTensors"
+    ):
         cover(torch.sin, jagged(torch.ones(2, 4), torch.ones(3, 4)))

@@ -144,7 +144,7 @@ def test_a_mean_over_uneven_shards_is_found_to_be_wrong_however_small_the_error(
 def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:
     found = cover(lambda x: x.sum(dim=[]), torch.ones(4, 8))["sum.dim_IntList"]
     assert found.verdict is Verdict.WRONG
-    assert "0 dims and is said to be" in found.detail
+    assert "0 dims but its spec is" in found.detail
 
 
 def test_batch_statistics_that_are_written_to_a_copy_are_found_to_be_wrong() -> None:

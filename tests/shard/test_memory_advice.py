@@ -52,8 +52,8 @@ def test_a_step_that_does_not_fit_is_an_error_with_figures() -> None:
     told = memory(model, lambda: run(model, 8), device_bytes=CONTEXT_BYTES)
     first = told.recording.findings[0]
     assert (first.rule, first.severity, first.rank) == (OUT_OF_MEMORY, Severity.ERROR, 0)
-    assert "more than the 621.0 MiB there are" in first.fact
-    assert "its peak is in backward" in first.fact
+    assert "more than the 621.0 MiB available" in first.fact
+    assert "the peak is in backward" in first.fact
 
 
 def test_what_only_just_fits_gets_advice_and_no_error() -> None:
@@ -89,7 +89,7 @@ def test_whole_parameters_want_sharding_until_they_are_sharded() -> None:
 
     whole, sharded = tell(False), tell(True)
     (advice,) = find(whole, "mesh axis dp")
-    assert "all 8 ranks along dp have whole take" in advice.fact
+    assert "all 8 ranks along dp replicate take" in advice.fact
     assert 'fully_shard(layer, mesh=mesh["dp"])' in advice.remedy
     assert find(sharded, "mesh axis dp") == []
     assert sharded.profile.peak_bytes < whole.profile.peak_bytes

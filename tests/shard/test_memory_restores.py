@@ -167,7 +167,7 @@ class TestParameters:
         model = chain(1)
         model[0].weight = Marked(torch.randn(DIM, DIM))
         (gap,) = memory(model, backward(model)).recording.gaps
-        assert "class Marked were taken as plain ones" in gap.fact
+        assert "class Marked were treated as plain tensors" in gap.fact
 
     def test_those_captured_before_are_a_gap(self) -> None:
         model = chain(1)
@@ -284,7 +284,7 @@ class TestOneAtATime:
 
         memory(model, step)
         assert len(raised) == 2
-        assert "while another call of it was running" in raised[0]
+        assert "while another call was running" in raised[0]
         assert memory(other, backward(other)).profile.peak_bytes
 
 

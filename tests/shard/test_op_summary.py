@@ -94,5 +94,5 @@ def test_a_model_that_no_single_graph_holds_is_run_instead(
 
     print_op_coverage_summary(Choosing(), (torch.ones(4, requires_grad=True),), {})
     printed = capsys.readouterr().out
-    assert "The model is no single graph" in printed
+    assert "The model is not a single graph" in printed
     assert "aten.relu.default" in printed

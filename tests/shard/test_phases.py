@@ -380,8 +380,8 @@ async def generate_slowly() -> object:
         ),
         (staticmethod(len), "stands above @staticmethod.*Put it below"),
         (classmethod(len), "stands above @classmethod"),
-        (torch.nn.Linear(1, 1), "times functions, and Linear is none.*around what"),
-        (int, "times functions, and int is none"),
+        (torch.nn.Linear(1, 1), "times functions, and Linear is not one.*around the code"),
+        (int, "times functions, and int is not one"),
     ],
 )
 def test_what_cannot_be_timed_by_its_calls_is_refused(function: object, sentence: str) -> None:

@@ -30,7 +30,7 @@ def test_a_plan_that_cuts_a_tied_tensor_in_two_ways() -> None:
     plan = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
     finding = one(audit(Tied(), plan=plan), "tied-weights")
     assert (finding.severity, finding.subject) == (Severity.ERROR, "embed.weight, head.weight")
-    assert "embed.weight: cut along dim 1; head.weight: cut along dim 0" in finding.fact
+    assert "embed.weight: sharded along dim 1; head.weight: sharded along dim 0" in finding.fact
     assert "RowwiseParallel for an embedding" in finding.remedy
 
 
@@ -41,7 +41,7 @@ def test_a_plan_that_cuts_a_tied_tensor_in_one_way() -> None:
 
 def test_a_plan_that_leaves_one_of_two_tied_tensors_out() -> None:
     finding = one(audit(Tied(), plan={"head": ColwiseParallel()}), "tied-weights")
-    assert "embed.weight: as it is; head.weight: cut along dim 0" in finding.fact
+    assert "embed.weight: unchanged; head.weight: sharded along dim 0" in finding.fact
 
 
 def tear(world: World) -> nn.Module:
@@ -58,7 +58,7 @@ def test_ties_that_sharding_tore(shard: Callable[[World], nn.Module], num_torn: 
     with simulate({"tp": 2}) as world:
         torn = found(audit(shard(world), before=audit(Tied())), "tied-weights")
     assert len(torn) == num_torn
-    assert all("have become two: whole and Shard(0)" in finding.fact for finding in torn)
+    assert all("are now two tensors: replicated and Shard(0)" in finding.fact for finding in torn)
 
 
 def test_ties_that_fsdp_tore_into_two_groups() -> None:
@@ -105,7 +105,7 @@ def test_a_rule_that_matches_nothing() -> None:
 
 def test_a_rule_for_a_layer_at_another_depth_says_where_it_is() -> None:
     finding = one(audit(nn.Sequential(Mlp()), plan={"up": ColwiseParallel()}), "plan-unused")
-    assert "There is 0.up." in finding.remedy
+    assert "Did you mean '0.up'?" in finding.remedy
 
 
 def test_rules_that_all_match() -> None:
@@ -137,7 +137,7 @@ def test_a_placement_that_is_not_the_plans() -> None:
         model.weight = nn.Parameter(distribute_tensor(model.weight, world.mesh, [Replicate()]))
         finding = one(audit(model, plan={"weight": Shard(0)}), "plan-not-applied")
         assert found(audit(model, plan={"weight": [Replicate()]}), "plan-not-applied") == []
-    assert "to lay it out by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
+    assert "the plan shards it by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
 
 
 def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:
@@ -146,7 +146,7 @@ def test_a_plan_that_only_fsdp_cut_was_not_applied() -> None:
         fully_shard(model, mesh=world.mesh["dp"])
         missed = found(audit(model, plan=PLAN), "plan-not-applied")
     assert [finding.subject for finding in missed] == ["*.up.weight (×2)", "*.down.weight (×2)"]
-    assert "but it is cut by FSDP alone" in missed[0].fact
+    assert "but it is sharded by FSDP only" in missed[0].fact
 
 
 def test_a_plan_of_which_nothing_was_applied() -> None:
@@ -204,7 +204,7 @@ def test_tensors_of_other_shapes_are_findings_of_their_own() -> None:
 @pytest.mark.parametrize("style", [ColwiseParallel, "colwise", "local_colwise", ColwiseParallel()])
 def test_a_plan_may_name_styles_in_every_way(style: Any) -> None:
     finding = one(audit(Tied(), plan={"head": style}), "tied-weights")
-    assert "head.weight: cut along dim 0" in finding.fact
+    assert "head.weight: sharded along dim 0" in finding.fact
 
 
 @pytest.mark.parametrize(

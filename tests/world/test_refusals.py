@@ -131,7 +131,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "all_gather_into_tensor": (
         lambda: dist.all_gather_into_tensor(empty(31), ones(8)),
         "c10d._allgather_base_",
-        "its output has 31 elements where 4 ranks × 8 of the input make 32",
+        "its output has 31 elements, but 4 ranks × 8 of the input make 32",
     ),
     "all_gather_coalesced list": (
         lambda: dist.all_gather_coalesced(
@@ -150,7 +150,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "coalesced all_gather": (
         coalesced(lambda: dist.all_gather_into_tensor(empty(31), ones(8))),
         "c10d.allgather_into_tensor_coalesced_",
-        "its output has 31 elements where 4 ranks × 8 of the input make 32",
+        "its output has 31 elements, but 4 ranks × 8 of the input make 32",
     ),
     "gather list": (
         lambda: dist.gather(ones(8), empties(8, 3), dst=0),
@@ -165,7 +165,7 @@ GATHERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "functional gather into a given tensor": (
         lambda: functional.all_gather_into_tensor_out(ones(8), NUM_RANKS, name(), out=empty(31)),
         "_c10d_functional.all_gather_into_tensor_out",
-        "its output has 31 elements where 4 ranks × 8 of the input make 32",
+        "its output has 31 elements, but 4 ranks × 8 of the input make 32",
     ),
 }
 
@@ -183,12 +183,12 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "reduce_scatter_tensor": (
         lambda: dist.reduce_scatter_tensor(empty(7), ones(32)),
         "c10d._reduce_scatter_base_",
-        "its input has 32 elements where 4 ranks × 7 of the output make 28",
+        "its input has 32 elements, but 4 ranks × 7 of the output make 28",
     ),
     "coalesced reduce_scatter": (
         coalesced(lambda: dist.reduce_scatter_tensor(empty(8), ones(31))),
         "c10d.reduce_scatter_tensor_coalesced_",
-        "its input has 31 elements where 4 ranks × 8 of the output make 32",
+        "its input has 31 elements, but 4 ranks × 8 of the output make 32",
     ),
     "scatter list": (
         lambda: dist.scatter(empty(8), empties(8, 3), src=0),
@@ -203,21 +203,21 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     "functional reduce_scatter": (
         lambda: functional.reduce_scatter_tensor(ones(7), "sum", NUM_RANKS, name()),
         "_c10d_functional.reduce_scatter_tensor",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "functional coalesced reduce_scatter": (
         lambda: functional.reduce_scatter_tensor_coalesced(
             [ones(8), ones(7)], "sum", NUM_RANKS, name()
         ),
         "_c10d_functional.reduce_scatter_tensor_coalesced",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "functional reduce_scatter into a given tensor": (
         lambda: functional.reduce_scatter_tensor_out(
             ones(8), "sum", NUM_RANKS, name(), out=empty(3)
         ),
         "_c10d_functional.reduce_scatter_tensor_out",
-        "its input has 8 elements where 4 ranks × 3 of the output make 12",
+        "its input has 8 elements, but 4 ranks × 3 of the output make 12",
     ),
 }
 
@@ -240,7 +240,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
     "all_to_all_single without splits": (
         lambda: dist.all_to_all_single(empty(7), ones(7)),
         "c10d.alltoall_base_",
-        "dim 0 of its input has size 7, which 4 ranks cannot share evenly",
+        "dim 0 of its input has size 7, which 4 ranks cannot divide evenly",
     ),
     "all_to_all_single of two sizes": (
         lambda: dist.all_to_all_single(empty(4), ones(8)),

@@ -366,7 +366,7 @@ def test_materialize_after_the_world_has_ended_is_refused() -> None:
 
 @pytest.mark.parametrize("model", [None, "model", [nn.Linear(1, 1)], nn.Linear])
 def test_materialize_wants_a_module(model: Any) -> None:
-    with simulate({"dp": 4}) as world, pytest.raises(WorldError, match="is no module"):
+    with simulate({"dp": 4}) as world, pytest.raises(WorldError, match="is not a module"):
         world.materialize(model)
 
 

@@ -1,7 +1,8 @@
-"""The command line: one file per verb; each is imported only when it is called."""
+"""The command line: one file per command; each is imported only when it is called."""
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any, final
@@ -10,37 +11,45 @@ import click
 
 from shardscope._torch.logs import failed_ops_unlogged
 from shardscope.cli.launch import is_first
-from shardscope.cli.stdout import explain_stdout, silence_stdout
+from shardscope.cli.streams import explain_stdout, hold_torch_lines, silence_stdout
+from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
 from shardscope.report.names import make_inert
 from shardscope.version import __version__
 
 __all__ = ["main"]
 
+_FAILED = 2  # exit code
+_EXAMPLES = (
+    "shardscope demo",
+    "shardscope trace train.py --mesh dp=8,tp=4",
+    "shardscope show train.shardscope.json.gz --by cause",
+    "shardscope trace --help",
+)
 _VERBS = {
-    "demo": "Simulate a training step of an 8B model on 1,024 ranks, here and now.",
-    "trace": "Record a training step of your own program.",
-    "audit": "Show what each rank holds of your model, and what is wrong with its sharding.",
+    "demo": "Simulate a training step of an 8B model on 1,024 ranks.",
+    "trace": "Record the collectives of a training step of your program.",
+    "audit": "Show how your model is sharded, and what is wrong with its sharding.",
     "visualize": "Show which rank holds which slice of a parameter.",
-    "memory": "Tell what a step needs of a GPU's memory, and whether it fits.",
-    "coverage": "Find which ops of a model shard, and what blocks sharding first.",
-    "parallelize": "Cut a model for a mesh as a plan says, and prove that it is still the same.",
-    "parity": "Compare a parallel model with the single device: outputs, gradients, buffers.",
-    "explain": "Tell how many graphs torch.compile makes of a model, and what breaks them.",
-    "diagnose": "Find out whether a compiled model is right, and what is to blame if it is not.",
+    "memory": "Estimate the peak GPU memory of a step, and whether it fits.",
+    "coverage": "Find which ops of a model can run sharded, and what blocks the others.",
+    "parallelize": "Partition a model for a mesh according to a plan, and verify the result.",
+    "parity": "Compare a parallel model with a single device: outputs, gradients, buffers.",
+    "explain": "Count the graphs that torch.compile captures, and say what breaks them.",
+    "diagnose": "Compare a compiled model with eager, and locate the op that differs.",
     "show": "Print a recording.",
-    "report": "Draw a recording as an HTML page that opens offline.",
-    "tui": "Walk through a recording in the terminal.",
-    "diff": "Tell what changed from one recording to another; fail on what must not.",
-    "contract": "Hold a program to limits on collectives, memory, graph breaks and more, in CI.",
-    "merge": "Join the recordings of a run's ranks, and check that they agree.",
-    "export": "Turn a recording into a trace, TensorBoard scalars, a table, JSON or Markdown.",
+    "report": "Save a recording as an HTML page that opens offline.",
+    "tui": "Browse a recording in the terminal.",
+    "diff": "Show what changed between two recordings; fail on regressions in CI.",
+    "contract": "Check a program against limits on collectives, memory and more in CI.",
+    "merge": "Merge the recordings of a run's ranks, and compare the ranks.",
+    "export": "Convert a recording to Perfetto, Chakra, TensorBoard, CSV, JSON or Markdown.",
 }
 
 
 @final
 class _Verbs(click.Group):
-    """Knows its verbs by name, so that `--help` and `show` need not wait for torch."""
+    """Knows its commands by name, so that `--help` and `show` do not wait for torch."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -48,46 +57,81 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        # Most verbs import torch, which may take longer than people wait in silence.
+        # Most commands import torch, which may take seconds.
         show_progress = import_module("shardscope.cli.console").show_progress
         with show_progress(f"starting {cmd_name}", is_shown=is_first()):
             command = import_module(f"shardscope.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names, or suggest one."""
+        check_command(self, ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print examples, what is saved under which name, and the exit codes."""
+        write_examples(formatter, _EXAMPLES)
+        with formatter.section("Files"):
+            formatter.write_text(import_module("shardscope.cli.destination").FILES_HELP)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, text in EXIT_CODES.items()])
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb; whatever goes wrong ends in one line and an exit code."""
+        """Run a command; every error ends in one line and an exit code."""
+        if ctx.params.get("debug"):
+            return self._invoke(ctx)
+        # For torch's C++ code, which writes to standard error itself; read when torch is imported.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        with hold_torch_lines() as lines:
+            try:
+                return self._invoke(ctx)
+            except click.exceptions.Exit as end:
+                if end.exit_code == _FAILED:
+                    lines.discard()
+                raise
+            except click.ClickException:
+                lines.discard()
+                raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            vars(error).update(message=make_inert(error.message))  # it may repeat an argument
+            vars(error).update(message=make_inert(error.message))  # it may quote an argument
             raise
         except click.exceptions.Exit:
             raise
         except (KeyboardInterrupt, click.Abort):
-            _end(ctx, "interrupted", 2)
+            _end(ctx, "interrupted", _FAILED)
         except ShardscopeError as error:
             _end(ctx, str(error), error.exit_code, getattr(error, "example", ""))
         except Exception as error:  # noqa: BLE001 - the last resort of a command line
-            fact = f"something unforeseen happened ({type(error).__name__}: {error})"
-            _end(ctx, f"{fact}. Run `shardscope --debug …` again and report what it prints.", 2)
+            fact = f"unexpected error ({type(error).__name__}: {error})"
+            _end(
+                ctx,
+                f"{fact}. Run again with `shardscope --debug …` and report its output.",
+                _FAILED,
+            )
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """The same for `--help` and `--version`, which click prints by itself."""
+        """Handle a stdout that cannot be written also for `--help`, which click prints itself."""
         try:
             return super().main(*args, **kwargs)
         except OSError as error:
             silence_stdout()
             click.echo(f"shardscope: {explain_stdout(error.strerror or str(error))}", err=True)
-            sys.exit(2)
+            sys.exit(_FAILED)
 
 
 def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -> None:
-    """`example` is our own text, on lines of its own; a sentence may hold a stranger's."""
+    """Print an error and exit; `example` is our own text, the sentence may quote anybody's."""
     error = sys.exc_info()[1]
     if ctx.params.get("debug") and error is not None:
         import_module("shardscope.cli.console").print_traceback(error)
@@ -100,10 +144,9 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
 @click.group(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 fine, 1 a finding, 2 usage or input.",
 )
 @click.version_option(__version__, prog_name="shardscope", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Print the traceback of an error.")
 def main(debug: bool) -> None:
     """See what a PyTorch model does when it is compiled and sharded."""
     if not debug:

@@ -9,7 +9,6 @@ import click
 from shardscope.cli.building import Built, build_model, choose_device, explain_failure
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.finish import finish
 from shardscope.cli.launch import is_first
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
@@ -24,6 +23,7 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.report.names import make_inert
@@ -35,13 +35,21 @@ __all__ = ["command"]
 __frames__ = "outermost"  # whoever called us did not write the program
 
 
-@click.command("audit")
+@click.command(
+    "audit",
+    cls=Verb,
+    examples=[
+        "shardscope audit train.py --mesh dp=8,tp=4",
+        "shardscope audit train.py --mesh tp=8 --no-step --no-fold",
+    ],
+    fails_if=FINDINGS_FAIL,
+)
 @click.argument("target", metavar="TARGET")
 @mesh_option
 @rank_option
 @data_option
 @device_option
-@click.option("--no-step", is_flag=True, help="Look at the model only; do not run a step.")
+@click.option("--no-step", is_flag=True, help="Inspect the model without running a step.")
 @no_fold_option
 @output_option
 @force_option
@@ -60,19 +68,18 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Print what each rank holds of TARGET's model, and what is wrong with how it is sharded.
+    """Show how TARGET's model is sharded, and what is wrong with its sharding.
 
-    TARGET is as for trace; it may also define plan, the dict that it gives to parallelize_module.
-    A step is run to find plain tensors that meet DTensors. Exits with 1 if there is a warning or
-    an error among the findings, with 2 if the step failed.
+    TARGET is as for trace; it may also define plan, the dict that it passes to parallelize_module.
+    A step is run to find ops that mix plain tensors with DTensors.
     """
     axes = choose_axes(target, mesh, verb="audit")
-    destination = Destination(target, output, rank=rank, force=force)
+    destination = Destination(name_target(target), output, rank=rank, force=force)
     found, failure = _audit(
         target, axes, rank=rank, has_data=data, device=device, has_step=not no_step
     )
     recording = name_command(found)
-    finish(recording, destination, render_summary(recording, is_folded=not no_fold))
+    destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     if failure is not None:
         click.echo(f"shardscope: {make_inert(failure)}", err=True)
     ctx.exit(exit_code(recording, is_strict=strict) if failure is None else 2)
@@ -105,7 +112,7 @@ def _audit(
             inspect=lambda model: before.append(audit(model)),
         ) as built:
             step = _make_step(built, failures) if has_step else None
-            report("looking at the model")
+            report("inspecting the model")
             recording = audit(built.model, plan=program.plan, before=before[0], step=step)
     return recording, failures[0] if failures else None
 

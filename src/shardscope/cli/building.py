@@ -92,7 +92,7 @@ def choose_device(device: str | None, *, has_data: bool) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise TargetError(
             "--data computes with real numbers, and this machine has no GPU for --device cuda. "
-            "Leave one of the two out."
+            "Remove one of the two options."
         )
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -143,7 +143,7 @@ def _real_model(
     axes = axes or {"dp": num_launched()}
     _check_fits(axes)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    report("meeting the other processes")
+    report("connecting to the other processes")
     _join_group(device)
     try:
         mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
@@ -176,7 +176,7 @@ def _join_group(device: str) -> None:
         dist.init_process_group("nccl" if device == "cuda" else "gloo")
     except (RuntimeError, ValueError, OSError) as error:
         raise TargetError(
-            f"The processes did not find each other: {describe_failure(error)}. Check the "
+            f"The processes could not connect: {describe_failure(error)}. Check the "
             "launcher, and MASTER_ADDR and MASTER_PORT."
         ) from error
 

@@ -1,10 +1,11 @@
-"""Chakra traces as files: one for each rank, and one that says which ranks each group has."""
+"""Chakra traces as files: one for each rank, and one with the ranks of each group."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from shardscope.cli.console import print_line, show_progress
+from shardscope.cli.console import show_progress
+from shardscope.cli.destination import print_saved
 from shardscope.comm.rank_stream import name_for_rank
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, write_file
@@ -18,7 +19,7 @@ def check_chakra(target: str) -> None:
     """Raise OutputError for a name that cannot be several files'."""
     if target == "-":
         raise OutputError(
-            "Chakra traces are several files, which standard output cannot be. "
+            "Chakra traces are several files and cannot go to standard output. "
             "Name them with -o, as in -o run.{rank}.et."
         )
 
@@ -38,7 +39,8 @@ def write_chakra(recording: Recording, target: str, *, force: bool) -> None:
         for rank, trace in render_chakra(recording):
             write_file(trace, name_for_rank(target, rank), force=force)
         write_file(render_chakra_groups(recording), groups, force=force)
-    print_line(f"wrote {target} ({plural(len(ranks), 'rank')}) and {groups}")
+    print_saved(target, plural(len(ranks), "rank"))
+    print_saved(groups)
 
 
 def _name_groups(target: str) -> Path:

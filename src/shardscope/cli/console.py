@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segments
 
-from shardscope.cli.stdout import silence_stdout, writing_out
+from shardscope.cli.streams import silence_stdout, writing_out
 from shardscope.record import Recording, Severity
 from shardscope.report.guarded import GuardedFile
 from shardscope.report.names import make_inert

@@ -15,8 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
+from shardscope.cli.destination import print_saved
 from shardscope.cli.options import force_option
 from shardscope.cli.recordings import load_recordings
+from shardscope.cli.triggers import parse_share
+from shardscope.cli.verb import Verb, VerbGroup
 from shardscope.contract import (
     Breach,
     Contract,
@@ -31,7 +34,6 @@ from shardscope.contract import (
 from shardscope.contract.annotations import render_annotations
 from shardscope.contract.recording import Grain
 from shardscope.contract.telling import list_rows, summarize
-from shardscope.errors import ContractError
 from shardscope.record import check_output, make_inert
 from shardscope.record.encoding import encode_json
 from shardscope.report.layout import plural
@@ -43,18 +45,39 @@ _DEFAULT = "shardscope.toml"
 _STYLES = {"expected": "green", "actual": "bold red", "line": "dim", "remedy": "green"}
 
 
-@click.group("contract")
+@click.group(
+    "contract",
+    cls=VerbGroup,
+    examples=[
+        "shardscope contract record step.json.gz memory.json.gz",
+        "shardscope contract check step.json.gz memory.json.gz",
+    ],
+)
 def command() -> None:
-    """Hold a program to limits on what it says and holds, kept in a file such as shardscope.toml.
+    """Check a program against limits on collectives, memory, graph breaks and findings.
 
-    record writes today's numbers as the limits; check fails when they do not hold any more.
+    The limits are in a file such as shardscope.toml. record writes the current figures as limits;
+    check fails when a limit is exceeded.
     """
 
 
-@command.command("check")
+@command.command(
+    "check",
+    cls=Verb,
+    examples=[
+        "shardscope contract check step.json.gz",
+        "shardscope contract check step.json.gz --contract limits.toml --format github",
+    ],
+    fails_if="A limit is exceeded, or no RECORDING has the figure that it limits.",
+)
 @click.argument("files", nargs=-1, required=True, metavar="RECORDING...")
 @click.option(
-    "--contract", "path", metavar="FILE", default=_DEFAULT, show_default=True, help="The contract."
+    "--contract",
+    "path",
+    metavar="FILE",
+    default=_DEFAULT,
+    show_default=True,
+    help="File with the limits.",
 )
 @click.option(
     "--format",
@@ -62,14 +85,14 @@ def command() -> None:
     type=click.Choice(["text", "github", "json"]),
     default="text",
     show_default=True,
-    help="For people, for GitHub's annotations, or for programs.",
+    help="Output format; github prints annotations for GitHub Actions.",
 )
 @click.pass_context
 def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: str) -> None:
     """Check RECORDINGs of a program against its contract.
 
-    Each limit is held against the recordings that looked at it (trace, memory, explain, …); one
-    that none looked at does not hold. Exits with 1 if a limit does not hold.
+    Each limit is compared with the recordings that have its figure (of trace, memory, explain, …);
+    a limit whose figure was not recorded counts as exceeded.
     """
     file = open_contract(path)
     with show_progress("checking") as report:
@@ -124,27 +147,45 @@ def _render(breach: Breach, file: ContractFile) -> RenderableType:
     return Group(head, Padding(table, (0, 0, 0, 2)))
 
 
-@command.command("record")
+@command.command(
+    "record",
+    cls=Verb,
+    examples=[
+        "shardscope contract record step.json.gz",
+        "shardscope contract record step.json.gz memory.json.gz --by axis --slack 5%",
+    ],
+)
 @click.argument("files", nargs=-1, required=True, metavar="RECORDING...")
 @click.option(
-    "-o", "--output", metavar="OUT", default=_DEFAULT, show_default=True, help="File to write."
+    "-o",
+    "--output",
+    metavar="OUT",
+    default=_DEFAULT,
+    show_default=True,
+    help="File for the contract (.toml).",
 )
 @click.option(
     "--by",
     type=click.Choice(get_args(Grain)),
     default="module",
     show_default=True,
-    help="How fine limits on collectives are.",
+    help="Granularity of the limits on collectives.",
 )
-@click.option("--slack", metavar="SHARE", default="0%", help="More bytes than today, such as 5%.")
+@click.option(
+    "--slack",
+    metavar="SHARE",
+    default="0%",
+    show_default=True,
+    help="Allow this percentage or fraction more bytes than recorded, such as 5%.",
+)
 @force_option
 def record_command(files: tuple[str, ...], output: str, by: Grain, slack: str, force: bool) -> None:
-    """Write what RECORDINGs of a program show today as its contract.
+    """Save the figures of RECORDINGs of a program as the limits of its contract.
 
-    Counts are to stay as they are; bytes and memory may be less. With --force a contract that is
-    there keeps its comments, its order and limits of your own, with today's numbers.
+    Counts must stay equal; bytes and memory may shrink. With --force an existing contract is
+    updated: its comments, its order and the limits that you added stay.
     """
-    share = _parse_share(slack)
+    share = parse_share(slack, option="--slack", at_most=1)
     check_output(output, force=force)
     previous = read_contract(output) if os.path.isfile(output) else None
     with show_progress("recording") as report:
@@ -152,24 +193,17 @@ def record_command(files: tuple[str, ...], output: str, by: Grain, slack: str, f
         report("measuring")
         contract = record_contract(*recordings, by=by, slack=share, previous=previous)
     write_contract(contract, output, force=force)
-    print_line(_summarize_record(contract, previous, output))
+    print_saved(Path(output), _summarize_record(contract, previous))
 
 
-def _parse_share(text: str) -> float:
-    try:
-        number = float(text.strip().removesuffix("%"))
-        share = number / 100 if text.strip().endswith("%") else number
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ContractError(f"--slack {text!r:.60} is not understood. Give a share, such as 5%.")
-    return share
-
-
-def _summarize_record(contract: Contract, previous: Contract | None, output: str) -> str:
-    written = f"wrote {plural(len(contract.limits), 'limit')} to {Path(output)}"
+def _summarize_record(contract: Contract, previous: Contract | None) -> str:
+    num_limits = plural(len(contract.limits), "limit")
     if previous is None:
-        return written
-    before, after = ({one.selector for one in some.limits} for some in (previous, contract))
-    num_gone = len(before - after)
-    return f"{written}; {num_gone:,} that fitted nothing gone" if num_gone else written
+        return num_limits
+    before, after = (
+        {limit.selector for limit in version.limits} for version in (previous, contract)
+    )
+    num_removed = len(before - after)
+    return (
+        f"{num_limits}; removed {num_removed:,} that matched nothing" if num_removed else num_limits
+    )

@@ -7,13 +7,19 @@ from collections.abc import Mapping
 import click
 
 from shardscope.cli.building import build_model, theirs
-from shardscope.cli.console import exit_code, print_line, print_out, show_progress
-from shardscope.cli.finish import save_if_asked
+from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.destination import Destination, save_file
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, recording_option, strict_option
+from shardscope.cli.options import (
+    force_option,
+    output_option,
+    small_mesh_option,
+    strict_option,
+)
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
-from shardscope.record import Level, Recording, check_output, write_file
+from shardscope.cli.verb import FINDINGS_FAIL, Verb
+from shardscope.record import Level, Recording, check_output
 from shardscope.report.coverage import render_coverage_csv
 from shardscope.report.text import render_summary
 from shardscope.shard.coverage import cover_step
@@ -23,19 +29,28 @@ __all__ = ["command"]
 __frames__ = "outermost"  # whoever called us did not write the program
 
 
-@click.command("coverage")
+@click.command(
+    "coverage",
+    cls=Verb,
+    examples=[
+        "shardscope coverage train.py --mesh tp=4",
+        "shardscope coverage train.py --level core_aten --csv ops.csv",
+    ],
+    fails_if=FINDINGS_FAIL,
+)
 @click.argument("target", metavar="TARGET")
-@click.option("--mesh", metavar="AXES", default="tp=2", show_default=True, help="Axes of the mesh.")
+@small_mesh_option
 @click.option(
     "--level",
     "levels",
     type=click.Choice([level.value for level in Level]),
     multiple=True,
-    help="How far to take ops apart; may be repeated. [default: all levels, the first in full]",
+    show_default="all levels, the first in full",
+    help="How far to decompose ops; may be repeated.",
 )
-@click.option("--data", is_flag=True, help="Build the model with data, if it looks at values.")
-@recording_option
-@click.option("--csv", "csv_output", metavar="CSV", help="Table of the ops to write.")
+@click.option("--data", is_flag=True, help="Build the model with data, if it reads values.")
+@output_option
+@click.option("--csv", "csv_output", metavar="CSV", help="Also save the table of ops as CSV.")
 @force_option
 @strict_option
 @click.pass_context
@@ -50,22 +65,20 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Find which ops of TARGET's model shard, forwards and backwards.
+    """Find which ops of TARGET's model can run sharded, forward and backward.
 
     TARGET is a file (train.py) or a module (package.train) that defines model() and
-    batch(model). If it defines parallelize(model, mesh), each op is judged at the placements
-    it gives; else with each dim of each input sharded in turn.
+    batch(model). If it defines parallelize(model, mesh), each op is tested at the placements
+    that it has there; otherwise with each dim of each input sharded in turn.
     """
     axes = parse_mesh(mesh)
-    for path in filter(None, (output, csv_output)):
-        check_output(path, force=force)
-    recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data)
-    print_out(render_summary(recording))
-    save_if_asked(recording, output, force=force)
+    destination = Destination(name_target(target), output, force=force)
     if csv_output is not None:
-        write_file([render_coverage_csv(recording)], csv_output, force=force)
-        print_line()
-        print_line(f"table written to {csv_output}")
+        check_output(csv_output, force=force)
+    recording = _cover(target, axes, levels=levels or tuple(Level), has_data=data)
+    destination.finish(recording, render_summary(recording))
+    if csv_output is not None:
+        save_file([render_coverage_csv(recording)], csv_output, force=force)
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
@@ -74,7 +87,7 @@ def _cover(
 ) -> Recording:
     with (
         as_if_started(target),
-        show_progress(f"covering {name_target(target)}") as report,
+        show_progress(f"testing the ops of {name_target(target)}") as report,
     ):
         program = load_program(target)
         with build_model(

@@ -12,22 +12,23 @@ import torch
 from torch import nn
 
 from shardscope.cli.building import Report, build_alone, build_model
-from shardscope.cli.console import exit_code, print_out, show_progress
-from shardscope.cli.finish import save_if_asked
+from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.destination import Destination
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import (
     force_option,
     mesh_option,
+    output_option,
     rank_option,
-    recording_option,
     seed_option,
     strict_option,
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target, split_batch
+from shardscope.cli.verb import Verb
 from shardscope.compile.diagnose.diagnose import diagnose
 from shardscope.errors import TargetError
-from shardscope.record import Recording, check_output
+from shardscope.record import Recording
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -35,23 +36,47 @@ __all__ = ["command"]
 __frames__ = "outermost"  # whoever called us did not write the program
 
 
-@click.command("diagnose")
+@click.command(
+    "diagnose",
+    cls=Verb,
+    examples=[
+        "shardscope diagnose train.py",
+        "shardscope diagnose train.py --backend aot_eager --dynamic --folder repro",
+    ],
+    fails_if="The compiled model fails or computes something else, or, with --strict, there is "
+    "a gap.",
+)
 @click.argument("target", metavar="TARGET")
 @mesh_option
 @rank_option
-@click.option("--backend", default="inductor", show_default=True, help="Of torch.compile.")
-@click.option("--mode", help="Of torch.compile.")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    default="inductor",
+    show_default=True,
+    help="Backend of torch.compile to diagnose.",
+)
+@click.option("--mode", metavar="MODE", help="Mode of torch.compile, such as max-autotune.")
 @click.option(
     "--option",
     "options",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Option of the backend; may be repeated.",
+    help="Option for the backend, such as op=relu; may be repeated.",
 )
-@click.option("--dynamic/--static", default=None, help="Whether sizes are left open.")
-@click.option("--folder", metavar="DIR", help="Where the repro goes. [default: one of its own]")
+@click.option("--dynamic/--static", default=None, help="Compile with symbolic or with fixed sizes.")
 @click.option(
-    "--max-queries", type=click.IntRange(1), default=200, show_default=True, help="Compilations."
+    "--folder",
+    metavar="DIR",
+    show_default="a new folder",
+    help="Folder for repro.py, which reproduces the failure.",
+)
+@click.option(
+    "--max-queries",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Maximum number of compilations.",
 )
 @click.option(
     "--timeout",
@@ -59,10 +84,10 @@ __frames__ = "outermost"  # whoever called us did not write the program
     type=click.FloatRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
-    help="Seconds that one compilation may take.",
+    help="Limit in seconds for one compilation.",
 )
 @seed_option
-@recording_option
+@output_option
 @force_option
 @strict_option
 @click.pass_context
@@ -83,16 +108,15 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Compile TARGET's model and compare it with the model itself; blame a line if it differs.
+    """Compile TARGET's model, compare it with eager, and locate the op that makes them differ.
 
     TARGET is a file (train.py) or a module (package.train) that defines model() and batch(model),
     and optionally loss(output). Gradients are compared too. With --mesh, parallelize(model, mesh)
-    shards the model first, as one rank of a simulated world. Exit code 1 says that something is
-    wrong; then the smallest program that shows it is in DIR/repro.py.
+    shards the model first, as one rank of a simulated world. If the compiled model fails or
+    computes something else, the smallest program that shows it is saved as DIR/repro.py.
     """
     axes = None if mesh is None else parse_mesh(mesh)
-    if output is not None:
-        check_output(output, force=force)
+    destination = Destination(name_target(target), output, rank=rank, force=force)
     recording = _diagnose(
         target,
         axes,
@@ -106,8 +130,7 @@ def command(
         timeout_s=timeout_s,
         seed=seed,
     )
-    print_out(render_summary(recording))
-    save_if_asked(recording, output, force=force)
+    destination.finish(recording, render_summary(recording))
     ctx.exit(exit_code(recording, is_strict=strict))
 
 

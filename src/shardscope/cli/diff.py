@@ -9,9 +9,10 @@ from shardscope.cli.options import no_fold_option
 from shardscope.cli.triggers import (
     find_reasons,
     parse_areas,
-    parse_tolerance,
+    parse_share,
     parse_triggers,
 )
+from shardscope.cli.verb import Verb, suggest
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
@@ -28,23 +29,44 @@ __all__ = ["command"]
 _FORMATS = ("text", "json", "markdown")
 
 
-@click.command("diff")
+@click.command(
+    "diff",
+    cls=Verb,
+    examples=[
+        "shardscope diff before.json.gz after.json.gz",
+        "shardscope diff main.json branch.json --fail-on worse --tolerance 5%",
+        "shardscope diff main.json branch.json --area memory --format markdown",
+    ],
+    fails_if="A change that is shown matches --fail-on.",
+)
 @click.argument("before", metavar="BEFORE")
 @click.argument("after", metavar="AFTER")
-@click.option("--area", "areas", multiple=True, metavar="AREA[,…]", help="Show these alone.")
-@click.option("--module", metavar="PATTERN", help="Show these alone: layers.*.attn.")
+@click.option("--area", "areas", multiple=True, metavar="AREA[,…]", help="Show only these areas.")
 @click.option(
-    "--tolerance", metavar="SHARE", default="0", help="Bytes may change by so much, such as 5%."
+    "--module", metavar="PATTERN", help="Show only modules that match, such as 'layers.*.attn'."
+)
+@click.option(
+    "--tolerance",
+    metavar="SHARE",
+    default="0",
+    show_default=True,
+    help="Ignore changes of bytes up to this percentage or fraction, such as 5% or 0.05.",
 )
 @click.option(
     "--fail-on",
     "fail_on",
     multiple=True,
     metavar="WHAT[,…]",
-    help="Exit with 1 on: any, worse, an AREA, or AREA:worse, AREA:added, AREA:gone, AREA:changed.",
+    help="Exit with 1 on any change, on worse ones, on changes of an AREA, or on AREA:worse, "
+    "AREA:added, AREA:gone or AREA:changed.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(_FORMATS), default="text", show_default=True, help="Look."
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="text",
+    show_default=True,
+    help="Output format.",
 )
 @no_fold_option
 @click.pass_context
@@ -59,14 +81,14 @@ def command(
     form: str,
     no_fold: bool,
 ) -> None:
-    """Tell what changed from the recording BEFORE to the recording AFTER.
+    """Show what changed from the recording BEFORE to the recording AFTER.
 
     AREA is findings, collectives, bytes, causes, memory, graph-breaks, placements, coverage,
-    parity, parallel, diagnoses, gaps or run. Exits with 0 unless --fail-on says otherwise; it
-    heeds what is shown.
+    parity, parallel, diagnoses, gaps or run. Exits with 0 unless --fail-on matches; changes that
+    --area, --module or --tolerance hides are ignored.
     """
     triggers, kept = parse_triggers(fail_on), parse_areas(areas)
-    share = parse_tolerance(tolerance)
+    share = parse_share(tolerance, option="--tolerance")
     with show_progress("comparing") as report:
         both = []
         for file in (before, after):
@@ -82,7 +104,7 @@ def command(
     _print(changes, form, is_complete=no_fold)
     reasons = list(find_reasons(changes, triggers))
     if reasons:
-        click.echo(make_inert(f"shardscope: failed on {', '.join(reasons)}"), err=True)
+        click.echo(make_inert(f"shardscope: --fail-on matched: {', '.join(reasons)}"), err=True)
     ctx.exit(int(bool(reasons)))
 
 
@@ -95,8 +117,8 @@ def _select(changes: Changes, pattern: str) -> Changes:
         example = next((name for name in changes.modules if "." in name), "")
         hint = f", such as {example}" if example else ""
         raise DiffError(
-            f"--module {pattern!r} matches no module of either recording. Write a full name"
-            f"{hint}; * stands for anything."
+            f"--module {pattern!r} matches no module of either recording."
+            f"{suggest(pattern, changes.modules)} Give a full name{hint}; * matches anything."
         )
     return changes.only_modules(pattern)
 

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -15,13 +14,14 @@ from torch import nn
 
 from shardscope._torch.modules import is_compiled
 from shardscope.cli.building import Report, build_model, explain_failure, theirs
-from shardscope.cli.console import exit_code, print_line, print_out, show_progress
+from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first, is_launched
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, mesh_option, output_option, strict_option
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target
+from shardscope.cli.verb import FINDINGS_FAIL, Verb, suggest
 from shardscope.compile.explain.explain import quiet_compiler, run_as_it_is
 from shardscope.compile.explain.explaining import explaining
 from shardscope.errors import TargetError
@@ -44,17 +44,32 @@ class _Run:
     error: BaseException | None = None
 
 
-@click.command("explain")
+@click.command(
+    "explain",
+    cls=Verb,
+    examples=[
+        "shardscope explain train.py",
+        "shardscope explain train.py --backend inductor --steps 3 --guards --times",
+    ],
+    fails_if=FINDINGS_FAIL,
+)
 @click.argument("target", metavar="TARGET")
 @mesh_option
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Backend to compile with, if TARGET does not compile. [default: graphs run as they are]",
+    show_default="run the captured graphs eagerly",
+    help="Backend of torch.compile, for a TARGET that does not compile its model itself.",
 )
-@click.option("--steps", type=click.IntRange(1), default=1, show_default=True, help="To run.")
-@click.option("--guards", is_flag=True, help="Print what has to hold for a graph to be reused.")
-@click.option("--times", is_flag=True, help="Print compile times, which differ from run to run.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=1, show_default=True, help="Number of steps to run."
+)
+@click.option("--guards", is_flag=True, help="Print the guards of each compiled frame.")
+@click.option(
+    "--times",
+    is_flag=True,
+    help="Print the time of each compiler stage; it varies from run to run.",
+)
 @output_option
 @force_option
 @strict_option
@@ -71,28 +86,24 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Tell how many graphs torch.compile makes of TARGET's model, and what breaks them.
+    """Count the graphs that torch.compile captures of TARGET's model, and say what breaks them.
 
     TARGET is a file (train.py) or a module (package.train) that defines model() and batch(model),
-    and optionally step(model, batch). Unless the program compiles the model itself, it is compiled
-    here. With --mesh, parallelize(model, mesh) shards it first, in a simulated world; started by
-    torchrun it runs for real, and `shardscope show` of all ranks' recordings compares their graphs.
+    and optionally step(model, batch). A model that TARGET does not compile itself is compiled
+    here. With --mesh, parallelize(model, mesh) shards it first, in a simulated world. Started by
+    torchrun it runs on real ranks; `shardscope show` of all their recordings compares the graphs.
     """
     axes = None if mesh is None else parse_mesh(mesh)
     _check_backend(backend)
-    destination = None if output is None else Destination(target, output, rank=0, force=force)
+    destination = Destination(name_target(target), output, force=force)
     run = _explain(target, axes, backend, num_steps=steps, has_guards=guards)
     recording = name_command(run.recording)
-    if is_first():
-        print_out(render_summary(recording))
-        print_out(*(render_guards(recording) if guards else ()))
-        print_out(*(render_stage_times(recording) if times else ()))
-    if destination is not None:
-        with show_progress("saving the recording", is_shown=is_first()):
-            saved = destination.save(recording)
-        if is_first():
-            print_line()
-            print_line(f"recording saved to {saved}")
+    destination.finish(
+        recording,
+        render_summary(recording),
+        *(render_guards(recording) if guards else ()),
+        *(render_stage_times(recording) if times else ()),
+    )
     ctx.exit(_outcome(ctx, run, strict=strict))
 
 
@@ -110,10 +121,9 @@ def _check_backend(backend: str | None) -> None:
         return
     known = torch.compiler.list_backends(exclude_tags=())
     if backend not in known:
-        near = get_close_matches(backend, known, n=3, cutoff=0.4) or ["eager", "inductor"]
         raise TargetError(
-            f"--backend {shorten(backend, 60)!r} is none that torch knows. Name one that it does, "
-            f"such as {', '.join(near)}."
+            f"torch.compile has no backend {shorten(backend, 60)!r}.{suggest(backend, known)} "
+            f"Choose from {', '.join(known)}."
         )
 
 

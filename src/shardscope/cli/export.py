@@ -10,13 +10,15 @@ from pathlib import Path
 import click
 
 from shardscope.cli.chakra import check_chakra, write_chakra
-from shardscope.cli.console import print_line, show_progress, write_out
-from shardscope.cli.loading import check_apart, load_reviewed
+from shardscope.cli.console import show_progress, write_out
+from shardscope.cli.destination import check_distinct, name_after, save_file
+from shardscope.cli.loading import load_reviewed
 from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.verb import Verb
 from shardscope.comm.review import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
-from shardscope.record import Recording, check_output, encode_pieces, load, write_file
+from shardscope.record import Recording, check_output, encode_pieces, load
 from shardscope.report.layout import plural
 from shardscope.report.markdown import render_markdown
 from shardscope.report.perfetto import render_perfetto_pieces
@@ -34,19 +36,44 @@ _ENDINGS = {
     "json": ".json",
     "markdown": ".md",
 }
-_INPUT_ENDINGS = (".gz", ".jsonl", ".json")
 _MAX_STEP = 2**63 - 1
 
 
-@click.command("export")
-@click.argument("file", metavar="FILE")
-@click.option("--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Format.")
-@click.option(
-    "-o", "--output", metavar="OUT", help="File to write (gzip if .gz); - is standard output."
+@click.command(
+    "export",
+    cls=Verb,
+    examples=[
+        "shardscope export run.json.gz --to perfetto",
+        "shardscope export run.json.gz --to csv --table findings -o -",
+        "shardscope export run.json.gz --to markdown --against before.json.gz",
+    ],
+    fails_if="With --strict: the recording has gaps.",
 )
-@click.option("--table", type=click.Choice(TABLES), help="For csv: which, if not collectives.")
-@click.option("--step", type=click.IntRange(0, _MAX_STEP), help="For tensorboard: whose figures.")
-@click.option("--against", metavar="BEFORE", help="For markdown: recording to compare with.")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--to", "form", type=click.Choice(list(_ENDINGS)), required=True, help="Output format."
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    show_default="FILE with another ending",
+    help="File to save (compressed if .gz); - is standard output.",
+)
+@click.option(
+    "--table",
+    type=click.Choice(TABLES),
+    show_default="collectives",
+    help="For csv: the table to export.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(0, _MAX_STEP),
+    help="For tensorboard: the training step of the figures.",
+)
+@click.option(
+    "--against", metavar="BEFORE", help="For markdown: an earlier recording to compare with."
+)
 @force_option
 @strict_option
 @click.pass_context
@@ -61,19 +88,19 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Turn the recording FILE into another format, next to it unless OUT says otherwise.
+    """Convert the recording FILE to another format.
 
-    perfetto and chrome are the same trace: it opens in https://ui.perfetto.dev and in
-    chrome://tracing. tensorboard is an event file of scalars. chakra is an execution trace for each
-    rank, {rank} in OUT, and their process groups.
+    The formats perfetto and chrome are the same trace, which opens in https://ui.perfetto.dev and
+    in chrome://tracing. The format tensorboard is an event file of scalars; chakra is an execution
+    trace for each rank ({rank} in OUT becomes the rank) and a file with their process groups.
     """
     _check_options(form, table=table, step=step, against=against)
     target = output or _name_output(file, form, table)
     _check_target(target, form, file, against, force=force)
     with show_progress(f"reading {file}"):
         recording = load(file)
-    _tell_gaps(recording)
-    _tell_nothing(recording, form, table or "collectives")
+    _warn_of_gaps(recording)
+    _warn_if_empty(recording, form, table or "collectives")
     if form == "chakra":
         write_chakra(recording, target, force=force)
     elif form == "markdown":
@@ -97,7 +124,7 @@ def _choose_renderer(
 
 
 def _render_markdown(recording: Recording, file: str, against: str | None) -> Iterator[bytes]:
-    """With findings worked out afresh, as they are shown."""
+    """The report of a recording whose findings are computed again, as `show` does."""
     recording = review_explanations(review(recording))
     if against is None:
         yield render_markdown(recording).encode()
@@ -109,14 +136,12 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
 
 def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:
     if target == "-":
-        # On a terminal the output itself says how far it is.
+        # On a terminal the output itself shows the progress.
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         with show_progress("writing", is_shown=not is_terminal):
             write_out(pieces)
         return
-    with show_progress(f"writing {target}"):
-        write_file(pieces, target, force=force)
-    print_line(f"wrote {target}")
+    save_file(pieces, target, force=force)
 
 
 def _check_options(form: str, *, table: str | None, step: int | None, against: str | None) -> None:
@@ -134,7 +159,7 @@ def _check_target(target: str, form: str, file: str, against: str | None, *, for
     elif target != "-":
         if form == "tensorboard":
             _check_event_file(target)
-        check_apart(target, [file, *filter(None, [against])])
+        check_distinct(target, [file, *filter(None, [against])])
         check_output(target, force=force)
 
 
@@ -143,37 +168,30 @@ def _check_event_file(target: str) -> None:
     if "tfevents" not in name or name.lower().endswith(".gz"):
         raise OutputError(
             f"TensorBoard would not find '{target}': it reads files that have 'tfevents' in their "
-            "name and are not compressed. Name it so, as in -o logs/run.tfevents."
+            "name and are not compressed. Choose such a name, as in -o logs/run.tfevents."
         )
 
 
-def _tell_nothing(recording: Recording, form: str, table: str) -> None:
-    """Say so where a table will be empty, for others may not be."""
+def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
+    """Name the tables that have rows if the one asked for has none."""
     if form != "csv" or count_rows(recording, table):
         return
     filled = [name for name in TABLES if count_rows(recording, name)]
-    remedy = f"--table {filled[0]} has some" if filled else "and no other table has any"
-    if len(filled) > 1:
-        remedy = f"--table {' or '.join(filled)} have some"
-    click.echo(f"shardscope: the recording has no {table}: the table is empty; {remedy}", err=True)
+    remedy = f"Try --table {' or '.join(filled)}." if filled else "All other tables are empty too."
+    fact = f"the recording has no {table}, so the table is empty"
+    click.echo(f"shardscope: {fact}. {remedy}", err=True)
 
 
-def _tell_gaps(recording: Recording) -> None:
+def _warn_of_gaps(recording: Recording) -> None:
     if recording.gaps:
         gaps = plural(len(recording.gaps), "gap")
-        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` prints them", err=True)
+        click.echo(f"shardscope: the recording has {gaps}; `shardscope show` lists them.", err=True)
 
 
 def _name_output(file: str, form: str, table: str | None) -> str:
-    path = Path(file)
-    stem = path.name
-    for ending in _INPUT_ENDINGS:
-        stem = stem.removesuffix(ending)
-    if table is not None:
-        stem = f"{stem}.{table}"
-    target = str(path.parent / (stem + _ENDINGS[form]))  # a folder is refused when read
-    if target == str(path):
+    target = name_after(file, f".{table}{_ENDINGS[form]}" if table else _ENDINGS[form])
+    if target == str(Path(file)):
         raise OutputError(
-            f"'{file}' is JSON already, and would be written over itself. Name another with -o."
+            f"'{file}' is JSON already and would be overwritten. Name another file with -o."
         )
     return target

@@ -1,4 +1,4 @@
-"""What went wrong in the user's program: one line, where it happened, and what would help."""
+"""Explain an exception of the user's program: one line, its place, and a remedy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardscope.report.names import shorten
 
 __all__ = ["describe_failure", "suggest_remedy"]
 
-_MAX_TEXT = 300  # characters of what an exception says
+_MAX_TEXT = 300  # characters of an exception's message
 
-# How torch says that a tensor without data was asked for its data. Its exceptions are known by
+# What torch raises if a tensor without data is asked for its data. Its exceptions are known by
 # name, because they live in private modules.
 _DATA_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException")
 _DATA_WORDS = re.compile(
@@ -26,10 +26,25 @@ _DATA_WORDS = re.compile(
     r"|Can't pickle local object 'WeakValueDictionary"  # torch.save() of a fake tensor
 )
 _NO_DATA = (
-    "The simulation has no data: leave out .item() and whatever else reads values, or run again "
-    "with --data, as DDP needs it."
+    "The simulation runs on tensors without data: remove .item() and whatever else reads values, "
+    "or run again with --data."
 )
-_TWICE = "The process group exists already when the target is called: leave init_process_group out."
+_TWICE = "The process group already exists when TARGET is called: remove init_process_group()."
+_NO_AXIS = "Give --mesh the axes that parallelize() uses."
+_NO_KERNEL = (
+    "The op has no kernel for tensors without data: register one with "
+    "torch.library.register_fake, or run again with --data."
+)
+# How the names of wrappers begin whose message says less than the exception behind them.
+_WRAPPERS = (
+    "FakeTensorObservedException",
+    "InternalTorchDynamoError",
+    "LoweringException",
+    "Observed",
+    "TorchRuntimeError",
+    "Unsupported",
+)
+_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)')  # in a message of torch.compile's
 
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -39,32 +54,47 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 def describe_failure(error: BaseException) -> str:
     """An exception of the user's program in one line, with the innermost line that is theirs."""
-    said = _say(error)
-    frame = _find_line(error)
-    return said if frame is None else f"{said} ({frame.filename}, line {frame.lineno})"
+    place = _find_line(error) or _find_user_code(error)
+    message = _summarize(_unwrap(error))
+    return message if place is None else f"{message} ({place[0]}, line {place[1]})"
 
 
 def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
-    """What to do about it, where that is known; else nothing."""
-    for one in _chain(error):
-        words = _read(one)
-        if not has_data and (type(one).__name__ in _DATA_ERRORS or _DATA_WORDS.search(words)):
+    """What to do about it where that is known, else an empty string."""
+    for link in _chain(error):
+        message, kind = _read(link), type(link).__name__
+        if not has_data and (kind in _DATA_ERRORS or _DATA_WORDS.search(message)):
             return _NO_DATA
-        if "initialize the default process group twice" in words:
+        if not has_data and kind == "UnsupportedOperatorException":
+            return _NO_KERNEL
+        if "initialize the default process group twice" in message:
             return _TWICE
+        if "mesh_dim_name" in message:
+            return _NO_AXIS
     return ""
 
 
-def _say(error: BaseException) -> str:
-    lines = _read(error).strip().splitlines()
+def _unwrap(error: BaseException) -> BaseException:
+    """The exception behind a wrapper of torch.compile's that does not repeat its message."""
+    names = ((link, type(link).__name__) for link in _chain(error))
+    return next((link for link, name in names if not name.startswith(_WRAPPERS)), error)
+
+
+def _summarize(error: BaseException) -> str:
+    lines = list(filter(None, map(str.strip, _read(error).splitlines())))
     kind = type(error).__name__
-    return f"{kind}: {shorten(lines[0].rstrip(' .:'), _MAX_TEXT)}" if lines else kind
+    if not lines:
+        return kind
+    text = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    if len(text) > _MAX_TEXT:
+        text = text.partition(". ")[0]  # the first sentence has the fact
+    return f"{kind}: {shorten(text.rstrip(' .:'), _MAX_TEXT)}"
 
 
 def _read(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an exception may fail to say what it is
+    except Exception:  # noqa: BLE001 - an exception's own __str__ may fail
         return ""
 
 
@@ -78,7 +108,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-def _find_line(error: BaseException) -> traceback.FrameSummary | None:
+def _find_user_code(error: BaseException) -> tuple[str, int | None] | None:
+    """The line that torch.compile names as the user's in its message, where no frame shows it."""
+    _, found, after = _read(error).partition("from user code:")
+    places = _USER_CODE.findall(after) if found else []
+    return (places[-1][0], int(places[-1][1])) if places else None
+
+
+def _find_line(error: BaseException) -> tuple[str, int | None] | None:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -90,5 +127,6 @@ def _find_line(error: BaseException) -> traceback.FrameSummary | None:
         for frame in frames
         if frame not in installed and not frame.filename.startswith(_STANDARD)
     ]
-    # A target may be an installed module; then a line of an installed package is the best there is.
-    return next(reversed(theirs or installed), None)
+    # A target may be an installed module: then use the last line of an installed package.
+    frame = next(reversed(theirs or installed), None)
+    return None if frame is None else (frame.filename, frame.lineno)

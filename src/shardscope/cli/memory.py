@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from shardscope.cli.building import Built, build_model, theirs
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.finish import finish
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import (
     data_option,
@@ -26,6 +25,7 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target, run_default_step
+from shardscope.cli.verb import Verb
 from shardscope.contract.sizes import parse_size
 from shardscope.errors import TargetError
 from shardscope.record import Recording
@@ -38,14 +38,26 @@ __all__ = ["command", "parse_gpu_memory"]
 __frames__ = "outermost"  # whoever called us did not write the program
 
 _ALONE = {"dp": 1}
-_LEAST = 16 << 20
+_MIN_GPU_BYTES = 16 << 20
 
 
-@click.command("memory")
+@click.command(
+    "memory",
+    cls=Verb,
+    examples=[
+        "shardscope memory train.py",
+        "shardscope memory train.py --mesh dp=8,tp=4 --gpu-memory 80GiB",
+    ],
+    fails_if="The step does not fit into --gpu-memory, or, with --strict, there is a gap.",
+)
 @click.argument("target", metavar="TARGET")
 @mesh_option
 @rank_option
-@click.option("--gpu-memory", metavar="SIZE", help="What a GPU has, such as 80GiB.")
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="Memory of one GPU, such as 80GiB; says whether the step fits.",
+)
 @data_option
 @no_fold_option
 @output_option
@@ -64,19 +76,19 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Tell what a training step of TARGET needs of a GPU's memory, and what for.
+    """Estimate the peak GPU memory of a training step of TARGET, by kind and by module.
 
     TARGET is as for trace; it may also define optimizer(model), which is stepped after each step.
     If it defines neither that nor step(), AdamW is used. Needs no GPU. Without --mesh the model is
-    taken as it is, on one rank. With --gpu-memory it says whether the step fits, and what to
-    change; exits with 1 if it does not.
+    not sharded. With --gpu-memory the output says whether the step fits, and if not, what to
+    change.
     """
     axes = None if mesh is None else parse_mesh(mesh)
     device_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
-    destination = Destination(target, output, rank=rank, force=force)
-    told = _tell(target, axes, rank=rank, has_data=data, device_bytes=device_bytes)
-    recording = name_command(told)
-    finish(recording, destination, render_summary(recording, is_folded=not no_fold))
+    destination = Destination(name_target(target), output, rank=rank, force=force)
+    profile = _profile(target, axes, rank=rank, has_data=data, device_bytes=device_bytes)
+    recording = name_command(profile)
+    destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     ctx.exit(exit_code(recording, is_strict=strict))
 
 
@@ -84,21 +96,18 @@ def parse_gpu_memory(text: str) -> int:
     """`80GiB`, `80 GB`, `80g`: the last is binary, as people mean it."""
     num_bytes = parse_size(text)
     if not num_bytes:
-        raise TargetError(
-            f"--gpu-memory {shorten(text, 60)!r} is not understood. Give a size, such as "
-            "--gpu-memory 80GiB."
-        )
-    if num_bytes < _LEAST:
+        raise TargetError(f"--gpu-memory must be a size, such as 80GiB; got {shorten(text, 60)!r}.")
+    if num_bytes < _MIN_GPU_BYTES:
         number = shorten(text.strip(), 60)
         meant = f"{number}GiB" if number.isdecimal() else "80GiB"
         raise TargetError(
-            f"--gpu-memory {number!r} is {num_bytes:,} bytes, which no GPU has so little of. "
+            f"--gpu-memory {number!r} is only {num_bytes:,} bytes. "
             f"Did you mean --gpu-memory {meant}?"
         )
     return num_bytes
 
 
-def _tell(
+def _profile(
     target: str,
     axes: Mapping[str, int] | None,
     *,

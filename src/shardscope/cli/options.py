@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,46 +17,54 @@ __all__ = [
     "no_fold_option",
     "output_option",
     "rank_option",
-    "recording_option",
     "seed_option",
+    "small_mesh_option",
     "strict_option",
 ]
+
+_MESH = "Axes of the mesh and their sizes, such as dp=8,tp=4; each size is at least 1."
 
 by_option = click.option(
     "--by",
     type=click.Choice(list(get_args(View))),
     default="module",
     show_default=True,
-    help="What to sort collectives by.",
+    help="Group collectives by this.",
 )
 strict_option = click.option(
-    "--strict", is_flag=True, help="Exit with 1 if the recording has gaps."
+    "--strict", is_flag=True, help="Exit with 1 also if the recording has gaps."
 )
-force_option = click.option("--force", is_flag=True, help="Overwrite OUT.")
-mesh_option = click.option("--mesh", metavar="AXES", help="Axes of the mesh, such as dp=8,tp=4.")
+force_option = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
+mesh_option = click.option("--mesh", metavar="AXES", help=_MESH)
+small_mesh_option = click.option(
+    "--mesh", metavar="AXES", default="tp=2", show_default=True, help=_MESH
+)
 rank_option = click.option(
     "--rank", type=int, default=0, show_default=True, help="Rank to simulate."
 )
 data_option = click.option(
-    "--data", is_flag=True, help="Simulate with real tensors (DDP needs them)."
+    "--data",
+    is_flag=True,
+    help="Simulate with real tensor data, for DDP and for programs that read values.",
 )
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
-    help="Device to simulate; cuda needs no GPU, except with --data.  [default: cuda]",
+    show_default="cuda",
+    help="Device to simulate; cuda needs no GPU, except with --data.",
 )
 output_option = click.option(
     "-o",
     "--output",
     metavar="OUT",
-    help="File to write (.json, .json.gz); {rank} in it becomes the rank.",
-)
-recording_option = click.option(
-    "-o", "--output", metavar="OUT", help="Recording to write (.json, .json.gz)."
+    show_default="NAME.shardscope.json.gz",
+    help="File for the recording (.json or .json.gz); {rank} in it becomes the rank.",
 )
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of random numbers."
+    "--seed", type=int, default=0, show_default=True, help="Seed for random numbers."
 )
 no_fold_option = click.option(
-    "--no-fold", is_flag=True, help="Show every module, repeated and silent ones too."
+    "--no-fold",
+    is_flag=True,
+    help="Show every module, including repeated layers and those without figures.",
 )

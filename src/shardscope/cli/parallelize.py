@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.cli.building import theirs
-from shardscope.cli.console import exit_code, print_line, print_out, show_progress
-from shardscope.cli.finish import save_if_asked
+from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.destination import Destination, print_saved
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, no_fold_option, recording_option, seed_option
+from shardscope.cli.options import (
+    force_option,
+    no_fold_option,
+    output_option,
+    seed_option,
+    small_mesh_option,
+)
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, add_outputs, load_program, name_target, split_batch
+from shardscope.cli.verb import Verb
 from shardscope.errors import OutputError, ParallelError, TargetError
 from shardscope.parallel import Shard
 from shardscope.parallel.program import ParallelProgram
@@ -33,24 +40,47 @@ __frames__ = "outermost"  # whoever called us did not write the program
 Report = Callable[[str], None]
 
 
-@click.command("parallelize")
+@click.command(
+    "parallelize",
+    cls=Verb,
+    examples=[
+        "shardscope parallelize train.py --mesh tp=4 --training",
+        "shardscope parallelize train.py --mesh dp=2,tp=2 --batch-axis dp --plan plan.toml",
+        "shardscope parallelize train.py --mesh tp=2 --save-dir programs",
+    ],
+    fails_if="The ranks compute something else, or, with --strict, an op falls back to gathered "
+    "tensors.",
+)
 @click.argument("target", metavar="TARGET")
-@click.option("--mesh", metavar="AXES", default="tp=2", show_default=True, help="Axes of the mesh.")
-@click.option("--plan", "plan_file", metavar="PLAN", help="Plan to follow (.toml).")
+@small_mesh_option
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="PLAN",
+    help="File with the plan (.toml); TARGET needs none then.",
+)
 @click.option(
     "--batch-axis",
     "batch_axes",
     metavar="AXIS",
     multiple=True,
-    help="Axis along which each rank has its share of the batch; may be repeated.",
+    help="Mesh axis over which the batch is sharded; may be repeated.",
 )
-@click.option("--training", is_flag=True, help="Make the backward pass too.")
-@click.option("--no-verify", is_flag=True, help="Do not run the ranks; build without data.")
-@click.option("--strict", is_flag=True, help="Exit with 1 if an op cannot run on its pieces.")
+@click.option("--training", is_flag=True, help="Partition the backward pass too.")
+@click.option(
+    "--no-verify",
+    is_flag=True,
+    help="Do not run and compare the ranks; the model needs no data then.",
+)
+@click.option(
+    "--strict", is_flag=True, help="Exit with 1 also if an op cannot run on sharded tensors."
+)
 @seed_option
 @no_fold_option
-@recording_option
-@click.option("--save-dir", metavar="DIR", help="Folder to write the ranks' programs to (.pt2).")
+@output_option
+@click.option(
+    "--save-dir", metavar="DIR", help="Also save each rank's forward program in this folder (.pt2)."
+)
 @force_option
 @click.pass_context
 def command(
@@ -68,17 +98,15 @@ def command(
     save_dir: str | None,
     force: bool,
 ) -> None:
-    """Cut TARGET's model for each rank of a mesh, print what that takes, and verify it.
+    """Partition TARGET's model for a mesh according to a plan, and verify the result.
 
     TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model)
-    and, unless there is --plan, a plan: names of modules with their styles. With --training it may
-    define loss(output); by default the loss is the sum of what the model returns. All ranks are run
-    in this process and compared with the model itself; exit code 1 says that they differ, and then
-    no programs are written. These are the forward programs, one for each rank.
+    and, without --plan, a plan: module names with their parallel styles. With --training it may
+    define loss(output); by default the loss is the sum of the outputs. All ranks run in this
+    process and are compared with the original model; if they differ, no programs are saved.
     """
     axes = parse_mesh(mesh)
-    if output is not None:
-        check_output(output, force=force)
+    destination = Destination(name_target(target), output, force=force)
     files = {} if save_dir is None else _plan_files(Path(save_dir), axes, force=force)
     with as_if_started(target), show_progress(f"parallelizing {name_target(target)}") as report:
         loaded = load_program(target)
@@ -96,11 +124,10 @@ def command(
         report("measuring")
         found = made.recording()
     recording = name_command(found)
-    print_out(render_summary(recording, is_folded=not no_fold))
-    save_if_asked(recording, output, force=force)
+    destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     code = exit_code(recording)
     if strict and made.fallbacks:
-        failure = f"strict: {plural(len(made.fallbacks), 'fallback')}, as listed above."
+        failure = f"--strict: {plural(len(made.fallbacks), 'fallback')}, listed above."
         code = 1
     if failure is not None:
         click.echo(f"shardscope: {make_inert(failure)}", err=True)
@@ -121,11 +148,11 @@ def _make(
 ) -> ParallelProgram:
     if plan is None:
         raise TargetError(
-            f"{loaded.name} defines no plan, so nothing says what to cut. Give --plan plan.toml, "
+            f"{loaded.name} defines no plan, so it is unknown what to shard. Use --plan plan.toml, "
             'or define one, such as plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}.'
         )
     model, args, kwargs = _build(loaded, report, has_data=has_data)
-    report("cutting it")
+    report("partitioning it")
     inputs = {index: dict.fromkeys(batch_axes, Shard(0)) for index in _batched(args, kwargs)}
     return parallelize(
         model,
@@ -157,7 +184,7 @@ def _build(
 
 
 def _batched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
-    """The positions and names of inputs that can be shared out."""
+    """The positions and names of inputs that have a batch dim."""
     items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return [key for key, one in items if isinstance(one, Tensor) and one.dim() > 0]
 
@@ -173,7 +200,7 @@ def _loss(loaded: Program) -> Callable[[Any], Tensor]:
 
 
 def _verify(made: ParallelProgram, report: Report) -> str | None:
-    """What is wrong, in a sentence; None if nothing is."""
+    """How the ranks differ, in a sentence, or None."""
     report("running all ranks")
     try:
         made.verify()
@@ -192,7 +219,7 @@ def _plan_files(folder: Path, axes: Mapping[str, int], *, force: bool) -> dict[i
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"the folder '{folder}' cannot be made: {error.strerror}. Name another."
+            f"the folder '{folder}' cannot be created: {error.strerror}. Choose another."
         ) from error
     files = {rank: folder / f"rank-{rank:0{width}}.pt2" for rank in range(num_ranks)}
     for path in files.values():
@@ -207,5 +234,5 @@ def _save_programs(made: ParallelProgram, files: Mapping[int, Path], target: str
         for rank, path in files.items():
             report(f"writing {path.name}")
             torch.export.save(made.exported(rank), path)
-    print_line()
-    print_line(f"{plural(len(files), 'program')} written to {next(iter(files.values())).parent}")
+    for path in files.values():
+        print_saved(path)

@@ -10,16 +10,23 @@ import click
 import torch
 
 from shardscope.cli.building import build_alone
-from shardscope.cli.console import exit_code, print_out, show_progress
+from shardscope.cli.console import exit_code, show_progress
+from shardscope.cli.destination import Destination
 from shardscope.cli.failure import describe_failure, suggest_remedy
-from shardscope.cli.finish import save_if_asked
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, recording_option, seed_option, strict_option
+from shardscope.cli.options import (
+    force_option,
+    output_option,
+    seed_option,
+    small_mesh_option,
+    strict_option,
+)
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import Program, load_program, name_target, run_default_step
+from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
 from shardscope.parallel.parity.check import parity
-from shardscope.record import Recording, check_output
+from shardscope.record import Recording
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -29,35 +36,36 @@ __frames__ = "outermost"  # whoever called us did not write the program
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-@click.command("parity")
-@click.argument("target", metavar="TARGET")
-@click.option(
-    "--mesh",
-    metavar="AXES",
-    default="tp=2",
-    show_default=True,
-    help="Axes of the mesh and their sizes, for example dp=2,tp=2.",
+@click.command(
+    "parity",
+    cls=Verb,
+    examples=[
+        "shardscope parity train.py --mesh tp=4",
+        "shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp --precision bf16",
+    ],
+    fails_if="An output, gradient or buffer differs, or, with --strict, there is a gap.",
 )
+@click.argument("target", metavar="TARGET")
+@small_mesh_option
 @click.option(
-    "--processes",
-    is_flag=True,
-    help="Run each rank in a process of its own (gloo), not in a thread.",
+    "--processes", is_flag=True, help="Run the ranks as processes (gloo) instead of threads."
 )
 @click.option(
     "--batch-axis",
     "batch_axes",
     metavar="AXIS",
     multiple=True,
-    help="Axis along which the batch is sharded; may be repeated. [default: none, every rank has "
-    "the whole batch]",
+    show_default="none: every rank gets the whole batch",
+    help="Mesh axis over which the batch is sharded; may be repeated.",
 )
 @click.option(
     "--precision",
     type=click.Choice(list(_PRECISIONS)),
-    help="Lowest precision that the parallel model may compute in. [default: the model's own]",
+    show_default="the model's own",
+    help="Lowest precision that the parallel model computes in.",
 )
 @seed_option
-@recording_option
+@output_option
 @force_option
 @strict_option
 @click.pass_context
@@ -73,18 +81,15 @@ def command(
     force: bool,
     strict: bool,
 ) -> None:
-    """Compare TARGET's parallel model with the single device: outputs, gradients, buffers.
+    """Compare TARGET's parallel model with a single device: outputs, gradients, buffers.
 
     TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model) and
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
-    run in this process. If tensors differ, the exit code is 1, and the code where the two versions
-    diverge is printed with the likely cause.
-
-    Example: shardscope parity train.py --mesh dp=2,tp=2 --batch-axis dp
+    run in this process. If tensors differ, the code where the two versions diverge is printed with
+    the likely cause.
     """
     axes = parse_mesh(mesh)
-    if output is not None:
-        check_output(output, force=force)
+    destination = Destination(name_target(target), output, force=force)
     recording = _check(
         target,
         axes,
@@ -93,8 +98,7 @@ def command(
         precision=None if precision is None else _PRECISIONS[precision],
         seed=seed,
     )
-    print_out(render_summary(recording))
-    save_if_asked(recording, output, force=force)
+    destination.finish(recording, render_summary(recording))
     ctx.exit(exit_code(recording, is_strict=strict))
 
 

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 
 from shardscope.cli.console import exit_code, print_out, show_progress
 from shardscope.cli.loading import choose_modules, load_reviewed
-from shardscope.cli.options import by_option, no_fold_option, strict_option
+from shardscope.cli.options import by_option, no_fold_option
+from shardscope.cli.verb import Verb
 from shardscope.record import Recording
 from shardscope.report.text import View, render_summary
 from shardscope.report.views import Subject, render_views
@@ -20,23 +21,37 @@ _SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 _ALL = "all"
 
 
-@click.command("show")
+@click.command(
+    "show",
+    cls=Verb,
+    examples=[
+        "shardscope show run.json.gz",
+        "shardscope show run-*.json.gz --view communication --view memory",
+        "shardscope show run.json.gz --module 'layers.*.attention' --by cause",
+    ],
+    fails_if="With --strict: a finding is a warning or an error, or there is a gap.",
+)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--view",
     "views",
     type=click.Choice([*_SUBJECTS, _ALL]),
     multiple=True,
-    help="Subject to show; may be repeated. [default: a summary of all]",
+    show_default="a summary of all",
+    help="View to show; may be repeated.",
 )
 @click.option(
     "--module",
     "pattern",
     metavar="PATTERN",
-    help="Keep modules that match, such as 'layers.*.attention', and those below them.",
+    help="Show only modules that match, such as 'layers.*.attention', and their children.",
 )
 @by_option
-@strict_option
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 if a finding is a warning or an error, or if there is a gap.",
+)
 @no_fold_option
 @click.pass_context
 def command(
@@ -48,17 +63,14 @@ def command(
     strict: bool,
     no_fold: bool,
 ) -> None:
-    """Print what a recording holds; several FILEs are shown as one run.
-
-    Exits with 1 if there is a finding, whatever is shown of the recording.
-    """
+    """Print a recording; several FILEs are shown as one run."""
     with show_progress("showing") as report:
         recording = load_reviewed(files, report)
         shown = recording if pattern is None else choose_modules(recording, pattern)
         report("adding up")
         printed = _render(shown, recording, views, by=by, is_folded=not no_fold)
     print_out(printed)
-    ctx.exit(exit_code(recording, is_strict=strict))
+    ctx.exit(exit_code(recording, is_strict=True) if strict else 0)
 
 
 def _render(

@@ -205,7 +205,7 @@ def add_outputs(output: Any) -> torch.Tensor:
     losses = [one.float().sum() for one in _tensors(output) if one.is_floating_point()]
     if not losses:
         raise TargetError(
-            "The model returns no tensor of real numbers, so there is no loss to train it with. "
+            "The model returns no floating-point tensor, so there is no loss to differentiate. "
             "Return one, or define loss(output)."
         )
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]

@@ -10,7 +10,6 @@ import click
 
 from shardscope.cli.console import exit_code, print_traceback, show_progress
 from shardscope.cli.destination import Destination, check_rank_in_name
-from shardscope.cli.finish import finish
 from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
@@ -26,6 +25,7 @@ from shardscope.cli.options import (
 from shardscope.cli.rehearsal import Rehearsal, rehearse
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.review import review
 from shardscope.record import Recording, check_output
@@ -35,7 +35,16 @@ from shardscope.report.text import View, render_summary
 __all__ = ["command"]
 
 
-@click.command("trace")
+@click.command(
+    "trace",
+    cls=Verb,
+    examples=[
+        "shardscope trace train.py --mesh dp=8,tp=4",
+        "shardscope trace train.py --mesh tp=8 -o step.json.gz --by cause",
+        "torchrun --nproc-per-node 8 --no-python shardscope trace train.py",
+    ],
+    fails_if=FINDINGS_FAIL,
+)
 @click.argument("target", metavar="TARGET")
 @mesh_option
 @rank_option
@@ -46,7 +55,7 @@ __all__ = ["command"]
     "--stream",
     metavar="FILE",
     help="Also write each collective to FILE (.jsonl) before it is issued, so that a run that "
-    "hangs or is killed leaves a recording; {rank} in it becomes the rank.",
+    "hangs or is killed leaves a recording; {rank} in the name becomes the rank.",
 )
 @force_option
 @by_option
@@ -69,12 +78,12 @@ def command(
 
     TARGET is a file (train.py) or a module (package.train) that defines model() and
     batch(model), and optionally parallelize(model, mesh) and step(model, batch).
-    With --mesh it runs in a simulated world, here, without data. Started by torchrun
-    (torchrun --no-python shardscope trace …) it runs for real, and each rank writes a file.
+    With --mesh the step runs in this process as one rank of a simulated world, on tensors without
+    data. Started by torchrun it runs on real ranks, and each rank saves a recording.
     """
-    # Whatever is wrong with the command is said before the program, which may take long, runs.
+    # Check the command before running the program, which may take long.
     axes = choose_axes(target, mesh, verb="trace")
-    destination = Destination(target, output, rank=rank, force=force)
+    destination = Destination(name_target(target), output, rank=rank, force=force)
     if stream is not None:
         check_rank_in_name(stream, example="--stream run-{rank}.jsonl")
         stream = os.path.abspath(stream)  # the target may change the working directory
@@ -84,7 +93,7 @@ def command(
     )
     rehearsal = _rehearse(target, run_step)
     recording = review(name_command(rehearsal.recording))
-    finish(recording, destination, render_summary(recording, by=by))
+    destination.finish(recording, render_summary(recording, by=by))
     ctx.exit(_outcome(ctx, rehearsal, recording, strict))
 
 

@@ -1,16 +1,19 @@
-"""What a comparison must not show: `--fail-on bytes:worse,graph-breaks`."""
+"""Parse which changes make a comparison fail: `--fail-on bytes:worse,graph-breaks`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from shardscope.errors import DiffError
+from shardscope.cli.verb import suggest
+from shardscope.errors import DiffError, ShardscopeError
 from shardscope.report.compare.changes import Area, Change, Changes, Status
 from shardscope.report.layout import plural
+from shardscope.report.names import shorten
 
-__all__ = ["Trigger", "find_reasons", "parse_areas", "parse_tolerance", "parse_triggers"]
+__all__ = ["Trigger", "find_reasons", "parse_areas", "parse_share", "parse_triggers"]
 
 _ANY = "any"
 _WORSE = "worse"
@@ -18,14 +21,14 @@ _KINDS = (_WORSE, *map(str, Status))
 
 
 class Trigger(Struct, frozen=True):
-    """Changes of one area, or of all, and of these only some kind."""
+    """Which changes make a comparison fail: those of an area or of all, and of which kind."""
 
     text: str
     area: Area | None = None
     kind: str | None = None
 
     def fires(self, change: Change) -> bool:
-        """Whether the change is one of these."""
+        """Whether the change makes the comparison fail."""
         if self.area not in (None, change.area):
             return False
         if self.kind == _WORSE:
@@ -35,28 +38,31 @@ class Trigger(Struct, frozen=True):
 
 def parse_triggers(texts: Sequence[str]) -> list[Trigger]:
     """`any`, `worse`, an area, or an area and which of its changes: `memory:worse`."""
-    return [_parse_trigger(one) for one in _split(texts)]
+    return [_parse_trigger(text) for text in _split(texts)]
 
 
 def parse_areas(texts: Sequence[str]) -> list[Area]:
-    """Names of areas, joined by commas or one by one."""
-    return [_parse_area(one, option="--area") for one in _split(texts)]
+    """Names of areas, separated by commas or given one at a time."""
+    return [_parse_area(name, option="--area") for name in _split(texts)]
 
 
-def parse_tolerance(text: str) -> float:
-    """`5%` or `0.05`, as a share."""
+def parse_share(text: str, *, option: str, at_most: float = sys.float_info.max) -> float:
+    """Read `5%` or `0.05` as 0.05."""
     number, percent, rest = text.strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
         share = -1.0
-    if rest or not 0 <= share < float("inf"):
-        raise DiffError(f"--tolerance is {text!r}, which is no share. Write 5% or 0.05.")
+    if rest or not 0 <= share <= at_most:
+        raise ShardscopeError(
+            f"{option} must be a percentage or fraction, such as 5% or 0.05; got "
+            f"{shorten(text, 60)!r}."
+        )
     return share
 
 
 def find_reasons(changes: Changes, triggers: Sequence[Trigger]) -> Iterator[str]:
-    """A few words for each trigger that fires."""
+    """Name each trigger that fires, with the number of changes."""
     for trigger in triggers:
         count = sum(row.repeat for row in changes.rows if trigger.fires(row))
         if count:
@@ -73,8 +79,8 @@ def _parse_trigger(text: str) -> Trigger:
         return Trigger(text, None, _WORSE)
     if colon and kind not in _KINDS:
         raise DiffError(
-            f"--fail-on {text!r} does not say which changes. Write {area}, or {area}: and one of "
-            f"{', '.join(_KINDS)}."
+            f"Unknown kind of change {kind!r} in --fail-on {text!r}.{suggest(kind, _KINDS)} "
+            f"Write {area}, or {area}:KIND with one of {', '.join(_KINDS)}."
         )
     known = None if area == _ANY else _parse_area(area, option="--fail-on")
     return Trigger(text, known, kind or None)
@@ -84,7 +90,8 @@ def _parse_area(name: str, *, option: str) -> Area:
     try:
         return Area(name)
     except ValueError:
-        more = "any, worse, " if option == "--fail-on" else ""
+        known = [*((_ANY, _WORSE) if option == "--fail-on" else ()), *map(str, Area)]
         raise DiffError(
-            f"{option} {name!r} is no area. Write one of {more}{', '.join(Area)}."
+            f"Unknown {option} value {name!r}.{suggest(name, known)} "
+            f"Choose from {', '.join(known)}."
         ) from None

@@ -9,23 +9,28 @@ import click
 
 from shardscope.cli.console import show_progress
 from shardscope.cli.loading import load_reviewed
+from shardscope.cli.verb import Verb
 from shardscope.errors import OutputError
 
 __all__ = ["command"]
 
 
-@click.command("tui")
+@click.command(
+    "tui",
+    cls=Verb,
+    examples=["shardscope tui run.json.gz", "shardscope tui run-*.json.gz"],
+)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def command(files: tuple[str, ...]) -> None:
-    """Walk through a recording's modules, collectives and findings; several FILEs are one run.
+    """Browse a recording's modules, collectives and findings; several FILEs are one run.
 
-    The keys are at the bottom of the screen; q quits.
+    The keys are listed at the bottom of the screen; q quits.
     """
     _check_terminal()
     with show_progress("opening") as report:
         recording = load_reviewed(files, report)
         report("starting")
-        # Here, and not above: whoever asks for help need not wait for it.
+        # Imported here so that --help does not wait for it.
         from shardscope.report.tui.browser import Browser
 
         browser = Browser(recording, has_colors=not os.environ.get("NO_COLOR"))
@@ -33,8 +38,10 @@ def command(files: tuple[str, ...]) -> None:
 
 
 def _check_terminal() -> None:
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout)):
+    for name, stream in (("stdin", sys.stdin), ("stdout", sys.stdout)):
+        if stream is not None and stream.isatty():
+            continue
         raise OutputError(
-            "tui needs a terminal, and this is none. Print the recording with shardscope show, or "
-            "run it where there is one."
+            f"tui needs an interactive terminal; {name} is not one. "
+            "Print the recording with shardscope show instead."
         )

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from shardscope.cli.building import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.finish import finish
 from shardscope.cli.launch import is_first
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
@@ -27,9 +26,12 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
+from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
-from shardscope.report.text import render_summary
+from shardscope.report.heading import render_heading
+from shardscope.report.slices import render_layout
+from shardscope.report.traffic import fold_ranks
 from shardscope.shard.audit import audit
 from shardscope.shard.slices import visualize_sharding
 from shardscope.shard.tensors import Holdings
@@ -41,7 +43,14 @@ __frames__ = "outermost"  # whoever called us did not write the program
 _MAX_NAMED = 5
 
 
-@click.command("visualize")
+@click.command(
+    "visualize",
+    cls=Verb,
+    examples=[
+        "shardscope visualize train.py layers.0.attention.wq.weight --mesh tp=4",
+        "shardscope visualize train.py 'layers.0.*' --mesh dp=2,tp=4",
+    ],
+)
 @click.argument("target", metavar="TARGET")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @mesh_option
@@ -64,18 +73,25 @@ def command(
     output: str | None,
     force: bool,
 ) -> None:
-    """Print which rank holds which slice of the parameters called NAME.
+    """Show which rank holds which slice of the parameters called NAME.
 
-    A NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
+    NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
     """
     axes = choose_axes(target, mesh, verb="visualize")
-    destination = Destination(target, output, rank=rank, force=force)
+    destination = Destination(name_target(target), output, rank=rank, force=force)
     recording = name_command(
         _visualize(target, names, axes, rank=rank, has_data=data, device=device)
     )
-    # The tables of an audit, which the recording holds too, are another verb's.
-    shown = replace(recording, modules=(), findings=(), gaps=())
-    finish(recording, destination, render_summary(shown, is_folded=not no_fold))
+    # Not the whole summary: the tables of the audit are for `shardscope audit`.
+    destination.finish(
+        recording,
+        render_heading(recording, fold_ranks(recording)),
+        *(
+            part
+            for layout in recording.layouts
+            for part in render_layout(layout, is_complete=no_fold)
+        ),
+    )
 
 
 def _visualize(
@@ -109,9 +125,10 @@ def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[Tenso
     for pattern in dict.fromkeys(patterns):
         found = [name for name in tensors if fnmatchcase(name, pattern)]
         if not found:
-            some = ", ".join(list(tensors)[:_MAX_NAMED])
-            advice = f"Name one of its own, such as {some}." if some else "It has none at all."
-            raise TargetError(f"The model has no parameter {pattern!r}. {advice}")
+            examples = ", ".join(list(tensors)[:_MAX_NAMED])
+            advice = f" It has {examples}, …" if examples else " It has no parameters at all."
+            hint = suggest(pattern, list(tensors)) or advice
+            raise TargetError(f"The model has no parameter {pattern!r}.{hint}")
         placed = {name: tensors[name] for name in found}
         layouts = [
             visualize_sharding(tensor, name=name)
@@ -120,7 +137,7 @@ def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[Tenso
         ]
         if not layouts:
             raise TargetError(
-                f"{found[0]} is no DTensor: it is whole on every rank. Name a parameter that "
-                "parallelize() shards, or see what there is with shardscope audit."
+                f"{found[0]} is not a DTensor: every rank holds all of it. Name a parameter that "
+                "parallelize() shards, or list all parameters with shardscope audit."
             )
         yield from layouts

@@ -187,7 +187,7 @@ class ModuleCalls:
             return others.pop()
         self._report_gap(
             "backward",
-            "forwards ran on several threads, so which module a collective belongs to is not known "
-            "where only autograd could tell",
+            "forwards ran on several threads, so collectives that only autograd could "
+            "attribute have no module",
         )
         return NO_MODULE

@@ -228,11 +228,11 @@ def _named_models(models: Models) -> dict[str, nn.Module]:
         if not isinstance(name, str):
             raise TraceError(
                 f"trace() got a dict of models with the key {name!r}. "
-                "Give names, which are strings: the modules' own names begin with them."
+                "Give strings as names: they become prefixes of the module names."
             )
         if not isinstance(model, nn.Module):
             raise TraceError(
-                f"trace() got {type(model).__name__} where it wants a module. Give a model, a list "
+                f"trace() got {type(model).__name__} instead of a module. Give a model, a list "
                 "of models or a dict from name to model, or nothing to follow every module called."
             )
     return dict(named)

@@ -51,7 +51,7 @@ _MAIN_THREAD = threading.main_thread().ident
 Emit = Callable[[Group | Collective | Gap], None]
 
 _UNREAD_FACT = (
-    "it was issued, and is no collective that is known here (it may be one-sided, or newer than "
+    "it was issued, but it is not a known collective (it may be one-sided, or newer than "
     "this version of shardscope): what it sends is not recorded"
 )
 
@@ -329,9 +329,8 @@ class Recorder:
         if maker is None:
             self.report_gap(
                 "backward",
-                "its forward ran before the trace began, or on another thread outside any module, "
-                "so which module a collective belongs to is not known where only autograd could "
-                "tell",
+                "its forward ran before the trace began, or on another thread outside any "
+                "module, so collectives that only autograd could attribute have no module",
             )
             return NO_MODULE
         return note.running if maker == NO_MODULE else maker

@@ -18,6 +18,7 @@ from shardscope.world import current_world
 __all__ = ["describe_run", "find_torch_gaps", "is_simulated", "read_identity"]
 
 _FAKE_BACKEND = "fake"
+_DEVICES = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu", "xccl": "xpu"}  # by backend
 
 
 def read_identity() -> tuple[int, int]:
@@ -52,7 +53,16 @@ def describe_run(rank: int, world_size: int, axes: tuple[Axis, ...], *, instrume
         is_simulated=is_simulated(),
         command=_describe_command(),
         instruments=(instrument,),
+        device_type=_find_device_type(),
     )
+
+
+def _find_device_type() -> str | None:
+    """The device of the simulated world, or of the process group where its backend has only one."""
+    world = current_world()
+    if world is not None:
+        return world.mesh.device_type
+    return _DEVICES.get(str(dist.get_backend())) if dist.is_initialized() else None
 
 
 def find_torch_gaps(rank: int | None = None) -> tuple[Gap, ...]:

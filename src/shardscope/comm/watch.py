@@ -121,7 +121,7 @@ class Watch:
         try:
             return msgspec.structs.replace(recording, findings=find_comm_problems(recording))
         except Exception as error:  # noqa: BLE001 - watching must not kill
-            self.recorder.report_gap("findings", f"they could not be looked for ({error!r})")
+            self.recorder.report_gap("findings", f"they could not be inspected ({error!r})")
             return msgspec.structs.replace(recording, gaps=self._gaps())
 
     def _count_forwards(self) -> RunInfo:
@@ -190,7 +190,7 @@ class Watch:
         if DEVICE_CLOCK.num_waiting(self.spans):
             self.recorder.report_gap(
                 "phases",
-                "the stream lacks spans that the device had not finished when the trace ended: "
+                "the stream has no spans that the device had not finished when the trace ended: "
                 "call torch.cuda.synchronize() before that",
             )
 
@@ -201,8 +201,8 @@ class Watch:
             if self._has_rank:
                 self.recorder.report_gap(
                     "world",
-                    f"it became another, seen as rank {rank} of {world_size}, of which nothing "
-                    "is recorded: make a trace for each world",
+                    f"the world changed to rank {rank} of {world_size}, of which nothing is "
+                    "recorded: use one trace per world",
                 )
                 return False
             self._become(rank)

@@ -62,7 +62,7 @@ def _check_whole(limit: Limit, wholes: Sequence[Whole]) -> Iterator[Breach]:
             remedy=advise(limit, BreachKind.TOO_MUCH, worst.evidence),
         )
     elif worst is None:
-        yield _not_measured(limit, "no recording that was given looked at it")
+        yield _not_measured(limit, "no recording has it")
     elif flawed is not None:
         yield _not_measured(limit, f"not all was seen: {flawed.flaw}")
 
@@ -71,7 +71,7 @@ def _check_comm(limit: Limit, seen: Iterable[tuple[Traffic, Witness]]) -> Iterat
     able = [(traffic, witness) for traffic, witness in seen if is_measurable(limit, traffic)]
     fitting = [(traffic, witness) for traffic, witness in able if traffic.has_what(limit.selector)]
     if not able:
-        yield _not_measured(limit, "no recording that was given looked at it")
+        yield _not_measured(limit, "no recording has it")
     elif not fitting:
         yield _nothing_fits(limit, able[0][0])
     for traffic, witness in fitting:
@@ -96,7 +96,7 @@ def _check_readings(limit: Limit, traffic: Traffic, witness: Witness) -> Iterato
         if found:
             yield _breach_of_comm(limit, traffic, witness, kind, found)
     if traffic.is_lossy and limit.most is not None and not over and not under:
-        yield _not_measured(limit, "records were lost, so that there was more than is known")
+        yield _not_measured(limit, "records were lost, so the true figure is higher")
 
 
 def _breach_of_comm(

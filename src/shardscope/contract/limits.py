@@ -115,16 +115,16 @@ class Limit(Record, frozen=True, kw_only=True):
 
     def _find_fault(self) -> str:
         if self.least is None and self.most is None:
-            return "says neither the least nor the most there may be. Give it one of them"
+            return "has neither a minimum nor a maximum. Give it one of them"
         bounds = [bound for bound in (self.least, self.most) if bound is not None]
         if not all(0 <= bound <= _MOST for bound in bounds):
-            return "is below zero, or too large to be meant. Give a number of things or of bytes"
+            return "is negative or implausibly large. Give a count or a number of bytes"
         if bounds != sorted(bounds):
             return f"wants at least {self.least:,} and at most {self.most:,}. Swap them"
         if not self.is_on_comm and (self.least is not None or self.selector != Selector()):
-            return "says the most there may be of all together, and can say nothing else"
+            return "is a maximum for the total and takes no other keys"
         if self.figure is not Figure.FINDINGS and (self.severity is not None or self.rule):
-            return "names a severity or a rule, which findings alone have"
+            return "has a severity or a rule, which only findings have"
         return ""
 
 

@@ -103,7 +103,7 @@ class Place:
             if known and name not in known:
                 raise self.fail(f"there is no {self.key} '{name:.60}'. {name_nearest(name, known)}")
         if not names:
-            raise self.fail(f"{self.key} names nothing. Name one, or leave it out.")
+            raise self.fail(f"{self.key} is empty. Give a name, or remove it.")
         return names
 
 

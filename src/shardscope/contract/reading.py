@@ -77,8 +77,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
             return file.read()
     except FileNotFoundError as error:
         raise ContractError(
-            f"There is no contract '{name}'. Name one with --contract, or write one of today's "
-            f"numbers: shardscope contract record RECORDING -o {name}"
+            f"There is no contract '{name}'. Name one with --contract, or record one from the "
+            f"current figures: shardscope contract record RECORDING -o {name}"
         ) from error
     except UnicodeDecodeError as error:
         raise ContractError(f"'{name}' is not text in UTF-8. Name a TOML file.") from error
@@ -94,13 +94,14 @@ def parse_contract(text: str, *, name: str = "shardscope.toml") -> ContractFile:
     root.check_keys(document, ("contract",))
     if "contract" not in document:
         raise ContractError(
-            f"'{name}' has no [contract], so it holds nothing. Write limits below that word, or "
-            f"record today's: shardscope contract record RECORDING -o {name} --force"
+            f"'{name}' has no [contract] table, so it has no limits. Add limits below that "
+            "header, or record the current figures: shardscope contract record RECORDING -o "
+            f"{name} --force"
         )
     place = root.at("contract")
     limits = list(_read_limits(place, place.as_table(document["contract"])))
     if not limits:
-        raise place.fail("the contract holds nothing. Give it a limit, such as gaps = 0")
+        raise place.fail("the contract has no limits. Add one, such as gaps = 0")
     lines: dict[Limit, int] = {}
     for limit, line in limits:
         lines.setdefault(limit, line)
@@ -165,7 +166,7 @@ def read_comm(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, i
             figure, side = BOUNDS[key]
             bounds.setdefault(figure, {})[side] = _read_number(place.at(key), figure, value)
     if not bounds:
-        raise place.fail("it limits nothing. Give it count, max_bytes or another bound.")
+        raise place.fail("it has no limit. Give it count, max_bytes or another bound.")
     for figure, sides in bounds.items():
         yield _make_limit(place, figure, sides, selector), place.line
 

@@ -57,12 +57,12 @@ def record_contract(
         >>> contract = record_contract(load("step.json.gz"), slack=0.05)
     """
     if not 0 <= slack <= 100:
-        raise ContractError(f"A slack of {slack:g} is no share of bytes. Give one such as 0.05.")
+        raise ContractError(f"A slack of {slack:g} is not a fraction. Give one such as 0.05.")
     traffics = [one for one in map(read_traffic, recordings) if one is not None]
     if any(traffic.is_lossy for traffic in traffics):
         raise ContractError(
-            "Records of this run were lost, so that its numbers are too low for a contract; "
-            "`shardscope show` prints what was lost. Record the run again."
+            "Records of this run were lost, so its figures are too low for a contract; "
+            "`shardscope show` lists what was lost. Record the run again."
         )
     known = () if previous is None else previous.limits
     fresh = [*_list_wholes(), *_list_comm(traffics, by)]

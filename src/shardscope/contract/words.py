@@ -58,7 +58,7 @@ def name_module(name: str) -> str:
 
 
 def _name_cause(cause: CauseKind) -> str:
-    special = {CauseKind.UNASKED: "unasked", CauseKind.UNKNOWN: "of unknown cause"}
+    special = {CauseKind.UNASKED: "implicit", CauseKind.UNKNOWN: "of unknown cause"}
     return special.get(cause, f"by {cause}")
 
 

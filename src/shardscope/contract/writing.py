@@ -28,7 +28,7 @@ from shardscope.record import write_file
 
 __all__ = ["render_contract", "write_contract"]
 
-_HEADING = "What this program may say and hold: shardscope contract check RECORDING"
+_HEADING = "Limits for this program. Check them with: shardscope contract check RECORDING"
 
 Table = MutableMapping[str, Any]
 Values = dict[str, str | int]

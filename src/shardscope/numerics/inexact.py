@@ -147,7 +147,7 @@ def _settle_right(case: Case, numbers: _Numbers, off: Tensor) -> Verdict:
         return Verdict(case.name, Condition.FINE)
     deviation = _deviate(case, numbers, off)
     fact = (
-        f"{case.name} has numbers where eager execution has none"
+        f"{case.name} has numbers where eager execution has NaN"
         if has_more
         else f"{case.name} is off by {deviation.relative_rmse:.1e} of its size, "
         f"eager execution by {deviation.eager_rmse:.1e}"

@@ -30,7 +30,7 @@ def compare(
     """A verdict on each value that either run gave, one after the other."""
     for name in (*eager, *(name for name in compiled if name not in eager)):
         if name not in eager:
-            yield _settle_wrong(name, f"{name} is there, and eager execution has none")
+            yield _settle_wrong(name, f"{name} exists, but not in eager execution")
         elif name not in compiled:
             yield _settle_wrong(name, f"{name} is missing")
         else:

@@ -139,7 +139,7 @@ def _count_from_front(placement: Placement | None, value: Value) -> Placement | 
     num_dims = len(value.shape)
     if not -num_dims <= placement.dim < num_dims:
         raise PlanError(
-            f"the plan cuts dim {placement.dim} of {value.name}, which has {num_dims} dims. "
+            f"the plan shards dim {placement.dim} of {value.name}, which has {num_dims} dims. "
             "Name a dim that it has."
         )
     return placement.at(placement.dim % num_dims)

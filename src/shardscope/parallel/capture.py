@@ -130,8 +130,9 @@ def _explain_branch(model: nn.Module, error: Exception) -> str:
         return f"{fact}. Call model.set_experts_implementation('grouped_mm')."
     if module is not None and module.training:
         return (
-            f"{fact}. If it does so only in training, as where layers are skipped at random, call "
-            "model.eval(), or set training = False on that module alone; else use torch.where."
+            f"{fact}. If it does so only in training, as where layers are skipped at random, "
+            "call model.eval(), or set training = False on that module only; otherwise use "
+            "torch.where."
         )
     return f"{fact}. Use torch.where instead, or leave that module out of what is exported."
 

@@ -16,7 +16,7 @@ def tell_need(step: Step | Move, strategy: Strategy, position: int) -> str:
     """`aten.add needs both whole`, `aten.linear's mm needs its mat2 cut along dim 0`."""
     how = _tell(strategy.inputs[position])
     if isinstance(step, Move):
-        return f"a move along another axis needs it {how}"
+        return f"a redistribution along another axis needs it {how}"
     op = _name_op(step.origin)
     if len(strategy.inputs) == 1:
         return f"{op} needs it {how}"
@@ -50,8 +50,12 @@ def _name_op(origin: Origin) -> str:
 
 def _tell(placement: Placement) -> str:
     if isinstance(placement, Replicate):
-        return "whole"
-    return f"cut along dim {placement.dim}" if isinstance(placement, Shard) else "in addends"
+        return "replicated"
+    return (
+        f"sharded along dim {placement.dim}"
+        if isinstance(placement, Shard)
+        else ("as partial sums")
+    )
 
 
 def _argument_names(arguments: dict[str, Any]) -> Iterator[str]:
@@ -73,7 +77,7 @@ class GradientNames:
                 self._makers.update(dict.fromkeys(made, step.origin))
 
     def tell(self, value: Value, steps: Sequence[Step | Move], *, has_entered: bool) -> str:
-        """`gradient of norm.weight, which layers.0.norm uses in pieces`.
+        """`gradient of norm.weight, which layers.0.norm uses sharded`.
 
         `steps` are those through which it comes back: the move whose dual it is, or, where the
         value has entered computations in pieces, all of these.
@@ -85,7 +89,7 @@ class GradientNames:
         users = list(dict.fromkeys(one.origin.module for one in steps))
         more = f" and {len(users) - 1} more modules use" if len(users) > 1 else " uses"
         what = self._name(value.root, user)
-        return f"gradient of {what}, which {user or 'the program'}{more} in pieces"
+        return f"gradient of {what}, which {user or 'the program'}{more} sharded"
 
     def _name(self, value: Value, user: str | None) -> str:
         role, maker = self._roles.get(value), self._makers.get(value)

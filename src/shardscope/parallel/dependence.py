@@ -106,7 +106,7 @@ def _refuse(step: Step, mesh: Mesh, seats: tuple[Seat, Seat], differing: set[int
     value = step.inputs[min(differing)].name
     place = f"{where.module or 'the program'}{', ' if where.line else ''}{where.line}"
     return ParallelError(
-        f"ranks {one} and {other} would not meet in the backward pass: of {where.op} "
-        f"({where.node}, in {place}), only one of them uses {value}. This is a fault of "
-        "shardscope's; please report the program."
+        f"ranks {one} and {other} would issue different collectives in the backward pass: of "
+        f"{where.op} ({where.node}, in {place}), only one of them uses {value}. This is a bug "
+        "in shardscope; please report the program."
     )

@@ -107,7 +107,7 @@ def _check(node: fx.Node, value: Value, seat: Seat) -> None:
     if all(isinstance(one, int) for one in promised) and tuple(found.shape) != promised:
         raise ParallelError(
             f"{node.target} ({value.name}) computes {tuple(found.shape)} on one rank where "
-            f"{promised} was expected. This is a fault of shardscope's; please report the program."
+            f"{promised} was expected. This is a bug in shardscope; please report the program."
         )
 
 

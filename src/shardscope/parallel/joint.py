@@ -58,9 +58,9 @@ def _check_open(flow: Flow) -> None:
     fixed = [one for one in map(expression_of, flow.sizes.known.values()) if not symbols_in(one)]
     if fixed:
         raise ParallelError(
-            f"torch {torch.__version__} fixes sizes that the program leaves open when it "
+            f"torch {torch.__version__} makes dynamic sizes of the program static when it "
             f"differentiates it ({', '.join(map(str, fixed))} is what they were exported with). "
-            "Export it for fixed sizes, cut it for inference, or use a newer torch."
+            "Export it with static sizes, partition it for inference, or use a newer torch."
         )
 
 
@@ -135,7 +135,7 @@ def _check_loss(loss: Any) -> None:
             return
         kind = f"a tensor of shape {list(loss.shape)}"
         if not loss.requires_grad:
-            kind += " that no parameter goes into"
+            kind += " that depends on no parameter"
     raise ParallelError(
         f"the program's first output is {kind}, and training begins at one number that depends on "
         "the parameters. Return the loss first, or give parallelize() the model and loss=."

@@ -146,8 +146,7 @@ def _same_op(arrived: Mapping[int, fx.Node], peers: Sequence[int]) -> Any:
 def _hang(arrived: Mapping[int, fx.Node]) -> ParallelError:
     waits = "; ".join(f"rank {number} at {node.name}" for number, node in list(arrived.items())[:4])
     return ParallelError(
-        f"ranks would wait for each other for ever: {waits}. This is a fault of shardscope's; "
-        "please report the program."
+        f"ranks would deadlock: {waits}. This is a bug in shardscope; please report the program."
     )
 
 

@@ -65,7 +65,7 @@ class Mesh:
             known = ", ".join(str(int(one)) for one in self.ranks.flatten()[:8])
             raise PlanError(
                 f"rank {rank} is not part of the mesh {describe_axes(self.axes)} (its ranks are "
-                f"{known}{', …' if self.num_ranks > 8 else ''}). Ask for one of those."
+                f"{known}{(', …' if self.num_ranks > 8 else '')}). Choose one of those."
             )
         return Seat(self.sizes, tuple(int(one) for one in found[0]))
 
@@ -135,7 +135,7 @@ def _read_axes(mesh: Any) -> dict[str, int]:
     if math.prod(axes.values()) > _MAX_RANKS:
         raise PlanError(
             f"a mesh of {math.prod(axes.values()):,} ranks is more than the {_MAX_RANKS:,} that "
-            "can be laid out. Cut the program for fewer."
+            "are supported. Use a smaller mesh."
         )
     return axes
 

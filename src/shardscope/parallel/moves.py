@@ -96,7 +96,7 @@ class _Writer:
                 return self._swap(value, source.dim, target.dim)
             case Shard() as source, Shard() as target:
                 return self._take(self._gather(value, source), target)
-        raise AssertionError(f"there is no move from {self._source} to {self._target}")
+        raise AssertionError(f"there is no redistribution from {self._source} to {self._target}")
 
     def _reduce(self, value: fx.Node, reduction: str) -> fx.Node:
         if not self._is_truth:

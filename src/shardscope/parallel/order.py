@@ -87,10 +87,10 @@ def _compare(
             where = (mine or theirs).steps[0].origin
             place = f"{where.module or 'the program'}{', ' if where.line else ''}{where.line}"
             raise ParallelError(
-                f"ranks {one[0]} and {other[0]} would not meet at their collective {at} ({place}): "
-                f"rank {one[0]} issues {_describe(mine, names)}, rank {other[0]} "
-                f"{_describe(theirs, names)}. This is a fault of shardscope's; please report the "
-                "program."
+                f"ranks {one[0]} and {other[0]} would issue different collectives at position "
+                f"{at} ({place}): rank {one[0]} issues {_describe(mine, names)}, rank "
+                f"{other[0]} {_describe(theirs, names)}. This is a bug in shardscope; please "
+                "report the program."
             )
 
 

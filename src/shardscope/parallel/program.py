@@ -182,7 +182,7 @@ class ParallelProgram:
 
     def recording(self) -> Recording:
         """The program as a recording, for `show` and `save`."""
-        unasked = "" if self.verdicts is not None else "it was not asked for (verify=False)"
+        unasked = "" if self.verdicts is not None else "verification was turned off (verify=False)"
         found = Parallelization(
             program=name_program(self.flow),
             axes=self.mesh.records,

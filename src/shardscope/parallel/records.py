@@ -128,7 +128,10 @@ def _find_wrong(found: Parallelization) -> Iterator[Finding]:
                 severity=Severity.ERROR,
                 subject=one.name,
                 fact=f"{one.kind} {one.name} of the parallel program {_off(one)}",
-                remedy="Do not use it: leave out of the plan what it depends on, and report it.",
+                remedy=(
+                    "Do not use the program: remove what it depends on from the plan, and "
+                    "report the bug."
+                ),
             )
 
 
@@ -136,7 +139,7 @@ def _off(one: TensorVerdict) -> str:
     how = one.agreement.replace("_", " ")
     if one.error is None or one.noise is None:
         return how
-    return f"{how} by {one.error:.1e}, where rounding makes {one.noise:.1e}"
+    return f"{how} by {one.error:.1e}, where rounding explains {one.noise:.1e}"
 
 
 def name_program(flow: Flow) -> str:
@@ -180,10 +183,11 @@ def _remedy(one: propagate.Fallback, axis: str) -> str:
     op = shorten_op(one.origin.op)
     if one.kind == FallbackKind.DECOMPOSITION:
         return (
-            f"Nothing needs to be done: taken apart as torch does, {op} runs in pieces along "
-            f"{axis}. If what it moves is too much, have its inputs whole."
+            f"No action needed: decomposed as torch does, {op} runs sharded along {axis}. If it "
+            "moves too many bytes, keep its inputs replicated."
         )
     return (
-        f"Change the plan so that {op} gets its inputs whole along {axis}, or cut along a dim that "
-        "it keeps: as it is they are gathered, and every rank does all of it."
+        f"Change the plan so that {op} gets replicated inputs along {axis}, or inputs sharded "
+        "along a dim that it supports: now they are gathered, and every rank computes all of "
+        "it."
     )

@@ -193,7 +193,7 @@ def _check_arguments(
     if is_program and (given.args or kwargs or loss is not None or dynamic_shapes is not None):
         raise ParallelError(
             "args, kwargs, loss and dynamic_shapes are for a model that is still to be "
-            "exported. Give the model, or export it with its loss and say training=True."
+            "exported. Give the model, or export it with its loss and pass training=True."
         )
     if given.targets and loss is None:
         raise ParallelError(

@@ -61,9 +61,9 @@ def refuse(wrong: Sequence[TensorVerdict], culprit: Origin | None) -> ParallelEr
     off = (
         ""
         if first.error is None
-        else f" by {first.error:.1e}, where rounding makes {first.noise:.1e}"
+        else f" by {first.error:.1e}, where rounding explains {first.noise:.1e}"
     )
-    place = "its forward is right, its gradients are not"
+    place = "its forward agrees, its gradients do not"
     if culprit is not None:
         module = f" in {culprit.module}" if culprit.module else ""
         line = f" ({culprit.line})" if culprit.line else ""

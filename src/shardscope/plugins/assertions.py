@@ -193,7 +193,7 @@ def _hold(contract: Contract, recordings: Sequence[Recording], name: str) -> Non
 def _checked(step: Any) -> Step:
     if isinstance(step, nn.Module) or not callable(step):
         raise ContractError(
-            f"An assertion got {type(step).__name__} where it wants a step. Give it a function "
+            f"An assertion got {type(step).__name__} instead of a step. Give it a function "
             "that runs one (lambda model: model(batch)), or a trace or recording of one."
         )
     checked: Step = step

@@ -66,7 +66,7 @@ def read_comm_limits(
         tables += _list_tables(at, {**common, **table, "module": pattern})
     if not tables:
         raise ContractError(
-            f"{caller} was given nothing to hold the step to. Say how much it may say, such as "
+            f"{caller} was given no limit. Give at least one, such as "
             'all_reduce=2 or max_bytes="64MiB".'
         )
     return Contract(tuple(limit for table in tables for limit, _ in read_comm(place, table)))

@@ -35,8 +35,8 @@ class StepRecorder:
     def __init__(self, step: int, output: str | Path, *, force: bool) -> None:
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
             raise TraceError(
-                f"ShardscopeCallback got step={step!r}, which is no step: they are whole numbers "
-                "that count from 1, the first optimizer step. Give step=1 or more."
+                f"ShardscopeCallback got step={step!r}, which is not a step: steps are counted "
+                "from 1, the first optimizer step. Give step=1 or more."
             )
         self.step = step
         self._output = Path(output)
@@ -95,7 +95,7 @@ class StepRecorder:
     def close(self) -> None:
         """Training is over, whether or not it said so."""
         if self.is_recording and os.getpid() == self._pid:  # a forked process is no trainer
-            fact = f"training ended before step {self.step} did, and this is what it had said"
+            fact = f"training ended during step {self.step}; this is what it had recorded by then"
             rank = read_identity()[0]
             self.finish(Gap(place="step", fact=fact, rank=rank))
 
@@ -104,8 +104,8 @@ class StepRecorder:
         if self._is_done or self.is_recording or read_identity()[0] != 0:
             return
         self.tell(
-            f"step {self.step} was not recorded, because training ended with step {num_done} and "
-            "did not come by it. Record one that it comes by, or train longer."
+            f"step {self.step} was not recorded, because training ended with step {num_done} "
+            "before reaching it. Record an earlier step, or train longer."
         )
 
     def give_up(self, error: Exception) -> None:
@@ -116,7 +116,7 @@ class StepRecorder:
         finally:
             self._trace = None
             reason = str(error) or type(error).__name__
-            self.tell(f"step {self.step} is not recorded, and training goes on: {reason}")
+            self.tell(f"step {self.step} is not recorded; training continues: {reason}")
 
     def tell(self, sentence: str) -> None:
         """A warning that is never an error, whatever filters the program has."""

@@ -172,6 +172,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         axes=axes,
         instruments=tuple(instruments),
         num_forwards=max(counts, default=None),
+        device_type=next((run.device_type for run in runs if run.device_type), None),
     )
 
 

@@ -63,7 +63,9 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     """Which run this is. `ranks` are the ranks whose records are in this recording.
 
     `num_forwards` is how often the model ran forward while it was traced, None where that was not
-    counted: figures of collectives are of all of these together.
+    counted: figures of collectives are of all of these together. `device_type` is the device that
+    a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
+    there is neither.
     """
 
     torch_version: str
@@ -75,6 +77,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     command: str = ""
     instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, …
     num_forwards: Natural | None = None
+    device_type: str | None = None
 
 
 class Group(Record, frozen=True, kw_only=True, gc=False):

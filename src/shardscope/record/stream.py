@@ -175,7 +175,7 @@ class StreamWriter:
             return False
         if _identify(descriptor) != self._identity:
             os.close(descriptor)
-            self._fail(OSError(errno.ESTALE, "another file has its name now"))
+            self._fail(OSError(errno.ESTALE, "another file now has its name"))
             return False
         self._file = descriptor
         return True

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Parameter, Recording
@@ -20,12 +21,13 @@ from shardscope.report.units import UNKNOWN, format_bytes
 __all__ = ["render_audit"]
 
 _MAX_LINES = 80
-_MAX_INDENT = 8  # levels: deeper ones are known by their names
+_INDENT = 4
+_MAX_DEPTH = 8  # of the indentation
 _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 _COLUMNS = {
     "name": Column("parameter", Look.NAME, 28),
     "shape": Column("shape"),
-    "dtype": Column("dtype", Look.NAME, 5),
+    "dtype": Column("dtype", Look.NAME, 8),
     "lies": Column("placements", Look.NAME, 16),
     "group": Column("FSDP group", Look.NAME, 8),
     "rule": Column("rule", Look.NAME, 8),
@@ -76,19 +78,18 @@ def _describe_total(recording: Recording) -> str:
     return f"{count}, {whole} in all, {here} on {name_holder(recording.run)}"
 
 
-def _render_line(line: TreeLine) -> Text:
-    text = Text("    " * min(line.depth, _MAX_INDENT), no_wrap=True, overflow="ellipsis")
-    text.append_text(make_text(line.label, width=120))
+def _render_line(line: TreeLine) -> RenderableType:
+    text = make_text(line.label, width=120)
     if line.repeat > 1:
         text.append(f" ×{line.repeat}", "bold")
     if line.is_fully_sharded:
         text.append(f" {FULLY_SHARDED}", "bold green")
-    # What says most in fewest words comes first: the end of a line may be cut.
+    # Short marks come first, long ones may wrap.
     for mark in sorted(line.module.marks, key=lambda mark: mark.kind in _GROUPS):
         text.append("  ").append_text(_render_mark(mark))
     if line.module.aliases:
         text.append("  ").append_text(make_text(f"also {', '.join(line.module.aliases)}", "dim"))
-    return text
+    return Padding(text, (0, 0, 0, _INDENT * min(line.depth, _MAX_DEPTH)), expand=False)
 
 
 def _render_mark(mark: Mark) -> Text:

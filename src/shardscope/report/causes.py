@@ -21,7 +21,7 @@ _MAX_LINES = 4  # of a cause
 _INDENT = 2
 _COLUMNS = {
     "what": Column("what", Look.NAME, 14),
-    "what and cause": Column("what and cause", Look.PROSE, 20),
+    "what and cause": Column("what and cause", Look.PROSE, 20, covers=("what", "cause")),
     "count": Column("count"),
     "sent": Column("sent"),
     "cause": Column("cause", Look.PROSE, 32),

@@ -11,7 +11,7 @@ from rich.text import Text
 from shardscope.record import Coverage, OpCoverage, Recording, Verdict
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_share, make_text, make_title, plural
-from shardscope.report.lines import format_source
+from shardscope.report.lines import SourceLine
 from shardscope.report.table import disarm, write_rows
 from shardscope.report.units import UNKNOWN, format_bytes, format_count, format_flops
 
@@ -62,7 +62,9 @@ def render_coverage(recording: Recording) -> Iterator[RenderableType]:
             yield make_title(_title(coverage, recording), _note(coverage, recording))
             yield _render_ops(coverage)
             yield from _render_blockers(coverage)
-            yield make_title("Levels", "op calls and FLOPs that shard, local ones apart")
+            yield make_title(
+                "Levels", "op calls and FLOPs that run sharded; local ones are counted separately"
+            )
         yield make_text(f"{coverage.level:<10}").append_text(summarize_level(coverage))
 
 
@@ -159,7 +161,7 @@ def _render_blocker(one: OpCoverage) -> RenderableType:
     if one.detail:
         body.append(make_text(one.detail, width=300))
     if one.sources:
-        body.append(format_source(one.sources[0], width=76))
+        body.append(SourceLine(one.sources[0]))
     if one.remedy:
         body += [make_text(line, "green", width=200) for line in f"→ {one.remedy}".splitlines()]
     return Group(head, Padding(Group(*body), (0, 0, 0, 2)))

@@ -23,7 +23,7 @@ _LINE_WIDTH = 120
 _TEXT_WIDTH = 600
 _MANY_ULP = 1e5  # nobody would call it rounding
 _WORDS = {
-    Condition.RNG: "other random numbers",
+    Condition.RNG: "different random numbers",
     Condition.NAN: "NaN or infinity",
 }
 

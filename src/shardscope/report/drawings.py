@@ -50,7 +50,7 @@ def render_drawings(recording: Recording) -> Iterator[RenderableType]:
     ways = sorted(_gather(recording).items(), key=lambda item: -(item[1].num_bytes or 0))
     if not ways:
         return
-    yield make_title("Placements", f"{_HELD} what one rank holds, {_OTHER} what others hold")
+    yield make_title("Placements", f"{_HELD} on one rank, {_OTHER} on other ranks")
     for way, users in ways[:_MAX_DRAWINGS]:
         yield _draw(way, users, name_holder(recording.run))
     if len(ways) > _MAX_DRAWINGS:

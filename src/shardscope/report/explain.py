@@ -41,7 +41,7 @@ _BREAKS = {
     "line": Column("line", Look.NAME, 20),
     "count": Column("×"),
     "id": Column("id"),
-    "what": Column("why, and what to do", Look.PROSE, 36),
+    "what": Column("reason and fix", Look.PROSE, 36),
 }
 _GRAPHS = {
     "graph": Column("graph"),
@@ -55,7 +55,7 @@ _GRAPHS = {
 _RECOMPILES = {
     "function": Column("function", Look.NAME, 12),
     "line": Column("line", Look.NAME, 14),
-    "number": Column("time"),
+    "number": Column("#"),
     "why": Column("because", Look.PROSE, 30),
 }
 _SKIPS = {
@@ -93,7 +93,7 @@ def fold_explanations(
 
 def _title(explanation: Explanation) -> str:
     name = make_text(explanation.target, width=60).plain
-    return f"What torch.compile makes of {name}" if name else "What torch.compile makes of it"
+    return f"torch.compile summary: {name}" if name else "torch.compile summary"
 
 
 def summarize_explanation(explanation: Explanation) -> Text:
@@ -112,7 +112,7 @@ def summarize_explanation(explanation: Explanation) -> Text:
 
 def _render_sections(explanation: Explanation) -> Iterator[RenderableType]:
     if explanation.break_sites:
-        yield make_title("Breaks", "lines that no graph can hold")
+        yield make_title("Breaks", "lines where the graph breaks")
         yield from _render_some(_BREAKS, [_break_row(one) for one in explanation.break_sites], "id")
     if explanation.graphs:
         yield make_title("Graphs", _name_ops(explanation))
@@ -123,7 +123,7 @@ def _render_sections(explanation: Explanation) -> Iterator[RenderableType]:
         rows = [_recompile_row(one) for one in explanation.recompiles]
         yield from _render_some(_RECOMPILES, rows, "line")
     if explanation.skipped_frames:
-        yield make_title("Skipped functions", "what Python runs instead")
+        yield make_title("Skipped functions", "run eagerly")
         rows = [_skip_row(one, explanation) for one in explanation.skipped_frames]
         yield from _render_some(_SKIPS, rows, "line")
 
@@ -161,7 +161,7 @@ def _name_ops(explanation: Explanation) -> str:
     ops = [one for graph in explanation.graphs for one in graph.ops]
     counts = Counter(one.op for one in ops if one.kind is not OpKind.BOOKKEEPING)
     named = [f"{op} ×{count:,}" if count > 1 else op for op, count in counts.most_common(_MAX_OPS)]
-    more = f", and {len(counts) - _MAX_OPS:,} others" if len(counts) > _MAX_OPS else ""
+    more = f", and {len(counts) - _MAX_OPS:,} more" if len(counts) > _MAX_OPS else ""
     return ", ".join(named) + more
 
 

@@ -83,7 +83,7 @@ def _tell_traffic(recording: Recording, classes: tuple[RankClass, ...]) -> Itera
 def _note_ranks(recording: Recording, classes: tuple[RankClass, ...]) -> str:
     if count_ranks(recording.run.ranks) == 1:
         return ""
-    return "all ranks alike" if len(classes) == 1 else "ranks differ; that of the busiest"
+    return "all ranks identical" if len(classes) == 1 else "ranks differ; that of the busiest"
 
 
 def _join(*notes: str) -> str:
@@ -164,7 +164,7 @@ def _tell_coverage(recording: Recording) -> Iterator[Figure]:
         is_share = value.endswith("%")
         card = Card(
             label=label,
-            value=value if is_share else "none to judge",
+            value=value if is_share else "no ops to test",
             note=f"of {rest}" if is_share else summary,
         )
         yield Figure("coverage", f"{covered.level}: {summary}", (card,))

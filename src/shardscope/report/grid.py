@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: names are cut, columns left out, numbers kept whole."""
+"""Tables that fit the terminal: names are shortened, columns hidden, numbers never shortened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIN_NAME = 6  # cells of a name in a tree; where the tree is too deep for that,
 
 
 class Branch(Struct, frozen=True):
-    """A name in a tree, with the lines that lead to it, which are never cut before the name is."""
+    """A name in a tree, with the lines that lead to it; the name is shortened first."""
 
     guide: str
     name: Text
@@ -34,21 +34,25 @@ Row = Mapping[str, Cell]
 class Look(Enum):
     """How a column uses its room."""
 
-    NAME = "cut in the middle"
-    NUMBER = "whole, on the right"
-    PROSE = "over several lines, as wide as there is room"
+    NAME = "shortened in the middle"
+    NUMBER = "never shortened, aligned to the right"
+    PROSE = "wrapped, as wide as there is room"
 
 
 class Column(Struct, frozen=True):
-    """A column; with fewer than `min_width` cells a name or prose cannot be read."""
+    """A column; with fewer than `min_width` cells a name or prose cannot be read.
+
+    `covers` are the keys of columns whose content is in this one, where it takes their place.
+    """
 
     header: str
     look: Look = Look.NUMBER
     min_width: int = 0
+    covers: tuple[str, ...] = ()
 
 
 def leave_out(layout: Sequence[str], *keys: str) -> list[list[str]]:
-    """Ever poorer layouts: the whole, then without the first of the keys, and so on."""
+    """Layouts with ever fewer columns: all, then without the first of the keys, and so on."""
     layouts = [list(layout)]
     for key in keys:
         layouts.append([one for one in layouts[-1] if one != key])
@@ -57,9 +61,10 @@ def leave_out(layout: Sequence[str], *keys: str) -> list[list[str]]:
 
 @final
 class Grid:
-    """Rows under the richest layout for which there is room; `layouts` has the richest first.
+    """Rows under the first of the layouts for which there is room; `layouts` has the widest first.
 
-    A layout names columns. A row has a cell for each column, or nothing to show there.
+    A layout names columns. A row has a cell for each column, or nothing to show there. Columns of
+    the widest layout that are hidden are named below the table.
     """
 
     def __init__(
@@ -69,28 +74,29 @@ class Grid:
         layouts: Sequence[Sequence[str]],
         *,
         note: str = "",
-        names_left_out: bool = False,
     ) -> None:
         self._columns = columns
         self._rows = rows
         self._layouts = [[key for key in layout if self._has_content(key)] for layout in layouts]
         self._note = note
-        self._names_left_out = names_left_out  # in a note, where rows do not add up without
         self._wanted = {key: self._measure(key) for layout in layouts for key in layout}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._make_table(options.max_width)
         if self._note:
             yield Text(self._note, "dim")
-        if self._names_left_out:
-            yield from self._name_left_out(options.max_width)
+        hidden = self._list_hidden(options.max_width)
+        if hidden:
+            at = f"hidden at {options.max_width} columns: {', '.join(hidden)}"
+            yield Text(f"{at} (widen the terminal or set COLUMNS)", "dim")
 
-    def _name_left_out(self, width: int) -> RenderResult:
+    def _list_hidden(self, width: int) -> list[str]:
+        """Headers of the widest layout that are not shown; bars have none."""
         shown = self._choose_layout(width)
-        missing = [self._columns[key].header for key in self._layouts[0] if key not in shown]
-        if missing:
-            columns = ", ".join(missing)
-            yield Text(f"hidden at this width: {columns} (widen the terminal)", "dim")
+        covered = {*shown, *(key for one in shown for key in self._columns[one].covers)}
+        headers = {self._columns[key].header for key in shown}
+        missing = [self._columns[key].header for key in self._layouts[0] if key not in covered]
+        return [header for header in missing if header and header not in headers]
 
     def _has_content(self, key: str) -> bool:
         return any(row.get(key, "") for row in self._rows)
@@ -119,10 +125,10 @@ class Grid:
         room = width - _GAP * (len(layout) - 1) - sum(widths.values())
         flexible = [key for key in layout if not self._is_number(key)]
         while room < 0 and any(widths[key] > 1 for key in flexible):
-            # The last resort does not fit either: take from the widest.
+            # Even the narrowest layout does not fit: shorten the widest column.
             widths[max(flexible, key=lambda key: widths[key])] -= 1
             room += 1
-        # Who wants least comes first, so that others share what it leaves; prose takes the rest.
+        # Columns that need least come first, so that others share the rest; prose is last.
         flexible.sort(key=lambda key: (self._is_prose(key), self._wanted[key] - widths[key]))
         names = [key for key in flexible if not self._is_prose(key)]
         for index, key in enumerate(names):

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
 from shardscope.report.layout import make_text, plural
+from shardscope.report.names import make_inert
 from shardscope.report.traffic import RankClass, Tally, add_up, tally
 from shardscope.report.units import Spread, format_bytes, format_spread
 
@@ -78,9 +79,10 @@ def name_holder(run: RunInfo) -> str:
 
 
 def describe_reality(recording: Recording) -> str:
-    """Whether there were such ranks."""
+    """Whether the ranks were simulated, and for which device: `simulated (cuda)`."""
     if recording.run.is_simulated:
-        return "simulated"
+        device = recording.run.device_type
+        return f"simulated ({make_inert(device)})" if device else "simulated"
     # A world of one may have no process group at all; one that spoke has one.
     is_alone = recording.run.world_size == 1 and not recording.groups
     return "one process" if is_alone else "real process group"
@@ -122,7 +124,7 @@ def describe_traffic(recording: Recording, classes: tuple[RankClass, ...]) -> Te
     if len(classes) > 1:
         line.append(" · ranks differ (≤: the busiest)", "dim")
     elif count_ranks(classes[0].ranks) > 1:
-        line.append(" · all ranks alike", "dim")
+        line.append(" · all ranks identical", "dim")
     for fact in filter(None, _list_extent(recording)):
         line.append(f" · {fact}", "dim")
     return line

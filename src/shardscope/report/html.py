@@ -50,8 +50,8 @@ _DOCUMENT = """\
 """
 _INLINE_HEIGHT = "720px"
 _APOLOGY = (
-    "This report is drawn by a script of its own, which this browser does not run. "
-    "Allow scripts for this file, or run `shardscope show` for the same in a terminal."
+    "This report needs JavaScript. Allow scripts for this file, or run `shardscope show` for "
+    "the same figures in a terminal."
 )
 
 

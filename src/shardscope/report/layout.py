@@ -1,7 +1,12 @@
-"""The look that all sections share."""
+"""Text, titles and bars that all sections share."""
 
 from __future__ import annotations
 
+import re
+from typing import Any, final
+
+from rich.console import Console
+from rich.containers import Lines
 from rich.text import Text
 
 from shardscope.report.names import make_inert, shorten
@@ -11,16 +16,37 @@ __all__ = ["draw_level", "format_bar", "format_share", "make_text", "make_title"
 _BAR_CELLS = 8
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _LITTLE = "·"
+_PLACE = re.compile(r"(\S+:\d+)(?![\w.:])(\S{0,3})")  # a path, a line number, punctuation
+
+
+@final
+class _Prose(Text):
+    """Text in which a path that is wider than a line is shortened, so that `:12` is not split."""
+
+    def wrap(self, console: Console, width: int, *args: Any, **kwargs: Any) -> Lines:
+        """Break into lines of at most `width` cells."""
+        text: Text = self
+        for match in reversed(list(_PLACE.finditer(self.plain))):
+            if len(match[0]) > width:
+                start, stop = match.span(1)
+                place = shorten(match[1], width - len(match[2]))
+                text = Text.assemble(text[:start], place, text[stop:])
+                text.justify, text.overflow, text.no_wrap = (
+                    self.justify,
+                    self.overflow,
+                    self.no_wrap,
+                )
+        return Text.wrap(text, console, width, *args, **kwargs)
 
 
 def make_text(text: str, style: str = "", *, width: int = 400) -> Text:
-    """A stranger's text as rich text: no markup, no escapes, no endless lines."""
-    return Text(shorten(make_inert(text), width), style)
+    """Text of the user's program as rich text: no markup, no escapes, at most `width` cells."""
+    return _Prose(shorten(make_inert(text), width), style)
 
 
 def make_title(title: str, note: str = "") -> Text:
-    """A section's first line, with a blank line above; either part may be a stranger's."""
-    line = Text("\n").append(make_inert(title), "bold")
+    """A section's first line, with a blank line above; both parts are made safe to print."""
+    line = _Prose("\n").append(make_inert(title), "bold")
     return line.append(f"  {make_inert(note)}", "dim") if note else line
 
 
@@ -33,7 +59,7 @@ def format_share(part: int, whole: int) -> str:
 
 
 def format_bar(part: int, whole: int) -> Text:
-    """A share as a bar, which a file that says more than all of it cannot make longer."""
+    """A share as a bar; a file whose part exceeds the whole cannot make it longer."""
     cells = round(min(1.0, part / whole) * _BAR_CELLS) if whole else 0
     return Text("█" * cells, "cyan")
 

@@ -163,7 +163,7 @@ def _render_modules(profile: MemoryProfile, *, is_folded: bool) -> RenderableTyp
     kinds = [kind for kind in MemoryKind if any(kind in one.by_kind for one in shown)]
     kinds.sort(key=lambda kind: sum(one.by_kind.get(kind, 0) for one in shown))
     layouts = leave_out(["module", *sorted(kinds, key=list(MemoryKind).index), "bytes"], *kinds)
-    return Grid(_MODULE_COLUMNS, rows, layouts, note=note, names_left_out=True)
+    return Grid(_MODULE_COLUMNS, rows, layouts, note=note)
 
 
 def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _Held]:

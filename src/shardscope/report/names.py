@@ -1,7 +1,8 @@
-"""Names from a stranger's program made safe to print, and short enough."""
+"""Names from the user's program, made safe to print and short enough."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
@@ -11,34 +12,50 @@ from shardscope.record import make_inert
 
 __all__ = ["make_inert", "shorten", "shorten_names"]
 
-_END = 2 / 3  # of what is kept of a name that is too long
+_END = 2 / 3  # the part of a shortened name that is taken from its end
+_LINE = re.compile(r"(?<=\S):\d+(?![\w.:])")  # of a source file, as in `train.py:12 forward`
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` cells of a terminal, keeping both ends: the end of a name tells most."""
+    """Shorten to `width` cells in the middle; the line number in `train.py:12` is never lost."""
     if cell_len(text) <= width:
         return text
-    head, tail = _find_cut(text, width)
-    return text[:head] + "…" + text[len(text) - tail :]
+    return "…".join(text[start:stop] for start, stop in _find_parts(text, width, _END))
 
 
 def shorten_names(names: Sequence[Text], width: int) -> list[Text]:
-    """The same for names that stand below each other, cut so that they stay different."""
-    candidates = [[_cut(name, width, end) for name in names] for end in (_END, 1.0)]
-    return max(candidates, key=lambda cut: len({name.plain for name in cut}))
+    """Shorten names in a column so that they remain distinct where that is possible."""
+    candidates = [[_shorten_text(name, width, end) for name in names] for end in (_END, 1.0)]
+    return max(candidates, key=lambda texts: len({text.plain for text in texts}))
 
 
-def _cut(text: Text, width: int, end: float) -> Text:
+def _shorten_text(text: Text, width: int, end: float) -> Text:
     if text.cell_len <= width:
         return text
-    head, tail = _find_cut(text.plain, width, end)
-    return Text.assemble(text[:head], "…", text[len(text) - tail :])
+    parts = _find_parts(text.plain, width, end)
+    return Text("…").join(text[start:stop] for start, stop in parts)
 
 
-def _find_cut(text: str, width: int, end: float = _END) -> tuple[int, int]:
-    """How many characters to keep at the start and at the end, which gets that much of it."""
+def _find_parts(text: str, width: int, end: float) -> list[tuple[int, int]]:
+    """The parts of the text to keep, as start and stop; dots go between them."""
+    size = len(text)
+    line = _LINE.search(text)
+    # With a line number, what follows it goes first: the path before it matters more.
+    stop = line.end() if line is not None and line.end() < size else size
+    is_cut = stop < size and cell_len(text[:stop]) + 1 > width
+    if stop < size and not is_cut:
+        return [(0, _count_fitting(text, width - 1)), (size, size)]
+    room = width - 1 if is_cut else width
+    tail = 0 if line is None else stop - line.start()
+    head, tail = _find_cut(text[:stop], room, end, min_tail=tail)
+    parts = [(0, head), (stop - tail, stop)]
+    return [*parts, (size, size)] if is_cut else parts
+
+
+def _find_cut(text: str, width: int, end: float, *, min_tail: int = 0) -> tuple[int, int]:
+    """How many characters to keep at the start and at the end, which gets the share `end`."""
     room = max(0, width - 1)
-    tail = _count_fitting(reversed(text), max(min(1, room), int(room * end)))
+    tail = _count_fitting(reversed(text), max(min(1, room), int(room * end), min(min_tail, room)))
     used = cell_len(text[len(text) - tail :])
     return _count_fitting(text, room - used), tail
 

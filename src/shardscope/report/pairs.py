@@ -33,7 +33,7 @@ class Pairs(NamedTuple):
     """What went from rank to rank; senders are ranks that were recorded."""
 
     sent: dict[Pair, int]
-    num_unknown: int  # calls that are left out: nobody knows to whom they went
+    num_unknown: int  # calls that are left out: their destination was not recorded
 
 
 def sum_pairs(recording: Recording) -> Pairs | None:
@@ -60,7 +60,7 @@ def sum_pairs(recording: Recording) -> Pairs | None:
 
 def describe_unknown(num_calls: int) -> str:
     """What is left out."""
-    return f"{plural(num_calls, 'call')} left out: nobody knows to whom they went"
+    return f"{plural(num_calls, 'call')} left out: their destination was not recorded"
 
 
 def _sum_routes(calls: Iterable[Collective]) -> tuple[Counter[_Route], Counter[_Route]]:

@@ -56,7 +56,7 @@ class Paper:
         lines = self._lines
         if self._num_left_out:
             count = f"{self._num_left_out:,} {'line' if self._num_left_out == 1 else 'lines'}"
-            lines = [*lines, f"*{count} left out: there is no room for more.*", ""]
+            lines = [*lines, f"*{count} left out for lack of space.*", ""]
         return "\n".join(lines).rstrip("\n") + "\n"
 
     def _add_items(

@@ -26,7 +26,7 @@ from shardscope.record import (
 )
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
-from shardscope.report.lines import format_source
+from shardscope.report.lines import SourceLine, format_source
 from shardscope.report.numbered import fold_numbers, name_all
 from shardscope.report.units import format_bytes, format_count
 
@@ -53,10 +53,10 @@ _TENSOR_COLUMNS = {
     "name": Column("tensor", Look.NAME, 30),
     "kind": Column("", Look.NAME, 9),
     "shape": Column("shape"),
-    "dtype": Column("dtype", Look.NAME, 5),
-    "lies": Column("lies", Look.NAME, 12),
+    "dtype": Column("dtype", Look.NAME, 8),
+    "lies": Column("placements", Look.NAME, 12),
     "rule": Column("rule", Look.NAME, 8),
-    "here": Column("here"),
+    "here": Column("local"),
 }
 _MEMORY_COLUMNS = {
     "ranks": Column("ranks", Look.NAME, 6),
@@ -89,7 +89,7 @@ def render_parallel(recording: Recording, *, is_folded: bool = True) -> Iterator
 def _note(found: Parallelization) -> str:
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in found.axes)
     name = f"{found.program} on" if found.program else "on"
-    use = "to train" if found.is_training else "forward only"
+    use = "for training" if found.is_training else "forward only"
     return f"{name} {mesh}, {use}, {plural(found.num_ops, 'op')}"
 
 
@@ -127,7 +127,7 @@ def likeness_of(one: Inserted | Fallback) -> object:
 def _render_collectives(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.inserted:
         return
-    yield make_title("Collectives", "in the order of one rank; layers that are alike in one row")
+    yield make_title("Collectives", "in the order of one rank; identical layers share a row")
     groups = fold_alike(
         found.inserted,
         likeness_of,
@@ -166,7 +166,7 @@ def _explain(why: str, source: Source | None, width: int) -> Text:
 def _render_fallbacks(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.fallbacks:
         return
-    yield make_title("Fallbacks", "ops that cannot run on the pieces they are given")
+    yield make_title("Fallbacks", "ops that cannot run on sharded inputs")
     groups = fold_alike(
         found.fallbacks,
         likeness_of,
@@ -190,7 +190,7 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
         make_text(f"given {lies} along {one.axis}; moves {format_bytes(moved)}", width=300)
     ]
     if one.source is not None:
-        body.append(format_source(one.source, width=76))
+        body.append(SourceLine(one.source))
     body.append(make_text(f"→ {one.remedy}", "green", width=400))
     return Group(head, Padding(Group(*body), (0, 0, 0, _INDENT)))
 
@@ -198,7 +198,7 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
 def _render_tensors(found: Parallelization, *, is_folded: bool) -> Iterator[RenderableType]:
     if not found.placed:
         return
-    yield make_title("What lies how", "S: cut along a dim, R: whole; here: on the first rank, each")
+    yield make_title("Placements", "S(dim): sharded, R: replicated; local: bytes on the first rank")
     axes = [axis.name for axis in found.axes]
     groups = fold_alike(found.placed, _facts, is_folded=is_folded)
     rows = [_tensor_row(group, axes) for group in groups]

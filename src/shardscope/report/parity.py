@@ -56,7 +56,7 @@ def render_parity(recording: Recording, *, is_folded: bool = True) -> Iterator[R
 
 def _note(parity: Parity) -> str:
     mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in parity.axes)
-    where = "in processes of their own" if parity.is_in_processes else "in one process"
+    where = "in separate processes" if parity.is_in_processes else "in one process"
     noise = "double precision" if parity.has_exact else "perturbed weights"
     return f"on {mesh}, all ranks {where}; relative errors, noise measured with {noise}"
 

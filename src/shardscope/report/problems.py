@@ -19,7 +19,7 @@ from shardscope.record import (
     list_ranks,
 )
 from shardscope.report.layout import make_text, make_title
-from shardscope.report.lines import format_source
+from shardscope.report.lines import SourceLine
 from shardscope.report.stops import render_stops
 
 __all__ = [
@@ -53,7 +53,9 @@ def render_problems(recording: Recording) -> Iterator[RenderableType]:
     yield from _render_some("Findings", [_render_finding(*item) for item in findings])
     yield from render_stops(recording)
     gaps = [_render_gap(*item) for item in fold_problem_ranks(recording.gaps)]
-    yield from _render_some("Gaps", gaps, "seen but not understood; --strict makes them fail")
+    yield from _render_some(
+        "Gaps", gaps, "not recorded or not understood; --strict makes them fail"
+    )
 
 
 def describe_checks(*recordings: Recording) -> str:
@@ -112,9 +114,12 @@ def _render_finding(finding: Finding, ranks: list[int]) -> RenderableType:
     head = Text.assemble((f"{finding.severity} ", SEVERITY_STYLES[finding.severity]))
     head.append_text(make_text(finding.rule, "bold", width=60)).append("  ")
     head.append_text(make_text(finding.subject, width=120)).append_text(_name_ranks(ranks))
-    body = [make_text(finding.fact, width=1000), make_text(f"→ {finding.remedy}", "green")]
+    body: list[RenderableType] = [
+        make_text(finding.fact, width=1000),
+        make_text(f"→ {finding.remedy}", "green"),
+    ]
     if finding.source is not None:
-        body.append(format_source(finding.source, width=76))
+        body.append(SourceLine(finding.source))
     return Group(head, Padding(Group(*body), (0, 0, 0, 2)))
 
 

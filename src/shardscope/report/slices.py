@@ -97,7 +97,7 @@ def _tabulate(layout: TensorLayout, cut: list[int], *, is_complete: bool) -> Ren
     note = f"… {plural(num_hidden, 'more slice')}" if num_hidden else ""
     is_partial = any(placement.startswith("Partial") for placement in layout.placements)
     if not cut and 0 not in layout.shape:
-        what = "a part of the sum" if is_partial else "all of it"
+        what = "a partial sum" if is_partial else "all of it"
         note = f"every rank of the mesh holds {what}"
     return Grid(columns, [_make_row(one) for one in shown], [list(columns)], note=note)
 

@@ -66,7 +66,6 @@ def render_stops(recording: Recording) -> Iterator[RenderableType]:
         rows[:_MAX_ROWS],
         leave_out(list(_COLUMNS), "last", "then"),
         note=f"… {num_hidden:,} more rows" if num_hidden > 0 else "",
-        names_left_out=True,
     )
 
 

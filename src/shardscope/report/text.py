@@ -45,10 +45,10 @@ View = Literal["module", "axis", "kind", "cause"]
 
 _NUM_CAUSES = 8
 _EMPTY = (
-    "No collectives were recorded. Either the traced code issued none, or it ran outside "
+    "No collectives were recorded. Either the traced code issued no collective, or it ran outside "
     "`with trace(model)`; a world of one rank has none to issue."
 )
-_LOST = "No collectives are left in this recording: the gaps above say what was lost."
+_LOST = "No collectives are left in this recording: see the gaps above."
 
 
 def render_summary(
@@ -91,7 +91,7 @@ def _render_collectives(
     recording: Recording, classes: tuple[RankClass, ...], by: View, is_folded: bool
 ) -> Iterator[RenderableType]:
     if len(classes) > 1:
-        yield make_title("Ranks", "those that issued the same share a row")
+        yield make_title("Ranks", "identical ranks share a row")
         yield render_ranks(classes)
     if by == "cause":
         yield make_title("By cause", join_notes(note_lines(recording), describe_passes(recording)))

@@ -73,7 +73,7 @@ _FIELDS: dict[Subject, tuple[str, ...]] = {
     "proof": ("parity",),
 }
 _SILENT = "No collectives were issued while it was traced."
-_CUT = "Nothing in this view belongs to the modules that match."
+_CUT = "Nothing in this view belongs to matching modules."
 
 
 def render_views(
@@ -182,7 +182,7 @@ class Views:
             note = describe_totals(recording, classes)
             yield make_title(f"By {facets[0]} and {facets[1]}", note)
             yield render_totals(add_roots(self._roots), classes, (*facets, "phase"))
-            yield make_title("Ranks", "those that issued the same share a row")
+            yield make_title("Ranks", "identical ranks share a row")
             yield render_ranks(classes)
             yield from render_matrix(recording)
             yield from render_timeline(recording)

@@ -78,7 +78,7 @@ def find_memory_problems(
             subject="step",
             fact=(
                 f"a step needs {format_bytes(needed)}, {format_bytes(needed - device)} more than "
-                f"the {format_bytes(device)} there are; its peak is {_name_peak(profile)}"
+                f"the {format_bytes(device)} available; the peak is {_name_peak(profile)}"
             ),
             remedy=_summarize(advice, needed - device),
             rank=profile.rank,
@@ -97,10 +97,10 @@ def find_memory_problems(
 def find_missing(rank: int, *, has_backward: bool, has_optimizer: bool) -> Iterator[Finding]:
     """What training would hold and this step did not: nobody should take one for the other."""
     if not has_backward:
-        fact = "backward never ran, so that gradients and optimizer state are not counted"
-        remedy = "Call backward() in the step, unless it is inference that you ask about."
+        fact = "backward never ran, so gradients and optimizer state are not counted"
+        remedy = "Call backward() in the step, unless you profile inference."
     elif not has_optimizer:
-        fact = "no optimizer was stepped, so that its state and temporaries are not counted"
+        fact = "no optimizer was stepped, so its state and temporaries are not counted"
         remedy = "Give memory() the optimizer; a target defines optimizer(model)."
     else:
         return
@@ -157,7 +157,7 @@ def _checkpoint(
             f"activations of {layers.num_layers} layers take {format_bytes(layers.num_bytes)} "
             f"at the peak, those of one {format_bytes(layers.largest_bytes)}",
             "Run each layer under torch.utils.checkpoint.checkpoint(layer, …, "
-            "use_reentrant=False): it keeps a layer's input, and makes the rest again in backward.",
+            "use_reentrant=False): it saves only the layer's input and recomputes the rest.",
         )
 
 
@@ -178,8 +178,8 @@ def _shard(
         yield Advice(
             int(whole * (1 - 1 / axis.size)),
             f"mesh axis {axis.name}",
-            f"parameters that all {axis.size} ranks along {axis.name} have whole take "
-            f"{format_bytes(whole)} with their gradients and optimizer state",
+            f"parameters that all {axis.size} ranks along {axis.name} replicate take "
+            f"{format_bytes(whole)} including gradients and optimizer state",
             f'Shard them{instead}: fully_shard(layer, mesh=mesh["{axis.name}"]) for each layer, '
             "then for the model.",
         )
@@ -227,9 +227,9 @@ def _fuse_optimizer(
             _temporaries_outside(profile),
             "optimizer",
             "the peak is in the optimizer, whose temporaries are as large as the parameters",
-            "Make it with fused=True, which needs none."
+            "Create it with fused=True, which needs no temporaries."
             if circumstances.can_fuse
-            else "Make it with foreach=False, which takes one parameter after the other.",
+            else "Create it with foreach=False, which updates one parameter at a time.",
         )
 
 
@@ -245,7 +245,7 @@ def _shrink_state(
             "optimizer",
             f"its state takes {format_bytes(state)}, {state / max(1, count):.0f} bytes for each "
             "parameter",
-            "Use an optimizer with 8-bit state (torchao, bitsandbytes), or one with less of it.",
+            "Use an optimizer with 8-bit state (torchao, bitsandbytes), or one with less state.",
         )
 
 
@@ -259,7 +259,7 @@ def _chunk_loss(
     yield Advice(
         held * 7 // 8,
         "loss",
-        f"what is computed outside of any module, the loss most of all, holds "
+        f"tensors computed outside any module, such as the loss, take "
         f"{format_bytes(held)} at the peak",
         "Compute output layer and loss in pieces (say eight) of the sequence, each under "
         "torch.utils.checkpoint, and do not cast all logits to fp32 at once.",
@@ -292,7 +292,7 @@ def _share_buckets(
             min(held, _at_peak(profile, _K.GRADIENTS)),
             "DistributedDataParallel",
             f"its buckets, copies of the gradients, take {format_bytes(held)} at the peak",
-            "Make it with gradient_as_bucket_view=True: gradients then live in the buckets.",
+            "Create it with gradient_as_bucket_view=True, so gradients are views of its buckets.",
         )
 
 
@@ -306,7 +306,7 @@ def _clear_gradients(
     yield Advice(
         kept,
         "gradients",
-        f"the step begins with {format_bytes(kept)} of gradients of the step before",
+        f"the step begins with {format_bytes(kept)} of the previous step's gradients",
         "Call optimizer.zero_grad() right after optimizer.step().",
     )
 

@@ -57,8 +57,8 @@ def audit(
         )
     if before is not None and not isinstance(before, Recording):
         raise AuditError(
-            f"audit()'s `before` is {type(before).__name__}, not a recording. Give it what audit() "
-            "gave of the model before it was sharded."
+            f"audit()'s `before` is {type(before).__name__}, not a recording. Give it the "
+            "result of audit() on the unsharded model."
         )
     if step is not None and not callable(step):
         raise AuditError(
@@ -94,9 +94,7 @@ def _find_all(held: Holdings, rules: Sequence[Rule], before: Recording | None) -
 def _run_step(held: Holdings, step: Callable[[], object], gaps: list[Gap]) -> list[Finding]:
     findings, error = find_mixed_tensors(held, step)
     if error is not None:
-        fact = (
-            f"it ended early, so that what would have met after is not known ({_sentence(error)})"
-        )
+        fact = f"it ended early, so later ops were not checked ({_sentence(error)})"
         gaps.append(Gap(place="step", fact=fact, rank=held.rank))
     return findings
 

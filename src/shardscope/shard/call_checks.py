@@ -24,7 +24,7 @@ def check_call(model: object, step: object, optimizer: object) -> None:
     for one in _models(model):
         if not isinstance(one, nn.Module):
             raise MemoryProfileError(
-                f"memory() got {_describe(one)} where it wants a module. Give a model, a list of "
+                f"memory() got {_describe(one)} instead of a module. Give a model, a list of "
                 "models or a dict from name to model, or None to follow every module called."
             )
     if not callable(step) or isinstance(step, nn.Module):
@@ -52,7 +52,7 @@ def checked_size(device_bytes: object) -> int | None:
         size = operator.index(device_bytes)
     if not 0 < size < _MAX_BYTES:
         raise MemoryProfileError(
-            f"memory() got device_bytes={device_bytes!r:.60}. Give what the GPU has as a number of "
+            f"memory() got device_bytes={device_bytes!r:.60}. Give the memory of the GPU in "
             "bytes, such as 80 << 30."
         )
     return size
@@ -73,7 +73,7 @@ def check_needs_no_closure(optimizer: Optimizer) -> None:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise MemoryProfileError(
-            f"{type(optimizer).__name__} was given to memory(), but its step() wants a closure. "
+            f"{type(optimizer).__name__} was given to memory(), but its step() needs a closure. "
             "Call optimizer.step(closure) in the step itself."
         )
 
@@ -82,7 +82,7 @@ def _check_optimizer(optimizer: object) -> None:
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         raise MemoryProfileError(
             f"memory() got the class {optimizer.__name__} for its optimizer. Give an optimizer, "
-            f"{optimizer.__name__}(model.parameters()), or a function that makes one of the model."
+            f"{optimizer.__name__}(model.parameters()), or a function that makes one."
         )
     is_usable = optimizer is None or isinstance(optimizer, Optimizer) or callable(optimizer)
     if is_usable and not isinstance(optimizer, nn.Module):
@@ -90,7 +90,8 @@ def _check_optimizer(optimizer: object) -> None:
     several = isinstance(optimizer, Sequence | Mapping)
     raise MemoryProfileError(
         f"memory() got {_describe(optimizer)} for its optimizer. Give an optimizer, or a "
-        f"function that makes one of the model{'; step several in the step' if several else ''}."
+        "function that creates one for the "
+        f"model{('; step several in the step' if several else '')}."
     )
 
 

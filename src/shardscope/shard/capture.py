@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_higher_order(func):
             self.functional.add(str(func))
-            self._report(str(func), "it takes functions, and the ops in them were not judged")
+            self._report(str(func), "it takes functions, whose ops were not tested")
             return func(*args, **kwargs)
         if func.namespace not in NOT_THE_MODELS:
             self._note(func, args, kwargs)

@@ -87,19 +87,19 @@ def coverage(
     """
     if not isinstance(model, nn.Module):
         raise CoverageError(
-            f"coverage() got {type(model).__name__} where it wants a module. Give it a model, then "
+            f"coverage() got {type(model).__name__} instead of a module. Give it a model, then "
             "what to call it with: coverage(model, tokens)."
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise CoverageError(
-            "coverage() got a model with parameters that have no shape yet. Call it once with such "
-            "inputs, and they get theirs."
+            "coverage() got a model with parameters that have no shape yet. Call it once with "
+            "such inputs to initialize them."
         )
 
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise CoverageError(
-            "coverage() got a TorchScript model, whose ops and tensors torch keeps to itself. Give "
-            "it the model that the script was made of."
+            "coverage() got a TorchScript model, whose ops and tensors are hidden. Give it the "
+            "original model."
         )
 
     def forward(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -117,8 +117,8 @@ def _find_loss(loss: Callable[[Any], Any], output: Any) -> Any:
         raise
     except Exception as error:
         raise CoverageError(
-            f"loss raised {describe(error)} for the model's output. Call it with that by itself, "
-            "and see that it runs."
+            f"loss raised {describe(error)} for the model's output. Run the loss on that output "
+            "first, without shardscope."
         ) from error
 
 
@@ -186,8 +186,8 @@ def _cover(
         gaps: dict[tuple[str, str], None] = {}
         if own_mesh.size() == 1:
             raise CoverageError(
-                "coverage() got a mesh of one rank, on which nothing is cut and all is right. Give "
-                'it one of two or more, such as mesh={"tp": 2}.'
+                "coverage() got a mesh of one rank, on which nothing is sharded. Give it a "
+                'mesh of two or more ranks, such as mesh={"tp": 2}.'
             )
         covered = _judge(task, own_mesh, levels, lambda *gap: gaps.setdefault(gap))
         rank = dist.get_rank()
@@ -249,7 +249,7 @@ def _judge(task: _Task, mesh: DeviceMesh, levels: list[Level], report: Report) -
 
 
 def _tell_op(tell: Callable[[str], None], level: Level, op: str, number: int, total: int) -> None:
-    tell(f"judging {op} ({number:,} of {total:,}, {level})")
+    tell(f"testing {op} ({number:,} of {total:,}, {level})")
 
 
 @contextmanager

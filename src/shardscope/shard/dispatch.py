@@ -144,7 +144,7 @@ class Dispatcher:
         """DTensor looks for a rule; it may take as long as it likes, so it is stopped."""
         if num_tried > MAX_TRIED:
             self._outcome.is_stopped = True
-            raise _TooManyTriedError(f"DTensor tried {MAX_TRIED} layouts of its parts")
+            raise _TooManyTriedError(f"DTensor tried {MAX_TRIED} placements of its decomposition")
 
     def failed(self, op: Any, num_tried: int) -> None:
         """DTensor cannot run an op."""
@@ -195,7 +195,7 @@ def _quiet() -> Iterator[None]:
 def _find_absurdity(tensor: torch.Tensor, place: Place | None) -> str:
     for one in place or ():
         if isinstance(one, Shard) and one.dim >= tensor.dim():
-            return f"its result has {tensor.dim()} dims and is said to be {one}"
+            return f"its result has {tensor.dim()} dims but its spec is {one}"
     return ""
 
 

@@ -21,7 +21,7 @@ _WITH_DATA = (
     "materialize()"
 )
 _NO_WORKERS = "Take the batch before memory() is called, or use a DataLoader with num_workers=0"
-_NO_CUDA = "Leave calls of torch.cuda out where there is no GPU"
+_NO_CUDA = "Remove calls of torch.cuda where there is no GPU"
 _REMEDIES = {  # words of torch's own, and what they mean for tensors without data
     "DataLoader worker process": _NO_WORKERS,
     "Attempted to set the storage of a tensor on device": _NO_WORKERS,
@@ -49,9 +49,8 @@ def explained_failures(watcher: Watcher) -> Iterator[None]:
             ) from error
         if watcher.num_values_read and not isinstance(error, ShardscopeError):
             raise MemoryProfileError(
-                f"the step failed after it had read values of tensors that have none, which were "
-                f"taken as zero: {_describe(error)}. Leave out what depends on values, "
-                f"{_WITH_DATA}."
+                "the step failed after it had read values of tensors that have none, which "
+                f"read as zero: {_describe(error)}. Remove what depends on values, {_WITH_DATA}."
             ) from error
         raise
 

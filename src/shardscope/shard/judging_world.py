@@ -49,7 +49,7 @@ def _mesh_of_world(model: nn.Module, mesh: Mapping[str, int] | None) -> DeviceMe
     found = next(meshes_of(model), None) or (None if world is None else world.mesh)
     if found is None:
         raise CoverageError(
-            "coverage() was called in a fake process group, and the model lies on no mesh. Give "
+            "coverage() was called in a fake process group, and the model is on no mesh. Give "
             "it one: coverage(model, …, mesh=init_device_mesh(…))."
         )
     if mesh is not None and world is not None and dict(mesh) != world.axes:

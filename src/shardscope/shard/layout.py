@@ -56,8 +56,8 @@ def read_layout(model: nn.Module, plan: Mapping[str, Placements], mesh: DeviceMe
         if not matches:
             some = ", ".join(list(named)[:3]) or "no parameters at all"
             raise CoverageError(
-                f"the plan names {pattern!r}, but no parameter of the model is called so (it has "
-                f"{some} …). Use full names, in which * stands for anything."
+                f"the plan names {pattern!r}, but the model has no such parameter (it has "
+                f"{some} …). Use full names; * matches anything."
             )
         places |= {id(named[name]): place for name in matches}
     return Layout(mesh, places)
@@ -77,7 +77,7 @@ def _read_placements(
     if not all(isinstance(one, Placement) for one in place):
         kind = next(type(one).__name__ for one in place if not isinstance(one, Placement))
         raise CoverageError(
-            f"the plan gives {pattern!r} a {kind}, which is no placement. Give Shard(0) or "
+            f"the plan gives {pattern!r} a {kind}, which is not a placement. Give Shard(0) or "
             "Replicate() for each axis of the mesh, or, to use parallel styles, a function that "
             "calls parallelize_module."
         )

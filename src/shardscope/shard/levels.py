@@ -88,7 +88,7 @@ def count_parts(
         with implicit_replicas(), mode:
             call.op(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - decompositions do not expect DTensors
-        report(str(call.op), f"it could not be taken apart, and counts as it is: {describe(error)}")
+        report(str(call.op), f"it could not be decomposed and counts as one op: {describe(error)}")
         return Counter({call: 1})
     return mode.parts
 

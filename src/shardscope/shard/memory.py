@@ -170,26 +170,26 @@ class _Run:
         roots = list(self._names.roots())
         report = self.watch.recorder.report_gap
         if self.watcher.num_values_read:
-            report("values", "the step read values of tensors without data: each was taken as zero")
+            report("values", "the step read values of tensors without data: each read as zero")
         if self._stand_ins.num_captured:
             report(
                 "captured parameters",
-                "the step used parameters that it had taken from the model before memory() was "
-                "called: what it did to them did not reach the model's",
+                "the step used parameters that it took from the model before memory() was "
+                "called, so the model's own did not change",
             )
         for name in sorted(set(find_leftovers(step))) if self._twins else ():
-            report("leftovers", f"{name} was left with tensors without data: clear it")
+            report("leftovers", f"{name} still has tensors without data: clear it")
         for name in sorted(self._twins.lost_classes if self._twins else ()):
-            report("parameters", f"those of the class {name} were taken as plain ones")
+            report("parameters", f"tensors of the class {name} were treated as plain tensors")
         modules = [module for root in roots for module in every_module(root)]
         if self.watcher.has_compiled or any(map(is_compiled, modules)):
-            report("torch.compile", "compiled parts were run as if they were not compiled")
+            report("torch.compile", "compiled parts ran eagerly")
         if any(isinstance(module, nn.RNNBase) for module in modules):
-            report("recurrent layers", "what cuDNN keeps of them for backward is not counted")
+            report("recurrent layers", "what cuDNN saves for backward is not counted")
         if self.watcher.has_offloaded:
-            report("save_on_cpu", "what it keeps on the host is counted as if it were on the GPU")
+            report("save_on_cpu", "tensors that it keeps on the host are counted as GPU memory")
         if any(map(is_offloaded, roots)):
-            report("FSDP", "what it keeps on the host is counted as if it were on the GPU")
+            report("FSDP", "tensors that it keeps on the host are counted as GPU memory")
 
     def tell(self, device_bytes: int | None) -> Memory:
         """What the last step took, and what to do about it."""
@@ -228,8 +228,8 @@ def _the_only_call() -> Iterator[None]:
     """Refuse to run beside another call, whose ops would be counted too: hooks are torch's own."""
     if not _taken.acquire(blocking=False):
         raise MemoryProfileError(
-            "memory() was called while another call of it was running, on another thread or in "
-            "its step. Call it when that has ended, or in another process."
+            "memory() was called while another call was running, on another thread or in its "
+            "step. Call it after that, or in another process."
         )
     try:
         yield
@@ -251,7 +251,7 @@ def _without_data(model: Models, step: Callable[[], object]) -> Iterator[FakeTwi
         if any(tensor.is_meta for tensor in tensors):
             raise MemoryProfileError(
                 "memory() got a model whose tensors are on meta, where nothing takes memory. "
-                "Call world.materialize(model) first, and make the optimizer after that."
+                "Call world.materialize(model) first, and create the optimizer after it."
             )
         yield None
     elif tensors and all(is_fake(plain) for one in tensors for plain in plain_tensors(one)):

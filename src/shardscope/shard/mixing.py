@@ -91,7 +91,7 @@ class _Encounters:
             subject=module or who,
             fact=f"{op} gets {who} together with a DTensor on ({mesh}), which torch refuses",
             remedy=f"If it is the same on every rank, make it one with distribute_tensor(…, mesh, "
-            f"[{replicated}]); else take the DTensor's to_local() before.",
+            f"[{replicated}]); otherwise pass the DTensor's to_local().",
             source=source,
         )
 

@@ -62,7 +62,7 @@ class Checker:
             return Numbers(Answer.UNKNOWN, "its placements are of a kind that cannot be set up")
         mesh = self._meshes.find(call)
         if mesh is None:
-            return Numbers(Answer.UNKNOWN, "its mesh cannot be played in one process")
+            return Numbers(Answer.UNKNOWN, "its mesh cannot run in one process")
         layout = tuple(map(_describe, outputs))
         key = (call.pattern(mesh.num_ranks), layout)
         if key not in self._known:
@@ -130,7 +130,7 @@ def _compare(call: Signature, reference: Reference, mesh: SmallMesh, outputs: La
         args, kwargs = fill(call, inputs)
         results = list(tensors_in(call.op(*args, **kwargs)))
         if tuple(_describe(_placements(one)) for one in results) != outputs:
-            return Numbers(Answer.UNKNOWN, "DTensor treats smaller tensors in another way")
+            return Numbers(Answer.UNKNOWN, "DTensor treats smaller tensors differently")
         pieces = [_pieces(one) for one in (*results, *reference.written(inputs))]
     with without_modes():
         difference = reference.find_difference(pieces, mesh.cut)

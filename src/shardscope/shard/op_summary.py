@@ -81,7 +81,7 @@ def _find_ops(
     try:
         graphs = get_inductor_decomp_graphs(model, args, kwargs)
     except Exception as error:  # noqa: BLE001 - values decide what the model does: no graph has it
-        print(f"The model is no single graph ({describe(error)[:120]}); it was run instead.")
+        print(f"The model is not a single graph ({describe(error)[:120]}); it ran eagerly instead.")
         return coverage(model, *args, levels=["inductor"], **kwargs).coverage[0].ops
     return cover_calls([calls_in(graph) for graph in graphs])
 

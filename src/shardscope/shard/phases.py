@@ -229,8 +229,8 @@ def _check_function(function: object, phase: str) -> None:
         )
     if not (inspect.isroutine(function) or isinstance(function, functools.partial)):
         raise PhaseError(
-            f"phases({phase!r}) times functions, and {name} is none. Write "
-            f"`with phases({phase!r}):` around what is to be timed."
+            f"phases({phase!r}) times functions, and {name} is not one. Write "
+            f"`with phases({phase!r}):` around the code to time."
         )
 
 

@@ -46,7 +46,7 @@ def _describe_replicated(
     each, num_copies = same[0].local_bytes, most // _num_parts(same[0])
     axes = [axis for axis in cutting if axis not in _cut_axes(same[0])]
     is_told = math.prod(cutting[axis] for axis in axes) == num_copies
-    where = f"of {join_names(axes)}, which cuts" if is_told else "along axes that cut"
+    where = f"of {join_names(axes)}, which shards" if is_told else "along axes that shard"
     along = join_names(axes) if is_told else "those axes"
     return Finding(
         rule="replicated",
@@ -88,7 +88,7 @@ def _describe_uneven(name: str, one: Held, dim: int, size: int, axes: dict[str, 
         fact=f"dim {dim} of {size} does not divide by {join_names(tuple(axes))} of "
         f"{'×'.join(map(str, axes.values()))}: its ranks hold {_format_sizes(parts)}",
         remedy=f"Make it a multiple of {num_parts}, as by padding, or choose another mesh: ranks "
-        "pad, wait for the largest shard, and code that takes all shards for equal goes wrong.",
+        "pad, wait for the largest shard, and code that assumes equal shards is wrong.",
     )
 
 
@@ -109,9 +109,9 @@ def find_mixed_meshes(held: Holdings) -> Iterator[Finding]:
         rule="mixed-meshes",
         severity=Severity.WARNING,
         subject=fold_names(sides[-1][1])[0][0],
-        fact=f"trained parameters lie on different meshes ({told}), which {refused}",
+        fact=f"trained parameters are on different meshes ({told}), which {refused}",
         remedy="Put all on one mesh (SequenceParallel or Replicate for those that the plan leaves "
-        "out), or clip and step each mesh's parameters on their own.",
+        "out), or clip and step each mesh's parameters separately.",
     )
 
 

@@ -63,13 +63,13 @@ def _find_idle(held: Holdings, rules: Sequence[Rule]) -> Iterator[Finding]:
 def _unused(rule: Rule, fact: str, modules: set[str]) -> Finding:
     last = rule.pattern.rpartition(".")[2]
     near = sorted(name for name in modules if last and name.rpartition(".")[2] == last)[:3]
-    hint = f" There is {', '.join(near)}." if near else ""
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return Finding(
         rule="plan-unused",
         severity=Severity.WARNING,
         subject=rule.pattern or "(the root)",
         fact=f"the plan gives {rule.meaning} to {rule.pattern!r}, but {fact}",
-        remedy=f"Mend the pattern or remove the rule.{hint}",
+        remedy=f"Fix or remove the rule.{hint}",
     )
 
 
@@ -98,7 +98,7 @@ def _describe(held: Holdings, one: Held) -> str:
     if one.mesh is None:
         return "a plain tensor"
     lies = describe_placements(held.planned_placements(one))
-    return ", ".join(lies) if lies else "cut by FSDP alone"
+    return ", ".join(lies) if lies else "sharded by FSDP only"
 
 
 def _not_applied(rule: Rule, name: str, lies: str) -> Finding:
@@ -106,7 +106,6 @@ def _not_applied(rule: Rule, name: str, lies: str) -> Finding:
         rule="plan-not-applied",
         severity=Severity.ERROR,
         subject=name,
-        fact=f"the plan means to lay it out by {rule.meaning} (rule {rule.pattern!r}), but it is "
-        f"{lies}",
+        fact=f"the plan shards it by {rule.meaning} (rule {rule.pattern!r}), but it is {lies}",
         remedy=f"Give the plan to parallelize_module before the model is wrapped. {RIGHT_ORDER}",
     )

@@ -91,7 +91,7 @@ class Reference:
         allowed = tolerance * (1 + scale)
         if torch.isclose(piece, expected, rtol=tolerance, atol=allowed, equal_nan=True).all():
             return ""
-        return f"is off by up to {(piece - expected).abs().nan_to_num(0).max().item():.2g}"
+        return f"differs by up to {(piece - expected).abs().nan_to_num(0).max().item():.2g}"
 
     def _run(self, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         torch.manual_seed(seed)

@@ -33,9 +33,7 @@ def suggest(op: Any, verdict: Verdict, trials: Sequence[Trial]) -> str:
     if verdict is Verdict.MISSING:
         return "Redistribute its inputs to Replicate() before the op."
     if verdict is Verdict.REPLICATED:
-        return (
-            "It runs whole on every rank: keep it out of the sharded part, or write it otherwise."
-        )
+        return "It runs replicated on every rank: keep it out of the sharded part, or rewrite it."
     return ""
 
 
@@ -43,8 +41,8 @@ def _suggest_rule(op: Any) -> str:
     lines = registration(op)
     if "_for_cpu" in str(op):
         return (
-            "This kernel is the CPU's own. On CUDA the model calls another, which DTensor knows: "
-            "cover it on a CUDA device, or under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+            "This is a CPU-only kernel. On CUDA the model calls another, which DTensor supports: "
+            "test it on a CUDA device, or under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
         )
     if op.namespace in TORCHS_OWN:
         return (

@@ -35,7 +35,7 @@ from shardscope.shard.stand_ins import StandIns, map_tensors
 __all__ = ["Captured", "Program", "Report", "run_model"]
 
 _NESTED = (
-    "the model uses nested tensors, which are no DTensors and cannot be covered. Call coverage() "
+    "the model uses nested tensors, which are not DTensors and cannot be tested. Call coverage() "
     "on the parts of the model that take padded ones."
 )
 _NO_GRADIENT = "does not require grad"
@@ -83,8 +83,8 @@ def run_model(program: Program, report: Report) -> Captured:
     except NO_DATA as error:
         if any(tensor.is_meta or is_fake(tensor) for tensor in _tensors(program)):
             raise CoverageError(
-                f"the model looks at values, which its tensors do not have ({describe(error)}). "
-                "Give coverage() a model and inputs with data, not on meta."
+                f"the model reads values of tensors without data ({describe(error)}). Build the "
+                "model and its inputs with data, not on meta (on the command line: --data)."
             ) from error
     return _run(program, lambda tensor: tensor.detach().clone(), report)
 
@@ -169,7 +169,7 @@ def _differentiate(
         # Their backward traces the functions, and not under every mode.
         if not recorder.functional or isinstance(error, NO_DATA):
             raise
-        fact = f"backward ended at it ({describe(error)}), so the ops that follow are not covered"
+        fact = f"backward ended at it ({describe(error)}), so the ops after it were not tested"
         report(", ".join(sorted(recorder.functional)), fact)
 
 
@@ -205,8 +205,8 @@ def _named_failure(part: str) -> Iterator[None]:
         if _is_about_nested(error):
             raise CoverageError(_NESTED) from error
         raise CoverageError(
-            f"the model's {part} raised {describe(error)}. Call the model with the same arguments "
-            "by itself, and see that it runs."
+            f"the model's {part} raised {describe(error)}. Run the model with the same "
+            "arguments first, without shardscope."
         ) from error
 
 

@@ -31,8 +31,8 @@ def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
     """
     if not isinstance(tensor, DTensor):
         raise AuditError(
-            f"visualize_sharding() got {type(tensor).__name__}, of which torch does not know what "
-            "other ranks hold. Give it a DTensor, such as a parameter of a sharded model."
+            f"visualize_sharding() got {type(tensor).__name__}, which has no placements. Give "
+            "it a DTensor, such as a parameter of a sharded model."
         )
     mesh, placements = tensor.device_mesh, tensor.placements
     return TensorLayout(
@@ -47,7 +47,7 @@ def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
 def _find_slices(
     shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Any]
 ) -> tuple[Slice, ...]:
-    """Coordinates along axes that cut nothing are not looked at one by one: all hold the same."""
+    """Coordinates along axes that shard nothing are not looked at one by one: all hold the same."""
     cutting = [axis for axis, placement in enumerate(placements) if _cut_dim(placement) is not None]
     with without_modes():  # a simulated world's would leave the ranks without values
         ranks = mesh.mesh.movedim(cutting, list(range(len(cutting))))

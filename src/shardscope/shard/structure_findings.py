@@ -37,9 +37,9 @@ def find_root_not_sharded(held: Holdings) -> Iterator[Finding]:
         rule="root-not-sharded",
         severity=Severity.WARNING,
         subject=type(unwrap(held.model)).__name__,
-        fact=f"{len(names)} of its modules are under FSDP ({names[0]}, …) and the model itself is "
-        "not, so that each is the root of its own: nothing is prefetched, and what lies outside "
-        "them stays whole",
+        fact=f"{len(names)} of its modules are under FSDP ({names[0]}, …) and the model itself "
+        "is not, so each is its own FSDP root: nothing is prefetched, and parameters "
+        "outside them stay unsharded",
         remedy="Call fully_shard(model) last, after its parts.",
     )
 
@@ -74,8 +74,8 @@ def find_outside_groups(held: Holdings) -> Iterator[Finding]:
             subject=name,
             fact=f"no FSDP group manages it ({format_bytes(same[0].local_bytes)} on every "
             "rank): its gradient is not reduced",
-            remedy="Call fully_shard on a module that holds it, or, if FSDP was told to ignore it, "
-            "reduce its gradient yourself.",
+            remedy="Call fully_shard on a module that holds it, or, if FSDP ignores it on "
+            "purpose, reduce its gradient yourself.",
         )
 
 
@@ -105,9 +105,9 @@ def find_wrong_order(held: Holdings) -> Iterator[Finding]:
 def _checkpoint_fact(wrapper: nn.Module, tops: set[int]) -> str | None:
     inner = list(_wrapped(wrapper))[1:]
     if id(wrapper) not in tops and any(id(one) in tops for one in inner):
-        return "checkpointing was put around FSDP, whose hooks then run again as it recomputes"
+        return "checkpointing wraps FSDP, whose hooks then run again during recomputation"
     if any(is_compile_wrapper(one) for one in inner):
-        return "checkpointing was put around torch.compile, whose graph it cannot look into"
+        return "checkpointing wraps torch.compile, whose graph it cannot see into"
     return None
 
 
@@ -117,4 +117,4 @@ def _compile_fact(module: nn.Module, tops: set[int]) -> str | None:
     if num_groups == 0:
         return None
     modules = "an FSDP module" if num_groups == 1 else f"{num_groups} FSDP modules"
-    return f"torch.compile was put around {modules}: their hooks break its graph at each call"
+    return f"torch.compile wraps {modules}: their hooks break its graph at each call"

@@ -90,8 +90,8 @@ class Summary:
         if num_skipped:
             self._report(
                 str(op),
-                f"{num_skipped} of its shardings were not tried: DTensor has no rule for it, and "
-                "tries thousands of layouts of its parts for each",
+                f"{num_skipped} of its shardings were not tested: DTensor has no rule for it "
+                "and would try thousands of placements of its decomposition for each",
             )
 
     def _modules(self, use: Use) -> tuple[str, ...]:

@@ -154,7 +154,10 @@ class Holdings:
             return
         piece = self._pieces.get(key)
         if piece is not None and piece.is_part:
-            fact = "FSDP1 lies on top of tensor parallelism: shape and bytes are of what that left"
+            fact = (
+                "FSDP1 is applied on top of tensor parallelism: shape and bytes are those of "
+                "its shard"
+            )
             self._report_gap(full, fact)
         record = replace(
             self._describe(name, held, piece),

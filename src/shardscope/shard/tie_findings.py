@@ -29,8 +29,8 @@ def find_broken_ties(
             rule="tied-weights",
             severity=Severity.ERROR,
             subject=f"{first}, {second}",
-            fact=f"they should be one tensor and have become two: {_lie(one)} and {_lie(other)}, "
-            "which will train apart",
+            fact=f"the tie is broken, they are now two tensors: {_lie(one)} and {_lie(other)}, "
+            "which will be trained independently",
             remedy="Give both the same placements and the same FSDP group (that of a module that "
             "holds both, or fully_shard([one, other])), and tie them again after sharding.",
         )
@@ -41,7 +41,7 @@ def _is_tied(one: Held, other: Held) -> bool:
 
 
 def _lie(one: Held) -> str:
-    lies = ", ".join(one.record.placements) or "whole"
+    lies = ", ".join(one.record.placements) or "replicated"
     group = one.record.fsdp_group
     return lies if group is None else f"{lies} in FSDP group {group or 'of the root'}"
 
@@ -78,8 +78,8 @@ def _find_ties_torn_by_plan(held: Holdings, rules: Sequence[Rule]) -> Iterator[F
                 rule="tied-weights",
                 severity=Severity.ERROR,
                 subject=", ".join(one.name for one in ones),
-                fact=f"they are one tensor, and the plan wants it in several ways ({told})",
-                remedy="Give all of them rules that cut the same dim of the weight: "
+                fact=f"they are one tensor, but the plan gives it several layouts ({told})",
+                remedy="Give all of them rules that shard the same dim of the weight: "
                 "RowwiseParallel for an embedding goes with ColwiseParallel for the linear layer "
                 "tied to it.",
             )
@@ -88,7 +88,7 @@ def _find_ties_torn_by_plan(held: Holdings, rules: Sequence[Rule]) -> Iterator[F
 def _wish(held: Holdings, one: Held, rules: Sequence[Rule]) -> str:
     rule = next((rule for rule in rules if rule.pattern == one.record.rule), None)
     if rule is None:
-        return "as it is"
+        return "unchanged"
     module = held.names.module_named(one.name.rpartition(".")[0])
     dim = None if module is None else rule.cut_dim(module, len(one.record.shape))
-    return rule.meaning if dim is None else f"cut along dim {dim}"
+    return rule.meaning if dim is None else f"sharded along dim {dim}"

@@ -109,7 +109,7 @@ class Tryer:
             return Trial(call, Verdict.WRONG, moves, outputs, numbers.detail, outcome.num_bytes)
         verdict, detail = _judge(call, outcome)
         if outcome.is_unfinished:
-            detail = detail or "so it was decided; what it sends in the end is not known"
+            detail = detail or "this was decided without running it; what it sends is not known"
         unchecked = numbers.detail if numbers.answer is Answer.UNKNOWN else ""
         num_bytes = None if outcome.is_unfinished else outcome.num_bytes
         trial = Trial(call, verdict, moves, outputs, detail, num_bytes, unchecked)
@@ -117,9 +117,9 @@ class Tryer:
 
     def _check(self, call: Signature, outcome: Outcome) -> Numbers:
         if outcome.is_handled:
-            return Numbers(Answer.UNKNOWN, "a context such as loss_parallel() runs it its own way")
+            return Numbers(Answer.UNKNOWN, "a context such as loss_parallel() replaces it")
         if outcome.is_unfinished:
-            return Numbers(Answer.UNKNOWN, "it looks at values, and was tried without any")
+            return Numbers(Answer.UNKNOWN, "it reads values, and was tested without data")
         return self._checker.check(_as_moved(call, outcome), outcome.outputs)
 
 
@@ -133,7 +133,7 @@ def _judge(call: Signature, outcome: Outcome) -> tuple[Verdict, str]:
         detail = "" if any(one.moves for one in outcome.decisions) else "it communicates by itself"
         return (Verdict.REPLICATED if is_whole else Verdict.REDISTRIBUTED), detail
     if own and own[0].num_tried:
-        return Verdict.DECOMPOSED, "its rule is found from the ops it is made of"
+        return Verdict.DECOMPOSED, "its rule follows from the ops it decomposes into"
     if own or not outcome.decisions:
         return Verdict.SHARDED, ""
     parts = dict.fromkeys(str(one.op) for one in outcome.decisions)

@@ -105,7 +105,7 @@ def _judge_unsharded(whole: Trial, trials: list[Trial], num_skipped: int) -> Jud
     if whole.verdict in (Verdict.MISSING, Verdict.WRONG):
         return Judgement(whole.verdict, whole.detail, every, num_skipped)
     if num_skipped:
-        detail = f"DTensor finds no other way among {MAX_TRIED:,} layouts of its parts"
+        detail = f"DTensor finds no other placements among {MAX_TRIED:,} layouts of its parts"
         return Judgement(Verdict.REPLICATED, detail, every, num_skipped)
     if trials:
         return Judgement(Verdict.REPLICATED, trials[0].detail, every)

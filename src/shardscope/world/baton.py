@@ -137,6 +137,6 @@ class Baton:
         ended = ", ".join(map(str, sorted(self._ended)))
         rest = f"; rank {ended} has ended" if ended else ""
         return (
-            f"the ranks wait for each other for ever: {shown}{rest}. Let every rank of a group "
+            f"the ranks deadlock: {shown}{rest}. Let every rank of a group "
             "issue the same collectives in the same order."
         )

@@ -150,13 +150,13 @@ class _Thread:
 def _the_only_ranks() -> Iterator[None]:
     if not _taken.acquire(blocking=False):
         raise WorldError(
-            "ranks are being played in this process already. Let them end first: worlds follow one "
-            "another, they do not nest."
+            "ranks are already running in this process. Let them finish first: worlds cannot "
+            "be nested."
         )
     try:
         if dist.is_initialized():
             raise WorldError(
-                "ranks can be played only in a process without a process group, and this one has "
+                "ranks can run only in a process without a process group, and this one has "
                 f"one ({dist.get_backend()}, {dist.get_world_size()} ranks). Call "
                 "torch.distributed.destroy_process_group() first."
             )

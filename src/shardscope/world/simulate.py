@@ -100,7 +100,7 @@ class World:
             )
         if not isinstance(model, nn.Module):
             raise WorldError(
-                f"materialize() got {model!r:.60}, which is no module. Give it the model itself."
+                f"materialize() got {model!r:.60}, which is not a module. Give it the model itself."
             )
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
             raise WorldError(
@@ -189,7 +189,7 @@ def _the_only_world() -> Iterator[None]:
     if not _taken.acquire(blocking=False):
         raise WorldError(
             f"simulate() was called inside another simulated world ({_current or 'on its way'}). "
-            "Leave that one first: worlds follow one another, they do not nest."
+            "Leave that one first: worlds cannot be nested."
         )
     try:
         if dist.is_initialized():

@@ -50,7 +50,7 @@ def _check_scattered(call: CollectiveCall, size: int) -> None:
                 refuse(
                     call,
                     f"dim 0 of its input has size {tensor.shape[0]}, "
-                    f"which {size} ranks cannot share evenly",
+                    f"which {size} ranks cannot divide evenly",
                     "Pad the tensor, or use a list of uneven pieces.",
                 )
     elif _is_list_form(call):
@@ -84,7 +84,7 @@ def _check_ratio(
         if many.numel() != one.numel() * size:
             refuse(
                 call,
-                f"its {large_name} has {many.numel()} elements where {size} ranks × "
+                f"its {large_name} has {many.numel()} elements, but {size} ranks × "
                 f"{one.numel()} of the {small_name} make {one.numel() * size}",
                 f"Allocate the {large_name} with {one.numel() * size} elements.",
             )
@@ -172,7 +172,7 @@ def _check_splits(
     if not splits and length % size:
         refuse(
             call,
-            f"dim 0 of its {side} has size {length}, which {size} ranks cannot share evenly",
+            f"dim 0 of its {side} has size {length}, which {size} ranks cannot divide evenly",
             "Give split sizes, one per rank.",
         )
     rows = _check_num_splits(call, splits, size, side)

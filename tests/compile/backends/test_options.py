@@ -62,17 +62,21 @@ def test_every_backend_refuses_options_and_modes_it_does_not_know(name: str) -> 
             {"op": "relu", "by": float("inf")},
             "was given by=inf, not a",
         ),
-        ("fault_nan", {"op": "relux"}, "op='relux' is no op that torch has. Did you mean 'relu'?"),
-        ("fault_nan", {"op": "relu", "also": "siin"}, "op='siin' is no op that torch has"),
+        (
+            "fault_nan",
+            {"op": "relux"},
+            ("op='relux' is not an op that torch has. Did you mean 'relu'?"),
+        ),
+        ("fault_nan", {"op": "relu", "also": "siin"}, "op='siin' is not an op that torch has"),
         (
             "fault_compile_error",
             {"op": "relu", "direction": "backward"},
-            "compile error in backward cannot be at stage 'graph'.*Take stage 'decomposed' or",
+            "compile error in backward cannot be at stage 'graph'.*Use stage 'decomposed' or",
         ),
         (
             "fault_nan",
             {"op": "F.linear", "stage": "partitioned"},
-            "Op 'linear' never reaches stage 'partitioned': it is taken apart .* into addmm or mm",
+            "Op 'linear' never reaches stage 'partitioned': it is decomposed .* into addmm or mm",
         ),
     ],
 )

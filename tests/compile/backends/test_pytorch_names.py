@@ -71,7 +71,7 @@ def test_what_they_do_not_know_is_warned_of(name: str, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING, logger="shardscope"):
         getattr(compat, name)(gm, [torch.ones(2)], nonsense=1)
     assert [one.getMessage() for one in caplog.records if one.name == "shardscope"] == [
-        f"{name} ignores what it does not know: nonsense."
+        f"{name} ignores unknown options: nonsense."
     ]
 
 

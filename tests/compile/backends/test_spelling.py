@@ -149,7 +149,9 @@ def own(x: Tensor) -> Tensor:
     ids=without_address,
 )
 def test_what_is_no_op_is_refused(op: Any) -> None:
-    with pytest.raises(BackendError, match=r"is no op that torch has\..* Write it as you would"):
+    with pytest.raises(
+        BackendError, match=r"is not an op that torch has\..* Write it as you would"
+    ):
         names_meant(op)
 
 

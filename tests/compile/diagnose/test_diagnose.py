@@ -241,7 +241,7 @@ def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder
 
     found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
     assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
-    assert "Each of its graphs alone is right" in found.diagnosis.notes[0]
+    assert "Each of its graphs alone is correct" in found.diagnosis.notes[0]
     remedy = found.recording.findings[0].remedy
     assert remedy.startswith("Report it with the repro, and keep the function out")
     assert found.diagnosis.is_verified, found.diagnosis.notes
@@ -272,14 +272,14 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     (suspect,) = found.diagnosis.suspects
     assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
     assert found.diagnosis.is_verified, found.diagnosis.notes
-    assert found.diagnosis.notes[-1] == "The script has the whole function."
+    assert found.diagnosis.notes[-1] == "The script contains the whole function."
 
 
 @pytest.mark.parametrize(
     ("backend", "remedy"),
     [
-        ("inductor", "Report it; backend='aot_eager' or 'eager' may serve until it is mended."),
-        ("aot_eager", "Report it; backend='eager' may serve until it is mended."),
+        ("inductor", "Report it; backend='aot_eager' or 'eager' may help until it is fixed."),
+        ("aot_eager", "Report it; backend='eager' may help until it is fixed."),
         ("eager", "Report it."),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_function_that_cannot_travel_has_its_graphs_judged(
 def test_a_function_without_ops_is_fine(workers: HomeWorkers, folder: Path) -> None:
     found = diagnose(lambda x: x, numbers(3), backend="eager", folder=folder)
     assert (found.condition, found.diagnosis.num_graphs) == (Condition.FINE, 0)
-    assert "the function makes no graph" in found.diagnosis.fact
+    assert "the function produces no graph" in found.diagnosis.fact
 
 
 def fails(x: torch.Tensor) -> torch.Tensor:
@@ -342,12 +342,12 @@ def fails(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "settings", "sentence"),
     [
-        (3, {}, "got int where it wants a function"),
-        (fails, {}, "fails without a compiler, too (ValueError: not today). Fix that first."),
+        (3, {}, "got int instead of a function"),
+        (fails, {}, "fails in eager mode, too (ValueError: not today). Fix that first."),
         (models.broken, {"backend": "inducer"}, "the backend inducer cannot be used"),
         (models.broken, {"backend": "inductor", "mode": "fast"}, "Unrecognized mode=fast"),
         (models.broken, fault("nan", "relu", nope=1), "has no option 'nope'"),
-        (models.broken, fault("nan", "relux"), "'relux' is no op that torch has"),
+        (models.broken, fault("nan", "relux"), "'relux' is not an op that torch has"),
         (models.broken, {"max_queries": 0}, "Give positive numbers"),
         (models.broken, {"timeout_s": 0}, "Give positive numbers"),
     ],

@@ -268,7 +268,7 @@ def test_another_error_than_the_functions_is_a_difference(look: Callable[..., Di
 def test_a_function_that_fails_either_way_is_refused_and_torch_prints_nothing(
     look: Callable[..., Diagnosed], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CompileError, match=r"look_up fails without a compiler, too \(IndexError"):
+    with pytest.raises(CompileError, match=r"look_up fails in eager mode, too \(IndexError"):
         look(look_up, numbers(3, 2), torch.tensor([1, 5]))
     assert capsys.readouterr() == ("", "")
 
@@ -407,5 +407,5 @@ def check_sum(x: Tensor) -> Tensor:
 def test_an_assertion_that_fails_either_way_is_the_functions_own(
     look: Callable[..., Diagnosed],
 ) -> None:
-    with pytest.raises(CompileError, match="check_sum fails without a compiler, too"):
+    with pytest.raises(CompileError, match="check_sum fails in eager mode, too"):
         look(check_sum, numbers(3))

@@ -71,7 +71,7 @@ def refusal(plan: Any, axes: dict[str, int] | None = None, outline: Outline = DE
         (
             "zzz",
             "The plan names 'zzz', but the program has no such module or tensor (it has head, "
-            "layers, scale, tok). Mend the name or remove the entry.",
+            "layers, scale, tok). Fix the name or remove the entry.",
         ),
     ],
 )
@@ -84,23 +84,23 @@ def test_an_entry_that_matches_nothing_is_told_what_there_is(name: str, said: st
     [
         (
             {"layers.0": Colwise()},
-            "The plan's entry 'layers.0': Colwise() has no effect: 'layers.0' has no tensors of "
-            "its own. Name the layers in it, such as 'layers.0.norm'.",
+            "The plan's entry 'layers.0': Colwise() has no effect: 'layers.0' has no "
+            "parameters or buffers itself. Name the layers in it, such as 'layers.0.norm'.",
         ),
         (
             {"layers.*": Shard(0)},
-            "The plan's entry 'layers.*': Shard(0) has no effect: 'layers.0' has no tensors of its "
-            "own. Name the layers in it, or remove the entry.",
+            "The plan's entry 'layers.*': Shard(0) has no effect: 'layers.0' has no parameters "
+            "or buffers itself. Name the layers in it, or remove the entry.",
         ),
         (
             {"tok": Replicated(), "layers.*.wo": Rowwise()},
-            "The plan's entry 'tok': Replicated() has no effect: what it names lies whole anyway. "
-            "Remove it, or cut something with it.",
+            "The plan's entry 'tok': Replicated() has no effect: what it names stays "
+            "replicated anyway. Remove it, or give it a sharded placement.",
         ),
         (
             {"layers.0.wo.bias": Rowwise()},
-            "The plan's entry 'layers.0.wo.bias': Rowwise() has no effect: what it names lies "
-            "whole anyway. Remove it, or cut something with it.",
+            "The plan's entry 'layers.0.wo.bias': Rowwise() has no effect: what it names stays "
+            "replicated anyway. Remove it, or give it a sharded placement.",
         ),
         (
             {"layers.*.wo": Rowwise(), "**.wo": Colwise()},
@@ -124,19 +124,19 @@ def test_an_entry_without_effect_is_told_why(plan: Any, said: str) -> None:
 )
 def test_a_plan_that_does_nothing_is_refused(plan: Any) -> None:
     assert refusal(plan).startswith(
-        "The plan does nothing: it cuts no tensor and no input, so every rank would compute the "
-        "whole program. Name what to cut, such as"
+        "The plan does nothing: it shards no tensor and no input, so every rank would compute "
+        "everything. Name what to shard, such as"
     )
 
 
 def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
     assert refusal({"tok": Colwise(), "head": Colwise()}) == (
-        "'tok.weight' and 'head.weight' are one tensor, but along tp the plan wants it cut in dim "
-        "1 and cut in dim 0 ('tok': Colwise(); 'head': Colwise()). Lay it out one way: Rowwise() "
-        "cuts an embedding as Colwise() cuts a linear layer."
+        "'tok.weight' and 'head.weight' are one tensor, but along tp the plan wants it sharded "
+        "along dim 1 and sharded along dim 0 ('tok': Colwise(); 'head': Colwise()). Give it "
+        "one layout: Rowwise() shards an embedding as Colwise() shards a linear layer."
     )
     said = refusal({"tok": Rowwise(), "head": Replicated()})
-    assert "the plan wants it cut in dim 0 and whole ('tok': Rowwise(); 'head'" in said
+    assert "the plan wants it sharded along dim 0 and replicated ('tok': Rowwise(); 'head'" in said
     said = refusal({"tok": Rowwise(), "head": Colwise(fused=2)})
     assert "the plan wants it as Shard(0) and as Shard(0, outer=2)" in said
 
@@ -148,19 +148,19 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
             Colwise(heads=12),
             {"tp": 8},
             "12 heads do not divide over tp=8 (layers.0.qkv.weight). Choose an axis size that "
-            "divides 12, or leave the tensor whole with Replicated().",
+            "divides 12, or keep the tensor replicated with Replicated().",
         ),
         (
             {"dp": Shard(0), "tp": Colwise(heads=12)},
             {"dp": 4, "tp": 4},
-            "12 heads do not divide over dp=4 × tp=4 (layers.0.qkv.weight). Choose an axis size "
-            "that divides 12, or leave the tensor whole with Replicated().",
+            "12 heads do not divide over dp=4 × tp=4 (layers.0.qkv.weight). Choose an axis "
+            "size that divides 12, or keep the tensor replicated with Replicated().",
         ),
         (
             Colwise(heads=(8, 2, 2)),
             {"tp": 4},
             "2 heads do not divide over tp=4 (layers.0.qkv.weight). Choose an axis size that "
-            "divides 2, or leave the tensor whole with Replicated().",
+            "divides 2, or keep the tensor replicated with Replicated().",
         ),
         (
             Colwise(heads=5),
@@ -190,14 +190,15 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
         (
             Colwise(fused=5),
             {"tp": 2},
-            "Colwise(fused=5) names 5 equal parts, but dim 0 of layers.0.qkv.weight (24) does not "
+            "Colwise(fused=5) has 5 equal parts, but dim 0 of layers.0.qkv.weight (24) does not "
             "divide by that. Give the number of its parts, or their sizes.",
         ),
         (
             Colwise(fused=3),
             {"tp": 3},
-            "The part of 8 in dim 0 of layers.0.qkv.weight (24) does not divide over tp=3. Choose "
-            "an axis size that divides it, or leave the tensor whole with Replicated().",
+            "The part of 8 in dim 0 of layers.0.qkv.weight (24) does not divide over tp=3. "
+            "Choose an axis size that divides it, or keep the tensor replicated with "
+            "Replicated().",
         ),
         (
             {"tp": Colwise(fused=3), "dp": Shard(0)},
@@ -232,17 +233,21 @@ def test_parts_and_heads_that_do_not_divide_are_reported(
         (
             {"tok": Rowwise()},
             {"dp": 2, "ep": 2},
-            "The plan's entry 'tok' does not say along which axis, and the mesh has dp=2 and ep=2. "
+            "The plan's entry 'tok' does not name an axis, and the mesh has dp=2 and ep=2. "
             "Write {'ep': …} around it.",
         ),
         (
             {"tok": [Shard(0)]},
             {"dp": 2, "tp": 2},
             "The plan's entry 'tok' gives 1 placement, but the mesh has 2 axes: dp=2 and tp=2. "
-            "Give one for each, or say which axis: {'tp': …}.",
+            "Give one for each, or name the axis: {'tp': …}.",
         ),
         ({"tok": Rowwise()}, {}, "The mesh has no axes. Give one, such as {'tp': 4}."),
-        ({"tok": Rowwise()}, {"tp": 0}, "The mesh's axis 'tp' has size 0. Give it ranks."),
+        (
+            {"tok": Rowwise()},
+            {"tp": 0},
+            ("The mesh's axis 'tp' has size 0. Give it at least one rank."),
+        ),
     ],
 )
 def test_axes_that_the_mesh_does_not_have_are_refused(
@@ -298,16 +303,22 @@ VALUES = Outline(
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"idx": Shard(0)}, "The plan's input 'idx' is none of the program's. Did you mean 'ids'?"),
-        ({"zzz": Shard(0)}, "The plan's input 'zzz' is none of the program's. It has ids, flag."),
-        ({2: Shard(0)}, "The plan's input '2' is none of the program's. It has ids, flag."),
+        (
+            {"idx": Shard(0)},
+            ("The plan's input 'idx' does not exist in the program. Did you mean 'ids'?"),
+        ),
+        (
+            {"zzz": Shard(0)},
+            ("The plan's input 'zzz' does not exist in the program. It has ids, flag."),
+        ),
+        ({2: Shard(0)}, "The plan's input '2' does not exist in the program. It has ids, flag."),
         (
             {"ids": Shard(2)},
             "The plan's input 'ids' is Shard(2), but 'ids' has 2 dims. Give a dim that it has.",
         ),
         (
             {"flag": Shard(0)},
-            "The plan's input 'flag' is no tensor, so it lies whole on every rank. Remove it.",
+            "The plan's input 'flag' is not a tensor, so every rank gets all of it. Remove it.",
         ),
         (
             {"ids": {"xx": Shard(0)}},
@@ -321,8 +332,8 @@ def test_inputs_that_the_program_does_not_have_are_refused(values: Any, said: st
 
 def test_a_style_for_the_whole_program_needs_tensors_at_its_root() -> None:
     assert refusal(Colwise(), outline=outline_of(nn.Sequential(nn.Linear(4, 4)))) == (
-        "The plan's entry '': Colwise() has no effect: '' has no tensors of its own. Name the "
-        "layers in it, such as '0'."
+        "The plan's entry '': Colwise() has no effect: '' has no parameters or buffers itself. "
+        "Name the layers in it, such as '0'."
     )
     linear = outline_of(nn.Linear(4, 4))
     assert resolve(Colwise(), linear, TP).tensors == {"weight": (Shard(0),), "bias": (Shard(0),)}

@@ -66,22 +66,25 @@ def test_parts_may_be_a_list_and_one_part_is_a_number() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Colwise(output="shard(x)"), r"Colwise's output is 'shard\(x\)', which is no plac"),
-        (lambda: Colwise(output=3), "Colwise's output is 3, which is no placement. Give Shard"),
-        (lambda: Colwise(output=Shard), "Colwise's output is the class Shard, which is no plac"),
-        (lambda: Rowwise(input=Shard(0, outer=0)), r"Shard\(0, outer=0\), which cuts no blocks"),
-        (lambda: Rowwise(input=Shard(0, 2, (2, 2))), "which cuts no blocks"),
-        (lambda: Rowwise(input=Shard("0")), "cuts dim '0', which is no number"),
+        (
+            lambda: Colwise(output="shard(x)"),
+            r"Colwise's output is 'shard\(x\)', which is not a plac",
+        ),
+        (lambda: Colwise(output=3), "Colwise's output is 3, which is not a placement. Give Shard"),
+        (lambda: Colwise(output=Shard), "Colwise's output is the class Shard, which is not a plac"),
+        (lambda: Rowwise(input=Shard(0, outer=0)), r"Shard\(0, outer=0\), which has no blocks"),
+        (lambda: Rowwise(input=Shard(0, 2, (2, 2))), "which has no blocks"),
+        (lambda: Rowwise(input=Shard("0")), "shards dim '0', which is not a number"),
         (lambda: Colwise(fused=0), "Colwise's fused is 0. Give numbers above zero"),
         (lambda: Colwise(fused=()), r"Colwise's fused is \(\). Give a number"),
         (lambda: Colwise(fused="3"), "Colwise's fused is '3'. Give a number"),
         (lambda: Colwise(heads=True), "Colwise's heads is True. Give a number"),
-        (lambda: Sequence("1"), "Sequence's dim is '1', which is no number"),
-        (lambda: ModuleInput(), r"ModuleInput\(\) says nothing of any input"),
-        (lambda: ModuleInput(None, mask=None), "says nothing of any input"),
-        (lambda: ModuleOutput(None), r"ModuleOutput\(\) says nothing of any output"),
-        (lambda: ModuleInput(mask=1), "ModuleInput's mask is 1, which is no placement"),
-        (lambda: ModuleOutput(dtensor.Partial("avg")), "which a plan cannot mean"),
+        (lambda: Sequence("1"), "Sequence's dim is '1', which is not a number"),
+        (lambda: ModuleInput(), r"ModuleInput\(\) has no placements"),
+        (lambda: ModuleInput(None, mask=None), "has no placements"),
+        (lambda: ModuleOutput(None), r"ModuleOutput\(\) has no placements"),
+        (lambda: ModuleInput(mask=1), "ModuleInput's mask is 1, which is not a placement"),
+        (lambda: ModuleOutput(dtensor.Partial("avg")), "which a plan does not support"),
     ],
 )
 def test_a_style_that_means_nothing_is_refused(make: object, sentence: str) -> None:
@@ -91,5 +94,5 @@ def test_a_style_that_means_nothing_is_refused(make: object, sentence: str) -> N
 
 def test_placements_that_only_dtensor_can_mean_are_refused() -> None:
     strided = dtensor.placement_types._StridedShard(0, split_factor=2)
-    with pytest.raises(PlanError, match="which a plan cannot mean"):
+    with pytest.raises(PlanError, match="which a plan does not support"):
         Colwise(output=strided)  # type: ignore[arg-type]

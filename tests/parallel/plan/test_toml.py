@@ -75,12 +75,15 @@ def test_a_file_looks_as_one_would_write_it(tmp_path: Path) -> None:
     [
         ('[plan]\n"a" = colwise\n', r"plan.toml' is not TOML: Invalid value \(at line 2, column"),
         ('[plan]\n"a" = "colwise"\n"a" = "rowwise"', "is not TOML: Cannot overwrite a value"),
-        ('"a" = "colwise"', "has 'a' at its top, which plans do not know. Write entries under"),
+        (
+            '"a" = "colwise"',
+            ("has 'a' at its top level, which plans do not have. Write entries under"),
+        ),
         ('plan = "colwise"', r"has plan = 'colwise'. Make it a table: \[plan\]"),
         ("[plan]\nlayers.0.wq = 'colwise'", "plan.toml': .*'layers' gives a table.*in quotes"),
         ("[plan]\na = 'colwize'", "plan.toml': The plan's entry 'a' gives 'colwize'"),
         ("[plan]\na = 2026-01-01", "gives date, which is neither a style nor a placement"),
-        ("[inputs]\nx = 1.5", "input 'x''s placement is 1.5, which is no placement"),
+        ("[inputs]\nx = 1.5", "input 'x''s placement is 1.5, which is not a placement"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused_at_its_place(

@@ -129,10 +129,10 @@ def test_a_model_without_a_plan_gets_ours_for_its_type() -> None:
     }
     assert Plan.from_transformers(model) == Plan(meant)
     model.config.model_type = "another"
-    with pytest.raises(PlanError, match=r"and we have none for it\. Write one"):
+    with pytest.raises(PlanError, match=r"and shardscope has none for it\. Write one"):
         Plan.from_transformers(model)
 
 
 def test_what_only_transformers_code_can_do_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"entry 'layers\.\*\.router' gives 'ep_router', by which"):
+    with pytest.raises(PlanError, match=r"entry 'layers\.\*\.router' gives 'ep_router', for which"):
         Plan.from_transformers({"layers.*.router": "ep_router"})

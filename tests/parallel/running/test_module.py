@@ -118,9 +118,9 @@ def test_arguments_by_name_are_the_same_arguments() -> None:
         ((torch.ones(4), True), {"more": given_more()}, r"x is \[4\] and .* takes \[2, 4\]"),
         ((torch.ones(2, 4).double(), True), {"more": given_more()}, "x is torch.float64, and"),
         ((None, True), {"more": given_more()}, "x is NoneType, and"),
-        ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "another nest"),
-        ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "another nest"),
-        ((torch.ones(2, 4), True), {"more": {**given_more(), "c": torch.ones(1)}}, "another nest"),
+        ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "nested differently"),
+        ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "nested differently"),
+        ((torch.ones(2, 4), True), {"more": {**given_more(), "c": torch.ones(1)}}, "nested differently"),
     ],
 )
 def test_other_inputs_than_the_program_was_made_for_are_refused(
@@ -169,7 +169,7 @@ def test_a_rank_takes_its_piece_and_not_the_whole() -> None:
         Mlp(), "dp=2", {}, args=(torch.ones(4, 4),), inputs={"x": {"dp": Shard(0)}}
     )
     assert program.module(1)(torch.ones(2, 4)).shape == (2, 4)
-    with pytest.raises(ParallelError, match="Give this rank's piece"):
+    with pytest.raises(ParallelError, match="Give this rank's shard"):
         program.module(1)(torch.ones(4, 4))
 
 

@@ -137,7 +137,7 @@ def test_gradients_are_handed_over_and_not_copied(given: Any) -> None:
 def test_a_loss_is_differentiated_once(given: Any) -> None:
     loss = made(Net())(*given)
     loss.backward(retain_graph=True)
-    with pytest.raises(ParallelError, match="differentiated before"):
+    with pytest.raises(ParallelError, match="backward was already run"):
         loss.backward()
 
 

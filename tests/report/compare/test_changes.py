@@ -41,13 +41,13 @@ Collectives  4 added
                                  implicit redistribution
                                  Partial(sum) → Replicate(),
                                  required by aten.add.Tensor
-                                 (shardscope/cli/_llama.py:15
-                                 2)
+                                 (shardsco…cli/_llama.py:152)
 
 Bytes  8 added; sent (ring estimate)
    module                        what                           before     after
 +  layers.{0…3}.attention.wo ×4  all_reduce[tp] in forward           –  32.0 MiB
-1 row on inputs left out: --no-fold shows all
+1 row on inputs hidden: --no-fold shows all
+hidden at 80 columns: by (widen the terminal or set COLUMNS)
 
 Placements  8 changed
    module                        what

@@ -67,7 +67,7 @@ def test_what_only_one_recording_has_is_not_compared_but_noted():
     changes = compare(traced, profiled)
     assert lines(changes) == ["changed other | instruments: trace → memory"]
     assert changes.notes == (
-        "findings are those of different checks (trace; memory)",
+        "findings come from different checks (trace; memory)",
         "only the first recording has collectives: not compared",
         "only the second recording has memory and coverage: not compared",
     )

@@ -205,7 +205,7 @@ def test_the_note_says_what_the_matrix_does_not_know() -> None:
     said = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
     assert said.matrix_note == (
         "As rings send: each rank to the next in its group. Only 1 of 8 ranks was recorded: "
-        "other rows are empty. 1 call left out: nobody knows to whom they went."
+        "other rows are empty. 1 call left out: their destination was not recorded."
     )
 
 

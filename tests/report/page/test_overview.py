@@ -92,7 +92,7 @@ def test_gaps_of_several_ranks_are_one() -> None:
 def test_traffic_is_told_per_rank() -> None:
     told = facts(make_ranks(4, [{"wire_bytes": 1024, "input_bytes": 512}] * 3))
     assert told["collectives per rank"].value == "3"
-    assert told["collectives per rank"].note == "all ranks alike"
+    assert told["collectives per rank"].note == "all ranks identical"
     assert told["sent per rank"].value == "3.00 KiB"
     assert told["sent per rank"].view == "communication"
 

@@ -124,10 +124,10 @@ def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
         "[4:6, :]",
         "[6:7, :]",
     ]
-    assert drawing.note == "Dim 0 is cut unevenly, in parts of 2 and 1."
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 2 and 1."
     drawing = draw((3,), {"tp": "Shard(0)"}, {"tp": 4})
     assert [one.ranks for one in drawing.pieces] == ["0", "1", "2"]
-    assert drawing.note == "Dim 0 is cut unevenly, in parts of 1; 1 part with nothing."
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 part with nothing."
 
 
 def test_copies_and_parts_of_sums() -> None:
@@ -168,7 +168,7 @@ def test_pieces_cover_the_tensor_and_do_not_overlap() -> None:
 
 def test_too_many_pieces_show_the_coarser_cut() -> None:
     drawing = draw((4096, 64), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 128, "tp": 8})
-    assert drawing.note == "Each piece is cut further in 128 along dp."
+    assert drawing.note == "Each shard is split further in 128 along dp."
     assert [one.indices for one in drawing.pieces][:2] == ["[:, 0:8]", "[:, 8:16]"]
     assert drawing.pieces[1].ranks == "1-1017/8"
     drawing = draw((4096,), {"dp": "Shard(0)"}, {"dp": 128})
@@ -180,7 +180,7 @@ def test_of_axes_that_cut_the_same_dim_the_first_is_drawn() -> None:
     placed = {"dp": "StridedShard(0)", "tp": "Shard(0)"}
     drawing = draw((4096, 4), placed, {"dp": 4, "tp": 32})
     assert len(drawing.pieces) == 32
-    assert drawing.note == "Each piece is cut further in 4 along dp."
+    assert drawing.note == "Each shard is split further in 4 along dp."
     assert drawing.pieces[0].ranks == "0-96/32"
 
 

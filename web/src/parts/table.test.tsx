@@ -80,7 +80,7 @@ test("the search and the selected module leave out what is neither", () => {
   expect(root.querySelector("[role=status]")!.textContent).toContain("of 20,000 rows in b");
 });
 
-test("keys walk along rows, show more on one, and select its module", () => {
+test("keys move between rows, show more on one, and select its module", () => {
   const root = draw();
   press(root, "ArrowDown");
   press(root, "ArrowDown");

@@ -18,11 +18,11 @@ export function openKeyHelp(): void {
 const KEYS: readonly [string, string][] = [
   ["/", "search"],
   [`1 – ${VIEWS.length}`, "go to a view"],
-  ["← →", "walk along the tabs, or close and open a module"],
-  ["↑ ↓", "walk along rows"],
-  ["+ − 0", "in a timeline: closer, farther, the whole"],
+  ["← →", "move between tabs, or collapse and expand a module"],
+  ["↑ ↓", "move between rows"],
+  ["+ − 0", "in a timeline: zoom in, zoom out, reset"],
   ["Enter", "select the row's module in every view"],
-  ["Esc", "select none; in the search box, empty it"],
+  ["Esc", "clear the selection; in the search box, clear the text"],
   ["t", "light or dark"],
   ["?", "this list"],
 ];

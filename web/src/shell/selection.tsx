@@ -13,8 +13,8 @@ export function SelectionChip() {
       </a>
       <button
         type="button"
-        title="Select none (Esc)"
-        aria-label="Select none"
+        title="Clear selection (Esc)"
+        aria-label="Clear selection"
         onClick={() => select(-1)}
       >
         ×

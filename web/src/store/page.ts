@@ -14,8 +14,8 @@ export function parsePage(text: string | null | undefined): Page {
   const found = JSON.parse(text) as Page;
   if (found.format !== FORMAT || found.schema !== SCHEMA) {
     throw new Error(
-      `This file holds ${found.format} ${found.schema}, and its script reads ${FORMAT} ${SCHEMA}. ` +
-        "Make it again with the version of shardscope that you have.",
+      `This file is ${found.format} ${found.schema}, but its script reads ${FORMAT} ${SCHEMA}. ` +
+        "Create it again with your version of shardscope.",
     );
   }
   return found;

@@ -74,7 +74,7 @@ function Areas({ areas }: { areas: readonly AreaSum[] }) {
                     .join(", ")
                 : area.before === area.after
                   ? "the same"
-                  : "told by other rows"}
+                  : "shown in other rows"}
             </span>
           </button>
         );
@@ -115,7 +115,7 @@ function Changes({ comparison }: { comparison: Comparison }) {
   return (
     <Panel
       title="Changes"
-      note={`Layers that changed alike are one row.${leftOut}`}
+      note={`Layers with the same change share a row.${leftOut}`}
       controls={
         <Choices
           label="which changes"
@@ -229,7 +229,7 @@ export const view: View = {
   id: "compare",
   title: "Compare",
   hasData: (page) => page.comparison !== null,
-  empty: "This page is of one recording. Make one of two to see what changed.",
+  empty: "This page is of one recording. Create a page of two recordings to see what changed.",
   command: "shardscope report after.json --against before.json -o report.html",
   Component: Compare,
 };

@@ -58,9 +58,9 @@ function describe(curve: MemoryCurve): string {
 function Figures({ curve }: { curve: MemoryCurve }) {
   const rows: readonly [string, number | null, string][] = [
     ["peak of a step", curve.peak_bytes, "as torch.cuda.max_memory_allocated counts"],
-    ["of the first step", curve.first_peak_bytes, "which makes the optimizer's state"],
+    ["of the first step", curve.first_peak_bytes, "which creates the optimizer's state"],
     ["reserved", curve.reserved_bytes, "the most that the allocator has taken from the device"],
-    ["needed of a device", curve.needed_bytes, "the peak and the CUDA context"],
+    ["needed on a device", curve.needed_bytes, "the peak and the CUDA context"],
     ["the device has", curve.device_bytes, curve.room],
   ];
   return (
@@ -115,7 +115,7 @@ function Held({ curve }: { curve: MemoryCurve }) {
   return (
     <Panel title="At the peak, by module" note={note}>
       <Table
-        label="what modules held at the peak"
+        label="memory of modules at the peak"
         numRows={rows.length}
         columns={columns}
         sort={{ column: "bytes", isDescending: true }}

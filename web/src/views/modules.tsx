@@ -51,7 +51,7 @@ function Modules() {
 
 function describeFigures(): string {
   const { scope } = page.value.run;
-  const words = "Figures of one rank, including children; ×n: n alike, figures are of one.";
+  const words = "Figures of one rank, including children; ×n: n identical layers, figures of one.";
   return scope ? `${words} Collectives: ${scope}.` : words;
 }
 

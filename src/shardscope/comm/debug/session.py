@@ -131,7 +131,7 @@ class DebugSession:
         try:
             return self.positions.current()
         except Exception as error:  # noqa: BLE001 - watching must not kill
-            self.recorder.report_gap("op", f"whose it is could not be found out ({error!r})")
+            self.recorder.report_gap("op", f"its module could not be determined ({error!r})")
             return Position(GLOBAL, is_in_backward(), False)
 
     def _take_owner(self) -> str | None:

@@ -35,7 +35,7 @@ def read_options(
     _refuse_mode(backend, mode)
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        raise refuse(backend, f"was given options {given!r}, which are no dict", known)
+        raise refuse(backend, f"was given options {given!r}, which are not a dict", known)
     _refuse_unknown(backend, given, known)
     for name, option in known.items():
         if name in given:
@@ -53,8 +53,8 @@ def refuse(backend: str, fact: str, known: Mapping[str, Option]) -> BackendError
 def _refuse_mode(backend: str, mode: str | None) -> None:
     if mode not in (None, "default"):
         raise BackendError(
-            f"Backend shardscope_{backend} was given mode={mode!r}, and knows no modes: they tune "
-            f"Inductor. Leave mode= out."
+            f"Backend shardscope_{backend} was given mode={mode!r}, but modes only tune "
+            "Inductor. Remove mode=."
         )
 
 

@@ -456,7 +456,7 @@ def non_leaf_compile_error_TESTING_ONLY(  # noqa: N802
 
 def _warn_of(backend: str, kwargs: dict[str, Any]) -> None:
     if kwargs:
-        _log.warning("%s ignores what it does not know: %s.", backend, ", ".join(sorted(kwargs)))
+        _log.warning("%s ignores unknown options: %s.", backend, ", ".join(sorted(kwargs)))
 
 
 def _relus(gm: fx.GraphModule) -> list[fx.Node]:

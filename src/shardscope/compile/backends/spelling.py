@@ -157,7 +157,7 @@ def _unknown(op: Any) -> str:
     near = get_close_matches(str(op).split(".")[-1], sorted(_aten_names()), n=1, cutoff=0.75)
     hint = f" Did you mean {near[0]!r}?" if near and isinstance(op, str) else ""
     return (
-        f"op={op!r} is no op that torch has.{hint} Write it as you would call it "
-        f"('relu', 'torch.relu', 'F.relu', 'nn.ReLU', 'x.relu()', '+', 'aten.relu.default', "
-        f"'mylib::op'), or give the function or class."
+        f"op={op!r} is not an op that torch has.{hint} Write it as you would call it ('relu', "
+        "'torch.relu', 'F.relu', 'nn.ReLU', 'x.relu()', '+', 'aten.relu.default', "
+        "'mylib::op'), or give the function or class."
     )

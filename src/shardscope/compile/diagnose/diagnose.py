@@ -116,7 +116,7 @@ def diagnose(
 def _check(fn: Any, max_queries: int, timeout_s: float) -> None:
     if not callable(fn):
         raise CompileError(
-            f"diagnose() got {type(fn).__name__} where it wants a function or a module. Give the "
+            f"diagnose() got {type(fn).__name__} instead of a function or a module. Give the "
             "function first, then what it is called with."
         )
     if max_queries < 1 or timeout_s <= 0:

@@ -108,7 +108,7 @@ class Examination:
         is_doubtful = told.repro and not told.is_verified and not self._scribe.is_interrupted
         if not is_doubtful or self._program.packed is None:
             return False
-        self._teller.doing("compiling the whole function")
+        self._teller.doing("compiling the function")
         try:
             found = self._queries.run(check_program, self._program.packed, self._compiler)
         except CompileError:  # it does not run in another process
@@ -120,7 +120,7 @@ class Examination:
         shown = self._scribe.record_whole(told, self._program.call, outcome)
         if not shown.repro:
             return told
-        return add_note(shown, "The script has the whole function.")
+        return add_note(shown, "The script contains the whole function.")
 
     def _load(self, fragments: Sequence[Fragment]) -> Iterator[tuple[int, Loaded]]:
         for key, fragment in enumerate(fragments):
@@ -152,11 +152,11 @@ class Examination:
             if own is not None:
                 return self._report_missing(own)
             self._notes.append(
-                "The function could not be sent to another process, so its graphs were compared, "
-                "and not what lies between them."
+                "The function could not be sent to another process, so only its graphs were "
+                "compared, not the code between them."
             )
             return None
-        self._teller.doing("compiling the whole function")
+        self._teller.doing("compiling the function")
         try:
             return self._judge_whole(packed, is_by_chance)
         except CompileError as error:
@@ -164,8 +164,8 @@ class Examination:
             if own is not None:
                 raise self._program.fails_itself(own) from own
             self._notes.append(
-                f"The function could not be run in another process ({error}), so its "
-                "graphs were compared, and not what lies between them."
+                f"The function could not be run in another process ({error}), so only its "
+                "graphs were compared, not the code between them."
             )
             return None
 
@@ -180,7 +180,7 @@ class Examination:
             suspects=tuple(map(as_seen_from_here, outcome.suspects)),
         )
         if not begun.suspects and self._is_complete:
-            note = "Each of its graphs alone is right: no op was found to blame."
+            note = "Each of its graphs alone is correct: no op was found to blame."
             begun = add_note(begun, note)
         return self._scribe.record_whole(begun, self._program.call, outcome)
 
@@ -208,7 +208,7 @@ class Examination:
                 self._teller.doing(f"looking into graph {key}")
                 inner = self._expose(key)
                 if inner.is_bad:
-                    note = "It does not show in the results, which are right."
+                    note = "It does not affect the results, which are correct."
                     begun = replace(self._begin(inner), notes=(note,))
                     return self._pin_down(begun, key, loaded, inner)
         mild = [one for _, _, one in outcomes if one.condition in _TOLD]
@@ -217,8 +217,8 @@ class Examination:
 
     def _say_fine(self) -> str:
         if not self._has_graphs:
-            return "there is nothing that the compiler does: the function makes no graph"
-        return "compiled and eager results agree, as far as eager execution itself is right"
+            return "nothing is compiled: the function produces no graph"
+        return "compiled and eager results agree"
 
     def _expose(self, key: int) -> Outcome:
         try:
@@ -237,7 +237,7 @@ class Examination:
         if packed is None:
             raise self._program.fails_itself(own) from own
         # It may still return, or raise something else, when it is compiled by the backend.
-        self._teller.doing("compiling the whole function")
+        self._teller.doing("compiling the function")
         try:
             found = self._judge_whole(packed, is_by_chance=False)
         except CompileError:

@@ -58,8 +58,8 @@ def _check_free(path: Path) -> None:
     if name is None or _begins_as_ours(path / SCRIPT_NAME):
         return
     raise OutputError(
-        f"The folder {path} has a {name} that no diagnosis wrote, and the repro would take its "
-        "place. Name another one."
+        f"The folder {path} has a {name} that no diagnosis wrote, which the repro would "
+        "overwrite. Choose another folder."
     )
 
 

@@ -10,14 +10,13 @@ from shardscope.record import Condition, Diagnosis, Finding, Recording, Severity
 __all__ = ["make_recording"]
 
 _MEANWHILE = {
-    Stage.DYNAMO: ", and keep the function out of the compiler with @torch.compiler.disable until "
-    "it is mended.",
-    Stage.AOT: "; writing the op in another way may avoid it.",
-    Stage.DECOMPOSITION: "; writing the op in another way, so that it is decomposed differently, "
-    "may avoid it.",
+    Stage.DYNAMO: ", and keep the function out of the compiler with @torch.compiler.disable "
+    "until it is fixed.",
+    Stage.AOT: "; rewriting the op may avoid it.",
+    Stage.DECOMPOSITION: "; rewriting the op, so that it is decomposed differently, may avoid it.",
     Stage.PARTITION: "; under torch.no_grad() nothing is partitioned.",
 }
-_UNLOCATED = "; backend={} may serve until it is mended."
+_UNLOCATED = "; backend={} may help until it is fixed."
 
 
 def make_recording(diagnosis: Diagnosis, *, world_size: int = 1) -> Recording:
@@ -62,7 +61,7 @@ def _say_meanwhile(diagnosis: Diagnosis) -> str:
         return _name_simpler(diagnosis.backend)
     what = "op" if len(diagnosis.suspects) == 1 else "ops"
     disabled = f", and keep the {what} out of the compiler with @torch.compiler.disable until "
-    return _MEANWHILE.get(diagnosis.stage, f"{disabled}{diagnosis.backend} is mended.")
+    return _MEANWHILE.get(diagnosis.stage, f"{disabled}{diagnosis.backend} is fixed.")
 
 
 def _name_simpler(backend: str) -> str:

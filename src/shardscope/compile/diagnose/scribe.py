@@ -82,7 +82,7 @@ class Scribe:
             return told
         # What was cut off may be what a process without our bench needs to fail.
         whole = self._attempt(found, Piece(found.piece.key))
-        note = "The smallest program fails here and not in a fresh process; the whole graph does."
+        note = "The smallest program fails here but not in a fresh process; the full graph does."
         return add_note(whole, note) if whole.is_verified else self._attempt(found, found.piece)
 
     def record_whole(self, begun: Diagnosis, call: Call, outcome: Outcome) -> Diagnosis:
@@ -128,9 +128,7 @@ class Scribe:
             passing=f"the same {written.passing}",
         )
         if self.is_interrupted:
-            return add_note(
-                told, "It was interrupted: this is the best found so far, not verified."
-            )
+            return add_note(told, "Interrupted: this is the best result so far, not verified.")
         return self._verified(told, written.path, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
@@ -195,7 +193,7 @@ def _describe_unwritable(error: Exception, of_what: str = "") -> str:
 def _describe_failure(seen: Verified) -> str:
     lines = seen.output.strip().splitlines()
     end = "did not end" if seen.exit_code is None else f"ended with exit code {seen.exit_code}"
-    said = f" and said: {lines[-1][:200]}" if lines else ""
+    said = f" and printed: {lines[-1][:200]}" if lines else ""
     return f"A fresh process that ran the script {end}{said}."
 
 

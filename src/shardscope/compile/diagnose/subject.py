@@ -71,7 +71,7 @@ class Subject:
     def fails_itself(self, error: Exception) -> CompileError:
         """What to raise for a function that fails in the same way without a compiler."""
         return CompileError(
-            f"{self.name} fails without a compiler, too ({say_error(error)}). Fix that first."
+            f"{self.name} fails in eager mode, too ({say_error(error)}). Fix that first."
         )
 
     @contextmanager

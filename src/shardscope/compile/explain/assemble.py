@@ -29,7 +29,7 @@ from shardscope.record import (
 __all__ = ["assemble", "is_whole"]
 
 _GENERATOR = "Attempt to trace generator"
-_LIMIT = "it was compiled too often, each time for other guards"
+_LIMIT = "it was recompiled too often, each time for different guards"
 
 
 def assemble(

@@ -67,8 +67,8 @@ def _compare_collectives(first: Explanation, other: Explanation) -> Finding | No
                 rule=COLLECTIVE_ORDER,
                 severity=Severity.ERROR,
                 fact=f"collective {number} in its graphs is {_name_collective(two)} here, and "
-                f"{_name_collective(one)} on rank {first.rank}: they will wait for each other",
-                remedy="let all ranks of a group take the same branches; compare their inputs",
+                f"{_name_collective(one)} on rank {first.rank}: they will deadlock",
+                remedy="make all ranks of a group take the same branches; compare their inputs",
                 source=_line_of(two, one),
             )
     return None
@@ -108,8 +108,9 @@ def _compare_graphs(first: Explanation, other: Explanation) -> Finding | None:
                 severity=Severity.WARNING,
                 fact=f"graph {number}{place}: {_name_op(theirs, two)} here, "
                 f"{_name_op(mine, one)} on rank {first.rank}",
-                remedy="ranks that compile at different times wait for each other; if they are not "
-                "meant to differ, compare their inputs, and what the code asks of its rank",
+                remedy="ranks that compile at different times wait for each other; if they "
+                "should not differ, compare their inputs and code that depends on the "
+                "rank",
                 source=_line_of(theirs, mine, two, one),
             )
     return None

@@ -48,7 +48,7 @@ def _find_skips(explanation: Explanation) -> Iterator[Finding]:
 
 
 _STOP_RECOMPILING = (
-    "make what changes a tensor, or call mark_dynamic on sizes; the recompilations say what it is"
+    "turn the changing value into a tensor, or call mark_dynamic on sizes; see the recompilations"
 )
 
 
@@ -62,7 +62,7 @@ def _place(source: Source) -> str:
 
 def _remedy(site: BreakSite | None) -> str:
     if site is None:
-        return "compile what calls it, so that it becomes part of that graph"
+        return "compile its caller, so that it becomes part of that graph"
     return site.fix or (site.hints[0] if site.hints else "move the line out of what is compiled")
 
 

@@ -110,8 +110,8 @@ _FIXES: tuple[tuple[str, str, str], ...] = (
 
 _TORCHS_OWN = "torch breaks the graph here itself: call this outside the compiled function"
 _FSDP = (
-    "FSDP's hooks are no part of a graph: compile the layers before they are sharded, one by one "
-    "(layer.compile(); fully_shard(layer))"
+    "FSDP's hooks cannot be part of a graph: compile the layers before they are sharded, one "
+    "by one (layer.compile(); fully_shard(layer))"
 )
 
 

@@ -44,7 +44,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"tensor '(.+)' dispatch key set mismatch\..*",
-            "tensor {0}: is of another kind or device than before",
+            "tensor {0}: has a different type or device than before",
         ),
         (
             r"tensor '(.+)' [Tt]ensor device index mismatch\. .*?expected (\S+), actual (\S+)",
@@ -133,7 +133,7 @@ def _compare_values(text: str, values: Mapping[str, Any]) -> str:
         return f"{typed[1]}: is of type {_type_now(typed[1], values)}, was {typed[2]}"
     same = re.fullmatch(r"___check_obj_id\((.+), \d+\),.*", text)
     if same:
-        return f"{same[1]}: is another object"
+        return f"{same[1]}: is a different object"
     equal = re.fullmatch(r"(?P<what>.+?) (?:==|is) (?P<was>.+)", text)
     if equal is None or not _is_literal(equal["was"]):
         return ""

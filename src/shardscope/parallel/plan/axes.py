@@ -26,7 +26,9 @@ class Axes:
             raise PlanError("The mesh has no axes. Give one, such as {'tp': 4}.")
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise PlanError(f"The mesh's axis {name!r} has size {size!r}. Give it ranks.")
+                raise PlanError(
+                    f"The mesh's axis {name!r} has size {size!r}. Give it at least one rank."
+                )
 
     def spread(
         self, by_axis: Sequence[tuple[str | None, _T]], in_order: Sequence[_T], place: str
@@ -35,8 +37,8 @@ class Axes:
         if in_order and len(in_order) != len(self.names):
             raise PlanError(
                 f"{place} gives {_count(len(in_order), 'placement')}, but the mesh has "
-                f"{_count(len(self.names), 'axis')}: {self.said}. Give one for each, or say "
-                "which axis: {'" + self.names[-1] + "': …}."
+                f"{_count(len(self.names), 'axis')}: {self.said}. Give one for each, or name "
+                "the axis: {'" + self.names[-1] + "': …}."
             )
         if in_order:
             return dict(enumerate(in_order))
@@ -67,8 +69,9 @@ class Axes:
             return self.names.index(_DEFAULT)
         if len(self.names) > 1:
             raise PlanError(
-                f"{place} does not say along which axis, and the mesh has {self.said}. Write "
-                "{'" + self.names[-1] + "': …} around it."
+                f"{place} does not name an axis, and the mesh has {self.said}. Write {{'"
+                + self.names[-1]
+                + "': …} around it."
             )
         return 0
 

@@ -38,7 +38,7 @@ def _check_parts(parts: tuple[int, ...], *, over: str, ranks: int, which: str) -
     if uneven is not None:
         raise PlanError(
             f"The part of {uneven} in {which} does not divide over {over}. Choose an axis size "
-            "that divides it, or leave the tensor whole with Replicated()."
+            "that divides it, or keep the tensor replicated with Replicated()."
         )
 
 
@@ -54,7 +54,7 @@ def _parts(said: str, fused: Parts, size: int, which: str) -> tuple[int, ...]:
     count = fused or 1
     if size % count:
         raise PlanError(
-            f"{said} names {count} equal parts, but {which} does not divide by that. Give the "
+            f"{said} has {count} equal parts, but {which} does not divide by that. Give the "
             "number of its parts, or their sizes."
         )
     return (size // count,) * count
@@ -87,5 +87,5 @@ def _check_heads(heads: Parts, parts: tuple[int, ...], *, over: str, ranks: int,
         if number % ranks:
             raise PlanError(
                 f"{number} heads do not divide over {over} ({what}). Choose an axis size that "
-                f"divides {number}, or leave the tensor whole with Replicated()."
+                f"divides {number}, or keep the tensor replicated with Replicated()."
             )

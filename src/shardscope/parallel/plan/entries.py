@@ -79,7 +79,7 @@ def read_entry(pattern: Any, value: Any) -> Entry:
 
 def _read_axes(value: Mapping[Any, Any], place: str) -> tuple[tuple[str, Styles], ...]:
     if not value:
-        raise PlanError(f"{place} is empty. Say how it lies, such as {{'tp': Shard(0)}}.")
+        raise PlanError(f"{place} is empty. Give placements, such as {{'tp': Shard(0)}}.")
     for axis, said in value.items():
         if not isinstance(axis, str):
             raise PlanError(
@@ -98,17 +98,17 @@ def _read_styles(value: Any, place: str) -> Styles:
     values = list(value) if _is_row(value) else [value]
     styles = tuple(style for one in values for style in _read_style(one, place))
     if not styles:
-        raise PlanError(f"{place} says nothing. Give a style, such as Colwise(), or remove it.")
+        raise PlanError(f"{place} has no style. Give one, such as Colwise(), or remove it.")
     for kinds, what in (
-        ((Colwise, Rowwise, Sequence, Replicated, Shard), "ways to lay out the parameters"),
+        ((Colwise, Rowwise, Sequence, Replicated, Shard), "layouts of the parameters"),
         ((ModuleInput,), "wishes for the inputs"),
         ((ModuleOutput,), "wishes for the outputs"),
     ):
         same = [style for style in styles if isinstance(style, kinds)]
         if len(same) > 1:
             raise PlanError(
-                f"{place} gives {len(same)} {what} along one axis: {_say_styles(tuple(same))}. "
-                "Keep one, or say which is for which axis: {'dp': …, 'tp': …}."
+                f"{place} gives {len(same)} {what} for one axis: {_say_styles(tuple(same))}. "
+                "Keep one, or give one per axis: {'dp': …, 'tp': …}."
             )
     return styles
 
@@ -138,7 +138,7 @@ def _read_raw(value: Any, place: str) -> Placement:
     placement = read_placement(value, f"{place}'s placement")
     if isinstance(placement, Partial):
         raise PlanError(
-            f"{place} gives {say(placement)}, but a parameter is no sum of what ranks hold. Give "
+            f"{place} gives {say(placement)}, but a parameter cannot be partial. Give "
             "Shard(dim) or Replicate()."
         )
     return placement

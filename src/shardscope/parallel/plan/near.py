@@ -20,7 +20,7 @@ def suggest_name(pattern: str, names: Sequence[str]) -> str:
             return found
     tops = sorted({name.partition(".")[0] for name in names if name})
     shown = ", ".join(tops[:6]) + (" and others" if len(tops) > 6 else "")
-    return f" (it has {shown}). Mend the name or remove the entry." if tops else ""
+    return f" (it has {shown}). Fix the name or remove the entry." if tops else ""
 
 
 def _layers(pattern: str, names: Sequence[str]) -> str:

@@ -126,7 +126,9 @@ def _check_has_tensors(name: str, rule: Rule, outline: Outline) -> None:
     below = [one for one in outline.tensors if one.startswith(f"{name}." if name else "")]
     layers = list(dict.fromkeys(one.rpartition(".")[0] for one in below))
     remedy = f"Name the layers in it, such as {layers[0]!r}." if layers else "Remove the entry."
-    raise PlanError(f"{rule.place} has no effect: {name!r} has no tensors of its own. {remedy}")
+    raise PlanError(
+        f"{rule.place} has no effect: {name!r} has no parameters or buffers itself. {remedy}"
+    )
 
 
 def _cut_pins(

@@ -87,8 +87,8 @@ def _check_effects(book: Book, outline: Outline, weights: Weights, pins: Pins) -
 def _say_idle(rule: Rule, book: Book, outline: Outline, *, is_heard: bool) -> str:
     if is_heard:
         return (
-            f"{rule.place} has no effect: what it names lies whole anyway. Remove it, or cut "
-            "something with it."
+            f"{rule.place} has no effect: what it names stays replicated anyway. Remove it, or "
+            "give it a sharded placement."
         )
     names = [name for name in (*outline.modules, *outline.homes) if rule in book.find(name)]
     others = [one for name in names for one in book.find(name) if one is not rule]
@@ -97,8 +97,8 @@ def _say_idle(rule: Rule, book: Book, outline: Outline, *, is_heard: bool) -> st
         return say_no_module(rule, names[0])
     if not ahead:
         return (
-            f"{rule.place} has no effect: {names[0]!r} has no tensors of its own. Name the layers "
-            "in it, or remove the entry."
+            f"{rule.place} has no effect: {names[0]!r} has no parameters or buffers itself. "
+            "Name the layers in it, or remove the entry."
         )
     return (
         f"{rule.place} is never used: all that it names is decided by {_list(ahead)}. Remove it, "
@@ -115,7 +115,7 @@ def _check_not_idle(resolved: Resolved) -> None:
     is_cut = any(isinstance(one, Shard) for row in resolved.inputs.values() for one in row)
     if not (resolved.tensors or resolved.module_inputs or resolved.module_outputs or is_cut):
         raise PlanError(
-            "The plan does nothing: it cuts no tensor and no input, so every rank would compute "
-            "the whole program. Name what to cut, such as {'layers.*.wq': Colwise()}, or say how "
-            "inputs lie, such as inputs={'tokens': {'dp': Shard(0)}}."
+            "The plan does nothing: it shards no tensor and no input, so every rank would "
+            "compute everything. Name what to shard, such as {'layers.*.wq': Colwise()}, or "
+            "give the placements of inputs, such as inputs={'tokens': {'dp': Shard(0)}}."
         )

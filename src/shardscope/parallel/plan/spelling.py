@@ -44,7 +44,7 @@ def read_placement(value: Any, place: str) -> Placement:
     if isinstance(value, TorchPlacement):
         return _read_torch(value, place)
     raise PlanError(
-        f"{place} is {_show(value)}, which is no placement. Give Shard(dim), Replicate() or "
+        f"{place} is {_show(value)}, which is not a placement. Give Shard(dim), Replicate() or "
         "Partial(), as an object or as text: 'shard(0)', 'replicate', 'partial'."
     )
 
@@ -95,7 +95,7 @@ def _read_torch(value: TorchPlacement, place: str) -> Placement:
     if type(value) is TorchPartial and value.reduce_op in _REDUCTIONS:
         return Partial(value.reduce_op)  # type: ignore[arg-type]
     raise PlanError(
-        f"{place} is {value}, which a plan cannot mean. Give Shard(dim), Replicate() or "
+        f"{place} is {value}, which a plan does not support. Give Shard(dim), Replicate() or "
         "Partial('sum' | 'max' | 'min')."
     )
 
@@ -103,11 +103,13 @@ def _read_torch(value: TorchPlacement, place: str) -> Placement:
 def _checked(shard: Shard, place: str) -> Shard:
     outer, segments = shard.outer, shard.segments
     if isinstance(shard.dim, bool) or not isinstance(shard.dim, int):
-        raise PlanError(f"{place} cuts dim {shard.dim!r}, which is no number. Give Shard(dim).")
+        raise PlanError(
+            f"{place} shards dim {shard.dim!r}, which is not a number. Give Shard(dim)."
+        )
     is_sound = isinstance(outer, int) and outer > 0 and all(one > 0 for one in segments)
     if not is_sound or (segments and outer != 1):
         raise PlanError(
-            f"{place} is {say(shard)}, which cuts no blocks. Give a positive outer, or positive "
+            f"{place} is {say(shard)}, which has no blocks. Give a positive outer, or positive "
             "segments without outer."
         )
     return shard

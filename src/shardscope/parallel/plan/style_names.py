@@ -59,16 +59,16 @@ def style_named(name: str, place: str) -> Style:
         return _NAMED[key]
     if key in MEANINGLESS:
         raise PlanError(
-            f"{place} gives {name!r}, with which transformers leaves the weights whole: here it "
-            "does nothing. Remove it, or read the plan with Plan.from_transformers."
+            f"{place} gives {name!r}, with which transformers keeps the weights replicated: "
+            "here it has no effect. Remove it, or read the plan with Plan.from_transformers."
         )
     if key in _EXPERT_PARALLEL:
         raise PlanError(
-            f"{place} gives {name!r}, by which transformers hands tokens to experts in code of its "
-            "own. Say how the experts' weights lie instead, such as 'shard(0)' for cutting their "
-            "first dim."
+            f"{place} gives {name!r}, for which transformers has its own code that hands tokens "
+            "to experts. Give the placement of the experts' weights instead, such as "
+            "'shard(0)' for their first dim."
         )
-    raise PlanError(f"{place} gives {name!r}, which names no style. {_suggest(key)}")
+    raise PlanError(f"{place} gives {name!r}, which is not a style. {_suggest(key)}")
 
 
 def _suggest(key: str) -> str:

@@ -87,7 +87,7 @@ class Sequence:
     def __post_init__(self) -> None:
         if isinstance(self.dim, bool) or not isinstance(self.dim, int):
             raise PlanError(
-                f"Sequence's dim is {self.dim!r}, which is no number. Give the dim of the "
+                f"Sequence's dim is {self.dim!r}, which is not a number. Give the dim of the "
                 "sequence, such as Sequence(1)."
             )
 
@@ -119,8 +119,8 @@ class ModuleInput:
         _set(self, "keyword", tuple(sorted(read.items())))
         if not read and not any(self.positional):
             raise PlanError(
-                "ModuleInput() says nothing of any input. Give placements, such as "
-                "ModuleInput(Replicate(), mask=Replicate())."
+                "ModuleInput() has no placements. Give some, such as ModuleInput(Replicate(), "
+                "mask=Replicate())."
             )
 
     def __repr__(self) -> str:
@@ -139,8 +139,7 @@ class ModuleOutput:
         _set(self, "outputs", _read_all(outputs, "ModuleOutput's output"))
         if not any(self.outputs):
             raise PlanError(
-                "ModuleOutput() says nothing of any output. Give placements, such as "
-                "ModuleOutput(Replicate())."
+                "ModuleOutput() has no placements. Give some, such as ModuleOutput(Replicate())."
             )
 
     def __repr__(self) -> str:

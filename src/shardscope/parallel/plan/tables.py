@@ -90,7 +90,7 @@ def _read_input(rest: Mapping[str, Any], place: str) -> ModuleInput:
 def _read_pins(values: Any, place: str) -> list[Placement | None]:
     row = [values] if isinstance(values, str) else values
     if not isinstance(row, Iterable):
-        raise PlanError(f"{place} gives {values!r} where a list of placements belongs.")
+        raise PlanError(f"{place} gives {values!r} instead of a list of placements.")
     return [
         None if value is None or value == _NONE else read_placement(value, f"{place}'s placement")
         for value in row

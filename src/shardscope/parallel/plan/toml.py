@@ -64,8 +64,8 @@ def _known(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
     unknown = [name for name in tables if name not in _TABLES]
     if unknown:
         raise PlanError(
-            f"The plan {path!r} has {unknown[0]!r} at its top, which plans do not know. Write "
-            "entries under [plan], [inputs] or [outputs]."
+            f"The plan {path!r} has {unknown[0]!r} at its top level, which plans do not have. "
+            "Write entries under [plan], [inputs] or [outputs]."
         )
     return _TABLES
 

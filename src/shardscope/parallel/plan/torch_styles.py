@@ -61,7 +61,7 @@ def read_torch_style(value: Any, place: str) -> tuple[Style, ...]:
     if isinstance(style, PrepareModuleOutput):
         return _read_output(style)
     raise PlanError(
-        f"{place} gives {type(style).__name__}, whose meaning is only in its code. Give one of "
+        f"{place} gives {type(style).__name__}, which shardscope cannot interpret. Give one of "
         f"{_KNOWN} (or a subclass), or one of ours, such as Colwise()."
     )
 
@@ -74,8 +74,8 @@ def _made(value: Any, place: str) -> Any:
         return value()
     except (TypeError, AssertionError, ValueError) as error:
         raise PlanError(
-            f"{place} gives the class {value.__name__}, which cannot be made without arguments "
-            f"({error}). Give an object of it."
+            f"{place} gives the class {value.__name__}, which cannot be created without "
+            f"arguments ({error}). Give an object of it."
         ) from error
 
 
@@ -94,7 +94,7 @@ def _unless(placement: Placement | None, default: Placement) -> Placement | None
 def _read_sequence(style: SequenceParallel, place: str) -> Sequence:
     layout = _layout(style, "sequence_sharding")
     if not isinstance(layout, Shard):
-        raise PlanError(f"{place} gives {style}, which cuts no dim. Give SequenceParallel().")
+        raise PlanError(f"{place} gives {style}, which has no dim. Give SequenceParallel().")
     return Sequence(layout.dim)
 
 

@@ -25,7 +25,7 @@ def read_transformers(source: Any, *, prefix: str | None) -> dict[str, Any]:
     if not plan:
         raise PlanError(
             f"{type(source).__name__} has no tensor-parallel plan (tp_plan, _tp_plan, or its "
-            "config's base_model_tp_plan), and we have none for it. Write one, such as "
+            "config's base_model_tp_plan), and shardscope has none for it. Write one, such as "
             "{'layers.*.q_proj': 'colwise', 'layers.*.o_proj': 'rowwise'}."
         )
     under = f"{prefix}." if prefix else ""

@@ -59,7 +59,7 @@ def read_wish(key: Any, value: Any, *, side: str) -> Wish:
     wish = Wish(side, str(key))
     if isinstance(value, Mapping):
         if not value:
-            raise PlanError(f"{wish.place} is empty. Say how it lies, such as {{'dp': Shard(0)}}.")
+            raise PlanError(f"{wish.place} is empty. Give placements, such as {{'dp': Shard(0)}}.")
         read = tuple((str(axis), _read(wish, one)) for axis, one in value.items())
         return Wish(side, wish.key, by_axis=read)
     if isinstance(value, (list, tuple)) and value:
@@ -71,8 +71,8 @@ def _read(wish: Wish, value: Any) -> Placement:
     placement = read_placement(value, f"{wish.place}'s placement")
     if isinstance(placement, Partial) and wish.side == "inputs":
         raise PlanError(
-            f"{wish.place} is {say(placement)}, but a program is given values, not addends of "
-            "them. Give Shard(dim) or Replicate()."
+            f"{wish.place} is {say(placement)}, but an input cannot be partial. Give Shard(dim) "
+            "or Replicate()."
         )
     return placement
 
@@ -119,7 +119,7 @@ def _paths(wish: Wish, values: Mapping[str, ValueOutline] | None) -> list[str]:
     ]
     tensors = [path for path in beneath if values[path].shape is not None]
     if not tensors:
-        raise PlanError(f"{wish.place} is none of the program's. {_suggest(wish.key, paths)}")
+        raise PlanError(f"{wish.place} does not exist in the program. {_suggest(wish.key, paths)}")
     return tensors
 
 
@@ -141,7 +141,7 @@ def _fitted(
         return placement
     shape = values[path].shape
     if shape is None:
-        raise PlanError(f"{wish.place} is no tensor, so it lies whole on every rank. Remove it.")
+        raise PlanError(f"{wish.place} is not a tensor, so every rank gets all of it. Remove it.")
     if isinstance(placement, Shard):
         if not -len(shape) <= placement.dim < len(shape):
             raise PlanError(

@@ -128,9 +128,10 @@ class Weights:
 
     def _refuse_tied(self, one: Decision, other: Decision, axis: int, ways: str) -> None:
         raise PlanError(
-            f"{one.name!r} and {other.name!r} are one tensor, but along {self._axes.names[axis]} "
-            f"the plan wants it {ways} ({one.said}; {other.said}). Lay it out one way: Rowwise() "
-            "cuts an embedding as Colwise() cuts a linear layer."
+            f"{one.name!r} and {other.name!r} are one tensor, but along "
+            f"{self._axes.names[axis]} the plan wants it {ways} ({one.said}; {other.said}). "
+            "Give it one layout: Rowwise() shards an embedding as Colwise() shards a linear "
+            "layer."
         )
 
     def _cut(
@@ -205,7 +206,9 @@ def _way(style: CutStyle) -> Way:
 
 
 def _say_dims(one: Decision, other: Decision) -> str:
-    ways = ["whole" if dim is None else f"cut in dim {dim}" for dim in (one.dim, other.dim)]
+    ways = [
+        "replicated" if dim is None else f"sharded along dim {dim}" for dim in (one.dim, other.dim)
+    ]
     return f"{ways[0]} and {ways[1]}"
 
 

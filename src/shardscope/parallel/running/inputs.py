@@ -96,7 +96,7 @@ class Inputs:
         leaves = given_leaves if tree == self._tree else flatten_as(nest, self._tree)
         if leaves is None:
             raise ParallelError(
-                f"the inputs are another nest than the program was exported with ({tree}, not "
+                f"the inputs are nested differently than in the export ({tree}, not "
                 f"{self._tree}). Call it as the model was exported."
             )
         return leaves
@@ -110,9 +110,9 @@ class Inputs:
                 before, name = found.setdefault(size.symbol, (length, wanted.name))
                 if before != length:
                     raise ParallelError(
-                        f"{wanted.name} has {one.shape[dim]} along dim {dim}, which does not go "
-                        f"with the sizes of {name}: the program was exported with one size for "
-                        "both. Give inputs that belong together."
+                        f"{wanted.name} has {one.shape[dim]} along dim {dim}, which does not "
+                        f"match the sizes of {name}: the program was exported with one size for "
+                        "both. Give matching inputs."
                     )
 
     def _another_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ParallelError:
@@ -182,7 +182,7 @@ def _check_shape(tensor: Tensor, wanted: _Wanted) -> None:
         )
         raise ParallelError(
             f"{wanted.name} is {list(shape)} and the program of this rank takes [{sizes}]. Give "
-            "this rank's piece, or export with dynamic_shapes where sizes may differ."
+            "this rank's shard, or export with dynamic_shapes where sizes may differ."
         )
 
 
@@ -204,13 +204,13 @@ def _check_value(value: Any, wanted: _Wanted) -> None:
     if type(value) is not type(wanted.value) or value != wanted.value:
         raise ParallelError(
             f"{wanted.name} is {value!r}, and the program was exported with {wanted.value!r}, "
-            "which is part of it. Export it anew with the other value."
+            "which is a constant in it. Export it again with the new value."
         )
 
 
 def _another_kind(value: Any, wanted: _Wanted) -> ParallelError:
     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
     return ParallelError(
-        f"{wanted.name} is {kind}, and the program was exported with {wanted.dtype}. Convert it, "
-        "or export the program anew."
+        f"{wanted.name} is {kind}, and the program was exported with {wanted.dtype}. Convert "
+        "it, or export the program again."
     )

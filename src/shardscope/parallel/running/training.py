@@ -51,8 +51,8 @@ class TrainingModule(nn.Module):
         """The program is as the model was when it was exported; that is not changed any more."""
         if not mode:
             raise ParallelError(
-                "a program for training has no other mode: dropout and norms are as they were "
-                "when it was exported. Cut the model once more, in eval mode, without the loss."
+                "a program for training has only one mode: dropout and norms are as they were "
+                "exported. Partition the model again, in eval mode and without the loss."
             )
         return self
 
@@ -106,8 +106,8 @@ class _Program:
         given = self._inputs.take(args, kwargs)
         if any(isinstance(one, Tensor) and one.requires_grad for one in given):
             raise ParallelError(
-                "an input requires a gradient, and this program computes those of its parameters "
-                "alone. Detach the input."
+                "an input requires a gradient, and this program computes only those of its "
+                "parameters. Detach the input."
             )
         # The program was traced on inputs without gaps.
         inputs = [one.contiguous() if isinstance(one, Tensor) else one for one in given]
@@ -129,7 +129,7 @@ class _Step(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise ParallelError(
-                "this loss was differentiated before, and its gradients are handed over once. "
+                "backward was already run on this loss, whose gradients are returned once. "
                 "Call the module again for another backward."
             )
         if not _is_one(gradient):

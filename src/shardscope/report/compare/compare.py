@@ -55,7 +55,7 @@ def _list_notes(pair: Pair) -> Iterator[str]:
     checks = [one.run.instruments for one in pair.both]
     if set(checks[0]) != set(checks[1]):
         named = "; ".join(", ".join(one) or "not recorded" for one in checks)
-        yield f"findings are those of different checks ({named})"
+        yield f"findings come from different checks ({named})"
     passes = [one.run.num_forwards for one in pair.both if one.collectives]
     if len(set(passes)) > 1:
         words = " and ".join("not counted" if one is None else f"{one:,}" for one in passes)

@@ -58,7 +58,7 @@ def _write_area(paper: Paper, area: Area, rows: Sequence[Change]) -> None:
     header = ["", *(["module"] if has_modules else []), "what", f"{side}before", f"{side}after"]
     paper.add_table(header, kept, lambda row: _make_row(row, has_modules), most=_MAX_ROWS)
     if len(kept) < len(rows):
-        paper.add(f"Inputs changed alike ({plural(len(rows) - len(kept), 'row')}).")
+        paper.add(f"Inputs changed in the same way ({plural(len(rows) - len(kept), 'row')}).")
 
 
 def _make_row(row: Change, has_modules: bool) -> list[str]:

@@ -35,6 +35,7 @@ def _list_facts(run: RunInfo) -> Iterator[Fact]:
         "mesh": _describe_mesh(run),
         "ranks recorded": format_ranks(run.ranks),
         "process group": "simulated" if run.is_simulated else "real",
+        "device": run.device_type or "",
         "torch": run.torch_version,
         "shardscope": run.shardscope_version,
         "instruments": ", ".join(run.instruments),

@@ -23,7 +23,7 @@ _STYLES = {True: "red", False: "green", None: ""}
 _ARROW = " → "
 _NOTES = {
     Area.BYTES: "sent (ring estimate)",
-    Area.MEMORY: "what is held, at the peak",
+    Area.MEMORY: "at the peak",
 }
 _QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
 _TOTALS = {
@@ -34,10 +34,11 @@ _TOTALS = {
     "gone": Column("gone"),
     "changed": Column("changed"),
 }
+_ALL_COVERS = ("module", "item", "before", "after", "delta", "why", "label", "change")
 _COLUMNS = {
     "sign": Column("", Look.NAME, 1),
     "module": Column("module", Look.NAME, 28),
-    "what": Column("what", Look.PROSE, 26),
+    "what": Column("what", Look.PROSE, 26, covers=("item", "why")),
     "before": Column("before"),
     "after": Column("after"),
     "delta": Column("by"),
@@ -45,8 +46,8 @@ _COLUMNS = {
     "item": Column("what", Look.NAME, 30),
     "why": Column("because of", Look.PROSE, 40),
     "change": Column("before → after", Look.PROSE, 30),
-    "labelled": Column("what", Look.PROSE, 30),
-    "all": Column("module, what and change", Look.PROSE, 10),
+    "labelled": Column("what", Look.PROSE, 30, covers=("label", "change")),
+    "all": Column("module, what and change", Look.PROSE, 10, covers=_ALL_COVERS),
 }
 _FIGURES = [
     ["sign", "module", "item", "before", "after", "delta", "why"],
@@ -148,7 +149,7 @@ def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequenc
     if len(shown) < len(kept):
         hidden.append(f"… {len(kept) - len(shown):,} more")
     if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs left out")
+        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs hidden")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 

@@ -41,7 +41,7 @@ def test_a_backend_that_is_right_once_is_nondeterministic():
 
     outcome = judge(layered(), Compiler(backend))
     assert outcome.condition is Condition.NONDETERMINISTIC
-    assert outcome.fact.startswith("it is right at first, and not when it is run again: output 0")
+    assert outcome.fact.startswith("it is correct at first, but not when it is run again: output 0")
 
 
 def test_a_backend_that_runs_once_is_nondeterministic():
@@ -84,7 +84,7 @@ def test_a_function_that_is_itself_unsteady_is_not_the_compilers_fault():
     piece = fragment(run, numbers(100, grad=False), with_gradients=False)
     outcome = judge(piece, Compiler(eager))
     assert outcome.condition is Condition.FINE
-    assert outcome.fact == "eager execution gives other numbers each time too"
+    assert outcome.fact == "eager execution gives different numbers each time too"
 
 
 def redrawn(graph, inputs):

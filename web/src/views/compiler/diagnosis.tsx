@@ -11,7 +11,7 @@ export function Diagnosis({ item }: { item: DiagnosisItem }) {
   const stage = [item.stage, item.part].filter(Boolean).join(": ");
   return (
     <Panel
-      title={`Is ${item.target} right?`}
+      title={`Is ${item.target} compiled correctly?`}
       note={`compiled by ${item.backend}, on rank ${item.rank}; ${countOf(item.num_queries, "compilation")} tried`}
     >
       <div class="diagnosis">
@@ -22,7 +22,7 @@ export function Diagnosis({ item }: { item: DiagnosisItem }) {
         <dl class="detail-list">
           <Entry label="stage" value={stage} />
           <Entry label="where" value={item.where} />
-          <Entry label="how far off" value={item.deviation} />
+          <Entry label="error" value={item.deviation} />
           <Entry label="error" value={item.error} isCode />
           <Entry label="passes" value={item.passing} />
         </dl>
@@ -88,7 +88,7 @@ function Script({ item }: { item: DiagnosisItem }) {
       {item.script ? (
         <pre>{item.script}</pre>
       ) : (
-        <p class="dim">The recording names the script but does not hold it.</p>
+        <p class="dim">The recording names the script but does not contain it.</p>
       )}
     </details>
   );

@@ -13,7 +13,7 @@ export function Explanation({ item }: { item: ExplanationItem }) {
       <Panel title={`Graphs of ${item.target}`} note={`${item.words} (rank ${item.ranks})`}>
         {item.failure && (
           <p class="failure">
-            It raised before it was done: <code>{item.failure}</code>
+            It raised an exception: <code>{item.failure}</code>
           </p>
         )}
         <Graphs graphs={item.graphs} breaks={item.break_sites} />

@@ -18,7 +18,7 @@ export function OpDetail({ op }: { op: OpRow }) {
       {op.remedy && <p class="remedy">{op.remedy}</p>}
       {op.moves.length > 0 && (
         <section>
-          <h3>What is moved first</h3>
+          <h3>Redistributed inputs</h3>
           <ul>
             {op.moves.map((move, i) => (
               <li key={i} class="mono">

@@ -103,7 +103,7 @@ function Finding({ finding }: { finding: FindingItem }) {
         </span>
         <FindingSubject finding={finding} />
         {finding.count > 1 && (
-          <span class="chip" title={`${finding.count} alike`}>
+          <span class="chip" title={`${finding.count} identical`}>
             ×{formatNumber(finding.count)}
           </span>
         )}

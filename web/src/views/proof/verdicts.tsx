@@ -41,7 +41,7 @@ function makeColumns(tensors: VerdictTable): Column[] {
     {
       id: "error",
       title: "Error",
-      hint: "root mean square of what it is off, relative to the exact result",
+      hint: "root mean square error, relative to the exact result",
       width: 6,
       align: "end",
       value: (row) => error[row] ?? null,
@@ -50,7 +50,7 @@ function makeColumns(tensors: VerdictTable): Column[] {
     {
       id: "noise",
       title: "Noise",
-      hint: "the same of the single device",
+      hint: "the same for a single device",
       width: 6,
       align: "end",
       value: (row) => noise[row] ?? null,

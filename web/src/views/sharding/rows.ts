@@ -14,13 +14,13 @@ export const FILTERS: readonly Filter[] = [
   {
     id: "whole",
     title: "Not sharded",
-    hint: "of which a rank holds everything",
+    hint: "of which every rank holds all",
     isOf: (parameters, row) => !isSharded(parameters, row),
   },
   {
     id: "findings",
     title: "With findings",
-    hint: "that the audit found something on",
+    hint: "with findings of the audit",
     isOf: ({ flags }, row) => flags[row] !== "",
   },
   {

@@ -120,8 +120,8 @@ def read_plan(kind: Kind, options: Mapping[str, Any] | None, mode: str | None) -
 def _refuse_what_cannot_be(plan: FaultPlan) -> None:
     if plan.stage == "graph" and plan.kind == "compile_error" and plan.direction == "backward":
         raise BackendError(
-            "A compile error in backward cannot be at stage 'graph': dynamo captures forward "
-            "alone. Take stage 'decomposed' or 'partitioned'."
+            "A compile error in backward cannot be at stage 'graph': dynamo captures only the "
+            "forward. Use stage 'decomposed' or 'partitioned'."
         )
     if plan.stage != "graph":
         for names in filter(None, (plan.names, plan.also)):
@@ -133,9 +133,9 @@ def _refuse_composite(plan: FaultPlan, names: frozenset[str]) -> None:
     reached = [op for op in overloads(names) if not op_schema(op).is_mutable]
     if all(is_composite(op) for op in reached):
         raise BackendError(
-            f"Op {min(names)!r} never reaches stage {plan.stage!r}: it is taken apart into other "
-            f"ops before (linear into addmm or mm, matmul into mm or bmm). Name one of those, or "
-            f"take stage 'graph'."
+            f"Op {min(names)!r} never reaches stage {plan.stage!r}: it is decomposed into other "
+            "ops before (linear into addmm or mm, matmul into mm or bmm). Name one of those, "
+            "or take stage 'graph'."
         )
 
 

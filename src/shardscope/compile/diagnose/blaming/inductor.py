@@ -94,5 +94,7 @@ def _locate_setting(suspicion: Suspicion) -> Found:
     for name, value in _CAREFUL.items():
         settings = {key: one for key, one in careful.settings.items() if key != name}
         if suspicion.fails(replace(careful, settings=settings)):
-            return f"setting {name} = {not value}", (f"With {name} = {value} it is right.",)
-    return "", (f"It is right with all of {', '.join(_CAREFUL)} set, and with no single one.",)
+            return f"setting {name} = {not value}", (f"With {name} = {value} it is correct.",)
+    return "", (
+        (f"It is correct with all of {', '.join(_CAREFUL)} set, but not with any single one."),
+    )

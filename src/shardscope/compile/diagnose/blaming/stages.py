@@ -83,7 +83,10 @@ def _locate_in_tracing(suspicion: Suspicion, traced: Report) -> Blame:
         return Blame(Stage.DECOMPOSITION, part=name_application(found) if found else "")
     if suspicion.fails(Trial(backend="aot_eager")):
         return Blame(Stage.AOT)
-    note = "AOT autograd alone is right: the backend changes the graph before, or the result after."
+    note = (
+        "AOT autograd alone is correct: the backend changes the graph before it, or the result "
+        "after it."
+    )
     return Blame(Stage.BACKEND, part="outside of AOT autograd", notes=(note,))
 
 

@@ -80,7 +80,7 @@ class Child:
         """How it ended: the name of a signal, or its exit code."""
         code = self._handle.exit_code
         if code is None:
-            return "it does not end"
+            return "it does not finish"
         return f"exit code {code}" if code >= 0 else name_signal(-code)
 
     @property

@@ -161,7 +161,7 @@ def _say_changed(name: str) -> str:
 def fails_itself(error: BaseException) -> CompileError:
     """What to raise for a function that fails when nothing is compiled."""
     return CompileError(
-        f"the function itself fails, not compiled ({say_error(error)}). Fix that first."
+        f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
     )
 
 

@@ -20,7 +20,7 @@ from shardscope.record import Condition, Phase
 __all__ = ["Reference", "list_wrong", "weigh", "weigh_again", "weigh_second"]
 
 Part = Callable[[Result], Values]
-_NO_DOUBLE = "it does not run in double precision, and is held to eager execution alone"
+_NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
 _EACH_TIME = "; it gives other wrong numbers each time that it is run"
 _NUM_AGAIN = 5
 _NUM_TWICE = 2  # further runs, which might be wrong in the same way by chance
@@ -71,7 +71,7 @@ def weigh_again(
 ) -> Outcome:
     """What a bad outcome comes to when both are run again, the same way."""
     if _is_eagers_own(compiled, reference):
-        return Outcome(Condition.FINE, "eager execution gives other numbers each time too")
+        return Outcome(Condition.FINE, "eager execution gives different numbers each time too")
     runs = [run_again() for _ in range(_NUM_TWICE)]
     if all(weigh(one, reference).is_bad for one in runs):
         is_other = any(_is_other_error(compiled, one, reference.eager) for one in runs)
@@ -87,7 +87,7 @@ def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Refe
     second = weigh(again, reference)
     if not second.is_bad or _is_eagers_own(again, reference):
         return outcome
-    fact = f"it is right at first, and not when it is run again: {second.fact}"
+    fact = f"it is correct at first, but not when it is run again: {second.fact}"
     return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
 
 

@@ -40,7 +40,7 @@ def draw_placements(
         at = {cut.axis: place for cut, place in zip(drawn, coordinate, strict=True)}
         parts.append(Part(mesh.name_holders(at, among=among), _hold(shape, drawn, at)))
     finer = " and ".join(f"in {cut.size:,} along {cut.axis}" for cut in cutting if cut not in drawn)
-    return _draw(shape, cuts, parts, note=f"Each piece is cut further {finer}." if finer else "")
+    return _draw(shape, cuts, parts, note=f"Each shard is split further {finer}." if finer else "")
 
 
 def draw_layout(layout: TensorLayout) -> Drawing:

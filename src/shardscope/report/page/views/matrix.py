@@ -23,7 +23,7 @@ def make_matrix(recording: Recording) -> tuple[Matrix | None, str]:
         return None, f"Not drawn: {num_senders:,} ranks are too many to tell apart."
     found = sum_pairs(recording)
     if found is None:
-        return None, "Not drawn: what was sent went to too many ranks."
+        return None, "Not drawn: too many receiving ranks."
     ranks = sorted({rank for pair in found.sent for rank in pair})
     if len(ranks) > _MAX_RANKS:
         return None, f"Not drawn: what was sent went to {len(ranks):,} ranks."

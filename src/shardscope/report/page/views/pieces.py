@@ -128,5 +128,5 @@ def tell_sizes(shape: tuple[int, ...], parts: Sequence[Part]) -> str:
                 f"{length:,}" for length in sorted(lengths, reverse=True) if length
             )
             empty = f"; {plural(lengths[0], 'part')} with nothing" if lengths[0] else ""
-            told.append(f"Dim {dim} is cut unevenly, in parts of {sizes}{empty}.")
+            told.append(f"Dim {dim} is sharded unevenly, in shards of {sizes}{empty}.")
     return " ".join(told)

@@ -135,8 +135,8 @@ def _describe_placement(one: Parameter, world_size: int) -> str:
         placed = zip(one.axes, one.placements, strict=False)
         return ", ".join(f"{axis}: {placement}" for axis, placement in placed)
     if one.fsdp_group is not None:
-        return "flat, with others of its FSDP group"
-    return "not distributed" if world_size > 1 else "whole"
+        return "flattened with the others of its FSDP group"
+    return "not distributed" if world_size > 1 else "not sharded"
 
 
 def _make_columns(rows: Sequence[_Row], recording: Recording) -> Parameters:

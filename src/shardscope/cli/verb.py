@@ -1,0 +1,93 @@
+"""Commands whose help has examples and exit codes, and groups that suggest the name meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, final
+
+import click
+
+__all__ = [
+    "EXIT_CODES",
+    "FINDINGS_FAIL",
+    "Verb",
+    "VerbGroup",
+    "check_command",
+    "suggest",
+    "write_examples",
+]
+
+FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is a gap."
+
+EXIT_CODES = {
+    0: "Success. Commands that only display (show, report, tui, export, diff, visualize, demo) "
+    "have no other code unless an option such as --strict or --fail-on asks for a check.",
+    1: "A check failed: a finding is a warning or an error, numbers differ, or a limit is "
+    "exceeded. The help of each command says which.",
+    2: "Wrong usage, a file that cannot be read or written, or a TARGET that cannot run.",
+}
+"""What the exit codes of all commands mean."""
+
+_UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
+
+
+@final
+class Verb(click.Command):
+    """A command; `fails_if` says when it exits with 1, if it ever does."""
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str], fails_if: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self.fails_if = fails_if
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the examples and the exit codes below the options."""
+        write_examples(formatter, self.examples)
+        has_target = any(parameter.name == "target" for parameter in self.params)
+        codes = [("0", "Success."), ("1", self.fails_if)]
+        codes.append(("2", EXIT_CODES[2] if has_target else _UNUSABLE_FILE))
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(code, text) for code, text in codes if text])
+
+
+@final
+class VerbGroup(click.Group):
+    """A group of commands with examples."""
+
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names."""
+        check_command(self, ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the examples below the commands."""
+        write_examples(formatter, self.examples)
+
+
+def check_command(group: click.Group, ctx: click.Context, name: str) -> None:
+    """Fail if the group has no such command, and suggest the nearest that it has."""
+    names = group.list_commands(ctx)
+    if not name.startswith("-") and name not in names:
+        ctx.fail(f"No such command {name!r}.{suggest(name, names)}")
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """Print command lines as they are typed, one below the other."""
+    with formatter.section("Examples" if len(examples) > 1 else "Example"):
+        for example in examples:
+            formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """` Did you mean 'trace'?` for the known names nearest to `name`; else nothing."""
+    near = get_close_matches(name, known, n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
