@@ -120,7 +120,11 @@ def test_arguments_by_name_are_the_same_arguments() -> None:
         ((None, True), {"more": given_more()}, "x is NoneType, and"),
         ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "nested differently"),
         ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "nested differently"),
-        ((torch.ones(2, 4), True), {"more": {**given_more(), "c": torch.ones(1)}}, "nested differently"),
+        (
+            (torch.ones(2, 4), True),
+            {"more": {**given_more(), "c": torch.ones(1)}},
+            "nested differently",
+        ),
     ],
 )
 def test_other_inputs_than_the_program_was_made_for_are_refused(
