@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from shardscope import load, phases, simulate, trace
 from shardscope.errors import TraceError
-from shardscope.record import RankSpan
+from shardscope.record import RankSpan, merge
+from shardscope.report.text import render_text
 from small_models import Block, batch, facts
 from warm_python import Program
 
@@ -28,6 +30,25 @@ def test_group_destroyed_inside_the_trace_keeps_its_collectives() -> None:
         ("broadcast", "group[4-5]", 2, 4, 8),
     ]
     assert t.recording.gaps == ()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_recording_says_which_device_a_simulation_stands_for(device: str) -> None:
+    with simulate({"dp": 2}, device=device), trace() as t:
+        dist.all_reduce(torch.ones(2))
+    assert t.recording.run.device_type == device
+    assert f"· simulated ({device}) ·" in render_text(t.recording)
+    one = replace(t.recording, run=replace(t.recording.run, device_type=None, ranks=(RankSpan(1),)))
+    calls = tuple(replace(call, rank=1) for call in one.collectives)
+    merged = merge([replace(one, collectives=calls), t.recording])
+    assert merged.run.device_type == device
+
+
+def test_without_a_world_the_device_is_not_known() -> None:
+    with trace() as t:
+        pass
+    assert t.recording.run.device_type is None
+    assert "simulated" not in render_text(t.recording)
 
 
 def test_world_destroyed_inside_the_trace_keeps_its_collectives() -> None:

@@ -56,8 +56,8 @@ def test_graphs_of_real_ranks_are_compared(tmp_path: Path, monkeypatch: pytest.M
         assert (told.rank, told.num_graphs) == (rank, 1)
         assert collective.op == "_c10d_functional.all_reduce"
         assert [(span.first, span.count) for span in collective.group] == [(0, 2)]
-    shown = CliRunner().invoke(main, ["show", *files], catch_exceptions=False)
-    assert shown.exit_code == 0
+    shown = CliRunner().invoke(main, ["show", "--strict", *files], catch_exceptions=False)
+    assert shown.exit_code == 1
     text = " ".join(shown.output.split())
     assert "compiled-graphs-differ" in text
     assert "Tensor.cos of float32[2, 4] here, Tensor.sin of float32[2, 4] on rank 0" in text

@@ -62,6 +62,7 @@ def test_merging_finds_all_ranks_no_gaps_and_nothing_wrong(
     recording = merged[name]
     assert format_ranks(recording.run.ranks) == "0-3"
     assert not recording.run.is_simulated
+    assert recording.run.device_type == "cpu"
     assert recording.gaps == ()
     assert recording.findings == ()
     assert match_ranks(recording) == ()

@@ -29,7 +29,7 @@ _COLUMNS = {
     "shape": Column("shape"),
     "dtype": Column("dtype", Look.NAME, 8),
     "lies": Column("placements", Look.NAME, 16),
-    "group": Column("FSDP group", Look.NAME, 8),
+    "group": Column("FSDP group", Look.NAME, 10),
     "rule": Column("rule", Look.NAME, 8),
     "tied": Column("tied to", Look.NAME, 8),
     "whole": Column("global"),

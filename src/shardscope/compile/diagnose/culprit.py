@@ -171,7 +171,7 @@ class Culprit:
             note = f"Finding the stage failed ({error})."
             return _with(found, add_note(found.diagnosis, note))
         except KeyboardInterrupt:
-            note = "Interrupted before the stage was determined."
+            note = "The search was interrupted before the stage was determined."
             return _with(found, add_note(found.diagnosis, note))
         return _with(found, _blamed(found.diagnosis, told))
 

@@ -128,7 +128,9 @@ class Scribe:
             passing=f"the same {written.passing}",
         )
         if self.is_interrupted:
-            return add_note(told, "Interrupted: this is the best result so far, not verified.")
+            return add_note(
+                told, ("The search was interrupted: this is the best result so far, not verified.")
+            )
         return self._verified(told, written.path, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
