@@ -411,11 +411,13 @@ class TestOwners:
     def held(self, told: Memory, kind: MemoryKind) -> dict[str | None, int]:
         return {use.module: use.num_bytes for use in told.profile.at_peak if use.kind is kind}
 
-    def sharded(self, world: World, groups: list[list[int]]) -> nn.Sequential:
+    def sharded(
+        self, world: World, groups: list[list[int]], **options: MixedPrecisionPolicy
+    ) -> nn.Sequential:
         model = chain(3)
         for group in groups:
-            fully_shard([model[index] for index in group], mesh=world.mesh)
-        return fully_shard(model, mesh=world.mesh)
+            fully_shard([model[index] for index in group], mesh=world.mesh, **options)
+        return fully_shard(model, mesh=world.mesh, **options)
 
     @pytest.mark.parametrize("groups", [[], [[1, 2]], [[0, 1, 2]], [[0], [1], [2]]])
     def test_gradients_that_fsdp_reduces_together_are_each_parameters(
@@ -428,7 +430,9 @@ class TestOwners:
 
     def test_buffers_that_fsdp_gathers_and_reduces_with_are_each_parameters(self) -> None:
         with simulate({"dp": 4}) as world:
-            model = self.sharded(world, [[1, 2]])
+            # In twice the precision, so that the peak is where gradients are reduced.
+            policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
+            model = self.sharded(world, [[1, 2]], mp_policy=policy)
             told = memory(model, lambda: model(rows(4)).sum().backward())
         buffers = self.held(told, K.COMMUNICATION)
         assert buffers["1"] == buffers["2"] >= WEIGHT

@@ -114,6 +114,14 @@ class TestDecisions:
         assert set(kinds(t.recording)) <= {"all_gather", "all_to_all", "send", "recv"}
         assert len(kinds(t.recording)) >= 4
 
+    def test_what_is_computed_from_constants_is_on_the_device(self, world: World) -> None:
+        index = torch.tensor([2, 0, 1], device="cuda")
+        values, order = index.sort()
+        assert {t.device.type for t in (index + 1, index[1:], values, order)} == {"cuda"}
+        assert (index + 1).tolist() == [3, 1, 2]
+        rows = torch.ones(3, 4, device="cuda")
+        assert rows.gather(0, order.unsqueeze(1)).device.type == "cuda"
+
     def test_random_ops_on_dtensors(self, world: World) -> None:
         sharded = rand(8, 8, device_mesh=world.mesh, placements=[Shard(0)])
         assert (sharded.device.type, sharded.to_local().device.type) == ("cuda", "cuda")

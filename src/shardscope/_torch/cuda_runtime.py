@@ -201,7 +201,8 @@ class Stream:
         self.device = torch.device("cuda", _read_index(device))
         self.device_index = self.device.index
         self.priority = priority
-        self.cuda_stream = 0
+        self.device_type = 1  # CUDA's, in C++
+        self.cuda_stream = self.stream_id = 0
         self._before: list[Stream | None] = []
 
     def wait_stream(self, stream: Stream) -> None: ...

@@ -29,6 +29,8 @@ _TensorBase = find_name("torch._C.TensorBase", "read the device that C++ sees")
 _tree_leaves = find_name(
     "torch.utils._pytree.tree_leaves", "find the tensors among the results of an op"
 )
+_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
+_MOVES = (torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 
 
@@ -126,7 +128,12 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
     def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and "device" in kwargs:  # with its index: results are cached by the arguments
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
-        return dispatch(mode, op, types, args, kwargs or {})
+            if op in _MOVES and not types and kwargs["device"].type == "cuda":
+                args = (mode.from_tensor(args[0]), *args[1:])  # it would be moved, and then faked
+        result = dispatch(mode, op, types, args, kwargs or {})
+        if not kwargs or "device" not in kwargs:
+            result = _move_constants(functools.partial(dispatch, mode), result, args)
+        return result
 
     replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", dispatch_on_cuda)
 
@@ -150,6 +157,29 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
     replace("cuda", cuda)
     replace("pin_memory", lambda tensor, *_, **__: tensor)
     replace("record_stream", lambda tensor, stream: None)
+
+
+def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any:
+    """Put constants that torch computed on the CPU on the device of the arguments."""
+    if isinstance(result, list | tuple):
+        if not any(map(_is_constant, result)):
+            return result
+        moved = [_move_constants(dispatch, item, args) for item in result]
+        return moved if isinstance(result, list) else tuple(moved)
+    if not _is_constant(result):
+        return result
+    devices = (leaf.device for leaf in _tree_leaves(args) if isinstance(leaf, FakeTensor))
+    device = next((device for device in devices if device.type == "cuda"), None)
+    if device is None or result.device.type != "cpu":
+        return result
+    copy = dispatch(_COPY, (), (result,), {"device": device})
+    copy.constant = result.constant
+    copy.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copy)
+    return copy
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, FakeTensor) and value.constant is not None
 
 
 def _set_data(tensor: FakeTensor, value: torch.Tensor) -> None:

@@ -128,7 +128,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Collectives: what they read and write is for communication, if for nothing else."""
         for single in issued.singles():
             call = single.read()
-            shares = self._find_bucket(call.inputs)
+            shares = self._find_bucket(call.inputs) or self._find_param_group()
             for tensor in (*call.inputs, *(call.outputs or ())):
                 for allocation in self._live.meet_held(tensor):
                     allocation.is_communicated = True
@@ -248,15 +248,19 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_fsdp(self, args: Any, kwargs: Any) -> None:
         """FSDP's own ops copy between parameters or gradients and the buffers of collectives."""
-        group = running_param_group(sys._getframe())
-        shares: Shares = {
-            number: (self._names.find(module), num_elements)
-            for number, (module, num_elements) in enumerate(param_group_shares(group))
-        }
+        shares = self._find_param_group()
         for tensor in _tensors((*args, *(kwargs or {}).values())):
             for allocation in self._live.meet_held(tensor):
                 if allocation.is_buffer:
                     allocation.claim(MemoryKind.COMMUNICATION, shares)
+
+    def _find_param_group(self) -> Shares:
+        """The shares of the parameters that FSDP2 gathers or reduces now; none if it does not."""
+        group = running_param_group(sys._getframe())
+        return {
+            number: (self._names.find(module), num_elements)
+            for number, (module, num_elements) in enumerate(param_group_shares(group))
+        }
 
     def _stand_in(self, value: Any) -> Any:
         """Arguments in which tensors with data have given way to their stand-ins."""
