@@ -170,6 +170,7 @@ class TestDecisions:
             (lambda x: x.acos(), torch.float32),
             (lambda x: x.norm(dim=0), torch.float32),
             (lambda x: x.prod(), torch.float32),
+            (lambda x: x.sum(dim=None), torch.float32),
             (lambda x: functional.mse_loss(x, x), torch.float32),
             (lambda x: torch.mv(x.float().outer(x.float()), x.float()), torch.bfloat16),
             (lambda x: torch.einsum("i,j->ij", x.float(), x.float()), torch.bfloat16),
@@ -456,6 +457,27 @@ def test_phases_are_not_timed_on_a_device_that_is_not_there(world: World) -> Non
         torch.ones(2, device="cuda")
     assert {span.device for span in t.recording.spans} == {"cpu"}
     assert t.recording.gaps == ()
+
+
+@without_gpu
+def test_a_device_can_be_given_by_its_index_and_answers_what_programs_log() -> None:
+    with simulate(mesh={"dp": 2}, device="cuda:0") as world:
+        model = nn.Linear(2, 2).to(1)
+        assert world.mesh.device_type == "cuda"
+        assert model.weight.device == torch.device("cuda", 1)
+        assert torch.cuda.Event(True).enable_timing
+        with pytest.warns(UserWarning, match="memory statistics are 0"):
+            assert torch.cuda.memory_stats()["active.all.current"] == 0
+
+
+@without_gpu
+def test_reading_values_with_numpy_is_explained() -> None:
+    with (
+        pytest.raises(RuntimeError, match="numpy") as error,
+        simulate(mesh={"dp": 2}, device="cuda"),
+    ):
+        torch.ones(2, device="cuda").cpu().numpy()
+    assert "--data" in "".join(error.value.__notes__)
 
 
 def test_modules_move_between_devices_and_dtypes_in_place() -> None:

@@ -301,7 +301,6 @@ def _ask_for_fp32(
     has_dtype = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
     if args[0].dtype not in _HALF or has_dtype:
         return op, args, kwargs
-    args = args[:-1] if args[-1] is None else args
     return op, args, {**kwargs, "dtype": torch.float32}
 
 

@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
@@ -173,7 +174,7 @@ def _set_device(device: Any) -> None:
 class Event:
     """A CUDA event that has always happened: nothing runs on a device that is not there."""
 
-    def __init__(self, *_: Any, enable_timing: bool = False, **__: Any) -> None:
+    def __init__(self, enable_timing: bool = False, *_: Any, **__: Any) -> None:
         self.enable_timing = enable_timing
         self.device = torch.device("cuda", _current.index)
 
@@ -323,6 +324,15 @@ def _zero_bytes(*_: Any, **__: Any) -> int:
     return 0
 
 
+def _zero_statistics(*_: Any, **__: Any) -> dict[str, int]:
+    return defaultdict(int, {"allocated_bytes.all.peak": _zero_bytes()})
+
+
+def _all_free(*_: Any, **__: Any) -> tuple[int, int]:
+    _zero_bytes()
+    return _PROPERTIES.total_memory, _PROPERTIES.total_memory
+
+
 _CUDA: dict[str, Any] = {
     "Event": Event,
     "Stream": Stream,
@@ -350,7 +360,9 @@ _CUDA: dict[str, Any] = {
     "max_memory_allocated": _zero_bytes,
     "max_memory_reserved": _zero_bytes,
     "memory_allocated": _zero_bytes,
+    "mem_get_info": _all_free,
     "memory_reserved": _zero_bytes,
+    "memory_stats": _zero_statistics,
     "manual_seed": _nothing,
     "manual_seed_all": _nothing,
     "reset_accumulated_memory_stats": _nothing,

@@ -153,6 +153,15 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
         target = "cuda" if device is None else device
         return to(tensor, device=target, non_blocking=non_blocking, **kwargs)
 
+    move_module: Any = torch.nn.Module.to
+
+    @functools.wraps(move_module)
+    def to_of_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return move_module(module, *args, **kwargs)
+
+    replace_attribute(stack, torch.nn.Module, "to", to_of_module)
     replace("to", to)
     replace("cuda", cuda)
     replace("pin_memory", lambda tensor, *_, **__: tensor)

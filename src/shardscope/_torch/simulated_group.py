@@ -299,7 +299,8 @@ def _with_data(function: Any) -> Any:
     return call
 
 
-_UNALLOCATED = "its data is not allocated yet"  # torch's words where C++ wants to read a fake
+# What torch says where C++ or numpy wants to read a tensor without data.
+_UNREADABLE = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
 
 
 @contextmanager
@@ -308,7 +309,7 @@ def explained_lack_of_data() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, NO_DATA[:2]) or _UNALLOCATED in str(error):
+        if isinstance(error, NO_DATA[:2]) or any(words in str(error) for words in _UNREADABLE):
             error.add_note(
                 "In a simulated world, tensors have no data after materialize(), nor ever on a "
                 "CUDA device that is not there, so that nothing can depend on a value (.item(), "

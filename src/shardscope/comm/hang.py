@@ -188,8 +188,9 @@ class _Hang:
             places.setdefault(self._describe_stand(rank), []).append(rank)
         for place, found in list(places.items())[:_MAX_NAMED]:
             yield f"{name_ranks(found)} {place}"
-        if len(places) > _MAX_NAMED:
-            yield f"{len(places) - _MAX_NAMED:,} more ranks stopped elsewhere"
+        num_more = sum(map(len, list(places.values())[_MAX_NAMED:]))
+        if num_more:
+            yield f"{num_more:,} more {'rank' if num_more == 1 else 'ranks'} stopped elsewhere"
 
     def _describe_stand(self, rank: int) -> str:
         stop, last = self._stops[rank], self._last.get(rank)

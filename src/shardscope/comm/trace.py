@@ -74,6 +74,11 @@ class Trace:
         self._exit = ExitStack()
         self._watch: Watch | None = None
 
+    def __repr__(self) -> str:
+        if self._watch is None:
+            return "Trace(not entered)"
+        return f"Trace({self.recording!r})"
+
     def __enter__(self) -> Self:
         if self._depth == 0:
             watch = self._start()

@@ -269,7 +269,7 @@ def _checked_rank(rank: int, axes: Mapping[str, int]) -> int:
 
 
 def _checked_device(device: str | torch.device) -> str:
-    name = device.type if isinstance(device, torch.device) else device
+    name = device.type if isinstance(device, torch.device) else str(device).partition(":")[0]
     if name in ("cpu", "cuda"):
         return name
     accelerator = torch.accelerator.current_accelerator()
