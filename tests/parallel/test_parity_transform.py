@@ -98,10 +98,9 @@ def test_a_captured_program_that_fails_is_not_blamed_on_the_model() -> None:
     with pytest.raises(ParallelError) as raised:
         run_captured(trial, [])
     assert str(raised.value) == (
-        "the program that torch.export captured from the model fails on these inputs, before "
-        "anything is sharded (RuntimeError: view size is not compatible with input tensor's size "
-        "and stride). If the model itself runs on them, report the bug; verify=False skips this "
-        "check."
+        "torch.export's program of the model fails on these inputs, before it is partitioned "
+        "(RuntimeError: view size is not compatible with input tensor's size and stride). Check "
+        "that torch.export.export(model, args).module()(*args) works, or pass verify=False."
     )
 
 

@@ -180,4 +180,4 @@ def test_show_prints_a_program(
     trained: ParallelProgram, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show(trained)
-    assert "Parallel program  Model on dp=2 × tp=2, to train" in capsys.readouterr().out
+    assert "Parallel program  Model on dp=2 × tp=2, for training, " in capsys.readouterr().out
