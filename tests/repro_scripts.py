@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo import symbolic_convert
 
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.outcome import Outcome
@@ -62,7 +61,6 @@ def load(path: Path, name: str = "") -> dict[str, Any]:
     module.__file__ = str(path)
     before = sys.modules.get(name)
     sys.modules[name] = module
-    symbolic_convert._import_module.cache_clear()  # it remembers the `__main__` before this one
     try:
         exec(compile(path.read_text(encoding="utf-8"), "repro.py", "exec"), vars(module))
     finally:
