@@ -113,6 +113,12 @@ def any_recording(request: pytest.FixtureRequest) -> Recording:
 
 
 @pytest.fixture
+def host_clock_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans are timed on the host alone, also if a test before this one has used a GPU."""
+    monkeypatch.setattr("shardscope.comm.device_clock.has_cuda", lambda: False)
+
+
+@pytest.fixture
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that `parity` starts as processes have torch at once; one test lets it spawn them."""
     processes = "shardscope.parallel.parity.processes.get_context"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 from shardscope import load, phases, trace
 from shardscope.comm import device_clock
@@ -262,6 +263,19 @@ def test_phases_are_timed_on_the_host_and_on_the_device(played: PlayedDevice) ->
         ("outer", 0),
     ]
     assert times["host"].device == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_real_device_has_spans_once_the_program_uses_it() -> None:
+    torch.ones(8, device="cuda")
+    with phases.record() as times, phases("step"):
+        torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    assert times.num_running == 0
+    assert [(span.name, span.device) for span in times.spans] == [
+        ("step", "cpu"),
+        ("step", f"cuda:{torch.cuda.current_device()}"),
+    ]
 
 
 def test_work_on_another_stream_is_not_within_a_phase(played: PlayedDevice) -> None:

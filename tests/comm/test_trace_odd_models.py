@@ -145,7 +145,10 @@ def test_wrapper_of_the_users_own_shows_in_names(world: World) -> None:
     assert owners(run(Replicas(Own()))) == ["module"] * 4
 
 
-def test_data_parallel_without_devices_passes_through(world: World) -> None:
+def test_data_parallel_without_devices_passes_through(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert owners(run(nn.DataParallel(Own()))) == ["module", "module"]
 
 

@@ -207,7 +207,9 @@ def test_differentiable_form_is_one_collective_each_way(
     call, kinds = AUTOGRAD[form]
     with make_mode(), trace() as t:
         x = ones().requires_grad_()
-        funcol.wait_tensor(call(x)).sum().backward()
+        output = funcol.wait_tensor(call(x))
+        # Not sum(): torch 2.11 refuses its gradient, which is an expanded number.
+        output.backward(torch.ones_like(output))
     assert [kind for (kind,) in facts(t, "kind")] == kinds
     assert [phase for (phase,) in facts(t, "phase")] == ["outside", "backward"]
     assert t.recording.gaps == ()

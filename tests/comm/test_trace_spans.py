@@ -17,6 +17,8 @@ from shardscope.comm.spans import SUBSCRIPTIONS
 from shardscope.errors import TraceError
 from small_models import Net, batch
 
+pytestmark = pytest.mark.usefixtures("host_clock_only")
+
 
 def shape(t: Any) -> list[tuple[str, int]]:
     return [(span.name, span.depth) for span in t.recording.spans]

@@ -19,6 +19,7 @@ from shardscope.errors import OutputError
 from small_models import Net, batch, facts, shard_net
 from warm_python import Program, run_python
 
+pytestmark = pytest.mark.usefixtures("host_clock_only")
 TESTS = Path(__file__).parents[1]
 
 

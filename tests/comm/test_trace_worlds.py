@@ -18,6 +18,8 @@ from shardscope.report.text import render_text
 from small_models import Block, batch, facts
 from warm_python import Program
 
+pytestmark = pytest.mark.usefixtures("host_clock_only")
+
 
 def test_group_destroyed_inside_the_trace_keeps_its_collectives() -> None:
     with simulate({"dp": 2, "tp": 4}, rank=5), trace() as t:

@@ -47,6 +47,7 @@ class Case:
     is_random: bool = False  # ranks draw numbers; only verification knows which
     tolerance: float = 1e-9  # relative to the largest number, in the check by hand
     counts: Mapping[str, int] | None = None  # collectives of the forward program
+    since: tuple[int, int] = (2, 11)  # the first torch that can export it
     joint_counts: Mapping[str, int] | None = None  # of forward and backward
 
     def model(self, *, training: bool = False) -> nn.Module:

@@ -144,6 +144,8 @@ def _left_alone() -> Iterator[Case]:
             others=(give(3, 4, 16),),
             counts={"all_reduce": 1},
             trains="by hand" in name,
+            # Before, the sizes of its views are compared, for which the length has to be known.
+            since=(2, 13) if name == "by bmm" else (2, 11),
         )
     for name, make in (("fused", Fused), ("fused, seen as three", FusedByView)):
         plan = {"qkv": Colwise(fused=3), "out": Rowwise()}

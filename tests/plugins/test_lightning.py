@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint"),
     pytest.mark.filterwarnings("ignore:`ModelCheckpoint"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),  # on purpose: any machine
 ]
 
 

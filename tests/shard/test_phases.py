@@ -25,6 +25,7 @@ from shardscope.record import PhaseTotal, Span, sum_spans
 from shardscope.shard.open_spans import TOP
 from shardscope.shard.phase_times import PhaseTimes
 
+pytestmark = pytest.mark.usefixtures("host_clock_only")
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "phases.md"
 
 

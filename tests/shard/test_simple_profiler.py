@@ -16,6 +16,7 @@ from shardscope import simulate, trace
 from shardscope._torch.logs import SIMPLE_PROFILER_LOG
 from shardscope.compat import SimpleProfiler
 
+pytestmark = pytest.mark.usefixtures("host_clock_only")
 TORCHS = _debug_utils.SimpleProfiler
 Profiler = Any
 

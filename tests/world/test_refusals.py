@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import empty, ones
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from older_torch import TORCH
 from shardscope import World, simulate, trace
 from shardscope.errors import CollectiveError
 
@@ -221,6 +222,12 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     ),
 }
 
+# The op that torch's differentiable function calls; since 2.13 the plain one is differentiable.
+DIFFERENTIABLE_ALL_TO_ALL = (
+    "_c10d_functional.all_to_all_single"
+    if TORCH >= (2, 13)
+    else "_c10d_functional_autograd.all_to_all_single"
+)
 EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
     "all_to_all output list": (
         lambda: dist.all_to_all(empties(2, 3), empties(2)),
@@ -304,7 +311,7 @@ EXCHANGED_SIZES: dict[str, tuple[Call, str, str]] = {
     ),
     "functional with autograd": (
         lambda: funcol.all_to_all_single_autograd(ones(8), [4, 4], [4, 4], default_group()),
-        "_c10d_functional.all_to_all_single",
+        DIFFERENTIABLE_ALL_TO_ALL,
         "it has 2 input split sizes for 4 ranks",
     ),
 }

@@ -21,7 +21,7 @@ from shardscope._torch.dispatch import has_fakes
 from shardscope._torch.fakes import FakeTensor
 from shardscope._torch.private import find_name
 
-__all__ = ["cuda_choices"]
+__all__ = ["cuda_choices", "foreach_by_default"]
 
 _foreach_utils = find_name(
     "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
@@ -48,7 +48,7 @@ def cuda_choices(*, device_type: str) -> Iterator[None]:
     `memory(model, step)` of a model on the CPU.
     """
     with ExitStack() as stack:
-        stack.enter_context(_foreach_by_default(device_type))
+        stack.enter_context(foreach_by_default(device_type))
         stack.enter_context(cuda_autocast(device_type=device_type))
         library = Library("aten", "IMPL")
         stack.callback(library._destroy)
@@ -99,7 +99,7 @@ def _no_kernel(*_: Any) -> Any:
 
 
 @contextmanager
-def _foreach_by_default(device_type: str) -> Iterator[None]:
+def foreach_by_default(device_type: str) -> Iterator[None]:
     """Let optimizers update lists of fake tensors, their default on CUDA but not on the CPU."""
     devices = optimizer._get_foreach_kernels_supported_devices
     lists: list[list[Any]] = [

@@ -180,7 +180,8 @@ class _Inliner:
         if target is torch.ops.aten.detach_.default and len(node.all_input_nodes[0].users) == 1:
             target = torch.ops.aten.detach.default
         made = self.graph.create_node(node.op, target, args, kwargs, name, node.type)
-        made.name = name  # fx renames what is called like a builtin: `input`
+        # Inputs have the names of the model's arguments, which fx changes if they are a builtin's.
+        made.name = name
         made.meta = copy(node.meta)
         return made
 

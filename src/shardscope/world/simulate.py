@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.cuda_choices import foreach_by_default
 from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.intercept import intercept
@@ -163,6 +164,8 @@ def simulate(
         is_fake = device_type == "cuda" and not torch.cuda.is_available()
         if is_fake:
             stack.enter_context(simulated_cuda())
+        elif device_type == "cuda":  # all else torch decides by the device, which is there
+            stack.enter_context(foreach_by_default(device_type))
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
         stack.enter_context(shared_rank_maps())
         device_mesh = init_device_mesh(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
 
+from shardscope.compile.diagnose.isolation.importable import ByValue, is_installed
 from shardscope.compile.diagnose.isolation.named_globals import pickle_for_script
 from shardscope.compile.diagnose.isolation.payload import pack, unpack
 
@@ -94,3 +98,38 @@ def test_functions_that_remember_results_arrive_without_them(home: ModuleType, w
     assert factor.cache_info() == (0, 0, None, 0)
     assert scale_by_factor(3.0) == 6.0
     assert factor.cache_info().misses == 1
+
+
+def test_packages_are_installed_in_whatever_folder_pip_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "targeted_package/__init__.py": "",
+        "targeted_package/inner/__init__.py": "",
+        "targeted_package/inner/leaf.py": "",
+        "targeted_module.py": "",
+        "script_beside_them.py": "",
+        "targeted-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: targeted\nVersion: 1\n",
+    }
+    recorded = [name for name in files if name.startswith("targeted")]
+    files["targeted-1.dist-info/RECORD"] = "".join(f"{name},,\n" for name in recorded)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [
+        "targeted_package",
+        "targeted_package.inner",
+        "targeted_package.inner.leaf",
+        "targeted_module",
+        "script_beside_them",
+    ]
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert [name for name in names if is_installed(name)] == names[:-1]
+
+
+def test_cloudpickle_is_not_sent_by_means_of_itself() -> None:
+    with ByValue(lambda name: False) as by_value:
+        by_value.consider("cloudpickle.cloudpickle")
+        assert not cloudpickle.list_registry_pickle_by_value()

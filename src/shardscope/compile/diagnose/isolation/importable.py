@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import distributions
+from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
@@ -12,7 +15,9 @@ import cloudpickle
 
 __all__ = ["ByValue", "is_importable", "is_installed"]
 
-_EVERYWHERE = {"builtins", "shardscope", "torch", *sys.stdlib_module_names}
+# cloudpickle among them: to send it by value, it would have to send what it sends it with.
+_EVERYWHERE = {"builtins", "cloudpickle", "shardscope", "torch", *sys.stdlib_module_names}
+_INSTALLATION_FOLDERS = {"site-packages", "dist-packages"}  # the second one is Debian's
 
 # Which modules go by value is a setting of cloudpickle's, and so of the whole process.
 _one_at_a_time = threading.Lock()
@@ -68,8 +73,24 @@ def is_importable(name: str) -> bool:
 
 
 def is_installed(name: str) -> bool:
-    """Whether anybody who has the same packages has it too."""
-    return "site-packages" in (getattr(sys.modules.get(name), "__file__", None) or "")
+    """Whether the module belongs to an installed package, in whatever folder that is."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file:
+        return False
+    if _INSTALLATION_FOLDERS.intersection(Path(file).parts):
+        return True
+    # Where it is imported from: `pip install --target` makes a folder of any name.
+    package = name.partition(".")[0]
+    depth = name.count(".") + (Path(file).stem == "__init__")
+    parents = Path(file).absolute().parents
+    return depth < len(parents) and package in _installed_names(str(parents[depth]))
+
+
+@functools.cache
+def _installed_names(folder: str) -> frozenset[str]:
+    """The modules and packages that distributions in this folder list among their files."""
+    files = [file for one in distributions(path=[folder]) for file in one.files or ()]
+    return frozenset(file.parts[0].partition(".")[0] for file in files if file.suffix != ".pth")
 
 
 def _find_spec(name: str, path: Any) -> Any:
