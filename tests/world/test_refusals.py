@@ -222,7 +222,7 @@ SCATTERED_SIZES: dict[str, tuple[Call, str, str]] = {
     ),
 }
 
-# The op that torch's differentiable function calls; since 2.13 the plain one is differentiable.
+# The op that torch's differentiable function calls; since 2.13 it is the plain one.
 DIFFERENTIABLE_ALL_TO_ALL = (
     "_c10d_functional.all_to_all_single"
     if TORCH >= (2, 13)
