@@ -26,8 +26,9 @@ def free_port() -> int:
 
 
 def rank_environment(**more: str) -> dict[str, str]:
-    """Of a process that is one of several on this machine."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+    """Of a process that is one of several on this machine, with gloo: they would share a GPU."""
+    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **own, **more}
 
 
 def run_ranks(

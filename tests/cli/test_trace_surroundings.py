@@ -141,7 +141,7 @@ def test_launched_ranks_trace_the_real_thing_and_write_files_named_as_asked(here
 
 def test_torchrun_traces_the_real_thing_and_each_rank_writes_a_file(here: Path) -> None:
     name = write(here, TARGET)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     # Not by the exit code: torch's gloo now and then aborts a process as it ends, without us too.
     subprocess.run(
