@@ -482,7 +482,7 @@ def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
         ({"parallelize": None}, "neither a plan nor a function"),
         ({"loss": lambda y: y}, "loss returned a tensor of shape [2, 2]"),
         ({"loss": lambda y: 3}, "loss returned 3"),
-        ({"inputs": torch.ones(2, 3)}, "fails on a single device (RuntimeError: mat1 and"),
+        ({"inputs": torch.ones(2, 3)}, "fails on a single device (RuntimeError: "),
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(change, sentence):
