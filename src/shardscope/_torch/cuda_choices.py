@@ -93,8 +93,9 @@ def _for_fakes(
 
 def _no_kernel(*_: Any) -> Any:
     raise NotImplementedError(
-        "torch.ops.aten._fused_rms_norm was called on tensors with data while memory() ran. Call "
-        "torch.nn.functional.rms_norm instead."
+        "torch.ops.aten._fused_rms_norm was called on a CPU tensor with data inside memory() or "
+        'simulate(device="cuda"), which replace its kernel. Call torch.nn.functional.rms_norm '
+        "instead."
     )
 
 

@@ -30,7 +30,7 @@ _tree_leaves = find_name(
     "torch.utils._pytree.tree_leaves", "find the tensors among the results of an op"
 )
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
-_MOVES = (torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
+_MOVE = torch.ops.aten.to.dtype_layout
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 
 
@@ -41,6 +41,7 @@ def simulated_cuda() -> Iterator[None]:
         stack.enter_context(simulated_runtime())
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
+        _take_cuda_devices(stack)
         _keep_off_the_driver(stack)
         run = functools.partial(_run_on_host, _fake_tensor.run_fallback_kernel)
         replace_attribute(stack, _fake_tensor, "run_fallback_kernel", run)
@@ -101,7 +102,7 @@ def _device_to_host(value: Any) -> Any:
 
 
 def _show_cuda_device_to_python(stack: ExitStack) -> None:
-    """Answer with the CUDA device where Python asks for one, and take it where Python names it.
+    """Answer with the CUDA device where Python asks for the device of a tensor.
 
     Methods and properties, because C++ would ask the driver before any dispatch mode sees the op.
     """
@@ -126,9 +127,11 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
     dispatch: Any = FakeTensorMode.__torch_dispatch__
 
     def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if kwargs and "device" in kwargs:  # with its index: results are cached by the arguments
+        if (
+            kwargs and kwargs.get("device") is not None
+        ):  # with its index: results are cached by the arguments
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
-            if op in _MOVES and not types and kwargs["device"].type == "cuda":
+            if op is _MOVE and not types and kwargs["device"].type == "cuda":
                 args = (mode.from_tensor(args[0]), *args[1:])  # it would be moved, and then faked
         result = dispatch(mode, op, types, args, kwargs or {})
         if not kwargs or "device" not in kwargs:
@@ -137,6 +140,10 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
     replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", dispatch_on_cuda)
 
+
+def _take_cuda_devices(stack: ExitStack) -> None:
+    """Let methods that move tensors and modules take a CUDA device, or its index."""
+    replace = functools.partial(replace_attribute, stack, torch.Tensor)
     move = torch.Tensor.to
 
     @functools.wraps(move)

@@ -20,8 +20,8 @@ def choose_axes(target: str, mesh: str | None, *, verb: str) -> dict[str, int] |
     if mesh is None and not is_launched():
         raise TargetError(
             f"There is no mesh to run {name_target(target)} on. Give one to simulate, such as "
-            "--mesh dp=8,tp=4, or start real ranks with torchrun --nproc-per-node 8 --no-python "
-            f"shardscope {verb}."
+            "--mesh dp=8,tp=4, or start real ranks: torchrun --nproc-per-node 8 --no-python "
+            f"shardscope {verb} {target}"
         )
     return None if mesh is None else parse_mesh(mesh)
 

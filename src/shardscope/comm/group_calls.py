@@ -5,15 +5,14 @@ A rank is judged only by what its recording proves: where records were lost, not
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record.kinds import CollectiveKind
-from shardscope.record.ranks import intersect_ranks, list_ranks
-from shardscope.record.recording import Collective, Recording
+from shardscope.record.ranks import list_ranks
+from shardscope.record.recording import Collective, Recording, list_calls_by_group
 from shardscope.record.source import Phase
 
 __all__ = [
@@ -53,13 +52,7 @@ GroupCalls = dict[int, RankCalls]
 
 def sort_by_group(recording: Recording) -> dict[str, GroupCalls]:
     """The calls of every group in which any recorded rank issued one."""
-    calls: dict[str, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
-    for call in recording.collectives:
-        calls[call.group][call.rank].append(call)
-    for group in recording.groups:
-        if group.name in calls:
-            for rank in intersect_ranks(recording.run.ranks, group.ranks):
-                calls[group.name].setdefault(rank, [])
+    calls = list_calls_by_group(recording)
     lossy = {gap.rank for gap in recording.gaps if gap.is_loss}
     lossy -= {stop.rank for stop in recording.stops if stop.is_gapless}
     stopped = {stop.rank for stop in recording.stops}

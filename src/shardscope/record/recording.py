@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from enum import StrEnum
 
 from msgspec.structs import astuple
@@ -15,7 +16,7 @@ from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
 from shardscope.record.parity import Parity
-from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks
+from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
 from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span, SpanBegin
@@ -41,6 +42,7 @@ __all__ = [
     "RunInfo",
     "Severity",
     "Stop",
+    "list_calls_by_group",
 ]
 
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
@@ -309,3 +311,18 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     def _repr_html_(self) -> str:
         """The same, for notebooks."""
         return draw_inline(self)
+
+
+def list_calls_by_group(recording: Recording) -> dict[str, dict[int, list[Collective]]]:
+    """Each group in which a recorded rank issued a collective: its recorded ranks and their calls.
+
+    A recorded rank of such a group that issued nothing in it has an empty list.
+    """
+    calls: dict[str, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
+    for call in recording.collectives:
+        calls[call.group][call.rank].append(call)
+    for group in recording.groups:
+        if group.name in calls:
+            for rank in intersect_ranks(recording.run.ranks, group.ranks):
+                calls[group.name].setdefault(rank, [])
+    return calls

@@ -12,9 +12,9 @@ from shardscope.record import (
     Recording,
     Stop,
     count_ranks,
-    intersect_ranks,
     list_ranks,
 )
+from shardscope.record.recording import list_calls_by_group
 from shardscope.report.grid import Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title
 from shardscope.report.units import format_bytes
@@ -71,16 +71,9 @@ def render_stops(recording: Recording) -> Iterator[RenderableType]:
 
 def _find_places(recording: Recording) -> dict[str, dict[_Place, list[int]]]:
     """Of each group that was used, who stood where."""
-    calls: dict[str, dict[int, list[Collective]]] = defaultdict(lambda: defaultdict(list))
-    for call in recording.collectives:
-        calls[call.group][call.rank].append(call)
-    for group in recording.groups:
-        if group.name in calls:
-            for rank in intersect_ranks(recording.run.ranks, group.ranks):
-                calls[group.name].setdefault(rank, [])
     stops = {stop.rank: stop for stop in recording.stops}
     places: dict[str, dict[_Place, list[int]]] = {}
-    for name, by_rank in calls.items():
+    for name, by_rank in list_calls_by_group(recording).items():
         found: dict[_Place, list[int]] = defaultdict(list)
         for rank, mine in by_rank.items():
             found[(*_describe_last(mine), _describe_stop(stops.get(rank)))].append(rank)

@@ -102,10 +102,12 @@ def reaches(
         except TrialFailure:
             return True
         (last,) = part.graph.graph.find_nodes(op="output")
-        values = {
+        results = {
             node.name: found.values.get(f"output {place}")
             for place, node in enumerate(last.args[0])
+            if isinstance(node, torch.fx.Node)
         }
+        values = {name: value for name, value in results.items() if value is not None}
         whole = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
         return _is_wrong_with(fragment, whole, values)
 
