@@ -1,7 +1,10 @@
-/** Keys that work in every view, and the list of them. */
+/**
+ * Keys that work in every view, and the list of them. Layout effects, because a key pressed between
+ * the first drawing and the effects after it would be lost.
+ */
 import { signal } from "@preact/signals";
 import { createRef } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { select, selected } from "../store/modules";
 import { hrefTo, navigate, parseRoute } from "../store/route";
 import { toggleTheme } from "../store/theme";
@@ -46,7 +49,7 @@ export function handleKey(event: KeyboardEvent): void {
 }
 
 export function useKeys(): void {
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.addEventListener("keydown", handleKey);
     return () => document.removeEventListener("keydown", handleKey);
   }, []);
@@ -54,7 +57,7 @@ export function useKeys(): void {
 
 export function KeyHelp() {
   const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (isHelpOpen.value) dialog.current?.showModal();
   }, [isHelpOpen.value]);
   if (!isHelpOpen.value) return null;
