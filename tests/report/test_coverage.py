@@ -18,7 +18,7 @@ from shardscope.record import (
     Source,
     Verdict,
 )
-from shardscope.report.coverage import render_coverage_csv
+from shardscope.report.tables import render_coverage_csv
 from shardscope.report.text import render_text
 from shardscope.report.units import format_flops
 

@@ -20,7 +20,7 @@ from shardscope.cli.surroundings import as_if_started, name_command
 from shardscope.cli.target import load_program, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.record import Level, Recording, check_output
-from shardscope.report.coverage import render_coverage_csv
+from shardscope.report.tables import render_coverage_csv
 from shardscope.report.text import render_summary
 from shardscope.shard.coverage import cover_step
 

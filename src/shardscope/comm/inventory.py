@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import nn
@@ -16,17 +16,25 @@ from shardscope._torch.fsdp import sharded_parameters, user_class
 from shardscope._torch.meshes import axis_names, describe_placements, local_shape
 from shardscope._torch.modules import own_parameters
 from shardscope.comm.names import ModuleNames
-from shardscope.comm.recorder import Recorder
 from shardscope.record import Module, Parameter, RankSpan
 
 __all__ = ["Inventory", "describe_parameter"]
+
+
+class Reporter(Protocol):
+    """Knows the rank of this process, and reports what could not be described as gaps."""
+
+    rank: int
+
+    def report_gap(self, place: str, fact: str) -> None:
+        """Add a gap to the recording."""
 
 
 @final
 class Inventory:
     """Describes each named module once, in the order in which they turn up."""
 
-    def __init__(self, names: ModuleNames, recorder: Recorder) -> None:
+    def __init__(self, names: ModuleNames, recorder: Reporter) -> None:
         self._names = names
         self._recorder = recorder
         self._report_gap = recorder.report_gap

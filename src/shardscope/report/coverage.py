@@ -1,4 +1,4 @@
-"""Which ops shard: for people, with what blocks sharding first, and for spreadsheets."""
+"""Which ops shard, and what blocks sharding first."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from shardscope.record import Coverage, OpCoverage, Recording, Verdict
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import format_share, make_text, make_title, plural
 from shardscope.report.lines import SourceLine
-from shardscope.report.table import disarm, write_rows
 from shardscope.report.units import UNKNOWN, format_bytes, format_count, format_flops
 
-__all__ = ["render_coverage", "render_coverage_csv", "summarize_level"]
+__all__ = ["COVERED", "render_coverage", "summarize_level"]
 
 _MAX_BLOCKERS = 5
-_COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
+COVERED = (Verdict.SHARDED, Verdict.DECOMPOSED, Verdict.REDISTRIBUTED)
 _STYLES = {
     Verdict.LOCAL: "dim",
     Verdict.SHARDED: "green",
@@ -37,22 +36,6 @@ _COLUMNS = {
     "sends": Column("sends"),
     "where": Column("first of its modules", Look.NAME, 12),
 }
-_CSV_COLUMNS = [
-    "level",
-    "mesh",
-    "op",
-    "verdict",
-    "is_covered",
-    "num_forward",
-    "num_backward",
-    "flops",
-    "moved_bytes",
-    "detail",
-    "remedy",
-    "modules",
-    "sources",
-    "schema",
-]
 
 
 def render_coverage(recording: Recording) -> Iterator[RenderableType]:
@@ -82,7 +65,7 @@ def _note(coverage: Coverage, recording: Recording) -> str:
 
 def summarize_level(coverage: Coverage) -> Text:
     """How many of its calls, FLOPs and ops shard, of those that could; and how many are local."""
-    covered = [one for one in coverage.ops if one.verdict in _COVERED]
+    covered = [one for one in coverage.ops if one.verdict in COVERED]
     judged = [one for one in coverage.ops if one.verdict is not Verdict.LOCAL]
     local = [one for one in coverage.ops if one.verdict is Verdict.LOCAL]
     line = Text()
@@ -143,7 +126,7 @@ def _name_modules(one: OpCoverage) -> str:
 
 def _render_blockers(coverage: Coverage) -> Iterator[RenderableType]:
     """Ops that do not shard, those that compute most first."""
-    blockers = [one for one in coverage.ops if one.verdict not in (*_COVERED, Verdict.LOCAL)]
+    blockers = [one for one in coverage.ops if one.verdict not in (*COVERED, Verdict.LOCAL)]
     if not blockers:
         return
     blockers.sort(key=lambda one: (-(one.flops or 0), -one.num_forward - one.num_backward, one.op))
@@ -165,30 +148,3 @@ def _render_blocker(one: OpCoverage) -> RenderableType:
     if one.remedy:
         body += [make_text(line, "green", width=200) for line in f"→ {one.remedy}".splitlines()]
     return Group(head, Padding(Group(*body), (0, 0, 0, 2)))
-
-
-def render_coverage_csv(recording: Recording) -> bytes:
-    """A row for each op of each level, as UTF-8."""
-    rows = [
-        [disarm(cell) for cell in _csv_row(c, one)] for c in recording.coverage for one in c.ops
-    ]
-    return write_rows([list(_CSV_COLUMNS), *rows])
-
-
-def _csv_row(coverage: Coverage, one: OpCoverage) -> list[str | int | None]:
-    return [
-        str(coverage.level),
-        ",".join(f"{axis.name}={axis.size}" for axis in coverage.axes),
-        one.op,
-        str(one.verdict),
-        None if one.verdict is Verdict.LOCAL else str(one.verdict in _COVERED).lower(),
-        one.num_forward,
-        one.num_backward,
-        one.flops,
-        sum(move.num_bytes for move in one.moves),
-        one.detail,
-        one.remedy,
-        " ".join(one.modules),
-        " ".join(f"{source.file}:{source.line}" for source in one.sources),
-        one.schema,
-    ]

@@ -9,21 +9,42 @@ from msgspec.structs import astuple
 
 from shardscope.record import (
     BreakSite,
+    Coverage,
     Finding,
     Gap,
     Mark,
+    OpCoverage,
     Parameter,
     RankSpan,
     Recording,
     Source,
     Span,
+    Verdict,
     format_ranks,
 )
-from shardscope.report.coverage import render_coverage_csv
+from shardscope.report.coverage import COVERED
 from shardscope.report.table import Cell, disarm, render_csv_pieces, write_rows
 from shardscope.report.units import sum_known
 
-__all__ = ["TABLES", "count_rows", "render_table"]
+__all__ = ["TABLES", "count_rows", "render_coverage_csv", "render_table"]
+
+_COVERAGE_COLUMNS = [
+    "level",
+    "mesh",
+    "op",
+    "verdict",
+    "is_covered",
+    "num_forward",
+    "num_backward",
+    "flops",
+    "moved_bytes",
+    "detail",
+    "remedy",
+    "modules",
+    "sources",
+    "schema",
+]
+
 
 Rows = Iterator[tuple[Any, ...]]
 
@@ -43,6 +64,35 @@ def render_table(recording: Recording, name: str) -> Iterator[bytes]:
         table = _TABLES[name]
         yield write_rows([list(table.columns)])
         yield write_rows([disarm(_make_cell(one)) for one in row] for row in table.rows(recording))
+
+
+def render_coverage_csv(recording: Recording) -> bytes:
+    """A row for each op of each level, as UTF-8."""
+    rows = [
+        [disarm(cell) for cell in _make_coverage_row(level, op)]
+        for level in recording.coverage
+        for op in level.ops
+    ]
+    return write_rows([list(_COVERAGE_COLUMNS), *rows])
+
+
+def _make_coverage_row(coverage: Coverage, op: OpCoverage) -> list[str | int | None]:
+    return [
+        str(coverage.level),
+        ",".join(f"{axis.name}={axis.size}" for axis in coverage.axes),
+        op.op,
+        str(op.verdict),
+        None if op.verdict is Verdict.LOCAL else str(op.verdict in COVERED).lower(),
+        op.num_forward,
+        op.num_backward,
+        op.flops,
+        sum(move.num_bytes for move in op.moves),
+        op.detail,
+        op.remedy,
+        " ".join(op.modules),
+        " ".join(f"{source.file}:{source.line}" for source in op.sources),
+        op.schema,
+    ]
 
 
 def count_rows(recording: Recording, name: str) -> int:
