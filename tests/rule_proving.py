@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rule_offers import find_strategies
+from rule_proof import prove
+from rule_sample import make_sample
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.lookup import find_decomposition, find_rule
-from shardscope.parallel.rules.offers import find_strategies
-from shardscope.parallel.rules.proof import prove
-from shardscope.parallel.rules.sample import make_sample
 
 __all__ = [
     "claims",

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from rule_proof import refute
 from rule_proving import numbers
+from rule_sample import make_sample
 from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
 from shardscope.parallel.rules.call import Strategy
 from shardscope.parallel.rules.dealing import deal, join
 from shardscope.parallel.rules.lookup import find_rule
-from shardscope.parallel.rules.proof import refute
-from shardscope.parallel.rules.sample import make_sample
 
 aten = torch.ops.aten
 R, P = Replicate(), Partial()

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rule_proving import claims, learned, numbers, plain, spelled, take_apart
+from rule_sample import Sample, make_sample
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Partial, Shard
 from shardscope.parallel.rules.lookup import find_rule
 from shardscope.parallel.rules.randomness import is_random
-from shardscope.parallel.rules.sample import Sample, make_sample
 
 aten = torch.ops.aten
 DROPOUTS = [aten.dropout.default, aten.feature_dropout.default]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from rule_proof import refute
 from rule_proving import claims, numbers, spelled
+from rule_sample import make_sample
 from shardscope.parallel.placements import Shard
 from shardscope.parallel.rules.call import Strategy
-from shardscope.parallel.rules.proof import refute
-from shardscope.parallel.rules.sample import make_sample
 
 aten = torch.ops.aten
 SOFTMAXES = [

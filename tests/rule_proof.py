@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_aggregate
 
+from rule_offers import find_strategies
+from rule_sample import Sample, make_sample
 from shardscope.parallel.layouts import Layout, Seat
 from shardscope.parallel.placements import Placement, Replicate
 from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
 from shardscope.parallel.rules.dealing import Coordinates, all_coordinates, deal, dual, join
-from shardscope.parallel.rules.offers import find_strategies
-from shardscope.parallel.rules.sample import Sample, make_sample
 
 __all__ = ["Verdict", "prove", "refute"]
 
