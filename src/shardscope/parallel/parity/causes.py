@@ -16,7 +16,14 @@ from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
 from shardscope.record import Agreement, Suspect
 
-__all__ = ["UNKNOWN", "Explanation", "explain", "explain_fused", "sharding_axes"]
+__all__ = [
+    "UNKNOWN",
+    "Explanation",
+    "explain",
+    "explain_fused",
+    "make_sentence",
+    "sharding_axes",
+]
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
@@ -31,18 +38,29 @@ Reduction = Literal["sum", "mean", ""]
 @final
 @dataclass(frozen=True)
 class Explanation:
-    """A suspect with what was seen, as a sentence.
+    """A suspect with the evidence for it.
 
-    `reduction` over `axes` is the one that is missing, or done once too often; `ratio` is what the
-    tensor has to be divided by to be right. `remedy` is one that only this fact has.
+    The evidence is a `clause`, such as "the bias is missing", or a `predicate` of the tensor, such
+    as "is zero on every rank". `reduction` over `axes` is the one that is missing, or done once too
+    often; `ratio` is the factor by which the tensor is too large. `remedy` is one that only this
+    evidence has.
     """
 
     suspect: Suspect
-    fact: str = ""
+    clause: str = ""
     axes: tuple[str, ...] = ()
     reduction: Reduction = ""
     ratio: float | None = None
     remedy: str = ""
+    predicate: str = ""
+
+    def describe(self, subject: str = "it") -> str:
+        """The evidence as a clause; empty if there is none."""
+        return f"{subject} {self.predicate}" if self.predicate else self.clause
+
+    def state(self, subject: str = "it") -> str:
+        """The evidence as a sentence; empty if there is none."""
+        return make_sentence(self.describe(subject))
 
     @property
     def kind(self) -> object:
@@ -52,6 +70,11 @@ class Explanation:
 
 
 UNKNOWN = Explanation(Suspect.UNKNOWN)
+
+
+def make_sentence(clause: str) -> str:
+    """A clause with a capital and a full stop."""
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
 
 
 @final
@@ -131,7 +154,7 @@ def explain(
     """
     case = judged.case
     if judged.verdict.agreement is Agreement.MISSING:
-        return Explanation(Suspect.STALE, f"{judged.verdict.detail.capitalize()}.")
+        return Explanation(Suspect.STALE, judged.verdict.detail)
     if case.target is None or not judged.full:
         return UNKNOWN
     floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
@@ -146,7 +169,7 @@ def explain(
         found = next(_explanations(evidence), None)
         if found is not None:
             return found
-        unknown = unknown if unknown.fact else _describe_right_ranks(evidence)
+        unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
     return next(
         itertools.chain(
             _find_own_slices(judged, evidence),
@@ -183,9 +206,9 @@ def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanat
             if size > 1 and all(sources) and wrong:
                 return Explanation(
                     Suspect.WRONG_SLICE,
-                    f"On rank {wrong[0]} its input {index} is a shard of what its input "
+                    f"on rank {wrong[0]} its input {index} is a shard of what its input "
                     f"{sources[wrong[0]][0]} should be: parts of one tensor are sharded over "
-                    f"{name} as if they were one part.",
+                    f"{name} as if they were one part",
                     (name,),
                     remedy="Shard each part of a fused weight, such as q, k and v, by itself, so "
                     "that every rank has its share of each of them.",
@@ -208,7 +231,7 @@ def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
 
 def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
     if not any(bool(tensor.any()) for tensor in evidence.ranks):
-        yield Explanation(Suspect.STALE, "It is zero on every rank.", ratio=0.0)
+        yield Explanation(Suspect.STALE, predicate="is zero on every rank", ratio=0.0)
     yield from _find_partial(evidence)
     yield from _find_ratio(evidence)
     yield from _find_bias(evidence)
@@ -229,7 +252,7 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
         if all(evidence.is_near(total, evidence.target, scale) for total in sums):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank holds only its partial sum; summed over {over} they match.",
+                f"each rank holds only its partial sum; summed over {over} they match",
                 names,
                 "sum",
             )
@@ -238,7 +261,7 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
         if all(evidence.is_near(mean, evidence.target, scale) for mean in means):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank has a value of its own; averaged over {over} they match.",
+                f"each rank has a value of its own; averaged over {over} they match",
                 names,
                 "mean",
             )
@@ -249,8 +272,8 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
             is_added = all(count > 0 for count in known)
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank holds only its partial sum; summed over {over} they match, except for "
-                f"the bias{', which every rank adds' if is_added else ''}.",
+                f"each rank holds only its partial sum; summed over {over} they match, except for "
+                f"the bias{', which every rank adds' if is_added else ''}",
                 names,
                 "sum",
             )
@@ -267,10 +290,11 @@ def _find_wrong_group(
         if all(evidence.is_near(total / count, evidence.target) for total in sums):
             yield Explanation(
                 Suspect.WRONG_GROUP,
-                f"It is summed over {' and '.join(others)} instead of {' and '.join(names)}: "
-                f"summed over {' and '.join(names)} and divided by {count} the ranks match.",
-                names,
-                "sum",
+                axes=names,
+                reduction="sum",
+                predicate=f"is summed over {' and '.join(others)} instead of "
+                f"{' and '.join(names)}: summed over {' and '.join(names)} and divided by {count} "
+                "the ranks match",
             )
 
 
@@ -295,20 +319,20 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
         return
     times = _find_bias_multiple(evidence, evidence.ranks[0])
     if times is not None and times < 0:
-        yield Explanation(Suspect.STALE, "The bias is missing.")
+        yield Explanation(Suspect.STALE, "the bias is missing")
     elif times is not None:
         yield Explanation(
             Suspect.DOUBLE_REDUCTION,
-            "It is off by a multiple of the bias, which every rank adds before the reduction.",
             reduction="sum",
+            predicate="is off by a multiple of the bias, which every rank adds before the "
+            "reduction",
         )
     for _, size in _find_sizes(evidence.axes):
         for ratio in (float(size), 1 / size):
             rest = evidence.ranks[0] - (ratio - 1) * evidence.target
             if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
                 found = _describe_ratio(ratio, evidence.axes)
-                fact = found.fact.replace("It is", "Apart from the bias it is", 1)
-                yield replace(found, fact=fact)
+                yield replace(found, clause=f"apart from the bias {found.describe()}", predicate="")
 
 
 def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
@@ -329,13 +353,19 @@ def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     for names, size in _find_sizes(axes):
         over = " and ".join(names)
         if _is_near_number(ratio, size):
-            fact = f"It is {size} times as large as it should be, and {size} is the size of {over}."
-            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "sum", ratio)
+            predicate = (
+                f"is {size} times as large as it should be, and {size} is the size of {over}"
+            )
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
+            )
         if _is_near_number(1 / ratio if ratio else 0.0, size):
-            fact = f"It is 1/{size} of what it should be, and {size} is the size of {over}."
-            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "mean", ratio)
-    fact = f"It is {ratio:.4g} times what it should be."
-    return Explanation(Suspect.SCALED, fact, ratio=ratio)
+            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
+            )
+    predicate = f"is {ratio:.4g} times what it should be"
+    return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 
 
 def _find_sizes(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -397,8 +427,8 @@ def _match_ratios(
     if len({round(ratio, 6) for _, ratio in known}) > 1:
         listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:_MAX_LISTED])
         more = ", …" if len(known) > _MAX_LISTED else ""
-        fact = f"Each rank's shard is off by a factor of its own: {listed}{more}."
-        yield Explanation(Suspect.SCALED, fact, axes)
+        clause = f"each rank's shard is off by a factor of its own: {listed}{more}"
+        yield Explanation(Suspect.SCALED, clause, axes)
 
 
 def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:
@@ -422,8 +452,8 @@ def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
         if at != of:
             yield Explanation(
                 Suspect.WRONG_SLICE,
-                f"Of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
-                f"should be: a rank of {name} has another rank's shard.",
+                f"of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
+                f"should be: a rank of {name} has another rank's shard",
                 (name,),
             )
 
@@ -452,16 +482,16 @@ def _find_copies(
         if name in others or not is_other:
             continue
         over, size = " and ".join(others), evidence.axes[name]
-        chunk = f"Along dim {dim} every rank has the chunk of its rank along {over}"
+        chunk = f"along dim {dim} every rank has the chunk of its rank along {over}"
         if not evidence.is_forward:  # a gradient, which is gathered as its weight is sharded
-            fact = f"{chunk}, where it should be that of its rank along {name}."
-            yield Explanation(Suspect.WRONG_GROUP, fact, (name,))
+            clause = f"{chunk}, where it should be that of its rank along {name}"
+            yield Explanation(Suspect.WRONG_GROUP, clause, (name,))
             continue
         axes = [axis for axis, its in evidence.axes.items() if its == size and axis not in others]
         gathered = " or ".join(axes)
         yield Explanation(
             Suspect.WRONG_GROUP,
-            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}.",
+            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}",
             (*others, name),
             remedy="Scatter and gather with the same process group: that of "
             f"{over}, or that of {gathered}.",
@@ -526,14 +556,14 @@ def _find_order(evidence: _Evidence) -> Iterator[Explanation]:
             chunks = value.chunk(size, dim)
             joined = layout.join(chunks) if 1 < size == len(chunks) else None
             if joined is not None and evidence.is_near(joined[0], target):
-                fact = f"Along dim {dim} its values are still in the {order} order of {name}."
-                yield Explanation(Suspect.PERMUTED, fact, (name,))
+                clause = f"along dim {dim} its values are still in the {order} order of {name}"
+                yield Explanation(Suspect.PERMUTED, clause, (name,))
     if 1 < target.ndim <= _MAX_PERMUTED_DIMS:
         for dims in itertools.permutations(range(target.ndim)):
             moved = target.permute(dims).reshape(target.shape)
             if list(dims) != sorted(dims) and evidence.is_near(value, moved):
-                fact = f"Its dims are in the order {', '.join(map(str, dims))}."
-                yield Explanation(Suspect.PERMUTED, fact)
+                clause = f"its dims are in the order {', '.join(map(str, dims))}"
+                yield Explanation(Suspect.PERMUTED, clause)
 
 
 def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
@@ -544,7 +574,7 @@ def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
     )
     is_small = 1 < target.numel() <= _MAX_ELEMENTS
     if is_small and evidence.are_alike() and evidence.is_near(value, target):
-        yield Explanation(Suspect.PERMUTED, "It has the right values in another order.")
+        yield Explanation(Suspect.PERMUTED, predicate="has the right values in another order")
 
 
 def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Explanation]:
@@ -583,9 +613,9 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
             ):
                 yield Explanation(
                     Suspect.WRONG_DIM,
-                    f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
+                    f"each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
                     f"is sharded over {name} where dim {outer} should be, {count // size} of "
-                    f"{count} on each rank.",
+                    f"{count} on each rank",
                     (name,),
                 )
 
@@ -613,7 +643,7 @@ def _describe_right_ranks(evidence: _Evidence) -> Explanation:
     if not any(is_right) or all(is_right):
         return UNKNOWN
     right = ", ".join(str(rank) for rank, is_it in enumerate(is_right) if is_it)
-    return Explanation(Suspect.UNKNOWN, f"It matches on rank {right} only.")
+    return Explanation(Suspect.UNKNOWN, predicate=f"matches on rank {right} only")
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:

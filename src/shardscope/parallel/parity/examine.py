@@ -23,7 +23,13 @@ from shardscope.parallel.parity.opinions import (
     is_coarse,
 )
 from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
-from shardscope.parallel.parity.outcome import Key, Outcome, find_stages
+from shardscope.parallel.parity.outcome import (
+    BrokenTie,
+    Key,
+    Outcome,
+    find_broken_ties,
+    find_stages,
+)
 from shardscope.parallel.parity.probe import ModuleProbe
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
 from shardscope.parallel.parity.task import Task
@@ -82,6 +88,7 @@ class Examined:
     op: WrongOp | None = None  # at the first origin
     unheld: Mapping[str, str] = field(default_factory=dict)  # weights that are on no rank
     num_calls: int = 1  # of the model, on a rank
+    broken_ties: Sequence[BrokenTie] = ()
 
 
 def examine(
@@ -103,6 +110,7 @@ def examine(
         has_exact,
         unheld=session.find_unheld(),
         num_calls=session.num_calls,
+        broken_ties=session.broken_ties,
     )
     return session.locate(examined, is_steady=is_steady)
 
@@ -133,6 +141,7 @@ class _Session:
         self._has_exact = True
         self._traced: TracedWeights | None = None
         self.num_calls = 1  # of the model, on a rank
+        self.broken_ties: list[BrokenTie] = []
         self._is_clear = False  # names and shapes say where all weights are
 
         names = list(version.axes)
@@ -267,6 +276,7 @@ class _Session:
 
     def _judge(self, runs: Runs, ranks: Sequence[Outcome]) -> list[Judged]:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        self.broken_ties = list(find_broken_ties(runs.reference, resolved))
         sizes, batch_axes, batch_dim = self._mesh
         judged = [
             _judge_scaled(judge(case), case)

@@ -119,6 +119,8 @@ class _Seen:
         for spot, origins in probe.origins.items():
             for origin in origins:
                 self.consumers.setdefault(origin, []).append(spot)
+        frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
+        self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
         ranks = [_match_calls(rank, runs.reference) for rank in ranks]
         self.judged = self._judge(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.judged |= self._judge_gradients(runs, ranks, mesh)
@@ -182,6 +184,11 @@ class _Seen:
         first = self.same[forward]
         known |= {first}
         is_forward = spot.phase is Phase.FORWARD
+        # On ranks a module may take a tensor of its own, made from the one that others take too:
+        # its gradient is then that of one use, and the sum of all uses is what counts.
+        whole = self.judged.get(first._replace(phase=spot.phase))
+        if not is_forward and whole is not None and whole.verdict.agreement in FINE:
+            return True
         neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
         others = [
             neighbour._replace(phase=spot.phase)
@@ -197,6 +204,18 @@ class _Seen:
         return is_forward and any(
             self.is_fine(caller, spot.phase) for caller in self._callers_of(spot)
         )
+
+    def is_frozen(self, module: str) -> bool:
+        """Whether the module has a parameter of its own that no rank trains."""
+        return module in self._frozen_modules
+
+    def is_behind_frozen(self, spot: Spot) -> bool:
+        """Whether a tensor is computed only from parameters that the ranks do not train."""
+        first = self.same[spot._replace(phase=Phase.FORWARD)]
+        if first.role is Role.OUTPUT and first.module in self._frozen_modules:
+            return True
+        origins = self.origins.get(first)
+        return bool(origins) and all(map(self.is_behind_frozen, origins or ()))
 
     def _callers_of(self, spot: Spot) -> Iterator[str]:
         module = self.callers.get(spot.module)
@@ -341,6 +360,8 @@ def _find_backward(seen: _Seen) -> Iterator[Origin]:
     """The first gradient that differs."""
     for spot, judged in seen.wrong(Phase.BACKWARD):
         is_missing = judged.verdict.agreement is Agreement.MISSING
+        if is_missing and seen.is_behind_frozen(spot):  # the parameter itself is reported
+            continue
         takers = seen.takers(spot, is_outer=is_missing)
         if len(takers) == 1:
             yield Origin(Kind.GRADIENT_OF_INPUT, takers[0], judged, takers[0], spot.path)
@@ -360,6 +381,8 @@ def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Origin]:
             continue
         module, _, parameter = judged.case.name.rpartition(".")
         is_fine = seen.is_fine(module, Phase.BACKWARD)
+        if judged.verdict.agreement is Agreement.MISSING and seen.is_frozen(module):
+            is_fine = None
         if is_fine is not False and not judged.case.name.startswith("inputs"):
             is_first = is_fine is True
             yield Origin(Kind.GRADIENT_OF_PARAMETER, module, judged, module, parameter, is_first)

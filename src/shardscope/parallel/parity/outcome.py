@@ -11,7 +11,15 @@ import torch
 
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Key", "Outcome", "find_stages", "named_tensors", "tie_names"]
+__all__ = [
+    "BrokenTie",
+    "Key",
+    "Outcome",
+    "find_broken_ties",
+    "find_stages",
+    "named_tensors",
+    "tie_names",
+]
 
 Key = tuple[TensorKind, str]
 
@@ -25,8 +33,9 @@ class Outcome:
     Parameters without a gradient are left out of `gradients`; tied parameters have an entry for
     each name, with one tensor. `buffers` has all buffers, `changed` names those that the run
     changed. `absent` names the original's parameters that this rank does not have, such as other
-    ranks' experts, `added` its parameters and buffers that the original does not have. `seen` has
-    what a probe recorded.
+    ranks' experts, `added` its parameters and buffers that the original does not have. `ties` has
+    for each name of a parameter of this rank the first name of the same parameter, `frozen` the
+    names of those that require no gradient. `seen` has what a probe recorded.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -35,6 +44,8 @@ class Outcome:
     changed: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    ties: dict[str, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
     num_calls: int = 1  # of the model
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -61,6 +72,60 @@ def find_stages(parameters: Collection[str], ranks: Sequence[Outcome]) -> list[l
     num_present = sum(len(present) for present in stages)
     is_disjoint = num_present == len(frozenset().union(*stages))
     return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
+
+
+@final
+@dataclass(frozen=True)
+class BrokenTie:
+    """Parameters of the parallel model that are one parameter in the original.
+
+    `names` has all names of the original's parameter, `copies` one name for each of the parameters
+    that it became. They are on one rank, or, if `is_across_ranks`, each is on other ranks, such as
+    those of another pipeline stage.
+    """
+
+    names: tuple[str, ...]
+    copies: tuple[str, ...]
+    frozen: tuple[str, ...] = ()  # copies that require no gradient
+    is_across_ranks: bool = False
+
+
+def find_broken_ties(reference: Outcome, ranks: Sequence[Outcome]) -> Iterator[BrokenTie]:
+    """The tied parameters of the original that are several parameters on the ranks.
+
+    Whether this is an error depends on their gradients, which the parallel model may sum itself.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, first in tie_names(reference.parameters).items():
+        groups.setdefault(first, []).append(name)
+    for names in groups.values():
+        copies_of = [_list_copies(names, rank.ties) for rank in ranks]
+        most = max(copies_of, key=len, default=())
+        is_across_ranks = len(most) == 1
+        if is_across_ranks:
+            name_sets = [{name for name in names if name in rank.ties} for rank in ranks]
+            most = tuple(
+                dict.fromkeys(
+                    copy
+                    for copies, own in zip(copies_of, name_sets, strict=True)
+                    for copy in copies
+                    if any(other and not own & other for other in name_sets)
+                )
+            )
+        if len(most) > 1:
+            frozen = {name for rank in ranks for name in rank.frozen}
+            yield BrokenTie(
+                tuple(names), most, tuple(n for n in most if n in frozen), is_across_ranks
+            )
+
+
+def _list_copies(names: Sequence[str], ties: Mapping[str, str]) -> tuple[str, ...]:
+    """One of the names for each parameter that has some of them."""
+    copies: dict[str, str] = {}
+    for name in names:
+        if name in ties:
+            copies.setdefault(ties[name], name)
+    return tuple(copies.values())
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,7 +19,7 @@ from shardscope.errors import ParityError
 from shardscope.parallel.parity.execute import execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.names import OriginalNames
-from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.parity.task import Task, seed_all, shard_batch
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
@@ -76,21 +76,27 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         model = sharded if isinstance(sharded, nn.Module) else own
         _check_supported(model)
         variant.adapt(model)
-        parameters = {n: p.detach() for n, p in names.parameters(model) if not p.is_meta}
+        named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
+        ties = tie_names(named)
+        frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
+        parameters = {name: tensor.detach() for name, tensor in named.items()}
         full = gather(TensorKind.PARAMETER, parameters)
+        originals = dict(named_parameters(eager.model))
+        changed = {} if variant.is_marked else dict(_find_changed(full, originals))
         if variant.is_marked:
-            return Outcome([], {}, {}, parameters=full)
+            return Outcome([], {}, {}, parameters=full, ties=ties)
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
             seed_all(task.seed)
         probe = None if look is None else look.make_probe()
         outcome = execute(model, applied, names=names, gather=gather, probe=probe)
         tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
-    originals = dict(named_parameters(eager.model))
     return replace(
         outcome,
-        parameters=dict(_find_changed(full, originals)),
+        parameters=changed,
         absent=frozenset(originals.keys() - parameters.keys()),
         added=frozenset(tensors - names.known),
+        ties=ties,
+        frozen=frozen,
     )
 
 
