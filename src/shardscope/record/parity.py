@@ -52,7 +52,7 @@ class Suspect(StrEnum):
     BROKEN_TIE = "broken_tie"  # a parameter that was tied is two now, each with a part
     RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
     ROUNDING = "rounding"  # a lower precision
-    STALE = "stale"  # zero, unchanged, or without a gradient
+    STALE = "stale"  # zero, cleared, unchanged, or without a gradient
     UNKNOWN = "unknown"
 
 

@@ -89,8 +89,10 @@ class _Evidence:
         axes: Mapping[str, int],
         *,
         biases: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         is_forward: bool,
     ) -> None:
+        self.inputs = [_finite(tensor) for tensor in inputs if tensor.shape == target.shape]
         self.biases = [bias for bias in biases if bias.shape == target.shape[-1:]]
         self.is_forward = is_forward
         self.target = _finite(target)
@@ -145,10 +147,11 @@ def explain(
     judged: Judged,
     axes: Mapping[str, int],
     biases: Sequence[torch.Tensor] = (),
+    inputs: Sequence[torch.Tensor] = (),
     *,
     is_forward: bool = False,
 ) -> Explanation:
-    """The likeliest cause; `biases` are vectors that may have been added too often.
+    """The likeliest cause; `biases` and `inputs` may have been added too often, or not at all.
 
     A result of forward is rarely a mean over ranks, but gradients often are.
     """
@@ -159,13 +162,15 @@ def explain(
         return UNKNOWN
     floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
     target = as_exact(case.target)
-    vectors = [as_exact(bias) for bias in biases]
+    vectors, residuals = ([as_exact(tensor) for tensor in some] for some in (biases, inputs))
     unknown = next(_find_dims(case, floor, axes), UNKNOWN)
     if unknown.suspect is not Suspect.UNKNOWN:
         return unknown
     for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
         ranks = [as_exact(tensor) for tensor in full]
-        evidence = _Evidence(target, floor, ranks, axes, biases=vectors, is_forward=is_forward)
+        evidence = _Evidence(
+            target, floor, ranks, axes, biases=vectors, inputs=residuals, is_forward=is_forward
+        )
         found = next(_explanations(evidence), None)
         if found is not None:
             return found
@@ -235,8 +240,10 @@ def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
     yield from _find_partial(evidence)
     yield from _find_ratio(evidence)
     yield from _find_bias(evidence)
+    yield from _find_residual(evidence)
     if evidence.target.numel() <= _MAX_ELEMENTS:
         yield from _find_slices(evidence)
+        yield from _find_scattered(evidence)
         yield from _find_order(evidence)
 
 
@@ -287,14 +294,24 @@ def _find_wrong_group(
         if set(others) & set(names) or not evidence.are_alike(lines):
             continue
         count = len(lines[0])
+        over, other = " and ".join(names), " and ".join(others)
+        num_summed = len(evidence.ranks) // len(sums)
         if all(evidence.is_near(total / count, evidence.target) for total in sums):
             yield Explanation(
                 Suspect.WRONG_GROUP,
                 axes=names,
                 reduction="sum",
-                predicate=f"is summed over {' and '.join(others)} instead of "
-                f"{' and '.join(names)}: summed over {' and '.join(names)} and divided by {count} "
-                "the ranks match",
+                predicate=f"is summed over {other} instead of {over}: summed over {over} and "
+                f"divided by {count} the ranks match",
+            )
+        means = [total / count / num_summed for total in sums]
+        if all(evidence.is_near(mean, evidence.target) for mean in means):
+            yield Explanation(
+                Suspect.WRONG_GROUP,
+                axes=names,
+                reduction="mean",
+                predicate=f"is summed over {other} and not reduced over {over}: averaged over "
+                f"{over} and divided by {count} the ranks match",
             )
 
 
@@ -333,6 +350,37 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
             if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
                 found = _describe_ratio(ratio, evidence.axes)
                 yield replace(found, clause=f"apart from the bias {found.describe()}", predicate="")
+
+
+def _find_residual(evidence: _Evidence) -> Iterator[Explanation]:
+    """The module's own input, which is added too often, or not at all."""
+    if not evidence.are_alike():
+        return
+    for residual in evidence.inputs:
+        scale = float((residual * residual).sum())
+        times = float(((evidence.ranks[0] - evidence.target) * residual).sum()) / max(scale, 1e-300)
+        count = round(times)
+        rest = evidence.ranks[0] - count * residual
+        if not count or not evidence.is_near(rest, evidence.target, evidence.scale):
+            continue
+        if count < 0:
+            clause = "its input is not added to its output, or is subtracted"
+            remedy = "Add the residual once, in the module or in the wrapper around it."
+            yield Explanation(Suspect.STALE, clause, remedy=remedy)
+            continue
+        often = "once" if count == 1 else f"{count} times"
+        over = [
+            " and ".join(names) for names, size in _find_sizes(evidence.axes) if size - 1 == count
+        ]
+        also = f", as if each rank of {over[0]} added it before a sum" if over and count > 1 else ""
+        remedy = "Add the residual once: in the module or in the wrapper around it, not in both"
+        remedy += f"; before a sum over {over[0]}, on one of its ranks only." if over else "."
+        yield Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            reduction="sum",
+            remedy=remedy,
+            predicate=f"is too large by its input, which is added {often} too often{also}",
+        )
 
 
 def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
@@ -456,6 +504,33 @@ def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
                 f"should be: a rank of {name} has another rank's shard",
                 (name,),
             )
+
+
+def _find_scattered(evidence: _Evidence) -> Iterator[Explanation]:
+    """Partial sums that are reduced and scattered over one axis, and placed as over another."""
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        wanted = evidence.target.chunk(size, dim)
+        if not 1 < size == len(wanted) or evidence.target.shape[dim] % size:
+            continue
+        totals = [torch.stack(tensor.chunk(size, dim)).sum(0) for tensor in evidence.ranks]
+        for others, lines in evidence.groups():
+            place = {rank: index for line in lines for index, rank in enumerate(line)}
+            if name in others or len(lines[0]) != size:
+                continue
+            for divisor in (1, size, size * size):
+                if all(
+                    evidence.is_near(total / divisor, wanted[place[rank]])
+                    for rank, total in enumerate(totals)
+                ):
+                    other = " and ".join(others)
+                    yield Explanation(
+                        Suspect.WRONG_GROUP,
+                        axes=(name,),
+                        reduction="sum" if divisor == 1 else "mean",
+                        predicate=f"is reduced and scattered over {other} instead of {name}: the "
+                        f"sum of its chunks along dim {dim} is, up to a factor, the chunk of each "
+                        f"rank's index along {other}",
+                    )
 
 
 def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:

@@ -49,6 +49,8 @@ _HARMLESS = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 # Causes that a weight can have, which is not computed.
 _OF_WEIGHTS = (Suspect.STALE, Suspect.WRONG_SLICE, Suspect.WRONG_GROUP, Suspect.PERMUTED)
+# Causes that a sum of partial sums can have, and partial sums themselves cannot.
+_REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
 _NOISY = 0.1  # relative, of an output
 _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
 _NAMED = 3  # tensors that a finding names
@@ -235,7 +237,12 @@ class _Problems:
         return [result.case.name for result in judged if result.case.name in names]
 
     def _explain(
-        self, judged: Judged, module: str | None = None, *, is_forward: bool = False
+        self,
+        judged: Judged,
+        module: str | None = None,
+        inputs: Sequence[torch.Tensor] = (),
+        *,
+        is_forward: bool = False,
     ) -> Explanation:
         if id(judged) not in self._causes:
             biases = [
@@ -243,7 +250,9 @@ class _Problems:
                 for name, parameter in self._examined.reference.parameters.items()
                 if parameter.ndim == 1 and name.rpartition(".")[0] == module
             ]
-            self._causes[id(judged)] = explain(judged, self._axes, biases, is_forward=is_forward)
+            self._causes[id(judged)] = explain(
+                judged, self._axes, biases, inputs, is_forward=is_forward
+            )
         return self._causes[id(judged)]
 
     def _find_common_cause(self) -> Problem | None:
@@ -260,7 +269,11 @@ class _Problems:
             if result.verdict.agreement in _HARMLESS and not _is_noise(result.verdict)
         ]
         modules = {result.case.name.rpartition(".")[0] for result in wrong}
-        if not self._outputs_agree or right or len(modules) < 2:
+        if not self._outputs_agree or not wrong:
+            return None
+        if self._examined.num_cleared > self._examined.reference.num_cleared:
+            return self._describe_cleared()
+        if right or len(modules) < 2:
             return None
         causes = [self._explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
@@ -293,6 +306,21 @@ class _Problems:
             facts.append("The others differ in other ways.")
         fact = " ".join(facts)
         return Problem(cause, "all gradients", fact, " ".join(remedies), phase=Phase.BACKWARD)
+
+    def _describe_cleared(self) -> Problem:
+        """Gradients that the ranks clear between micro-batches."""
+        times = {0: "never", 1: "once"}
+        own, single = self._examined.num_cleared, self._examined.reference.num_cleared
+        cause = Explanation(
+            Suspect.STALE,
+            "gradients are cleared between two backward passes of the step "
+            f"{times.get(own, f'{own} times')} on the ranks and "
+            f"{times.get(single, f'{single} times')} on the single device, so gradients of earlier "
+            "micro-batches are lost",
+            remedy="Call zero_grad() once before the first micro-batch, not before each of them.",
+        )
+        fact = f"Outputs agree. {cause.state()}"
+        return Problem(cause, "all gradients", fact, cause.remedy, phase=Phase.BACKWARD)
 
     def _find_num_calls(self, cause: Explanation) -> int | None:
         """The number of calls of the model in a step, if it is the factor between gradients."""
@@ -330,10 +358,18 @@ class _Problems:
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
         """Parameters whose gradient differs for the same reason, together."""
         groups: dict[object, list[Origin]] = {}
-        for origin in origins:
+        # Noise sums up to zero and averages to zero: it follows what is known of the others.
+        for origin in sorted(origins, key=lambda origin: _is_noise(origin.judged.verdict)):
             cause, agreement = self._explain(origin.judged), origin.judged.verdict.agreement
-            key = (cause.kind, agreement if agreement in _PLAIN else None)
-            groups.setdefault(key, []).append(origin)
+            same = (
+                key
+                for key, group in groups.items()
+                if _is_noise(origin.judged.verdict)
+                and self._explain(group[0].judged).suspect is cause.suspect
+                and self._explain(group[0].judged).axes == cause.axes
+            )
+            own = (cause.kind, agreement if agreement in _PLAIN else None)
+            groups.setdefault(next(same, own), []).append(origin)
         for group in groups.values():
             yield self._describe_parameters(group)
 
@@ -370,6 +406,15 @@ class _Problems:
         is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
         op = self._examined.op if is_first else None
         cause = self._explain_origin(origin, op)
+        if cause.suspect is Suspect.MISSING_REDUCTION and origin.outer is not None:
+            # Partial sums may be the caller's to reduce, and if what it returns is explained by
+            # something else, then it does.
+            outer = origin.outer
+            other = self._explain(outer.judged, outer.module, outer.inputs, is_forward=True)
+            if other.suspect in _REDUCED:
+                clause = other.describe(f"the output of `{outer.module}`")
+                cause = dataclasses.replace(other, clause=clause, predicate="")
+                origin = dataclasses.replace(origin, module=outer.module)
         agreement = origin.judged.verdict.agreement
         is_plain = cause.suspect is Suspect.UNKNOWN and agreement in _PLAIN
         if is_plain:
@@ -402,7 +447,8 @@ class _Problems:
         if weights.describe():
             return weights
         found = (
-            self._explain(origin.judged, origin.module, is_forward=is_forward),
+            self._explain_own_shard(origin),
+            self._explain(origin.judged, origin.module, origin.inputs, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin.module),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
@@ -411,6 +457,22 @@ class _Problems:
         if known is None and any(is_drawn):
             return draw
         return known or next((cause for cause in found if cause.describe()), UNKNOWN)
+
+    def _explain_own_shard(self, origin: Origin) -> Explanation:
+        """A gradient that comes from each rank's own shard of the module's output only."""
+        if origin.own_shard is None:
+            return UNKNOWN
+        axes = sharding_axes(origin.own_shard, self._axes)
+        where, over = origin.own_shard.describe(list(self._axes)), " and ".join(axes)
+        return Explanation(
+            Suspect.MISSING_REDUCTION,
+            f"each rank has only the part of it that comes from its own shard of the output of "
+            f"`{origin.module}` ({where}); the parts from the other ranks are missing",
+            axes,
+            "sum",
+            remedy=f"Sum it over {over} in backward: the backward of an all-gather is a "
+            "reduce-scatter, and a ring has to pass gradients on as it passes values.",
+        )
 
     def _explain_weights(self, module: str) -> Explanation:
         """Weights that were wrong before the step."""

@@ -13,7 +13,7 @@ import torch
 
 from shardscope.parallel.parity.cases import Case, Runs, cases, drop_extra_calls
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.layouts import ranks_by_distance
+from shardscope.parallel.parity.layouts import Layout, ranks_by_distance
 from shardscope.parallel.parity.outcome import Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.record import FINE, Agreement, Phase, TensorKind
@@ -64,6 +64,9 @@ class Origin:
     at: str = ""
     path: str = ""
     is_first: bool = True
+    inputs: tuple[torch.Tensor, ...] = ()  # the single device's, of the module whose output it is
+    outer: Origin | None = None  # the output of its caller, if that differs too
+    own_shard: Layout | None = None  # of the output of `module`, to which the gradient is limited
 
     @property
     def phase(self) -> Phase:
@@ -124,6 +127,7 @@ class _Seen:
         ranks = [_match_calls(rank, runs.reference) for rank in ranks]
         self.judged = self._judge(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.judged |= self._judge_gradients(runs, ranks, mesh)
+        self._reference = runs.reference.seen
 
     def _judge_gradients(
         self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh
@@ -231,6 +235,24 @@ class _Seen:
             if (spot.phase, spot.role, spot.module) == (phase, role, module)
         ]
         return all(agreement in FINE for agreement in found) if found else None
+
+    def inputs_of(self, spot: Spot) -> tuple[torch.Tensor, ...]:
+        """What the module took in that call on the single device."""
+        return tuple(
+            tensor
+            for name, tensor in self._reference.items()
+            if Spot.decode(name)[:4] == (Phase.FORWARD, Role.INPUT, spot.module, spot.call)
+        )
+
+    def find_outer(self, spot: Spot) -> Origin | None:
+        """The output of the caller, if that differs too."""
+        caller = self.callers.get(spot.module)
+        for other, judged in self.judged.items():
+            is_its = (other.phase, other.role, other.module) == (spot.phase, Role.OUTPUT, caller)
+            if is_its and caller is not None and judged.verdict.agreement in _WRONG:
+                inputs = self.inputs_of(other)
+                return Origin(Kind.OUTPUT, caller, judged, caller, other.path, inputs=inputs)
+        return None
 
     def takers(self, spot: Spot, *, is_outer: bool = False) -> list[str]:
         """The modules that take the very tensor of a spot, none that calls another of them.
@@ -346,7 +368,16 @@ def _find_forward(seen: _Seen) -> Iterator[Origin]:
             yield Origin(Kind.INPUT, caller, judged, spot.module, spot.path, is_first)
         else:
             is_first = seen.is_fine(spot.module, Phase.FORWARD, Role.INPUT) is True
-            yield Origin(Kind.OUTPUT, spot.module, judged, spot.module, spot.path, is_first)
+            yield Origin(
+                Kind.OUTPUT,
+                spot.module,
+                judged,
+                spot.module,
+                spot.path,
+                is_first,
+                seen.inputs_of(spot),
+                seen.find_outer(spot),
+            )
 
 
 def _find_loss(seen: _Seen) -> Iterator[Origin]:

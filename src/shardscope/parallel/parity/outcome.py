@@ -47,6 +47,8 @@ class Outcome:
     ties: dict[str, str] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     num_calls: int = 1  # of the model
+    num_backwards: int = 0  # that reached an output of the model
+    num_cleared: int = 0  # times that gradients were cleared before another backward
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
