@@ -510,29 +510,19 @@ def test_gradients_that_are_summed_where_a_mean_is_due_blame_no_module_either() 
     assert recording.findings[0].remedy.startswith("Average gradients over dp instead of summing")
 
 
-def accumulate(model: nn.Module, tokens: Tensor, *, is_divided: bool, is_cleared: bool) -> None:
+def accumulate(model: nn.Module, tokens: Tensor, *, is_divided: bool) -> None:
     chunks = tokens.chunk(4) if dist.is_initialized() else [tokens]
     for chunk in chunks:
-        if is_cleared:
-            model.zero_grad()
         (model(chunk).square().mean() / (len(chunks) if is_divided else 1)).backward()
 
 
 def test_losses_that_are_not_divided_by_the_number_of_micro_batches_are_found() -> None:
-    step = partial(accumulate, is_divided=False, is_cleared=False)
+    step = partial(accumulate, is_divided=False)
     recording = check(fully_sharded, {"dp": 2}, step=step, batch_axes="dp")
     facts = "Every gradient is 4 times", "4 is the number of micro-batches."
     assert_found(recording, None, Suspect.SCALED, *facts)
     remedy = "Divide the loss of each micro-batch by their number, once."
     assert recording.findings[0].remedy == remedy
-
-
-def test_gradients_that_are_cleared_between_micro_batches_blame_no_module() -> None:
-    step = partial(accumulate, is_divided=True, is_cleared=True)
-    recording = check(fully_sharded, {"dp": 2}, step=step, batch_axes="dp")
-    fact = "The gradient of every parameter differs, although those of all modules' outputs agree."
-    assert_found(recording, None, Suspect.UNKNOWN, fact)
-    assert "zero_grad() between micro-batches" in recording.findings[0].remedy
 
 
 def valid_tokens(labels: Tensor) -> Callable[..., Callable[[Tensor], Tensor]]:

@@ -406,15 +406,17 @@ class _Problems:
         is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
         op = self._examined.op if is_first else None
         cause = self._explain_origin(origin, op)
-        if cause.suspect is Suspect.MISSING_REDUCTION and origin.outer is not None:
-            # Partial sums may be the caller's to reduce, and if what it returns is explained by
-            # something else, then it does.
-            outer = origin.outer
-            other = self._explain(outer.judged, outer.module, outer.inputs, is_forward=True)
-            if other.suspect in _REDUCED:
-                clause = other.describe(f"the output of `{outer.module}`")
-                cause = dataclasses.replace(other, clause=clause, predicate="")
+        # Partial sums may be a caller's to reduce, and if what that returns is explained by
+        # something else, then it does.
+        outer = origin.outer if cause.suspect is Suspect.MISSING_REDUCTION else None
+        while outer is not None:
+            reduced = self._explain(outer.judged, outer.module, outer.inputs, is_forward=True)
+            if reduced.suspect in _REDUCED:
+                clause = reduced.describe(f"the output of `{outer.module}`")
+                cause = dataclasses.replace(reduced, clause=clause, predicate="")
                 origin = dataclasses.replace(origin, module=outer.module)
+                break
+            outer = outer.outer
         agreement = origin.judged.verdict.agreement
         is_plain = cause.suspect is Suspect.UNKNOWN and agreement in _PLAIN
         if is_plain:

@@ -251,7 +251,15 @@ class _Seen:
             is_its = (other.phase, other.role, other.module) == (spot.phase, Role.OUTPUT, caller)
             if is_its and caller is not None and judged.verdict.agreement in _WRONG:
                 inputs = self.inputs_of(other)
-                return Origin(Kind.OUTPUT, caller, judged, caller, other.path, inputs=inputs)
+                return Origin(
+                    Kind.OUTPUT,
+                    caller,
+                    judged,
+                    caller,
+                    other.path,
+                    inputs=inputs,
+                    outer=self.find_outer(other),
+                )
         return None
 
     def takers(self, spot: Spot, *, is_outer: bool = False) -> list[str]:
