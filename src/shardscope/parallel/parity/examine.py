@@ -1,4 +1,4 @@
-"""All runs that a verdict takes: first both versions; more only where something differs."""
+"""Runs and compares both versions; where something differs, runs them again to locate it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,11 @@ from shardscope.parallel.parity.opinions import (
     is_coarse,
 )
 from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
-from shardscope.parallel.parity.outcome import (
-    BrokenTie,
-    Key,
-    Outcome,
-    find_broken_ties,
-    find_stages,
-)
+from shardscope.parallel.parity.outcome import Key, Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact, run_task
 from shardscope.parallel.parity.task import Task
+from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
 from shardscope.parallel.parity.variants import AS_IT_IS, MARKED, Variant
 from shardscope.parallel.parity.weights import TracedWeights, is_unclear
 from shardscope.record import FINE, Agreement, Phase, Suspect, TensorKind
@@ -193,7 +188,7 @@ class _Session:
             )
 
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
-        """The same in the light of runs without random numbers, and whether those succeeded."""
+        """The verdicts after runs without random numbers, and whether those runs succeeded."""
         try:
             steady, *_ = self.compare(is_steady=True)
         except (RankError, CollectiveError, ParityError) as error:
@@ -207,7 +202,7 @@ class _Session:
         return {} if self._traced is None else self._traced.find_unheld()
 
     def locate(self, examined: Examined, *, is_steady: bool) -> Examined:
-        """Where the versions diverge: in double precision, which sees most, if it can be."""
+        """Where the versions diverge, found in double precision if both versions run in it."""
         self._tell("locating the first module that differs")
         probes: list[ModuleProbe] = []
 

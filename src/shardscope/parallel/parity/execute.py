@@ -1,4 +1,4 @@
-"""One run of a model, on a single device or as one rank, and what it gave."""
+"""One run of a model, on a single device or as one rank, and its outcome."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def _step(model: nn.Module, inputs: Any, task: Task) -> None:
     if not task.has_backward:
         return
     losses = default_loss(output) if task.loss is None else [_find_loss(task, output)]
-    losses = [one * task.loss_scale if task.loss_scale != 1.0 else one for one in losses]
-    losses = [one for one in losses if one.requires_grad]
+    losses = [loss * task.loss_scale if task.loss_scale != 1.0 else loss for loss in losses]
+    losses = [loss for loss in losses if loss.requires_grad]
     if losses:
         torch.autograd.backward(losses)
 
@@ -220,7 +220,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same for buffers."""
+    """Every buffer under each of its clean names."""
     for place, module in named_places(model):
         for name, buffer in own_buffers(module):
             yield f"{place}.{name}".lstrip("."), buffer
@@ -231,11 +231,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if to_local is None else to_local().detach()
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape:
+def _is_same(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.shape != after.shape:
         return False
-    # A NaN that stays is no change.
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    # A NaN that stays NaN is not a change.
+    return bool(((before == after) | ((before != before) & (after != after))).all())
 
 
 def _detach(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ from typing import final
 import torch
 from msgspec.structs import replace
 
-from shardscope.numerics.noise import as_exact, measure
 from shardscope.parallel.parity.causes import (
     UNKNOWN,
     Explanation,
@@ -25,8 +24,8 @@ from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Kind, Origin, is_within
 from shardscope.parallel.parity.opinions import CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
-from shardscope.parallel.parity.outcome import BrokenTie
 from shardscope.parallel.parity.remedies import suggest
+from shardscope.parallel.parity.ties import BrokenTie, explain_tie
 from shardscope.record import (
     FINE,
     Agreement,
@@ -189,46 +188,24 @@ class _Problems:
 
     def _describe_tie(self, tie: BrokenTie) -> Problem | None:
         """A tie that sharding broke, unless the parallel model gives all copies one gradient."""
-        gradients = {
-            result.case.name: result for result in self._wrong if _is_gradient_of(result, tie.names)
-        }
-        num_compared = sum(_is_gradient_of(r, tie.names) for r in self._examined.judged)
-        is_unused = num_compared < 2 and not tie.frozen and not tie.is_across_ranks
-        if not gradients or is_unused or _is_same_on_copies(tie, list(gradients.values())):
-            return None
-        copies = " and ".join(tie.copies)
-        clause = f"in the original {copies} were one tensor and are {len(tie.copies)} now"
-        if tie.is_across_ranks:
-            clause += ", on different ranks"
-        if tie.frozen:
-            is_are = "requires" if len(tie.frozen) == 1 else "require"
-            clause += f", of which {' and '.join(tie.frozen)} {is_are} no gradient"
-        elif self._find_changed(tie.copies):
-            changed = " and ".join(self._find_changed(tie.copies))
-            clause += f", and {changed} has other values already before the step"
-        elif _add_up(list(gradients.values()), is_over_ranks=tie.is_across_ranks):
-            clause += ", each with a part of the gradient"
-        else:
-            clause += ", and their gradients differ"
-        remedy = (
-            f"Tie them again after sharding ({tie.copies[1]} = {tie.copies[0]}), and give both the "
-            "same placement."
+        compared = [r for r in self._examined.judged if _is_gradient_of(r, tie.names)]
+        cause = explain_tie(
+            tie,
+            [result for result in compared if result in self._wrong],
+            num_compared=len(compared),
+            changed=self._find_changed(tie.copies),
         )
-        if tie.is_across_ranks:
-            remedy = (
-                "Sum the gradients of the copies over the ranks that hold them, with an all-reduce "
-                "after backward."
-            )
-        cause = Explanation(Suspect.BROKEN_TIE, clause, remedy=remedy)
+        if cause is None:
+            return None
         module = tie.copies[0].rpartition(".")[0]
         return Problem(
             cause,
             module or "the model itself",
             self._after_outputs(cause.state()),
-            remedy,
+            cause.remedy,
             module=module,
             phase=Phase.BACKWARD,
-            names=tuple(gradients),
+            names=tie.names,
         )
 
     def _find_changed(self, names: Sequence[str]) -> list[str]:
@@ -645,33 +622,6 @@ def _name_place(origin: Origin) -> str:
 
 def _is_gradient_of(result: Judged, names: Sequence[str]) -> bool:
     return result.case.kind is TensorKind.GRADIENT and result.case.name in names
-
-
-def _is_same_on_copies(tie: BrokenTie, gradients: Sequence[Judged]) -> bool:
-    """Whether the copies of a tied parameter have the same gradient, as if they were tied."""
-    floor = gradients[0].case.floor
-    if tie.frozen or floor is None or not all(result.full for result in gradients):
-        return False
-    if tie.is_across_ranks:
-        pairs = [(gradients[0].full[0], tensor) for tensor in gradients[0].full[1:]]
-    elif len(gradients) < len(tie.copies):
-        return False
-    else:
-        full = [result.full for result in gradients]
-        pairs = [pair for own in full[1:] for pair in zip(full[0], own, strict=True)]
-    limit = floor.at(4.0)
-    return all(limit.allows(measure(as_exact(own), as_exact(other))) for own, other in pairs)
-
-
-def _add_up(gradients: Sequence[Judged], *, is_over_ranks: bool) -> bool:
-    """Whether the gradients of copies are parts of the gradient of the tied parameter."""
-    first = gradients[0]
-    if first.case.target is None or first.case.floor is None or not all(r.full for r in gradients):
-        return False
-    tensors = first.full if is_over_ranks else [result.full[0] for result in gradients]
-    parts = {id(tensor): as_exact(tensor) for tensor in tensors}
-    total = torch.stack(list(parts.values())).sum(0)
-    return first.case.floor.at(4.0).allows(measure(total, first.case.target))
 
 
 def _find_common_module(modules: Sequence[str]) -> str | None:

@@ -110,7 +110,7 @@ def _is_same_place(module: str | None, outer: str | None) -> bool:
 
 @final
 class _Seen:
-    """All that probes recorded, judged."""
+    """What probes recorded on the single device and on the ranks, compared."""
 
     def __init__(
         self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh, probe: ModuleProbe
@@ -174,7 +174,7 @@ class _Seen:
         return {spot: found[spot] for spots in calls.values() for spot in spots if spot in found}
 
     def wrong(self, phase: Phase) -> Iterator[tuple[Spot, Judged]]:
-        """What differs and is not made right by what is computed from it, in order.
+        """Tensors that differ, in order, unless what is computed from them agrees again.
 
         A layer may leave its ranks with partial sums that its caller, or another module, reduces.
         """
@@ -190,8 +190,8 @@ class _Seen:
         is_forward = spot.phase is Phase.FORWARD
         # On ranks a module may take a tensor of its own, made from the one that others take too:
         # its gradient is then that of one use, and the sum of all uses is what counts.
-        whole = self.judged.get(first._replace(phase=spot.phase))
-        if not is_forward and whole is not None and whole.verdict.agreement in FINE:
+        total = self.judged.get(first._replace(phase=spot.phase))
+        if not is_forward and total is not None and total.verdict.agreement in FINE:
             return True
         neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
         others = [
@@ -428,5 +428,5 @@ def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Origin]:
 
 
 def is_within(module: str, other: str) -> bool:
-    """Whether the one is the other, or in it."""
+    """Whether a module, or a name in it, is the other module or in it."""
     return not other or module == other or module.startswith(f"{other}.")

@@ -12,10 +12,8 @@ import torch
 from shardscope.record import Source, TensorKind
 
 __all__ = [
-    "BrokenTie",
     "Key",
     "Outcome",
-    "find_broken_ties",
     "find_stages",
     "named_tensors",
     "tie_names",
@@ -76,60 +74,6 @@ def find_stages(parameters: Collection[str], ranks: Sequence[Outcome]) -> list[l
     return list(stages.values()) if is_disjoint else [list(range(len(ranks)))]
 
 
-@final
-@dataclass(frozen=True)
-class BrokenTie:
-    """Parameters of the parallel model that are one parameter in the original.
-
-    `names` has all names of the original's parameter, `copies` one name for each of the parameters
-    that it became. They are on one rank, or, if `is_across_ranks`, each is on other ranks, such as
-    those of another pipeline stage.
-    """
-
-    names: tuple[str, ...]
-    copies: tuple[str, ...]
-    frozen: tuple[str, ...] = ()  # copies that require no gradient
-    is_across_ranks: bool = False
-
-
-def find_broken_ties(reference: Outcome, ranks: Sequence[Outcome]) -> Iterator[BrokenTie]:
-    """The tied parameters of the original that are several parameters on the ranks.
-
-    Whether this is an error depends on their gradients, which the parallel model may sum itself.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, first in tie_names(reference.parameters).items():
-        groups.setdefault(first, []).append(name)
-    for names in groups.values():
-        copies_of = [_list_copies(names, rank.ties) for rank in ranks]
-        most = max(copies_of, key=len, default=())
-        is_across_ranks = len(most) == 1
-        if is_across_ranks:
-            name_sets = [{name for name in names if name in rank.ties} for rank in ranks]
-            most = tuple(
-                dict.fromkeys(
-                    copy
-                    for copies, own in zip(copies_of, name_sets, strict=True)
-                    for copy in copies
-                    if any(other and not own & other for other in name_sets)
-                )
-            )
-        if len(most) > 1:
-            frozen = {name for rank in ranks for name in rank.frozen}
-            yield BrokenTie(
-                tuple(names), most, tuple(n for n in most if n in frozen), is_across_ranks
-            )
-
-
-def _list_copies(names: Sequence[str], ties: Mapping[str, str]) -> tuple[str, ...]:
-    """One of the names for each parameter that has some of them."""
-    copies: dict[str, str] = {}
-    for name in names:
-        if name in ties:
-            copies.setdefault(ties[name], name)
-    return tuple(copies.values())
-
-
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a model's output with where they are in it, as `[0].logits`."""
     if isinstance(value, torch.Tensor):
@@ -147,7 +91,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+        yield from ((f".{item.name}", getattr(value, item.name)) for item in fields(value))
     elif isinstance(value, SimpleNamespace):
         yield from ((f".{name}", item) for name, item in vars(value).items())
 

@@ -134,7 +134,7 @@ class TracedWeights:
         return {name: names.pop() for name, names in renamed.items() if len(names) == 1}
 
     def apply(self, ranks: Sequence[Outcome]) -> list[Outcome]:
-        """The same outcomes with gradients, full, and weights under the original's names."""
+        """The outcomes with full gradients, and weights under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
@@ -160,12 +160,12 @@ class TracedWeights:
         """The original's parameters of which some elements are on no rank, with those elements."""
         unheld = {}
         for origin in self._moved:
-            is_held = torch.zeros(self._original[origin].numel(), dtype=torch.bool)
+            is_covered = torch.zeros(self._original[origin].numel(), dtype=torch.bool)
             for part in itertools.chain(*self._ranks):
                 if origin in part.places:
-                    is_held[part.places[origin][1]] = True
-            if not bool(is_held.all()):
-                unheld[origin] = _describe(~is_held.reshape(self._original[origin].shape))
+                    is_covered[part.places[origin][1]] = True
+            if not bool(is_covered.all()):
+                unheld[origin] = _describe(~is_covered.reshape(self._original[origin].shape))
         return unheld
 
     def _put_together(self, ranks: Sequence[Named]) -> list[dict[str, torch.Tensor]]:
@@ -175,15 +175,15 @@ class TracedWeights:
             result.append({name: tensor for name, tensor in named.items() if name not in replaced})
         for origin in self._moved:
             aliases = self._find_aliases(origin)
-            held_by = [
+            elements_of = [
                 list(self._find_elements(origin, rank, named)) for rank, named in enumerate(ranks)
             ]
             for rank, named in enumerate(result):
                 # A rank that holds a tied parameter twice has two gradients for it.
-                copies = sorted({part.copy for part in held_by[rank]}) or [0]
+                copies = sorted({part.copy for part in elements_of[rank]}) or [0]
                 names = [aliases[copy] for copy in copies] if len(copies) > 1 else aliases[:1]
                 for copy, name in zip(copies, names, strict=True):
-                    full = self._fill(origin, copy, rank, held_by)
+                    full = self._fill(origin, copy, rank, elements_of)
                     if full is not None:
                         named[name] = full
         return result
@@ -219,14 +219,16 @@ class TracedWeights:
         if len(aliases) == 1:
             yield from ((0, part) for part in self._ranks[rank] if origin in part.places)
             return
-        is_held = torch.zeros(len(aliases), self._original[origin].numel(), dtype=torch.bool)
+        is_covered = torch.zeros(len(aliases), self._original[origin].numel(), dtype=torch.bool)
         parts = [part for part in self._ranks[rank] if origin in part.places]
         for part in sorted(parts, key=lambda part: part.name not in aliases):
             _, places = part.places[origin]
-            free = (copy for copy in range(len(aliases)) if not bool(is_held[copy, places].any()))
+            free = (
+                copy for copy in range(len(aliases)) if not bool(is_covered[copy, places].any())
+            )
             is_named = part.name in aliases
             copy = aliases.index(part.name) if is_named else next(free, len(aliases) - 1)
-            is_held[copy, places] = True
+            is_covered[copy, places] = True
             yield copy, part
 
     def _find_elements(self, origin: str, rank: int, named: Named) -> Iterator[_Elements]:
@@ -239,16 +241,18 @@ class TracedWeights:
             yield _Elements(copy, places, values if is_there else None)
 
     def _fill(
-        self, origin: str, copy: int, rank: int, held_by: Sequence[Sequence[_Elements]]
+        self, origin: str, copy: int, rank: int, elements_of: Sequence[Sequence[_Elements]]
     ) -> torch.Tensor | None:
         """The full tensor of a copy on a rank: its own elements, the others of the nearest ranks.
 
         None if it holds elements of which it has no value, such as no gradient.
         """
         original = self._original[origin]
-        if any(part.values is None for part in held_by[rank] if part.copy == copy):
+        if any(part.values is None for part in elements_of[rank] if part.copy == copy):
             return None
-        near = [part for other in ranks_by_distance(self._sizes, rank) for part in held_by[other]]
+        near = [
+            part for other in ranks_by_distance(self._sizes, rank) for part in elements_of[other]
+        ]
         same = [part for part in near if part.copy == copy]
         others = [part for part in near if part.copy != copy]
         present = [part for part in (*same, *others) if part.values is not None]
