@@ -146,7 +146,7 @@ class _Backwards:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.count = 0
         self.num_cleared = 0
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._parameters = [p for p in parameters if p.requires_grad and p.is_leaf]
         self._has_gradients = False  # a backward has left some, since they were last cleared
         for parameter in self._parameters:
             parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
