@@ -49,10 +49,10 @@ class Suspect(StrEnum):
     PERMUTED = "permuted"  # transposed, or its dims or shards in another order
     WRONG_GROUP = "wrong_group"  # reduced or gathered over other ranks than it should be
     WRONG_DIM = "wrong_dim"  # sharded or gathered along another dim than it should be
-    BROKEN_TIE = "broken_tie"  # a parameter that was tied is two now, each with a part
+    BROKEN_TIE = "broken_tie"  # a tied parameter became several, without a common gradient
     RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
     ROUNDING = "rounding"  # a lower precision
-    STALE = "stale"  # zero, unchanged, or without a gradient
+    STALE = "stale"  # zero, cleared, unchanged, or without a gradient
     UNKNOWN = "unknown"
 
 

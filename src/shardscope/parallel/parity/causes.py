@@ -16,7 +16,14 @@ from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
 from shardscope.record import Agreement, Suspect
 
-__all__ = ["UNKNOWN", "Explanation", "explain", "explain_fused", "sharding_axes"]
+__all__ = [
+    "UNKNOWN",
+    "Explanation",
+    "explain",
+    "explain_fused",
+    "make_sentence",
+    "sharding_axes",
+]
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
@@ -31,18 +38,29 @@ Reduction = Literal["sum", "mean", ""]
 @final
 @dataclass(frozen=True)
 class Explanation:
-    """A suspect with what was seen, as a sentence.
+    """A suspect with the evidence for it.
 
-    `reduction` over `axes` is the one that is missing, or done once too often; `ratio` is what the
-    tensor has to be divided by to be right. `remedy` is one that only this fact has.
+    The evidence is a `clause`, such as "the bias is missing", or a `predicate` of the tensor, such
+    as "is zero on every rank". `reduction` over `axes` is the one that is missing, or done once too
+    often; `ratio` is the factor by which the tensor is too large. `remedy` is one that only this
+    evidence has.
     """
 
     suspect: Suspect
-    fact: str = ""
+    clause: str = ""
     axes: tuple[str, ...] = ()
     reduction: Reduction = ""
     ratio: float | None = None
     remedy: str = ""
+    predicate: str = ""
+
+    def describe(self, subject: str = "it") -> str:
+        """The evidence as a clause; empty if there is none."""
+        return f"{subject} {self.predicate}" if self.predicate else self.clause
+
+    def state(self, subject: str = "it") -> str:
+        """The evidence as a sentence; empty if there is none."""
+        return make_sentence(self.describe(subject))
 
     @property
     def kind(self) -> object:
@@ -52,6 +70,11 @@ class Explanation:
 
 
 UNKNOWN = Explanation(Suspect.UNKNOWN)
+
+
+def make_sentence(clause: str) -> str:
+    """A clause with a capital and a full stop."""
+    return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
 
 
 @final
@@ -66,8 +89,10 @@ class _Evidence:
         axes: Mapping[str, int],
         *,
         biases: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         is_forward: bool,
     ) -> None:
+        self.inputs = [_finite(tensor) for tensor in inputs if tensor.shape == target.shape]
         self.biases = [bias for bias in biases if bias.shape == target.shape[-1:]]
         self.is_forward = is_forward
         self.target = _finite(target)
@@ -122,31 +147,34 @@ def explain(
     judged: Judged,
     axes: Mapping[str, int],
     biases: Sequence[torch.Tensor] = (),
+    inputs: Sequence[torch.Tensor] = (),
     *,
     is_forward: bool = False,
 ) -> Explanation:
-    """The likeliest cause; `biases` are vectors that may have been added too often.
+    """The likeliest cause; `biases` and `inputs` may have been added too often, or not at all.
 
     A result of forward is rarely a mean over ranks, but gradients often are.
     """
     case = judged.case
     if judged.verdict.agreement is Agreement.MISSING:
-        return Explanation(Suspect.STALE, f"{judged.verdict.detail.capitalize()}.")
+        return Explanation(Suspect.STALE, judged.verdict.detail)
     if case.target is None or not judged.full:
         return UNKNOWN
     floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
     target = as_exact(case.target)
-    vectors = [as_exact(bias) for bias in biases]
+    vectors, residuals = ([as_exact(tensor) for tensor in some] for some in (biases, inputs))
     unknown = next(_find_dims(case, floor, axes), UNKNOWN)
     if unknown.suspect is not Suspect.UNKNOWN:
         return unknown
     for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
         ranks = [as_exact(tensor) for tensor in full]
-        evidence = _Evidence(target, floor, ranks, axes, biases=vectors, is_forward=is_forward)
+        evidence = _Evidence(
+            target, floor, ranks, axes, biases=vectors, inputs=residuals, is_forward=is_forward
+        )
         found = next(_explanations(evidence), None)
         if found is not None:
             return found
-        unknown = unknown if unknown.fact else _describe_right_ranks(evidence)
+        unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
     return next(
         itertools.chain(
             _find_own_slices(judged, evidence),
@@ -183,9 +211,9 @@ def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanat
             if size > 1 and all(sources) and wrong:
                 return Explanation(
                     Suspect.WRONG_SLICE,
-                    f"On rank {wrong[0]} its input {index} is a shard of what its input "
+                    f"on rank {wrong[0]} its input {index} is a shard of what its input "
                     f"{sources[wrong[0]][0]} should be: parts of one tensor are sharded over "
-                    f"{name} as if they were one part.",
+                    f"{name} as if they were one part",
                     (name,),
                     remedy="Shard each part of a fused weight, such as q, k and v, by itself, so "
                     "that every rank has its share of each of them.",
@@ -208,12 +236,14 @@ def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
 
 def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
     if not any(bool(tensor.any()) for tensor in evidence.ranks):
-        yield Explanation(Suspect.STALE, "It is zero on every rank.", ratio=0.0)
+        yield Explanation(Suspect.STALE, predicate="is zero on every rank", ratio=0.0)
     yield from _find_partial(evidence)
     yield from _find_ratio(evidence)
     yield from _find_bias(evidence)
+    yield from _find_residual(evidence)
     if evidence.target.numel() <= _MAX_ELEMENTS:
         yield from _find_slices(evidence)
+        yield from _find_scattered(evidence)
         yield from _find_order(evidence)
 
 
@@ -229,7 +259,7 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
         if all(evidence.is_near(total, evidence.target, scale) for total in sums):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank holds only its partial sum; summed over {over} they match.",
+                f"each rank holds only its partial sum; summed over {over} they match",
                 names,
                 "sum",
             )
@@ -238,7 +268,7 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
         if all(evidence.is_near(mean, evidence.target, scale) for mean in means):
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank has a value of its own; averaged over {over} they match.",
+                f"each rank has a value of its own; averaged over {over} they match",
                 names,
                 "mean",
             )
@@ -249,8 +279,8 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
             is_added = all(count > 0 for count in known)
             yield Explanation(
                 Suspect.MISSING_REDUCTION,
-                f"Each rank holds only its partial sum; summed over {over} they match, except for "
-                f"the bias{', which every rank adds' if is_added else ''}.",
+                f"each rank holds only its partial sum; summed over {over} they match, except for "
+                f"the bias{', which every rank adds' if is_added else ''}",
                 names,
                 "sum",
             )
@@ -264,13 +294,24 @@ def _find_wrong_group(
         if set(others) & set(names) or not evidence.are_alike(lines):
             continue
         count = len(lines[0])
+        over, other = " and ".join(names), " and ".join(others)
+        num_summed = len(evidence.ranks) // len(sums)
         if all(evidence.is_near(total / count, evidence.target) for total in sums):
             yield Explanation(
                 Suspect.WRONG_GROUP,
-                f"It is summed over {' and '.join(others)} instead of {' and '.join(names)}: "
-                f"summed over {' and '.join(names)} and divided by {count} the ranks match.",
-                names,
-                "sum",
+                axes=names,
+                reduction="sum",
+                predicate=f"is summed over {other} instead of {over}: summed over {over} and "
+                f"divided by {count} the ranks match",
+            )
+        means = [total / count / num_summed for total in sums]
+        if all(evidence.is_near(mean, evidence.target) for mean in means):
+            yield Explanation(
+                Suspect.WRONG_GROUP,
+                axes=names,
+                reduction="mean",
+                predicate=f"is summed over {other} and not reduced over {over}: averaged over "
+                f"{over} and divided by {count} the ranks match",
             )
 
 
@@ -295,20 +336,51 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
         return
     times = _find_bias_multiple(evidence, evidence.ranks[0])
     if times is not None and times < 0:
-        yield Explanation(Suspect.STALE, "The bias is missing.")
+        yield Explanation(Suspect.STALE, "the bias is missing")
     elif times is not None:
         yield Explanation(
             Suspect.DOUBLE_REDUCTION,
-            "It is off by a multiple of the bias, which every rank adds before the reduction.",
             reduction="sum",
+            predicate="is off by a multiple of the bias, which every rank adds before the "
+            "reduction",
         )
     for _, size in _find_sizes(evidence.axes):
         for ratio in (float(size), 1 / size):
             rest = evidence.ranks[0] - (ratio - 1) * evidence.target
             if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
                 found = _describe_ratio(ratio, evidence.axes)
-                fact = found.fact.replace("It is", "Apart from the bias it is", 1)
-                yield replace(found, fact=fact)
+                yield replace(found, clause=f"apart from the bias {found.describe()}", predicate="")
+
+
+def _find_residual(evidence: _Evidence) -> Iterator[Explanation]:
+    """The module's own input, which is added too often, or not at all."""
+    if not evidence.are_alike():
+        return
+    for residual in evidence.inputs:
+        scale = float((residual * residual).sum())
+        times = float(((evidence.ranks[0] - evidence.target) * residual).sum()) / max(scale, 1e-300)
+        count = round(times)
+        rest = evidence.ranks[0] - count * residual
+        if not count or not evidence.is_near(rest, evidence.target, evidence.scale):
+            continue
+        if count < 0:
+            clause = "its input is not added to its output, or is subtracted"
+            remedy = "Add the residual once, in the module or in the wrapper around it."
+            yield Explanation(Suspect.STALE, clause, remedy=remedy)
+            continue
+        often = "once" if count == 1 else f"{count} times"
+        over = [
+            " and ".join(names) for names, size in _find_sizes(evidence.axes) if size - 1 == count
+        ]
+        also = f", as if each rank of {over[0]} added it before a sum" if over and count > 1 else ""
+        remedy = "Add the residual once: in the module or in the wrapper around it, not in both"
+        remedy += f"; before a sum over {over[0]}, on one of its ranks only." if over else "."
+        yield Explanation(
+            Suspect.DOUBLE_REDUCTION,
+            reduction="sum",
+            remedy=remedy,
+            predicate=f"is too large by its input, which is added {often} too often{also}",
+        )
 
 
 def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
@@ -329,13 +401,19 @@ def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
     for names, size in _find_sizes(axes):
         over = " and ".join(names)
         if _is_near_number(ratio, size):
-            fact = f"It is {size} times as large as it should be, and {size} is the size of {over}."
-            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "sum", ratio)
+            predicate = (
+                f"is {size} times as large as it should be, and {size} is the size of {over}"
+            )
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "sum", ratio, predicate=predicate
+            )
         if _is_near_number(1 / ratio if ratio else 0.0, size):
-            fact = f"It is 1/{size} of what it should be, and {size} is the size of {over}."
-            return Explanation(Suspect.DOUBLE_REDUCTION, fact, names, "mean", ratio)
-    fact = f"It is {ratio:.4g} times what it should be."
-    return Explanation(Suspect.SCALED, fact, ratio=ratio)
+            predicate = f"is 1/{size} of what it should be, and {size} is the size of {over}"
+            return Explanation(
+                Suspect.DOUBLE_REDUCTION, "", names, "mean", ratio, predicate=predicate
+            )
+    predicate = f"is {ratio:.4g} times what it should be"
+    return Explanation(Suspect.SCALED, ratio=ratio, predicate=predicate)
 
 
 def _find_sizes(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -397,8 +475,8 @@ def _match_ratios(
     if len({round(ratio, 6) for _, ratio in known}) > 1:
         listed = ", ".join(f"{ratio:.4g} on rank {rank}" for rank, ratio in known[:_MAX_LISTED])
         more = ", …" if len(known) > _MAX_LISTED else ""
-        fact = f"Each rank's shard is off by a factor of its own: {listed}{more}."
-        yield Explanation(Suspect.SCALED, fact, axes)
+        clause = f"each rank's shard is off by a factor of its own: {listed}{more}"
+        yield Explanation(Suspect.SCALED, clause, axes)
 
 
 def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:
@@ -422,10 +500,37 @@ def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
         if at != of:
             yield Explanation(
                 Suspect.WRONG_SLICE,
-                f"Of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
-                f"should be: a rank of {name} has another rank's shard.",
+                f"of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
+                f"should be: a rank of {name} has another rank's shard",
                 (name,),
             )
+
+
+def _find_scattered(evidence: _Evidence) -> Iterator[Explanation]:
+    """Partial sums that are reduced and scattered over one axis, and placed as over another."""
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        wanted = evidence.target.chunk(size, dim)
+        if not 1 < size == len(wanted) or evidence.target.shape[dim] % size:
+            continue
+        totals = [torch.stack(tensor.chunk(size, dim)).sum(0) for tensor in evidence.ranks]
+        for others, lines in evidence.groups():
+            place = {rank: index for line in lines for index, rank in enumerate(line)}
+            if name in others or len(lines[0]) != size:
+                continue
+            for divisor in (1, size, size * size):
+                if all(
+                    evidence.is_near(total / divisor, wanted[place[rank]])
+                    for rank, total in enumerate(totals)
+                ):
+                    other = " and ".join(others)
+                    yield Explanation(
+                        Suspect.WRONG_GROUP,
+                        axes=(name,),
+                        reduction="sum" if divisor == 1 else "mean",
+                        predicate=f"is reduced and scattered over {other} instead of {name}: the "
+                        f"sum of its chunks along dim {dim} is, up to a factor, the chunk of each "
+                        f"rank's index along {other}",
+                    )
 
 
 def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
@@ -452,16 +557,16 @@ def _find_copies(
         if name in others or not is_other:
             continue
         over, size = " and ".join(others), evidence.axes[name]
-        chunk = f"Along dim {dim} every rank has the chunk of its rank along {over}"
+        chunk = f"along dim {dim} every rank has the chunk of its rank along {over}"
         if not evidence.is_forward:  # a gradient, which is gathered as its weight is sharded
-            fact = f"{chunk}, where it should be that of its rank along {name}."
-            yield Explanation(Suspect.WRONG_GROUP, fact, (name,))
+            clause = f"{chunk}, where it should be that of its rank along {name}"
+            yield Explanation(Suspect.WRONG_GROUP, clause, (name,))
             continue
         axes = [axis for axis, its in evidence.axes.items() if its == size and axis not in others]
         gathered = " or ".join(axes)
         yield Explanation(
             Suspect.WRONG_GROUP,
-            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}.",
+            f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}",
             (*others, name),
             remedy="Scatter and gather with the same process group: that of "
             f"{over}, or that of {gathered}.",
@@ -526,14 +631,14 @@ def _find_order(evidence: _Evidence) -> Iterator[Explanation]:
             chunks = value.chunk(size, dim)
             joined = layout.join(chunks) if 1 < size == len(chunks) else None
             if joined is not None and evidence.is_near(joined[0], target):
-                fact = f"Along dim {dim} its values are still in the {order} order of {name}."
-                yield Explanation(Suspect.PERMUTED, fact, (name,))
+                clause = f"along dim {dim} its values are still in the {order} order of {name}"
+                yield Explanation(Suspect.PERMUTED, clause, (name,))
     if 1 < target.ndim <= _MAX_PERMUTED_DIMS:
         for dims in itertools.permutations(range(target.ndim)):
             moved = target.permute(dims).reshape(target.shape)
             if list(dims) != sorted(dims) and evidence.is_near(value, moved):
-                fact = f"Its dims are in the order {', '.join(map(str, dims))}."
-                yield Explanation(Suspect.PERMUTED, fact)
+                clause = f"its dims are in the order {', '.join(map(str, dims))}"
+                yield Explanation(Suspect.PERMUTED, clause)
 
 
 def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
@@ -544,7 +649,7 @@ def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
     )
     is_small = 1 < target.numel() <= _MAX_ELEMENTS
     if is_small and evidence.are_alike() and evidence.is_near(value, target):
-        yield Explanation(Suspect.PERMUTED, "It has the right values in another order.")
+        yield Explanation(Suspect.PERMUTED, predicate="has the right values in another order")
 
 
 def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Explanation]:
@@ -583,9 +688,9 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
             ):
                 yield Explanation(
                     Suspect.WRONG_DIM,
-                    f"Each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
+                    f"each rank has {list(shards[0].shape)} of {list(target.shape)}: dim {inner} "
                     f"is sharded over {name} where dim {outer} should be, {count // size} of "
-                    f"{count} on each rank.",
+                    f"{count} on each rank",
                     (name,),
                 )
 
@@ -613,7 +718,7 @@ def _describe_right_ranks(evidence: _Evidence) -> Explanation:
     if not any(is_right) or all(is_right):
         return UNKNOWN
     right = ", ".join(str(rank) for rank, is_it in enumerate(is_right) if is_it)
-    return Explanation(Suspect.UNKNOWN, f"It matches on rank {right} only.")
+    return Explanation(Suspect.UNKNOWN, predicate=f"matches on rank {right} only")
 
 
 def _finite(tensor: torch.Tensor) -> torch.Tensor:

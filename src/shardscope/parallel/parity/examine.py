@@ -1,4 +1,4 @@
-"""All runs that a verdict takes: first both versions; more only where something differs."""
+"""Runs and compares both versions; where something differs, runs them again to locate it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from shardscope.errors import CollectiveError, ParityError, RankError
+from shardscope.numerics.noise import as_exact, measure
 from shardscope.parallel.parity.cases import Case, Runs, cases
-from shardscope.parallel.parity.execute import Probe
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.execute import Probe, is_cleared
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.locate import Mesh, Origin, find_origins
+from shardscope.parallel.parity.layouts import find_layout, ranks_across
+from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.opinions import (
     accept_own_outputs,
@@ -24,9 +27,10 @@ from shardscope.parallel.parity.opinions import (
 )
 from shardscope.parallel.parity.ops import OpProbe, WrongOp, find_op
 from shardscope.parallel.parity.outcome import Key, Outcome, find_stages
-from shardscope.parallel.parity.probe import ModuleProbe
-from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact
+from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
+from shardscope.parallel.parity.single import draws_numbers, run_all, run_exact, run_task
 from shardscope.parallel.parity.task import Task
+from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
 from shardscope.parallel.parity.variants import AS_IT_IS, MARKED, Variant
 from shardscope.parallel.parity.weights import TracedWeights, is_unclear
 from shardscope.record import FINE, Agreement, Phase, Suspect, TensorKind
@@ -39,6 +43,7 @@ Report = Callable[[str, str], None]
 _HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
 # Parameters may well have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
+_MAX_MASKED = 8  # shards for each of which the single device is run
 _NAMED = 3  # parameters that a gap names
 
 
@@ -82,6 +87,8 @@ class Examined:
     op: WrongOp | None = None  # at the first origin
     unheld: Mapping[str, str] = field(default_factory=dict)  # weights that are on no rank
     num_calls: int = 1  # of the model, on a rank
+    num_cleared: int = 0  # times that a rank cleared gradients before another backward
+    broken_ties: Sequence[BrokenTie] = ()
 
 
 def examine(
@@ -103,6 +110,8 @@ def examine(
         has_exact,
         unheld=session.find_unheld(),
         num_calls=session.num_calls,
+        num_cleared=session.num_cleared,
+        broken_ties=session.broken_ties,
     )
     return session.locate(examined, is_steady=is_steady)
 
@@ -133,6 +142,8 @@ class _Session:
         self._has_exact = True
         self._traced: TracedWeights | None = None
         self.num_calls = 1  # of the model, on a rank
+        self.num_cleared = 0  # times that a rank cleared gradients before another backward
+        self.broken_ties: list[BrokenTie] = []
         self._is_clear = False  # names and shapes say where all weights are
 
         names = list(version.axes)
@@ -162,11 +173,22 @@ class _Session:
         if self._has_exact and (is_coarse(judged) or _wrong(judged)):
             judged = self._reconsider(judged, is_steady=is_steady)
         self.num_calls = max(rank.num_calls for rank in ranks)
+        self.num_cleared = max(rank.num_cleared for rank in ranks)
+        self._report_cleared([runs.reference, *ranks])
         stages = find_stages(runs.reference.parameters, ranks)
         return accept_own_outputs(judged, stages, version.axes), runs.reference, has_exact
 
+    def _report_cleared(self, outcomes: Sequence[Outcome]) -> None:
+        """Say so where gradients were computed, and none is left to compare."""
+        if all(run.num_backwards and is_cleared(run.gradients.values()) for run in outcomes):
+            self._report(
+                "gradients",
+                "not compared: the step runs backward, but no gradient is left when it returns, as "
+                "after zero_grad(); call zero_grad() at the start of the step instead",
+            )
+
     def compare_steady(self, judged: list[Judged]) -> tuple[list[Judged], bool]:
-        """The same in the light of runs without random numbers, and whether those succeeded."""
+        """The verdicts after runs without random numbers, and whether those runs succeeded."""
         try:
             steady, *_ = self.compare(is_steady=True)
         except (RankError, CollectiveError, ParityError) as error:
@@ -180,7 +202,7 @@ class _Session:
         return {} if self._traced is None else self._traced.find_unheld()
 
     def locate(self, examined: Examined, *, is_steady: bool) -> Examined:
-        """Where the versions diverge: in double precision, which sees most, if it can be."""
+        """Where the versions diverge, found in double precision if both versions run in it."""
         self._tell("locating the first module that differs")
         probes: list[ModuleProbe] = []
 
@@ -193,9 +215,63 @@ class _Session:
             return examined
         runs, ranks = found
         origins = find_origins(runs, ranks, self._mesh, probes[0], gradients=examined.judged)
+        origins = [
+            self._test_own_shard(origin, runs, ranks, is_steady=is_steady) for origin in origins
+        ]
         del found, runs, ranks
         op = self._find_op(origins, is_steady=is_steady)
         return replace(examined, origins=origins, types=probes[0].types, op=op)
+
+    def _test_own_shard(
+        self, origin: Origin, runs: Runs, ranks: Sequence[Outcome], *, is_steady: bool
+    ) -> Origin:
+        """Find out whether each rank's gradient comes from its own shard of the output only.
+
+        It does if it is the single device's when the gradient of the module's output is zero
+        outside that shard.
+        """
+        case, layout, module = origin.judged.case, origin.judged.layout, origin.module
+        shards = [tensor for tensor in case.ranks if tensor is not None]
+        spot = Spot(Phase.FORWARD, Role.OUTPUT, module or "", 0, "").encode()
+        output, outputs = runs.reference.seen.get(spot), [rank.seen.get(spot) for rank in ranks]
+        own = [tensor for tensor in outputs if tensor is not None]
+        is_backward = origin.kind in (Kind.GRADIENT_OF_OUTPUT, Kind.GRADIENT_OF_INPUT)
+        is_complete = output is not None and len(shards) == len(own) == len(ranks)
+        if not is_backward or module is None or layout is None or case.calls or not is_complete:
+            return origin
+        if explain(origin.judged, self._version.axes).suspect is not Suspect.UNKNOWN:
+            return origin
+        assert output is not None
+        of_output = find_layout(own, output, self._mesh.sizes)
+        if of_output is None or case.floor is None:
+            return origin
+        indices = torch.arange(output.numel()).reshape(output.shape)
+        places = of_output.split(indices, own)
+        limit = case.floor.at(4.0)
+
+        def is_limited(lines: Sequence[Sequence[int]]) -> bool:
+            """Whether gradients are limited to what the ranks of each line hold together."""
+            for line in lines:
+                mask = torch.zeros(output.numel(), dtype=output.dtype)
+                for rank in line:
+                    mask[places[rank].flatten()] = 1
+                probe = ModuleProbe((module, mask.reshape(output.shape)))
+                variant = Variant(self._has_exact, is_steady=is_steady)
+                run_task(self._version.model, self._version.task, variant, probe=probe)
+                gradient = probe.seen.get(case.name)
+                if gradient is None:
+                    return False
+                parts = layout.split(as_exact(gradient), shards)
+                if not all(limit.allows(measure(as_exact(shards[r]), parts[r])) for r in line):
+                    return False
+            return True
+
+        for axis, dim in enumerate(of_output.dims):
+            lines = ranks_across(self._mesh.sizes, axis)
+            if dim is not None and 1 < len(lines) <= _MAX_MASKED and is_limited(lines):
+                dims = tuple(dim if at == axis else None for at, dim in enumerate(of_output.dims))
+                return replace(origin, own_shard=replace(of_output, dims=dims))
+        return origin
 
     def _find_op(self, origins: Sequence[Origin], *, is_steady: bool) -> WrongOp | None:
         module = origins[0].module if origins and origins[0].phase is Phase.FORWARD else None
@@ -267,6 +343,7 @@ class _Session:
 
     def _judge(self, runs: Runs, ranks: Sequence[Outcome]) -> list[Judged]:
         resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        self.broken_ties = list(find_broken_ties(runs.reference, resolved))
         sizes, batch_axes, batch_dim = self._mesh
         judged = [
             _judge_scaled(judge(case), case)

@@ -1,10 +1,10 @@
-"""One run of a model, on a single device or as one rank, and what it gave."""
+"""One run of a model, on a single device or as one rank, and its outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import torch
 from torch import nn
@@ -17,7 +17,14 @@ from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.task import Task, call_model, default_loss
 from shardscope.record import Source, TensorKind
 
-__all__ = ["GatherFull", "Probe", "execute", "named_buffers", "named_parameters"]
+__all__ = [
+    "GatherFull",
+    "Probe",
+    "execute",
+    "is_cleared",
+    "named_buffers",
+    "named_parameters",
+]
 
 Tensors = dict[str, torch.Tensor]
 GatherFull = Callable[[TensorKind, Tensors], Tensors]
@@ -64,8 +71,9 @@ def execute(
     names = OriginalNames(model) if names is None else names
     before = {name: _local(buffer).clone() for name, buffer in names.buffers(model)}
     inputs = task.copy_inputs()
+    backwards = _Backwards([parameter for _, parameter in names.parameters(model)])
     with ExitStack() as stack:
-        calls = stack.enter_context(_caught_outputs(model, names))
+        calls = stack.enter_context(_caught_outputs(model, names, backwards))
         if probe is not None:
             stack.enter_context(probe.watching(model, names))
         if task.step is not None:
@@ -100,6 +108,8 @@ def execute(
         },
         frozenset(changed),
         num_calls=len(calls),
+        num_backwards=backwards.count,
+        num_cleared=backwards.num_cleared,
         seen={} if probe is None else probe.seen,
         sources={} if probe is None else probe.sources,
         numbers={} if probe is None else probe.numbers,
@@ -111,8 +121,8 @@ def _step(model: nn.Module, inputs: Any, task: Task) -> None:
     if not task.has_backward:
         return
     losses = default_loss(output) if task.loss is None else [_find_loss(task, output)]
-    losses = [one * task.loss_scale if task.loss_scale != 1.0 else one for one in losses]
-    losses = [one for one in losses if one.requires_grad]
+    losses = [loss * task.loss_scale if task.loss_scale != 1.0 else loss for loss in losses]
+    losses = [loss for loss in losses if loss.requires_grad]
     if losses:
         torch.autograd.backward(losses)
 
@@ -129,8 +139,49 @@ def _find_loss(task: Task, output: Any) -> torch.Tensor:
     return loss
 
 
+@final
+class _Backwards:
+    """Counts the backward passes of a step, and those before which gradients were cleared."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.count = 0
+        self.num_cleared = 0
+        self._parameters = [p for p in parameters if p.requires_grad and p.is_leaf]
+        self._has_gradients = False  # a backward has left some, since they were last cleared
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
+
+    def watch(self, output: Any) -> None:
+        """Count the backward pass that starts at what a call of the model returned."""
+        is_counted = False
+
+        def count(_: torch.Tensor) -> None:
+            nonlocal is_counted
+            if is_counted:
+                return
+            is_counted = True
+            self.count += 1
+            if self._has_gradients and is_cleared(p.grad for p in self._parameters):
+                self.num_cleared += 1
+                self._has_gradients = False
+
+        for _, tensor in named_tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(count)  # type: ignore[no-untyped-call]
+
+    def _accumulate(self, _: torch.Tensor) -> None:
+        self._has_gradients = True
+
+
+def is_cleared(gradients: Iterable[torch.Tensor | None]) -> bool:
+    """Whether no gradient is left, as after `zero_grad()`: all are None or zero."""
+    return not any(gradient is not None and _local(gradient).any() for gradient in gradients)
+
+
 @contextmanager
-def _caught_outputs(model: nn.Module, names: OriginalNames) -> Iterator[list[Any]]:
+def _caught_outputs(
+    model: nn.Module, names: OriginalNames, backwards: _Backwards
+) -> Iterator[list[Any]]:
     """What the model returns in each of its calls, also where a user's step does not return it.
 
     A step may call what a wrapper such as DDP is around; a wrapper's call is its own, though.
@@ -147,6 +198,7 @@ def _caught_outputs(model: nn.Module, names: OriginalNames) -> Iterator[list[Any
         depth -= 1
         if not depth and not is_in_backward():  # which calls a checkpointed model once more
             outputs.append(output)
+            backwards.watch(output)
 
     handles = []
     for name, module in names.modules(model):
@@ -168,7 +220,7 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def named_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same for buffers."""
+    """Every buffer under each of its clean names."""
     for place, module in named_places(model):
         for name, buffer in own_buffers(module):
             yield f"{place}.{name}".lstrip("."), buffer
@@ -179,11 +231,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if to_local is None else to_local().detach()
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape:
+def _is_same(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.shape != after.shape:
         return False
-    # A NaN that stays is no change.
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    # A NaN that stays NaN is not a change.
+    return bool(((before == after) | ((before != before) & (after != after))).all())
 
 
 def _detach(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,12 +11,12 @@ from typing import final
 import torch
 from msgspec.structs import replace
 
-from shardscope.numerics.noise import as_exact, measure
 from shardscope.parallel.parity.causes import (
     UNKNOWN,
     Explanation,
     explain,
     explain_fused,
+    make_sentence,
     sharding_axes,
 )
 from shardscope.parallel.parity.examine import Examined
@@ -24,8 +24,8 @@ from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.locate import Kind, Origin, is_within
 from shardscope.parallel.parity.opinions import CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
-from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.remedies import suggest
+from shardscope.parallel.parity.ties import BrokenTie, explain_tie
 from shardscope.record import (
     FINE,
     Agreement,
@@ -48,7 +48,10 @@ _HARMLESS = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 # Causes that a weight can have, which is not computed.
 _OF_WEIGHTS = (Suspect.STALE, Suspect.WRONG_SLICE, Suspect.WRONG_GROUP, Suspect.PERMUTED)
+# Causes that a sum of partial sums can have, and partial sums themselves cannot.
+_REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
 _NOISY = 0.1  # relative, of an output
+_DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
 _NAMED = 3  # tensors that a finding names
 _MAX_ELEMENTS = 2**14  # of a tensor that follows from another and is explained all the same
 
@@ -124,8 +127,8 @@ def _explain_verdict(
     if own.suspect is not suspect and verdict.name not in problem.names:
         return replace(verdict, suspect=suspect)
     own = own if own.suspect is suspect else problem.cause
-    fact = "" if verdict.agreement in _PLAIN else _lower(own.fact.rstrip("."))
-    detail = "; ".join(filter(None, (verdict.detail, fact)))
+    clause = "" if verdict.agreement in _PLAIN else own.describe()
+    detail = "; ".join(filter(None, (verdict.detail, clause)))
     return replace(verdict, suspect=suspect, ratio=own.ratio, detail=detail)
 
 
@@ -149,11 +152,23 @@ class _Problems:
         self._axes = axes
         self._wrong = wrong
         self._outputs_agree = all(result.case.kind is TensorKind.GRADIENT for result in wrong)
-        self._ties = _find_broken_ties(examined.reference, wrong)
         self._causes: dict[int, Explanation] = {}
 
     def find(self) -> Iterator[Problem]:
         """The problems, those of backward in its order."""
+        explained: set[str] = set()  # modules whose copy of a tied parameter has other values
+        is_called_again = self._examined.reference.num_calls > 1  # perhaps after an update
+        for tie in self._examined.broken_ties:
+            problem = self._describe_tie(tie)
+            if problem is not None:
+                yield problem
+                self._wrong = [r for r in self._wrong if not _is_gradient_of(r, tie.names)]
+                names = tie.names if is_called_again else self._find_changed(tie.copies)
+                explained |= {name.rpartition(".")[0] for name in names}
+        origins = self._examined.origins
+        is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
+        if not self._wrong or (is_forward and origins[0].module in explained):
+            return
         common = self._find_common_cause()
         if common is not None:
             yield common
@@ -161,27 +176,60 @@ class _Problems:
         if all(result.case.kind is TensorKind.BUFFER for result in self._wrong):
             yield from self._describe_buffers()
             return
-        origins = self._examined.origins
-        own = [result for result in origins if result.kind is Kind.GRADIENT_OF_PARAMETER]
-        yield from self._group_parameters(own)
+        own = [origin for origin in origins if origin.kind is Kind.GRADIENT_OF_PARAMETER]
+        yield from self._group_parameters(
+            [origin for origin in own if origin.judged in self._wrong]
+        )
         for origin in origins:
             if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
                 yield self._describe(origin)
         if not origins:
             yield from self._describe_tensors()
 
+    def _describe_tie(self, tie: BrokenTie) -> Problem | None:
+        """A tie that sharding broke, unless the parallel model gives all copies one gradient."""
+        compared = [r for r in self._examined.judged if _is_gradient_of(r, tie.names)]
+        cause = explain_tie(
+            tie,
+            [result for result in compared if result in self._wrong],
+            num_compared=len(compared),
+            changed=self._find_changed(tie.copies),
+        )
+        if cause is None:
+            return None
+        module = tie.copies[0].rpartition(".")[0]
+        return Problem(
+            cause,
+            module or "the model itself",
+            self._after_outputs(cause.state()),
+            cause.remedy,
+            module=module,
+            phase=Phase.BACKWARD,
+            names=tie.names,
+        )
+
+    def _find_changed(self, names: Sequence[str]) -> list[str]:
+        """Those parameters whose values differ before the step."""
+        judged = (r for r in self._examined.judged if r.case.kind is TensorKind.PARAMETER)
+        return [result.case.name for result in judged if result.case.name in names]
+
     def _explain(
-        self, judged: Judged, module: str | None = None, *, is_forward: bool = False
+        self,
+        judged: Judged,
+        module: str | None = None,
+        inputs: Sequence[torch.Tensor] = (),
+        *,
+        is_forward: bool = False,
     ) -> Explanation:
-        if judged.case.kind is TensorKind.GRADIENT and judged.case.name in self._ties:
-            return self._ties[judged.case.name]
         if id(judged) not in self._causes:
             biases = [
                 parameter
                 for name, parameter in self._examined.reference.parameters.items()
                 if parameter.ndim == 1 and name.rpartition(".")[0] == module
             ]
-            self._causes[id(judged)] = explain(judged, self._axes, biases, is_forward=is_forward)
+            self._causes[id(judged)] = explain(
+                judged, self._axes, biases, inputs, is_forward=is_forward
+            )
         return self._causes[id(judged)]
 
     def _find_common_cause(self) -> Problem | None:
@@ -191,38 +239,72 @@ class _Problems:
             for result in self._examined.judged
             if result.case.kind is TensorKind.GRADIENT and not result.case.name.startswith("inputs")
         ]
-        wrong = [result for result in gradients if result.verdict.agreement not in _HARMLESS]
+        wrong = [result for result in gradients if result in self._wrong]
         right = [
-            result for result in gradients if result not in wrong and not _is_noise(result.verdict)
+            result
+            for result in gradients
+            if result.verdict.agreement in _HARMLESS and not _is_noise(result.verdict)
         ]
         modules = {result.case.name.rpartition(".")[0] for result in wrong}
-        if not self._outputs_agree or right or len(modules) < 2 or self._ties:
+        if not self._outputs_agree or not wrong:
+            return None
+        if self._examined.num_cleared > self._examined.reference.num_cleared:
+            return self._describe_cleared()
+        if right or len(modules) < 2:
             return None
         causes = [self._explain(result) for result in wrong]
         known = [cause for cause in causes if cause.suspect is not Suspect.UNKNOWN]
         if 2 * len(known) < len(causes) or len({cause.kind for cause in known}) != 1:
             return self._find_late_cause(wrong)
-        cause, is_all = known[0], len(known) == len(causes)
-        count = "" if is_all else f"{len(known)} of {len(causes)} gradients"
+        return self._describe_common(known[0], len(known), len(causes))
+
+    def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
+        """The cause that `num_known` of the gradients have; of the others none is known."""
+        facts = ["Outputs agree."]
+        is_all = num_known == num_wrong
+        count = f"{num_known} of {num_wrong} gradients"
         if cause.suspect is Suspect.MISSING_REDUCTION:
-            subject = f"{count} are not" if count else "No gradient is"
-            fact = f"{subject} reduced over {' and '.join(cause.axes)}. {cause.fact}"
-        elif cause.fact.startswith("It is"):
-            fact = cause.fact.replace("It is", f"{count} are" if count else "Every gradient is", 1)
+            subject = "No gradient is" if is_all else f"{count} are not"
+            facts += [f"{subject} reduced over {' and '.join(cause.axes)}.", cause.state()]
+        elif cause.predicate and is_all:
+            facts.append(cause.state("every gradient"))
         else:
-            fact = f"{count or 'All gradients'} differ in the same way. {cause.fact}"
-        rest = "" if is_all else " The others differ in other ways."
-        remedy = suggest(cause, Kind.LOSS)
-        ratio = cause.ratio or 1.0
-        for num_calls in {self._examined.num_calls, self._examined.reference.num_calls} - {1}:
-            if math.isclose(max(ratio, 1 / ratio), num_calls, rel_tol=1e-2):
-                also = "also " if cause.axes else ""
-                rest = f" {num_calls} is {also}the number of micro-batches.{rest}"
-                divide = "divide the loss of each micro-batch by their number, once."
-                remedy = f"{remedy} Or {divide}" if also else f"D{divide[1:]}"
-        return Problem(
-            cause, "all gradients", f"Outputs agree. {fact}{rest}", remedy, phase=Phase.BACKWARD
+            subject = "All gradients" if is_all else count
+            facts += [f"{subject} differ in the same way.", cause.state("each")]
+        remedies = [suggest(cause, Kind.LOSS)]
+        num_calls = self._find_num_calls(cause)
+        if num_calls is not None and cause.axes:
+            facts.append(f"{num_calls} is also the number of micro-batches.")
+            remedies.append(f"Or {_DIVIDE_LOSS}.")
+        elif num_calls is not None:
+            facts.append(f"{num_calls} is the number of micro-batches.")
+            remedies = [make_sentence(_DIVIDE_LOSS)]
+        if not is_all:
+            facts.append("The others differ in other ways.")
+        fact = " ".join(facts)
+        return Problem(cause, "all gradients", fact, " ".join(remedies), phase=Phase.BACKWARD)
+
+    def _describe_cleared(self) -> Problem:
+        """Gradients that the ranks clear between micro-batches."""
+        times = {0: "never", 1: "once"}
+        own, single = self._examined.num_cleared, self._examined.reference.num_cleared
+        cause = Explanation(
+            Suspect.STALE,
+            "gradients are cleared between two backward passes of the step "
+            f"{times.get(own, f'{own} times')} on the ranks and "
+            f"{times.get(single, f'{single} times')} on the single device, so gradients of earlier "
+            "micro-batches are lost",
+            remedy="Call zero_grad() once before the first micro-batch, not before each of them.",
         )
+        fact = f"Outputs agree. {cause.state()}"
+        return Problem(cause, "all gradients", fact, cause.remedy, phase=Phase.BACKWARD)
+
+    def _find_num_calls(self, cause: Explanation) -> int | None:
+        """The number of calls of the model in a step, if it is the factor between gradients."""
+        ratio = cause.ratio or 1.0
+        counts = {self._examined.num_calls, self._examined.reference.num_calls} - {1}
+        factor = max(ratio, 1 / ratio)
+        return next((n for n in counts if math.isclose(factor, n, rel_tol=1e-2)), None)
 
     def _find_late_cause(self, wrong: Sequence[Judged]) -> Problem | None:
         """All gradients of parameters, though none that backward passes on: no module's fault."""
@@ -238,15 +320,14 @@ class _Problems:
             return None
         cause = Explanation(
             Suspect.UNKNOWN,
-            "The gradient of every parameter differs, although those of all modules' outputs "
-            "agree.",
+            "the gradient of every parameter differs, although those of all modules' outputs agree",
             remedy="Look at what changes gradients during and after backward: hooks, zero_grad() "
             "between micro-batches, clipping, and the reduction over ranks.",
         )
         return Problem(
             cause,
             "all gradients",
-            f"Outputs agree. {cause.fact}",
+            f"Outputs agree. {cause.state()}",
             cause.remedy,
             phase=Phase.BACKWARD,
         )
@@ -254,10 +335,18 @@ class _Problems:
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
         """Parameters whose gradient differs for the same reason, together."""
         groups: dict[object, list[Origin]] = {}
-        for origin in origins:
+        # Noise sums up to zero and averages to zero: it follows what is known of the others.
+        for origin in sorted(origins, key=lambda origin: _is_noise(origin.judged.verdict)):
             cause, agreement = self._explain(origin.judged), origin.judged.verdict.agreement
-            key = (cause.kind, agreement if agreement in _PLAIN else None)
-            groups.setdefault(key, []).append(origin)
+            same = (
+                key
+                for key, group in groups.items()
+                if _is_noise(origin.judged.verdict)
+                and self._explain(group[0].judged).suspect is cause.suspect
+                and self._explain(group[0].judged).axes == cause.axes
+            )
+            own = (cause.kind, agreement if agreement in _PLAIN else None)
+            groups.setdefault(next(same, own), []).append(origin)
         for group in groups.values():
             yield self._describe_parameters(group)
 
@@ -265,19 +354,24 @@ class _Problems:
         first = origins[0]
         cause, verdict = self._explain(first.judged), first.judged.verdict
         names = [origin.judged.case.name for origin in origins]
-        fact = f"The gradient of {names[0]} differs"
-        agree = "that of its module's output agrees"
+        modules = list(dict.fromkeys(origin.module or "" for origin in origins))
+        module = _find_common_module(modules)
+        place = ", ".join(modules) if module is None else module
         if len(names) > 1:
-            fact = f"The gradients of {_list_names(names)} differ"
+            clause = f"the gradients of {_list_names(names)} differ"
             agree = "those of their modules' outputs agree"
-        fact += f", although {agree}." if all(result.is_first for result in origins) else "."
+        else:
+            clause = f"the gradient of {names[0]} differs"
+            agree = "that of its module's output agrees"
+        if all(origin.is_first for origin in origins):
+            clause += f", although {agree}"
         is_plain = cause.suspect is Suspect.UNKNOWN and verdict.agreement in _PLAIN
-        why = cause.fact.replace("It is", "Each is", 1) if len(names) > 1 else cause.fact
-        module = _find_common_module([origin.module or "" for origin in origins])
+        why = cause.state("each" if len(names) > 1 else "it")
+        why = make_sentence(verdict.detail) if is_plain else why
         return Problem(
             cause,
-            module or "the model itself",
-            self._after_outputs(f"{fact} {_sentence(verdict.detail) if is_plain else why}"),
+            place or "the model itself",
+            self._after_outputs(f"{make_sentence(clause)} {why}"),
             suggest(cause, first.kind),
             module=module,
             phase=Phase.BACKWARD,
@@ -289,12 +383,23 @@ class _Problems:
         is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
         op = self._examined.op if is_first else None
         cause = self._explain_origin(origin, op)
+        # Partial sums may be a caller's to reduce, and if what that returns is explained by
+        # something else, then it does.
+        outer = origin.outer if cause.suspect is Suspect.MISSING_REDUCTION else None
+        while outer is not None:
+            reduced = self._explain(outer.judged, outer.module, outer.inputs, is_forward=True)
+            if reduced.suspect in _REDUCED:
+                clause = reduced.describe(f"the output of `{outer.module}`")
+                cause = dataclasses.replace(reduced, clause=clause, predicate="")
+                origin = dataclasses.replace(origin, module=outer.module)
+                break
+            outer = outer.outer
         agreement = origin.judged.verdict.agreement
         is_plain = cause.suspect is Suspect.UNKNOWN and agreement in _PLAIN
         if is_plain:
-            cause = Explanation(Suspect.UNKNOWN, _sentence(origin.judged.verdict.detail))
+            cause = Explanation(Suspect.UNKNOWN, origin.judged.verdict.detail)
         named = "" if op is None else f" The first op to differ is {op.name}."
-        fact = f"{_say_place(origin)}{named} {cause.fact}".strip()
+        fact = f"{_say_place(origin)}{named} {cause.state()}".strip()
         return Problem(
             cause,
             _name_place(origin),
@@ -312,16 +417,17 @@ class _Problems:
         if origin.judged.verdict.agreement is Agreement.NONFINITE:
             return UNKNOWN
         is_drawn = [result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong]
-        fact = "The ranks drew different random numbers for a replicated tensor."
-        draw = Explanation(Suspect.RANDOMNESS, fact)
+        clause = "the ranks drew different random numbers for a replicated tensor"
+        draw = Explanation(Suspect.RANDOMNESS, clause)
         if all(is_drawn):  # values that were drawn may look like anything
             return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
         weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
-        if weights.fact:
+        if weights.describe():
             return weights
         found = (
-            self._explain(origin.judged, origin.module, is_forward=is_forward),
+            self._explain_own_shard(origin),
+            self._explain(origin.judged, origin.module, origin.inputs, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin.module),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
@@ -329,24 +435,41 @@ class _Problems:
         known = known or next((cause for cause in found if cause.remedy), None)
         if known is None and any(is_drawn):
             return draw
-        return known or next((cause for cause in found if cause.fact), UNKNOWN)
+        return known or next((cause for cause in found if cause.describe()), UNKNOWN)
+
+    def _explain_own_shard(self, origin: Origin) -> Explanation:
+        """A gradient that comes from each rank's own shard of the module's output only."""
+        if origin.own_shard is None:
+            return UNKNOWN
+        axes = sharding_axes(origin.own_shard, self._axes)
+        where, over = origin.own_shard.describe(list(self._axes)), " and ".join(axes)
+        return Explanation(
+            Suspect.MISSING_REDUCTION,
+            f"each rank has only the part of it that comes from its own shard of the output of "
+            f"`{origin.module}` ({where}); the parts from the other ranks are missing",
+            axes,
+            "sum",
+            remedy=f"Sum it over {over} in backward: the backward of an all-gather is a "
+            "reduce-scatter, and a ring has to pass gradients on as it passes values.",
+        )
 
     def _explain_weights(self, module: str) -> Explanation:
         """Weights that were wrong before the step."""
         for name, places in self._examined.unheld.items():
             if name.rpartition(".")[0] == module:
-                return Explanation(Suspect.WRONG_SLICE, f"No rank holds {name}{places}.")
+                return Explanation(Suspect.WRONG_SLICE, f"no rank holds {name}{places}")
         for result in self._examined.judged:
             is_own = result.case.name.rpartition(".")[0] == module
             if result.case.kind is TensorKind.PARAMETER and is_own:
                 cause = self._explain(result)
-                fact = f"{result.case.name} differs already before the step"
+                clause = f"its parameter {result.case.name} differs already before the step"
                 if cause.suspect in _OF_WEIGHTS:
-                    return dataclasses.replace(cause, fact=f"{fact}: {_lower(cause.fact)}")
+                    clause = f"{clause}: {cause.describe()}"
+                    return dataclasses.replace(cause, clause=clause, predicate="")
                 scale = "" if cause.ratio is None else f" by a factor of {cause.ratio:.4g}"
                 return Explanation(
                     Suspect.UNKNOWN if cause.ratio is None else Suspect.SCALED,
-                    f"{fact}{scale}.",
+                    f"{clause}{scale}",
                     ratio=cause.ratio,
                     remedy="Load or initialize it on the ranks as on the single device.",
                 )
@@ -358,8 +481,8 @@ class _Problems:
         for result in wrong:
             cause = self._explain(result, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
-                fact = f"Its input differs already: {_lower(cause.fact)}"
-                return dataclasses.replace(cause, fact=fact)
+                clause = f"its input differs already: {cause.describe()}"
+                return dataclasses.replace(cause, clause=clause, predicate="")
         fused = explain_fused(op.inputs, self._axes)
         if fused is not None:
             return fused
@@ -371,8 +494,8 @@ class _Problems:
             name, ours, theirs = op.changed[0]
             return Explanation(
                 Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
-                f"Its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
-                "device.",
+                f"its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
+                "device",
                 remedy="Compute it from the sizes of the full model, not from those of a shard.",
             )
         layouts = [result.layout for result in op.inputs if result.layout is not None]
@@ -383,12 +506,12 @@ class _Problems:
                 dict.fromkeys(layout.describe(list(self._axes)) for layout in layouts)
             )
             axes = sharding_axes(layouts[0], self._axes)
-            fact = f"Its inputs are sharded in different orders: {orders}."
-            return Explanation(Suspect.PERMUTED, fact, axes)
+            clause = f"its inputs are sharded in different orders: {orders}"
+            return Explanation(Suspect.PERMUTED, clause, axes)
         where = layouts[0].describe(list(self._axes))
         return Explanation(
             Suspect.MISSING_REDUCTION,
-            f"Each rank runs it on its own shard of the input only ({where}).",
+            f"each rank runs it on its own shard of the input only ({where})",
             sharding_axes(layouts[0], self._axes),
         )
 
@@ -402,10 +525,10 @@ class _Problems:
             return UNKNOWN
         where, axes = layout.describe(list(self._axes)), sharding_axes(layout, self._axes)
         if not layout.is_contiguous:
-            fact = f"The output is sharded along {where}; labels and masks must be in that order."
-            return Explanation(Suspect.PERMUTED, fact, axes)
-        fact = f"The loss is computed from each rank's own shard of the output only ({where})."
-        return Explanation(Suspect.MISSING_REDUCTION, fact, axes)
+            clause = f"the output is sharded along {where}; labels and masks must be in that order"
+            return Explanation(Suspect.PERMUTED, clause, axes)
+        clause = f"the loss is computed from each rank's own shard of the output only ({where})"
+        return Explanation(Suspect.MISSING_REDUCTION, clause, axes)
 
     def _describe_buffers(self) -> Iterator[Problem]:
         """Buffers that differ although all else agrees, those of a module together."""
@@ -421,7 +544,7 @@ class _Problems:
             yield Problem(
                 cause,
                 module or "the model itself",
-                f"Outputs and gradients agree; after the step {names} {differ}. {cause.fact}",
+                f"Outputs and gradients agree; after the step {names} {differ}. {cause.state()}",
                 suggest(cause, Kind.BUFFER),
                 module=module,
                 names=tuple(result.case.name for result in group),
@@ -441,7 +564,7 @@ class _Problems:
             names = [result.case.name or "the output" for result in group]
             what = "" if verdict.kind is TensorKind.OUTPUT else f"{verdict.kind} of "
             is_plain = cause.suspect is Suspect.UNKNOWN
-            detail = _sentence(verdict.detail) if is_plain else cause.fact
+            detail = make_sentence(verdict.detail) if is_plain else cause.state()
             agreement = verdict.agreement.replace("_", " ")
             yield Problem(
                 cause,
@@ -497,46 +620,18 @@ def _name_place(origin: Origin) -> str:
     return origin.module or "the model itself"
 
 
-def _find_broken_ties(reference: Outcome, wrong: Sequence[Judged]) -> dict[str, Explanation]:
-    """Parameters that were one, and whose gradients add up to what that one's was."""
-    gradients = {
-        result.case.name: result for result in wrong if result.case.kind is TensorKind.GRADIENT
-    }
-    ties: dict[str, list[str]] = {}
-    for name, first in tie_names(reference.gradients).items():
-        ties.setdefault(first, []).append(name)
-    broken: dict[str, Explanation] = {}
-    for names in ties.values():
-        present = [name for name in names if name in gradients]
-        if len(present) > 1 and _add_up([gradients[name] for name in present]):
-            fact = (
-                f"{' and '.join(present)} were one tensor and are {len(present)} now, each with a "
-                "part of the gradient."
-            )
-            remedy = (
-                f"Tie them again after sharding ({present[1]} = {present[0]}), and give both the "
-                "same placement."
-            )
-            broken |= dict.fromkeys(present, Explanation(Suspect.BROKEN_TIE, fact, remedy=remedy))
-    return broken
+def _is_gradient_of(result: Judged, names: Sequence[str]) -> bool:
+    return result.case.kind is TensorKind.GRADIENT and result.case.name in names
 
 
-def _add_up(judged: Sequence[Judged]) -> bool:
-    parts = [as_exact(result.full[0]) for result in judged if result.full]
-    target, floor = judged[0].case.target, judged[0].case.floor
-    if len(parts) < len(judged) or target is None or floor is None:
-        return False
-    return floor.at(4.0).allows(measure(torch.stack(parts).sum(0), target))
-
-
-def _find_common_module(modules: Sequence[str]) -> str:
-    """The module that holds all of them, if it is not the model itself; else the first."""
+def _find_common_module(modules: Sequence[str]) -> str | None:
+    """The innermost module that contains all of these; None if that is the model itself."""
     common = modules[0].split(".")
     for module in modules[1:]:
-        pairs = zip(common, module.split("."), strict=False)
-        matching = [own == other for own, other in pairs]
-        common = common[: matching.index(False) if False in matching else len(matching)]
-    return ".".join(common) or modules[0]
+        parts = module.split(".")
+        while parts[: len(common)] != common:
+            common.pop()
+    return ".".join(common) or (modules[0] if len(modules) == 1 else None)
 
 
 def _is_noise(verdict: TensorVerdict) -> bool:
@@ -619,11 +714,3 @@ def _list_names(names: Sequence[str]) -> str:
     unique = list(dict.fromkeys(names))
     more = f" and {len(unique) - _NAMED} more" if len(unique) > _NAMED else ""
     return ", ".join(unique[:_NAMED]) + more
-
-
-def _lower(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

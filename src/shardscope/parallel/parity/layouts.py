@@ -18,7 +18,9 @@ import torch
 __all__ = [
     "Layout",
     "Order",
+    "find_layout",
     "find_submesh",
+    "ranks_across",
     "ranks_along",
     "ranks_by_distance",
     "shard_layouts",
@@ -123,11 +125,32 @@ def shard_layouts(
                 yield Layout(sizes, dims, orders)
 
 
+def find_layout(
+    shards: Sequence[torch.Tensor], full: torch.Tensor, sizes: Sequence[int]
+) -> Layout | None:
+    """The layout in which the shards make up a tensor, but for rounding; None if none does."""
+    for layout in shard_layouts(shards, full.shape, sizes):
+        joined = layout.join(shards)
+        if joined is not None and all(
+            tensor.shape == full.shape and torch.allclose(tensor, full, rtol=1e-4, atol=1e-6)
+            for tensor in joined
+        ):
+            return layout
+    return None
+
+
 def ranks_along(sizes: Sequence[int], axis: int) -> Iterator[list[int]]:
     """The ranks of each line of the mesh along an axis, in its order."""
     ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))
     for line in ranks.movedim(axis, -1).reshape(-1, sizes[axis]):
         yield line.tolist()
+
+
+def ranks_across(sizes: Sequence[int], axis: int) -> list[list[int]]:
+    """For each coordinate along an axis, all ranks that have it."""
+    ranks = torch.arange(math.prod(sizes)).reshape(tuple(sizes))
+    across: list[list[int]] = ranks.movedim(axis, 0).reshape(sizes[axis], -1).tolist()
+    return across
 
 
 def find_submesh(sizes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:

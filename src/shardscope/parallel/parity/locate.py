@@ -13,7 +13,7 @@ import torch
 
 from shardscope.parallel.parity.cases import Case, Runs, cases, drop_extra_calls
 from shardscope.parallel.parity.judge import Judged, judge
-from shardscope.parallel.parity.layouts import ranks_by_distance
+from shardscope.parallel.parity.layouts import Layout, ranks_by_distance
 from shardscope.parallel.parity.outcome import Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
 from shardscope.record import FINE, Agreement, Phase, TensorKind
@@ -64,6 +64,9 @@ class Origin:
     at: str = ""
     path: str = ""
     is_first: bool = True
+    inputs: tuple[torch.Tensor, ...] = ()  # the single device's, of the module whose output it is
+    outer: Origin | None = None  # the output of its caller, if that differs too
+    own_shard: Layout | None = None  # of the output of `module`, to which the gradient is limited
 
     @property
     def phase(self) -> Phase:
@@ -107,7 +110,7 @@ def _is_same_place(module: str | None, outer: str | None) -> bool:
 
 @final
 class _Seen:
-    """All that probes recorded, judged."""
+    """What probes recorded on the single device and on the ranks, compared."""
 
     def __init__(
         self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh, probe: ModuleProbe
@@ -119,9 +122,12 @@ class _Seen:
         for spot, origins in probe.origins.items():
             for origin in origins:
                 self.consumers.setdefault(origin, []).append(spot)
+        frozen = frozenset(runs.reference.parameters).intersection(*(r.frozen for r in ranks))
+        self._frozen_modules = {name.rpartition(".")[0] for name in frozen}
         ranks = [_match_calls(rank, runs.reference) for rank in ranks]
         self.judged = self._judge(runs, ranks, mesh, Phase.FORWARD, 1.0)
         self.judged |= self._judge_gradients(runs, ranks, mesh)
+        self._reference = runs.reference.seen
 
     def _judge_gradients(
         self, runs: Runs, ranks: Sequence[Outcome], mesh: Mesh
@@ -168,7 +174,7 @@ class _Seen:
         return {spot: found[spot] for spots in calls.values() for spot in spots if spot in found}
 
     def wrong(self, phase: Phase) -> Iterator[tuple[Spot, Judged]]:
-        """What differs and is not made right by what is computed from it, in order.
+        """Tensors that differ, in order, unless what is computed from them agrees again.
 
         A layer may leave its ranks with partial sums that its caller, or another module, reduces.
         """
@@ -182,6 +188,11 @@ class _Seen:
         first = self.same[forward]
         known |= {first}
         is_forward = spot.phase is Phase.FORWARD
+        # On ranks a module may take a tensor of its own, made from the one that others take too:
+        # its gradient is then that of one use, and the sum of all uses is what counts.
+        total = self.judged.get(first._replace(phase=spot.phase))
+        if not is_forward and total is not None and total.verdict.agreement in FINE:
+            return True
         neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
         others = [
             neighbour._replace(phase=spot.phase)
@@ -198,6 +209,18 @@ class _Seen:
             self.is_fine(caller, spot.phase) for caller in self._callers_of(spot)
         )
 
+    def is_frozen(self, module: str) -> bool:
+        """Whether the module has a parameter of its own that no rank trains."""
+        return module in self._frozen_modules
+
+    def is_behind_frozen(self, spot: Spot) -> bool:
+        """Whether a tensor is computed only from parameters that the ranks do not train."""
+        first = self.same[spot._replace(phase=Phase.FORWARD)]
+        if first.role is Role.OUTPUT and first.module in self._frozen_modules:
+            return True
+        origins = self.origins.get(first)
+        return bool(origins) and all(map(self.is_behind_frozen, origins or ()))
+
     def _callers_of(self, spot: Spot) -> Iterator[str]:
         module = self.callers.get(spot.module)
         while module is not None:
@@ -212,6 +235,32 @@ class _Seen:
             if (spot.phase, spot.role, spot.module) == (phase, role, module)
         ]
         return all(agreement in FINE for agreement in found) if found else None
+
+    def inputs_of(self, spot: Spot) -> tuple[torch.Tensor, ...]:
+        """What the module took in that call on the single device."""
+        return tuple(
+            tensor
+            for name, tensor in self._reference.items()
+            if Spot.decode(name)[:4] == (Phase.FORWARD, Role.INPUT, spot.module, spot.call)
+        )
+
+    def find_outer(self, spot: Spot) -> Origin | None:
+        """The output of the caller, if that differs too."""
+        caller = self.callers.get(spot.module)
+        for other, judged in self.judged.items():
+            is_its = (other.phase, other.role, other.module) == (spot.phase, Role.OUTPUT, caller)
+            if is_its and caller is not None and judged.verdict.agreement in _WRONG:
+                inputs = self.inputs_of(other)
+                return Origin(
+                    Kind.OUTPUT,
+                    caller,
+                    judged,
+                    caller,
+                    other.path,
+                    inputs=inputs,
+                    outer=self.find_outer(other),
+                )
+        return None
 
     def takers(self, spot: Spot, *, is_outer: bool = False) -> list[str]:
         """The modules that take the very tensor of a spot, none that calls another of them.
@@ -327,7 +376,16 @@ def _find_forward(seen: _Seen) -> Iterator[Origin]:
             yield Origin(Kind.INPUT, caller, judged, spot.module, spot.path, is_first)
         else:
             is_first = seen.is_fine(spot.module, Phase.FORWARD, Role.INPUT) is True
-            yield Origin(Kind.OUTPUT, spot.module, judged, spot.module, spot.path, is_first)
+            yield Origin(
+                Kind.OUTPUT,
+                spot.module,
+                judged,
+                spot.module,
+                spot.path,
+                is_first,
+                seen.inputs_of(spot),
+                seen.find_outer(spot),
+            )
 
 
 def _find_loss(seen: _Seen) -> Iterator[Origin]:
@@ -341,6 +399,8 @@ def _find_backward(seen: _Seen) -> Iterator[Origin]:
     """The first gradient that differs."""
     for spot, judged in seen.wrong(Phase.BACKWARD):
         is_missing = judged.verdict.agreement is Agreement.MISSING
+        if is_missing and seen.is_behind_frozen(spot):  # the parameter itself is reported
+            continue
         takers = seen.takers(spot, is_outer=is_missing)
         if len(takers) == 1:
             yield Origin(Kind.GRADIENT_OF_INPUT, takers[0], judged, takers[0], spot.path)
@@ -360,11 +420,13 @@ def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Origin]:
             continue
         module, _, parameter = judged.case.name.rpartition(".")
         is_fine = seen.is_fine(module, Phase.BACKWARD)
+        if judged.verdict.agreement is Agreement.MISSING and seen.is_frozen(module):
+            is_fine = None
         if is_fine is not False and not judged.case.name.startswith("inputs"):
             is_first = is_fine is True
             yield Origin(Kind.GRADIENT_OF_PARAMETER, module, judged, module, parameter, is_first)
 
 
 def is_within(module: str, other: str) -> bool:
-    """Whether the one is the other, or in it."""
+    """Whether a module, or a name in it, is the other module or in it."""
     return not other or module == other or module.startswith(f"{other}.")

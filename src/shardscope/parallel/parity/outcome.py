@@ -11,7 +11,13 @@ import torch
 
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Key", "Outcome", "find_stages", "named_tensors", "tie_names"]
+__all__ = [
+    "Key",
+    "Outcome",
+    "find_stages",
+    "named_tensors",
+    "tie_names",
+]
 
 Key = tuple[TensorKind, str]
 
@@ -25,8 +31,9 @@ class Outcome:
     Parameters without a gradient are left out of `gradients`; tied parameters have an entry for
     each name, with one tensor. `buffers` has all buffers, `changed` names those that the run
     changed. `absent` names the original's parameters that this rank does not have, such as other
-    ranks' experts, `added` its parameters and buffers that the original does not have. `seen` has
-    what a probe recorded.
+    ranks' experts, `added` its parameters and buffers that the original does not have. `ties` has
+    for each name of a parameter of this rank the first name of the same parameter, `frozen` the
+    names of those that require no gradient. `seen` has what a probe recorded.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -35,7 +42,11 @@ class Outcome:
     changed: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     added: frozenset[str] = frozenset()
+    ties: dict[str, str] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
     num_calls: int = 1  # of the model
+    num_backwards: int = 0  # that reached an output of the model
+    num_cleared: int = 0  # times that gradients were cleared before another backward
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
@@ -80,7 +91,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((f".{one.name}", getattr(value, one.name)) for one in fields(value))
+        yield from ((f".{item.name}", getattr(value, item.name)) for item in fields(value))
     elif isinstance(value, SimpleNamespace):
         yield from ((f".{name}", item) for name, item in vars(value).items())
 

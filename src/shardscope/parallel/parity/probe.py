@@ -58,7 +58,9 @@ class ModuleProbe:
     computed from, with no other spot in between, `same` the first spot of a tensor that has many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, masked: tuple[str, torch.Tensor] | None = None) -> None:
+        """Record; gradients of the outputs of a `masked` module are multiplied by a tensor."""
+        self._masked = masked
         self.seen: dict[str, torch.Tensor] = {}
         self.types: dict[str, str] = {}
         self.callers: dict[str, str | None] = {}
@@ -117,6 +119,8 @@ class ModuleProbe:
             self._num_calls[name] = call + 1
             for path, tensor in named_tensors(output):
                 self._record(Spot(Phase.FORWARD, Role.OUTPUT, name, call, path), tensor)
+                if self._masked is not None and name == self._masked[0] and tensor.requires_grad:
+                    tensor.register_hook(self._masked[1].mul)  # type: ignore[no-untyped-call]
 
         return take, give
 

@@ -1,4 +1,4 @@
-"""The parallel version: every rank of it, each with a copy of the original of its own."""
+"""The parallel version: a step on every rank, each with its own copy of the original."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardscope.errors import ParityError
 from shardscope.parallel.parity.execute import execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.names import OriginalNames
-from shardscope.parallel.parity.outcome import Outcome
+from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.parity.task import Task, seed_all, shard_batch
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
@@ -37,7 +37,7 @@ Parallelize = Callable[[nn.Module, DeviceMesh], Any]
 class Eager:
     """A model that `parallelize` shards on a mesh of these axes, rank by rank.
 
-    Along `batch_axes` each rank has a shard of the batch, along other axes the whole batch.
+    Along `batch_axes` each rank has a shard of the batch; along other axes it is replicated.
     """
 
     model: nn.Module
@@ -51,11 +51,11 @@ class Eager:
     def live(
         self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
     ) -> Outcome:
-        """Be one rank."""
+        """Run a step as one rank."""
         return run_rank(self, mesh, variant, look)
 
     def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
-        """What each rank gave; all run in this process."""
+        """The outcome of each rank; all run in this process."""
         first: dict[Any, torch.Tensor] = {}
 
         def live(_: int, mesh: DeviceMesh) -> Outcome:
@@ -65,7 +65,7 @@ class Eager:
 
 
 def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None = None) -> Outcome:
-    """Be one rank: copy the model, shard the copy, run a step of it."""
+    """Run a step as one rank: copy the model, shard the copy, call it."""
     own = copy_model(eager.model)
     task = _own_task(eager, mesh)
     gather = _Gatherer()
@@ -76,21 +76,27 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         model = sharded if isinstance(sharded, nn.Module) else own
         _check_supported(model)
         variant.adapt(model)
-        parameters = {n: p.detach() for n, p in names.parameters(model) if not p.is_meta}
+        named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
+        ties = tie_names(named)
+        frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
+        parameters = {name: tensor.detach() for name, tensor in named.items()}
         full = gather(TensorKind.PARAMETER, parameters)
+        originals = dict(named_parameters(eager.model))
+        changed = {} if variant.is_marked else dict(_find_changed(full, originals))
         if variant.is_marked:
-            return Outcome([], {}, {}, parameters=full)
+            return Outcome([], {}, {}, parameters=full, ties=ties)
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
             seed_all(task.seed)
         probe = None if look is None else look.make_probe()
         outcome = execute(model, applied, names=names, gather=gather, probe=probe)
         tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
-    originals = dict(named_parameters(eager.model))
     return replace(
         outcome,
-        parameters=dict(_find_changed(full, originals)),
+        parameters=changed,
         absent=frozenset(originals.keys() - parameters.keys()),
         added=frozenset(tensors - names.known),
+        ties=ties,
+        frozen=frozen,
     )
 
 
@@ -118,7 +124,7 @@ def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:
 def _find_changed(
     parameters: Mapping[str, torch.Tensor], originals: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters that are not as they were, and those that the original does not have."""
+    """The parameters that sharding changed, and those that the original does not have."""
     for name, tensor in parameters.items():
         original = originals.get(name)
         if original is None or not _is_same(tensor, original.detach().to(tensor.dtype)):
@@ -127,16 +133,17 @@ def _find_changed(
 
 @final
 class _Gatherer:
-    """Makes full tensors of DTensors. Every rank must call it, if with other names than the rest.
+    """Gathers DTensors into full tensors; every rank calls it, though perhaps with other names.
 
-    It has a group of its own: a collective that the program did not finish does not meet ours.
+    It has its own process group, so that a collective which the program did not finish is not
+    matched with one of these.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
 
     def __call__(self, _: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        own = [name for name, one in named.items() if isinstance(one, DTensor)]
+        own = [name for name, tensor in named.items() if isinstance(tensor, DTensor)]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own, group=self._group)
         common = set(own).intersection(*everyone)
@@ -146,7 +153,8 @@ class _Gatherer:
                 if name in common and id(named[name]) not in full:
                     full[id(named[name])] = _make_full(named[name])
         return {
-            name: full[id(one)] if id(one) in full else _strip(one) for name, one in named.items()
+            name: full[id(tensor)] if id(tensor) in full else _strip(tensor)
+            for name, tensor in named.items()
         }
 
 
@@ -164,7 +172,7 @@ def _strip(tensor: Any) -> torch.Tensor:
 
 
 def share(outcome: Outcome, first: dict[Any, torch.Tensor]) -> Outcome:
-    """The same, without a copy of what an earlier rank has too."""
+    """The outcome with equal tensors of earlier ranks in place of its own, to save memory."""
     groups = (outcome.gradients, outcome.buffers, outcome.parameters, outcome.seen)
     for index, group in enumerate(groups):
         for name, tensor in group.items():
@@ -174,5 +182,5 @@ def share(outcome: Outcome, first: dict[Any, torch.Tensor]) -> Outcome:
     return outcome
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+def _is_same(own: torch.Tensor, other: torch.Tensor) -> bool:
+    return own.dtype == other.dtype and own.shape == other.shape and torch.equal(own, other)

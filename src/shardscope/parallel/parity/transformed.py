@@ -103,7 +103,7 @@ class Transformed:
         cause = explain(wrong[0], self.axes)
         name = wrong[0].case.name or "the output"
         kind = "The gradient of " if wrong[0].case.kind is TensorKind.GRADIENT else ""
-        fact = f"{kind}{name} of the partitioned program differs. {cause.fact}".strip()
+        fact = f"{kind}{name} of the partitioned program differs. {cause.state()}".strip()
         remedy = "Leave this module out of the plan, and please report the bug."
         if culprit is None:
             remedy = "Please report the bug; until it is fixed, shard fewer modules."

@@ -23,8 +23,6 @@ from shardscope.parallel.parity.outcome import Outcome, tie_names
 __all__ = ["TracedWeights", "is_unclear", "mark_weights"]
 
 Named = Mapping[str, torch.Tensor]
-Values = tuple[torch.Tensor, torch.Tensor | None]
-"""The places of some elements of a parameter, and their values, such as gradients, if any."""
 
 # Beside its index a mark has a fraction, which a mark that was scaled or added to does not have.
 _FRACTION = 323_567 / 2**20
@@ -76,6 +74,19 @@ class _Part:
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class _Elements:
+    """Elements of one of the original's parameters that a rank holds, with their values, if any.
+
+    Of a tied parameter a rank may hold several copies; `copy` is the index of this one.
+    """
+
+    copy: int
+    places: torch.Tensor
+    values: torch.Tensor | None
+
+
+@final
 class TracedWeights:
     """Where marks were found, on every rank of a mesh of these sizes."""
 
@@ -113,10 +124,9 @@ class TracedWeights:
     def rename_modules(self, rank: int) -> dict[str, str]:
         """The original's names of a rank's modules that hold another module's parameters."""
         renamed: dict[str, set[str]] = {}
-        for part in self._ranks[rank]:
-            origin, *others = part.places
-            own, there = part.name.split("."), origin.split(".")
-            if others or len(own) != len(there) or own[-1] != there[-1]:
+        for name, origin in self._find_origins(rank).items():
+            own, there = name.split("."), origin.split(".")
+            if len(own) != len(there) or own[-1] != there[-1]:
                 continue
             end = max((i + 1 for i in range(len(own)) if own[i] != there[i]), default=0)
             if end:
@@ -124,12 +134,13 @@ class TracedWeights:
         return {name: names.pop() for name, names in renamed.items() if len(names) == 1}
 
     def apply(self, ranks: Sequence[Outcome]) -> list[Outcome]:
-        """The same outcomes with gradients, full, and weights under the original's names."""
+        """The outcomes with full gradients, and weights under the original's names."""
         gradients = self._put_together([rank.gradients for rank in ranks])
         moved = {name for origin in self._moved for name in self._find_aliases(origin)}
         resolved = []
-        for rank, own, parts in zip(ranks, gradients, self._ranks, strict=True):
-            origins = {p.name: next(iter(p.places)) for p in parts if len(p.places) == 1}
+        for index, (rank, own) in enumerate(zip(ranks, gradients, strict=True)):
+            origins = self._find_origins(index)
+            ties = {new: origins.get(rank.ties.get(old, old), new) for old, new in origins.items()}
             resolved.append(
                 replace(
                     rank,
@@ -138,7 +149,9 @@ class TracedWeights:
                         origins.get(name, name): tensor for name, tensor in rank.parameters.items()
                     },
                     absent=rank.absent - moved,
-                    added=rank.added.difference(part.name for part in parts),
+                    added=rank.added.difference(part.name for part in self._ranks[index]),
+                    ties=rank.ties | ties,
+                    frozen=frozenset(origins.get(name, name) for name in rank.frozen),
                 )
             )
         return resolved
@@ -147,12 +160,12 @@ class TracedWeights:
         """The original's parameters of which some elements are on no rank, with those elements."""
         unheld = {}
         for origin in self._moved:
-            is_held = torch.zeros(self._original[origin].numel(), dtype=torch.bool)
+            is_covered = torch.zeros(self._original[origin].numel(), dtype=torch.bool)
             for part in itertools.chain(*self._ranks):
                 if origin in part.places:
-                    is_held[part.places[origin][1]] = True
-            if not bool(is_held.all()):
-                unheld[origin] = _describe(~is_held.reshape(self._original[origin].shape))
+                    is_covered[part.places[origin][1]] = True
+            if not bool(is_covered.all()):
+                unheld[origin] = _describe(~is_covered.reshape(self._original[origin].shape))
         return unheld
 
     def _put_together(self, ranks: Sequence[Named]) -> list[dict[str, torch.Tensor]]:
@@ -162,17 +175,31 @@ class TracedWeights:
             result.append({name: tensor for name, tensor in named.items() if name not in replaced})
         for origin in self._moved:
             aliases = self._find_aliases(origin)
-            values_of = [
-                list(self._find_values(origin, rank, named)) for rank, named in enumerate(ranks)
+            elements_of = [
+                list(self._find_elements(origin, rank, named)) for rank, named in enumerate(ranks)
             ]
             for rank, named in enumerate(result):
                 # A rank that holds a tied parameter twice has two gradients for it.
-                copies = aliases if _is_twice(values_of[rank]) else aliases[:1]
-                for index, name in enumerate(copies):
-                    full = self._fill(origin, rank, values_of, skip=index)
+                copies = sorted({part.copy for part in elements_of[rank]}) or [0]
+                names = [aliases[copy] for copy in copies] if len(copies) > 1 else aliases[:1]
+                for copy, name in zip(copies, names, strict=True):
+                    full = self._fill(origin, copy, rank, elements_of)
                     if full is not None:
                         named[name] = full
         return result
+
+    def _find_origins(self, rank: int) -> dict[str, str]:
+        """For a rank's parameters that hold elements of a single parameter, the original's name.
+
+        Of a tied parameter's names, each copy has its own.
+        """
+        fused = {part.name for part in self._ranks[rank] if len(part.places) > 1}
+        return {
+            part.name: self._find_aliases(origin)[copy]
+            for origin, _, _ in _marked(self._original)
+            for copy, part in self._find_copies(origin, rank)
+            if part.name not in fused
+        }
 
     def _find_aliases(self, origin: str) -> list[str]:
         """All names of a parameter, which may be tied."""
@@ -182,42 +209,63 @@ class TracedWeights:
     def _is_kept(self, part: _Part) -> bool:
         return not any(origin in self._moved for origin in part.places)
 
-    def _find_values(self, origin: str, rank: int, named: Named) -> Iterator[Values]:
+    def _find_copies(self, origin: str, rank: int) -> Iterator[tuple[int, _Part]]:
+        """The parts of an original's parameter on a rank, each with the index of its copy.
+
+        A part that has a name of the original's parameter is that copy; any other belongs to the
+        first copy of which the rank does not hold the same elements already.
+        """
+        aliases = self._find_aliases(origin)
+        if len(aliases) == 1:
+            yield from ((0, part) for part in self._ranks[rank] if origin in part.places)
+            return
+        is_covered = torch.zeros(len(aliases), self._original[origin].numel(), dtype=torch.bool)
+        parts = [part for part in self._ranks[rank] if origin in part.places]
+        for part in sorted(parts, key=lambda part: part.name not in aliases):
+            _, places = part.places[origin]
+            free = (
+                copy for copy in range(len(aliases)) if not bool(is_covered[copy, places].any())
+            )
+            is_named = part.name in aliases
+            copy = aliases.index(part.name) if is_named else next(free, len(aliases) - 1)
+            is_covered[copy, places] = True
+            yield copy, part
+
+    def _find_elements(self, origin: str, rank: int, named: Named) -> Iterator[_Elements]:
         """The elements of an original's parameter that a rank holds."""
-        for part in self._ranks[rank]:
-            if origin in part.places:
-                own, places = part.places[origin]
-                tensor = named.get(part.name)
-                if tensor is None or tensor.numel() != math.prod(part.shape):
-                    yield places, None
-                else:
-                    yield places, tensor.detach().cpu().flatten()[own]
+        for copy, part in self._find_copies(origin, rank):
+            own, places = part.places[origin]
+            tensor = named.get(part.name)
+            is_there = tensor is not None and tensor.numel() == math.prod(part.shape)
+            values = tensor.detach().cpu().flatten()[own] if tensor is not None else None
+            yield _Elements(copy, places, values if is_there else None)
 
     def _fill(
-        self,
-        origin: str,
-        rank: int,
-        values_of: Sequence[Sequence[Values]],
-        *,
-        skip: int,
+        self, origin: str, copy: int, rank: int, elements_of: Sequence[Sequence[_Elements]]
     ) -> torch.Tensor | None:
-        """The full tensor of a rank: its own elements, and of the ranks next to it the others.
+        """The full tensor of a copy on a rank: its own elements, the others of the nearest ranks.
 
         None if it holds elements of which it has no value, such as no gradient.
         """
         original = self._original[origin]
-        if any(values is None for _, values in values_of[rank]):
+        if any(part.values is None for part in elements_of[rank] if part.copy == copy):
             return None
-        present = [values.dtype for parts in values_of for _, values in parts if values is not None]
-        full = torch.zeros(original.numel(), dtype=present[0] if present else original.dtype)
+        near = [
+            part for other in ranks_by_distance(self._sizes, rank) for part in elements_of[other]
+        ]
+        same = [part for part in near if part.copy == copy]
+        others = [part for part in near if part.copy != copy]
+        present = [part for part in (*same, *others) if part.values is not None]
+        if not present:
+            return None
+        values = [part.values for part in present if part.values is not None]
+        full = torch.zeros(original.numel(), dtype=values[0].dtype)
         is_set = torch.zeros(original.numel(), dtype=torch.bool)
-        for other in ranks_by_distance(self._sizes, rank):
-            for places, values in values_of[other][skip:] if other == rank else values_of[other]:
-                if values is not None:
-                    is_new = ~is_set[places]
-                    full[places[is_new]] = values[is_new].to(full.dtype)
-                    is_set[places] = True
-        return full.reshape(original.shape) if present else None
+        for part, own in zip(present, values, strict=True):
+            is_new = ~is_set[part.places]
+            full[part.places[is_new]] = own[is_new].to(full.dtype)
+            is_set[part.places] = True
+        return full.reshape(original.shape)
 
 
 def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:
@@ -241,11 +289,6 @@ def _read_marks(parameters: Named, original: Named) -> Iterator[_Part]:
             chosen = own[sources == source]
             places[origin] = (chosen, indices[chosen] - start)
         yield _Part(name, tensor.shape, places)
-
-
-def _is_twice(values: Sequence[Values]) -> bool:
-    places = torch.cat([places for places, _ in values]) if values else torch.zeros(0)
-    return len(torch.unique(places)) < len(places)
 
 
 def _describe(is_missing: torch.Tensor) -> str:
