@@ -686,6 +686,10 @@ CANARIES: dict[str, Canary] = {
         "compile a function anew that is compiled already",
         lambda: torch.compile(resolve)._torchdynamo_orig_callable is resolve,
     ),
+    "._torchdynamo_disable": Canary(
+        "tell torch.compiler.disable from torch.compile",
+        lambda: torch.compiler.disable(lambda: 1)._torchdynamo_disable is True,
+    ),
     "._orig_mod": Canary(
         "give compiled modules clean names",
         lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,

@@ -19,6 +19,7 @@ from shardscope._torch.compiling import (
     patched_inductor,
     watched_compiles,
 )
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.judging.chance import take_out_draws
@@ -37,7 +38,6 @@ from shardscope.compile.diagnose.suspects import find_failing_line
 from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
-from shardscope.shard.reference import kept_random_state
 
 __all__ = [
     "Judge",
@@ -71,20 +71,23 @@ def glance(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Run forward once what is known to be wrong, and list the outputs that are, in order."""
     runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
-    with kept_random_state(), patched_inductor(compiler.config):
+    with preserved_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
             found = _Trial.make(runs, resolve(compiler), announce).run()
         except TrialFailure as failure:
             return failure.outcome, {}
         wrong = list_wrong(found, runs)
-        return weigh(found, runs), {name: found.values.get(name) for name in wrong}
+        # An output that is missing has no value that could show where the fault is.
+        return weigh(found, runs), {
+            name: found.values[name] for name in wrong if name in found.values
+        }
 
 
 def find_reaching(fragment: Fragment, values: Mapping[str, Any]) -> str:
     """The first node whose wrong value makes the graph's results wrong, when all else is right."""
     runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
-    with kept_random_state():
+    with preserved_random_state():
         for name, value in list(values.items())[:_MAX_REPLACED]:
             if _is_wrong_with(fragment, runs, {name: value}):
                 return name
@@ -94,20 +97,25 @@ def find_reaching(fragment: Fragment, values: Mapping[str, Any]) -> str:
 def reaches(
     fragment: Fragment, part: Fragment, compiler: Compiler, *, announce: Announce = say_nothing
 ) -> bool:
-    """Whether what a compiled part of a graph gets wrong makes the graph's results wrong."""
+    """Whether what a compiled part of a graph gets wrong makes the graph's results wrong.
+
+    True also where that cannot be determined, because the part raises or lacks an output.
+    """
     runs = FragmentRuns(part, pulls_back=False)
-    with kept_random_state(), patched_inductor(compiler.config):
+    with preserved_random_state(), patched_inductor(compiler.config):
         try:
             found = _Trial.make(runs, resolve(compiler), announce).run()
         except TrialFailure:
             return True
         (last,) = part.graph.graph.find_nodes(op="output")
-        results = {
-            node.name: found.values.get(f"output {place}")
+        names = {
+            f"output {place}": node.name
             for place, node in enumerate(last.args[0])
             if isinstance(node, torch.fx.Node)
         }
-        values = {name: value for name, value in results.items() if value is not None}
+        if not names.keys() <= found.values.keys():  # a missing value says nothing
+            return True
+        values = {node: found.values[output] for output, node in names.items()}
         whole = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
         return _is_wrong_with(fragment, whole, values)
 
@@ -145,7 +153,7 @@ class Judge:
     def judge(self, compiler: Compiler, *, announce: Announce = say_nothing) -> Outcome:
         """The outcome of one compiler. Raises CompileError if the fragment itself fails."""
         backend = resolve(compiler)
-        with kept_random_state():
+        with preserved_random_state():
             _ = self._runs.eager
             with patched_inductor(compiler.config):
                 try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from shardscope._torch.compiling import is_compiling, patched_inductor, watched_compiles
+from shardscope._torch.random_state import preserved_random_state, seed_generators
 from shardscope.compile.call_state import (
     describe_values,
+    list_uncompared,
     state_of_code_kept,
     walk_call,
     walk_values,
@@ -50,7 +50,6 @@ from shardscope.numerics.draws import Watching
 from shardscope.numerics.rounding import RandomRounding
 from shardscope.numerics.widen import main_dtype, widen_model, widen_tensor, widened
 from shardscope.record import Condition, SuspectOp
-from shardscope.shard.reference import kept_random_state
 from shardscope.shard.stand_ins import map_tensors
 
 __all__ = ["EagerError", "Make", "ProgramRuns", "describe_missing", "judge_program"]
@@ -69,9 +68,10 @@ def judge_program(
     if the function fails in the same way with and without the compiler.
     """
     runs = ProgramRuns(make, seed=seed)
-    with kept_random_state():
+    with preserved_random_state():
         _ = runs.eager_error
-        return _judge(runs, compiler, announce)
+        outcome = _judge(runs, compiler, announce)
+    return replace(outcome, notes=tuple(runs.notes))
 
 
 def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome:
@@ -200,6 +200,7 @@ class ProgramRuns:
         self._again: list[Result] = []
         self._is_roundable = True
         self._pulls_back = True  # gradients too, unless eager execution has none
+        self.notes: list[str] = []  # on state that the last run could not compare
 
     @cached_property
     def eager_error(self) -> EagerError | None:
@@ -277,38 +278,37 @@ class ProgramRuns:
                 context = widened(_find_dtype(function, args, kwargs))
                 args, kwargs = _widen(function, args, kwargs)
             leaves = _find_leaves(function, args, kwargs)
-            self._seed_all()
-            with context or nullcontext():
+            seed_generators(self._seed)
+            # Torch.compile wrappers in the program itself must not run in the eager reference.
+            eager = torch.compiler.set_stance("force_eager") if compile is None else nullcontext()
+            with eager, context or nullcontext():
                 call = function if compile is None else compile(function)
                 outputs = call(*args, **kwargs)
                 settle_device()
                 return self._collect(outputs, (function, args, kwargs), leaves, announce)
 
-    def _seed_all(self) -> None:
-        torch.manual_seed(self._seed)
-        random.seed(self._seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(self._seed)
-
     def _collect(
         self, outputs: Any, program: Program, leaves: dict[str, Tensor], announce: Announce
     ) -> Result:
         """What a run gave and changed, with gradients, be they the function's own or ours."""
-        given = list(walk_values("output", outputs))
+        results, state = walk_values("output", outputs), walk_call(*program)
+        given = list(results)
         values = describe_values(given)
-        after = describe_values(walk_call(*program))
+        after = describe_values(state)
         values |= {f"{name}, after the call": value for name, value in after.items()}
+        self.notes = [*dict.fromkeys([*list_uncompared(results), *list_uncompared(state)])]
+        is_complete = results.is_complete and state.is_complete
         gradients = {
             f"gradient of {name}": leaf.grad.detach().clone()
             for name, leaf in leaves.items()
             if leaf.grad is not None
         }
         if gradients or not self._pulls_back:
-            return Result(values, gradients)
+            return Result(values, gradients, is_complete)
         announce("backward")
         pulled = pull_back({name: one for name, one in given if isinstance(one, Tensor)}, leaves)
         settle_device()
-        return Result(values, pulled)
+        return Result(values, pulled, is_complete)
 
 
 def _find_leaves(*program: Any) -> dict[str, Tensor]:

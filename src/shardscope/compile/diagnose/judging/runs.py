@@ -28,6 +28,7 @@ class Result:
 
     values: Mapping[str, Any]
     gradients: Mapping[str, Any]
+    is_complete: bool = True  # False: a name that is missing in `values` may still exist
 
 
 def run(

@@ -108,8 +108,19 @@ def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Ve
         def others(count: int, part: Part = part) -> list[Values]:
             return [part(one) for one in reference.run_others(count)]
 
-        for verdict in compare(part(compiled), part(reference.eager), exact, others):
+        for verdict in compare(*_pair(compiled, reference.eager, part), exact, others):
             yield phase, verdict
+
+
+def _pair(one: Result, other: Result, part: Part) -> tuple[Values, Values]:
+    """The values of two runs; of incomplete runs those that both have."""
+    if one.is_complete and other.is_complete:
+        return part(one), part(other)
+    names = part(one).keys() & part(other).keys()
+    first, second = (
+        {name: part(run)[name] for name in part(run) if name in names} for run in (one, other)
+    )
+    return first, second
 
 
 def _values(result: Result) -> Values:
@@ -124,7 +135,7 @@ def _differs(one: Result, other: Result) -> bool:
     return any(
         verdict.condition is not Condition.FINE
         for part in (_values, _gradients)
-        for verdict in compare(part(other), part(one), partial(part, one))
+        for verdict in compare(*_pair(other, one, part), partial(part, one))
     )
 
 
@@ -132,8 +143,10 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
     """Whether a run is off from eager by no more than eager is from itself."""
     for part in (_values, _gradients):
         for name, wanted in part(eager).items():
-            spread = [_distance(part(one).get(name), wanted) for one in again]
-            if _distance(part(compiled).get(name), wanted) > _SPREAD * max(spread):
+            spread = [_distance(part(one)[name], wanted) for one in again if name in part(one)]
+            if name not in part(compiled) or not spread:
+                return False
+            if _distance(part(compiled)[name], wanted) > _SPREAD * max(spread):
                 return False
     return True
 
@@ -141,10 +154,11 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
 def _is_other_error(first: Result, second: Result, eager: Result) -> bool:
     """Whether two wrong runs are wrong in different ways."""
     return any(
-        _distance(part(second).get(name), part(first).get(name))
-        > _OF_ITS_ERROR * _distance(part(first).get(name), wanted)
+        _distance(part(second)[name], part(first)[name])
+        > _OF_ITS_ERROR * _distance(part(first)[name], wanted)
         for part in (_values, _gradients)
         for name, wanted in part(eager).items()
+        if name in part(first) and name in part(second)
     )
 
 

@@ -248,5 +248,6 @@ def _walk_tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 def _names_outside(table: symtable.SymbolTable) -> Iterator[str]:
     for symbol in table.get_symbols():
         is_outside = symbol.is_global() or table.get_type() == "module"
-        if symbol.is_referenced() and is_outside:
+        is_used = symbol.is_referenced() or symbol.is_declared_global()  # `global n; n += 1`
+        if is_used and is_outside:
             yield symbol.get_name()
