@@ -371,7 +371,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._get_accelerator().type in ("cpu", "cuda"),
     ),
     "._get_compute_device": Canary(
-        "let FSDP1 choose a CUDA device that is not there",
+        "let FSDP1 select a simulated CUDA device",
         fsdp1_chooses_a_cuda_device,
     ),
     "._get_device_state": Canary(
@@ -459,7 +459,7 @@ CANARIES: dict[str, Canary] = {
     ),
     "._local_tensors": Canary("compare the numbers of all ranks", all_ranks_are_played),
     "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
-        "see which inputs DTensor moves",
+        "observe which inputs DTensor redistributes",
         decisions_are_seen,
     ),
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": Canary(
@@ -691,11 +691,11 @@ CANARIES: dict[str, Canary] = {
         lambda: torch.compiler.disable(lambda: 1)._torchdynamo_disable is True,
     ),
     "._orig_mod": Canary(
-        "give compiled modules clean names",
+        "remove the torch.compile wrapper from module names",
         lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,
     ),
     "._checkpoint_wrapped_module": Canary(
-        "give checkpointed modules clean names",
+        "remove the checkpoint wrapper from module names",
         lambda: "_checkpoint_wrapped_module" in checkpoint_wrapper(nn.Linear(1, 1))._modules,
     ),
     "._fsdp_wrapped_module": Canary(
@@ -769,7 +769,7 @@ CANARIES: dict[str, Canary] = {
     ),
     **{
         f".{name}": Canary(
-            "know for each rank that is a thread whether a dispatch mode is active",
+            "keep the flag of active dispatch modes separate for each threaded rank",
             lambda name=name: hasattr(torch.utils._python_dispatch, name),
         )
         for name in (
@@ -803,7 +803,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "CPU"),
     ),
     "._gen_transform_infos": Canary(
-        "let worlds of other ranks follow one another",
+        "start worlds of different ranks one after another",
         lambda: torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear,
     ),
     "._backward_hooks": Canary(
@@ -869,11 +869,11 @@ CANARIES: dict[str, Canary] = {
         }.items()
     },
     "._rng_tracker": Canary(
-        "put DTensor's random state back after a world",
+        "restore DTensor's random state after a world",
         lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
     ),
     "._propagate_tensor_meta_non_cached": Canary(
-        "know DTensor's trial runs, which take no memory",
+        "recognise DTensor's shape propagation, which allocates no memory",
         lambda: (
             torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
         ),

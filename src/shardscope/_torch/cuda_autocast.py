@@ -24,7 +24,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (*_HALF, torch.float32)
 
 _get_registrations = find_name(
-    "torch._C._dispatch_get_registrations_for_dispatch_key", "know which ops autocast casts"
+    "torch._C._dispatch_get_registrations_for_dispatch_key", "list the ops that autocast casts"
 )
 
 # What torch does with each op under torch.autocast("cuda"), by the op's name without overload.

@@ -18,15 +18,15 @@ __all__ = ["RankState"]
 
 eval_frame = find_name(
     "torch._C._dynamo.eval_frame",
-    "know for each rank that is a thread whether frames inside of compiled ones are left alone",
+    "keep dynamo's frame override separate for each threaded rank",
 )
 _config_module = find_name(
     "torch.utils._config_module",
-    "know whether a setting of the compiler is one thread's or the process's",
+    "check whether a compiler setting is per thread or per process",
 )
 _python_dispatch = find_name(
     "torch.utils._python_dispatch",
-    "know for each rank that is a thread whether a dispatch mode is active",
+    "keep the flag of active dispatch modes separate for each threaded rank",
 )
 
 # Of torch.distributed, one for the process: its groups, their names, tags and counter.
