@@ -284,12 +284,12 @@ def cuda_autocast_policies_are_known() -> bool:
     """Every op that torch.autocast("cuda") casts has one policy of ours."""
     names = {name.partition(".")[0] for name in cuda_autocast._list_ops("AutocastCUDA")}
     policies = (
-        cuda_autocast.IN_FP32,
-        cuda_autocast.TO_FP32,
-        cuda_autocast.NORM,
-        cuda_autocast.PROMOTED,
-        cuda_autocast.REFUSED,
-        cuda_autocast.IN_LOWER_PRECISION,
+        cuda_autocast.FP32,
+        cuda_autocast.FP32_SET_OPT_DTYPE,
+        cuda_autocast.FP32_APPEND_DTYPE,
+        cuda_autocast.PROMOTE,
+        cuda_autocast.BANNED,
+        cuda_autocast.LOWER_PRECISION_FP,
     )
     known = set().union(*policies)
     return (
@@ -363,7 +363,7 @@ def is_marked_by(function: str, attribute: str) -> bool:
 CANARIES: dict[str, Canary] = {
     **{
         f".{name}": Canary("cast ops as autocast does on CUDA", cuda_autocast_policies_are_known)
-        for name in sorted(cuda_autocast.IN_FP32 | cuda_autocast.IN_LOWER_PRECISION)
+        for name in sorted(cuda_autocast.FP32 | cuda_autocast.LOWER_PRECISION_FP)
         if name.startswith("_")
     },
     "._get_accelerator": Canary(

@@ -98,7 +98,7 @@ class _Verbs(click.Group):
                 raise
             except click.ClickException as error:
                 if hint := lines.discard():
-                    error.message = f"{error.message} ({hint.rstrip('.')})"
+                    vars(error).update(message=f"{error.message} ({hint.rstrip('.')})")
                 raise
 
     def _invoke(self, ctx: click.Context) -> Any:

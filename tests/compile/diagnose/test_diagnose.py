@@ -223,7 +223,7 @@ def test_what_is_more_accurate_is_not_wrong(workers: HomeWorkers, folder: Path) 
 def test_other_random_numbers_are_not_wrong(workers: HomeWorkers, folder: Path) -> None:
     found = diagnose(models.drawn, numbers(64), backend=models.draws_again, folder=folder)
     assert found.condition is Condition.RNG
-    assert "only what it draws at random differs" in found.diagnosis.fact
+    assert "only its random numbers differ" in found.diagnosis.fact
     assert not found.recording.findings
 
 
