@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+import older_torch
 from home_workers import HomeWorkers, stay_at_home
 from older_torch import IS_OLDER
 from shardscope import Diagnosed, diagnose
@@ -223,6 +224,18 @@ def create_global(x: Tensor) -> Tensor:
     return x + 1
 
 
+@torch.no_grad()
+def set_global_without_grad(x: Tensor) -> Tensor:
+    global TOTAL
+    TOTAL += 1 + torch.compiler.is_compiling()
+    return x + 1
+
+
+def set_attribute_of_a_module(x: Tensor) -> Tensor:
+    older_torch.COUNTED = 1 + torch.compiler.is_compiling()  # type: ignore[attr-defined]
+    return x + 1
+
+
 def set_class_attribute(x: Tensor) -> Tensor:
     Tally.calls += 1 + torch.compiler.is_compiling()
     return x + 1
@@ -233,6 +246,8 @@ def set_class_attribute(x: Tensor) -> Tensor:
     [
         (set_global, "TOTAL"),
         (create_global, "CREATED"),
+        (set_global_without_grad, "TOTAL"),
+        (set_attribute_of_a_module, "older_torch.COUNTED"),
         (set_class_attribute, "Tally.calls"),
         (Marked(), "Marked.mark"),
     ],

@@ -189,13 +189,17 @@ def copy_if_possible(value: Any) -> Any:
 
 
 def list_variables(function: Any, inputs: Any) -> dict[str, tuple[Any, str, Any]]:
-    """The globals and class attributes that code outside of libraries names: owner, key, value."""
+    """Globals and class attributes that code outside of libraries names: owner, key and value."""
     found: dict[str, tuple[Any, str, Any]] = {}
+    libraries = ("torch", "numpy", *sys.stdlib_module_names)
+    plain = (type(None), bool, int, float, complex, str, bytes, torch.Tensor)
     seen, waiting = {}, [function, *inputs]
     while waiting:
         value = waiting.pop()
+        while hasattr(value, "__wrapped__"):  # by a decorator such as torch.no_grad()
+            value = value.__wrapped__
         home = str(getattr(value, "__module__", "")).partition(".")[0]
-        if id(value) in seen or home in ("torch", "numpy", *sys.stdlib_module_names):
+        if id(value) in seen or home in libraries:
             continue
         seen[id(value)] = value
         if isinstance(value, (list, tuple)):
@@ -213,12 +217,20 @@ def list_variables(function: Any, inputs: Any) -> dict[str, tuple[Any, str, Any]
             codes = [value.__code__]
             for code in codes:
                 codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
-                for key in code.co_names:
-                    one = variables.get(key)
-                    if callable(one) or isinstance(one, torch.nn.Module):
-                        waiting.append(one)
-                    elif key in variables and not isinstance(one, type(sys)):
-                        found[key] = variables, key, one
+                names = [key for key in code.co_names if key in variables]
+                modules = [key for key in names if isinstance(variables[key], type(sys))]
+                scopes = [("", variables), *((f"{key}.", vars(variables[key])) for key in modules)]
+                for prefix, scope in scopes:
+                    is_library = str(scope.get("__name__", "")).partition(".")[0] in libraries
+                    for key in code.co_names:
+                        one = scope.get(key)
+                        if callable(one) or isinstance(one, torch.nn.Module):
+                            waiting.append(one)
+                        elif isinstance(one, type(sys)) or key not in scope:
+                            continue
+                        elif isinstance(one, plain) or not is_library:
+                            found[prefix + key] = scope, key, one
+                            waiting.append(type(one))
             cells = value.__closure__ or ()
             waiting += [cell.cell_contents for cell in cells if cell != type(cell)()]
     return found

@@ -224,6 +224,7 @@ def _surroundings_of(value: Any) -> dict[str, Any]:
     """What the names in a function or class mean."""
     if not isinstance(value, FunctionType):
         return dict(vars(sys.modules.get(value.__module__, object())))
+    value = inspect.unwrap(value)  # as getsource() does
     found = dict(value.__globals__)
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
