@@ -284,12 +284,12 @@ def cuda_autocast_policies_are_known() -> bool:
     """Every op that torch.autocast("cuda") casts has one policy of ours."""
     names = {name.partition(".")[0] for name in cuda_autocast._list_ops("AutocastCUDA")}
     policies = (
-        cuda_autocast.IN_FP32,
-        cuda_autocast.TO_FP32,
-        cuda_autocast.NORM,
-        cuda_autocast.PROMOTED,
-        cuda_autocast.REFUSED,
-        cuda_autocast.IN_LOWER_PRECISION,
+        cuda_autocast.FP32,
+        cuda_autocast.FP32_SET_OPT_DTYPE,
+        cuda_autocast.FP32_APPEND_DTYPE,
+        cuda_autocast.PROMOTE,
+        cuda_autocast.BANNED,
+        cuda_autocast.LOWER_PRECISION_FP,
     )
     known = set().union(*policies)
     return (
@@ -363,7 +363,7 @@ def is_marked_by(function: str, attribute: str) -> bool:
 CANARIES: dict[str, Canary] = {
     **{
         f".{name}": Canary("cast ops as autocast does on CUDA", cuda_autocast_policies_are_known)
-        for name in sorted(cuda_autocast.IN_FP32 | cuda_autocast.IN_LOWER_PRECISION)
+        for name in sorted(cuda_autocast.FP32 | cuda_autocast.LOWER_PRECISION_FP)
         if name.startswith("_")
     },
     "._get_accelerator": Canary(
@@ -371,7 +371,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._get_accelerator().type in ("cpu", "cuda"),
     ),
     "._get_compute_device": Canary(
-        "let FSDP1 choose a CUDA device that is not there",
+        "let FSDP1 select a simulated CUDA device",
         fsdp1_chooses_a_cuda_device,
     ),
     "._get_device_state": Canary(
@@ -459,7 +459,7 @@ CANARIES: dict[str, Canary] = {
     ),
     "._local_tensors": Canary("compare the numbers of all ranks", all_ranks_are_played),
     "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
-        "see which inputs DTensor moves",
+        "observe which inputs DTensor redistributes",
         decisions_are_seen,
     ),
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": Canary(
@@ -686,12 +686,16 @@ CANARIES: dict[str, Canary] = {
         "compile a function anew that is compiled already",
         lambda: torch.compile(resolve)._torchdynamo_orig_callable is resolve,
     ),
+    "._torchdynamo_disable": Canary(
+        "tell torch.compiler.disable from torch.compile",
+        lambda: torch.compiler.disable(lambda: 1)._torchdynamo_disable is True,
+    ),
     "._orig_mod": Canary(
-        "give compiled modules clean names",
+        "remove the torch.compile wrapper from module names",
         lambda: "_orig_mod" in torch.compile(nn.Linear(1, 1))._modules,
     ),
     "._checkpoint_wrapped_module": Canary(
-        "give checkpointed modules clean names",
+        "remove the checkpoint wrapper from module names",
         lambda: "_checkpoint_wrapped_module" in checkpoint_wrapper(nn.Linear(1, 1))._modules,
     ),
     "._fsdp_wrapped_module": Canary(
@@ -765,7 +769,7 @@ CANARIES: dict[str, Canary] = {
     ),
     **{
         f".{name}": Canary(
-            "know for each rank that is a thread whether a dispatch mode is active",
+            "keep the flag of active dispatch modes separate for each threaded rank",
             lambda name=name: hasattr(torch.utils._python_dispatch, name),
         )
         for name in (
@@ -799,7 +803,7 @@ CANARIES: dict[str, Canary] = {
         lambda: torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "CPU"),
     ),
     "._gen_transform_infos": Canary(
-        "let worlds of other ranks follow one another",
+        "start worlds of different ranks one after another",
         lambda: torch.distributed.tensor._redistribute._gen_transform_infos.cache_clear,
     ),
     "._backward_hooks": Canary(
@@ -865,11 +869,11 @@ CANARIES: dict[str, Canary] = {
         }.items()
     },
     "._rng_tracker": Canary(
-        "put DTensor's random state back after a world",
+        "restore DTensor's random state after a world",
         lambda: hasattr(torch.distributed.tensor._random, "_rng_tracker"),
     ),
     "._propagate_tensor_meta_non_cached": Canary(
-        "know DTensor's trial runs, which take no memory",
+        "recognise DTensor's shape propagation, which allocates no memory",
         lambda: (
             torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
         ),

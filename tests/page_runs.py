@@ -42,7 +42,8 @@ from shardscope.record import load
 
 __all__ = ["PageError", "Reader", "is_run", "run_page"]
 
-WIDTH = 100
+WIDTH = 100  # columns of the terminal
+WIDTHS = {"README.md": 80}  # of pages that are read in one with fewer
 _ROUNDED = re.compile(r"\d+(\.\d+)?e[-+]\d+|\d+\.\d+")
 _BUILD = re.compile(r"(?<=torch \d\.\d\d\.\d)\+\w+")  # for which devices it was built
 _QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of plugins that are imported here
@@ -78,7 +79,7 @@ def is_run(block: Block) -> bool:
 def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
     """Run a page in an empty folder; the answer is what went wrong, or empty."""
     path = Path(folder)
-    _settle(path)
+    _settle(path, WIDTHS.get(page, WIDTH))
     try:
         Reader(path).read(read_blocks(ROOT / page))
     except PageError as error:
@@ -89,13 +90,13 @@ def run_page(page: str, folder: str, answer: Callable[[str], None]) -> None:
         answer("")
 
 
-def _settle(folder: Path) -> None:
+def _settle(folder: Path, width: int) -> None:
     """Surroundings that do not depend on where tests run."""
     os.chdir(folder)
     Path("examples").symlink_to(ROOT / "examples")
     sys.argv = ["guide.py"]
     sys.path.insert(0, str(folder))
-    os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", OMP_NUM_THREADS="1")
+    os.environ.update(COLUMNS=str(width), NO_COLOR="1", OMP_NUM_THREADS="1")
     # Also where the path to the package is a relative one.
     os.environ["PYTHONPATH"] = str(Path(shardscope.__file__).parents[1])
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FORCE_COLOR"):

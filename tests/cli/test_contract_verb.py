@@ -134,9 +134,11 @@ def test_recording_again_keeps_comments_and_says_what_went(step: Path) -> None:
         (("check", "none.json"), "none.json"),
         (
             ("record", "step.json", "-o", "x.toml", "--slack", "much"),
-            "--slack must be a percentage or fraction, such as 5% or 0.05; got 'much'",
+            "--slack must be a percentage or fraction from 0% to 100%, such as 5% or 0.05; got "
+            "'much'",
         ),
         (("record", "step.json", "-o", "x.toml", "--slack", "-5%"), "got '-5%'"),
+        (("record", "step.json", "-o", "x.toml", "--slack", "200%"), "from 0% to 100%"),
         (("record", "step.json", "-o", "no/x.toml"), "no folder"),
         (("record", "step.json"), "already exists"),
         (("check", "step.json", "--contract", "bad.toml"), "bad.toml, line 2: 'gap' means nothing"),

@@ -40,7 +40,7 @@ def test_implicit_gather_names_module_op_bytes_line_and_remedy():
     assert finding.subject == "layers.0.moe"
     assert finding.fact == (
         "aten.topk cannot run on its input as it is sharded, so DTensor inserted an implicit "
-        "all-gather (Shard(dim=1) → Replicate()): 1 call, 2.0 MiB received"
+        "all-gather (Shard(dim=1) → Replicate()): 1 call, 2.00 MiB received"
     )
     assert finding.remedy.startswith("Give aten.topk inputs whose placements it can use")
     assert finding.source == Source(file="moe.py", line=7)
@@ -68,7 +68,7 @@ def test_layers_of_a_stack_share_a_finding():
 def test_large_gathers_are_told_in_gibibytes():
     calls = tuple(_gather(output_bytes=2**30, order=index) for index in range(1500))
     (finding,) = find_comm_problems(make_recording(calls))
-    assert finding.fact.endswith(": 1,500 calls, 1,500.0 GiB received")
+    assert finding.fact.endswith(": 1,500 calls, 1.46 TiB received")
 
 
 def test_numbers_inside_words_are_not_layers():

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from shardscope.compile.call_state import (
+    StateWalk,
     describe_values,
     everything_kept,
+    list_uncompared,
     state_of_code_kept,
     walk_call,
     walk_values,
@@ -217,3 +219,47 @@ def test_partials_and_methods_are_looked_into() -> None:
     found = names_of(functools.partial(max, holder, key=[1]))
     assert (found["[0].value"], found["key[0]"]) == (1, 1)
     assert names_of(Counting().forward)["steps"] == 0
+
+
+def test_a_walk_that_stops_at_its_limit_is_incomplete() -> None:
+    items = [[0] for _ in range(5)]  # six objects with the list that contains them
+    for limit, expected in [(6, True), (5, False)]:
+        walk = StateWalk([("items", items)], is_data=True, limit=limit)
+        names = [name for name, value in walk if isinstance(value, list)]
+        assert (walk.is_complete, len(names)) == (expected, limit)
+    walk = walk_values("items", items)
+    assert list_uncompared(walk) == []
+
+
+@torch.no_grad()
+def count_in_decorator(x: torch.Tensor) -> torch.Tensor:
+    global COUNT
+    COUNT += 1
+    random.shardscope_test_value = COUNT  # type: ignore[attr-defined]
+    return x
+
+
+def test_globals_behind_a_decorator_of_torch_and_of_library_modules_are_restored() -> None:
+    before = COUNT
+    with state_of_code_kept(count_in_decorator):
+        count_in_decorator(torch.ones(1))
+        names = dict(walk_call(count_in_decorator, (), {}))
+        assert names["COUNT"] == names["random.shardscope_test_value"] == before + 1
+    assert before == COUNT
+    assert not hasattr(random, "shardscope_test_value")
+
+
+def test_state_of_a_module_imported_by_the_call_is_listed_as_not_compared() -> None:
+    def imports_late(x: torch.Tensor) -> torch.Tensor:
+        import math
+
+        import small_models
+
+        small_models.counter = math.pi  # type: ignore[attr-defined]
+        return x
+
+    (note,) = list_uncompared(walk_call(imports_late, (torch.ones(1),), {}))
+    assert note == (
+        "imports_late imports small_models while it runs; changes in what it imports there are "
+        "not seen."
+    )

@@ -301,3 +301,10 @@ def test_functions_that_no_module_names_are_put_back_too() -> None:
     compiled(torch.ones(4))
     assert len(graphs) == before
     assert local.__code__ is code
+
+
+def test_state_that_is_too_large_to_restore_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardscope.compile.call_state._MAX_OBJECTS", 5)
+    recording = explain(lambda x, table: x + 1, torch.ones(2), [[place] for place in range(9)])
+    (gap,) = [gap for gap in recording.gaps if gap.place == "explain"]
+    assert "can reach too many objects to restore all of them" in gap.fact

@@ -69,6 +69,15 @@ def test_readme_can_be_pasted_into_the_interactive_interpreter() -> None:
         assert statement == [], f"README.md:{block.line}"
 
 
+@pytest.mark.parametrize("page", page_runs.WIDTHS)
+def test_outputs_fit_the_terminal_that_their_page_is_run_in(page: str) -> None:
+    outputs = [block for block in BLOCKS[page] if block.kind == "text"]
+    assert outputs
+    for block in outputs:
+        longest = max(map(len, block.text.splitlines()))
+        assert longest <= page_runs.WIDTHS[page], f"{page}:{block.line}"
+
+
 def _not_run() -> list[tuple[str, Block]]:
     return [
         (page, block)

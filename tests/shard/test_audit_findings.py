@@ -62,7 +62,7 @@ def test_a_large_parameter_that_only_one_axis_leaves_whole() -> None:
         finding = one(audit(model), "replicated")
     assert finding.subject == "1.weight"
     assert "32.0 MiB are the same on 4 ranks of tp, which shards other" in finding.fact
-    assert "would hold 8.0 MiB instead of 32.0 MiB" in finding.remedy
+    assert "would hold 8.00 MiB instead of 32.0 MiB" in finding.remedy
 
 
 def test_large_parameters_that_data_parallelism_alone_replicates() -> None:

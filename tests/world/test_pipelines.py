@@ -113,8 +113,8 @@ def test_a_rank_may_hold_several_stages() -> None:
 @pytest.mark.parametrize(("rank", "asked", "wanted"), [(0, 1, "gradients"), (2, 1, "inputs")])
 def test_a_stage_without_shapes_says_what_to_give_it(rank: int, asked: int, wanted: str) -> None:
     sentence = (
-        f"Pipeline stage {rank} asks stage {asked} for the shapes of its {wanted}, and in a "
-        "simulated world nobody answers. Give PipelineStage its input_args and output_args"
+        f"Pipeline stage {rank} infers the shapes of its {wanted} from stage {asked}, which does "
+        "not run in a simulated world. Pass input_args and output_args to PipelineStage"
     )
     if wanted == "gradients" and TORCH < (2, 13):
         pytest.skip(f"torch {torch.__version__} asks no stage for the shapes of gradients")
@@ -126,7 +126,7 @@ def test_a_stage_without_shapes_says_what_to_give_it(rank: int, asked: int, want
 def test_groups_for_single_edges_are_refused() -> None:
     with (
         dist.config.patch(pipeline_per_edge_p2p=True),
-        pytest.raises(WorldError, match="stage 1 wants a process group of its own for each of its"),
+        pytest.raises(WorldError, match="stage 1 needs one process group per neighbour, which"),
     ):
         train(ScheduleGPipe, rank=1)
 

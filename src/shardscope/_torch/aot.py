@@ -14,7 +14,7 @@ from shardscope._torch.private import find_name
 __all__ = ["trace_graphs"]
 
 aot_function = find_name(
-    "torch._functorch.aot_autograd.aot_function", "give the graphs that torch's op coverage gives"
+    "torch._functorch.aot_autograd.aot_function", "reproduce the graphs of torch's op coverage tool"
 )
 
 

@@ -31,10 +31,11 @@ __all__ = [
 
 aot_autograd = find_name(
     "torch._dynamo.backends.common.aot_autograd",
-    "trace forward and backward for the backends of ours",
+    "trace forward and backward for shardscope's backends",
 )
 functorch_config = find_name(
-    "torch._functorch.config", "respect torch's setting of which fakes to check, and its bisector's"
+    "torch._functorch.config",
+    "respect torch's settings for checking fake implementations and its bisector",
 )
 _DynamoError = find_name(
     "torch._dynamo.exc.TorchDynamoException", "raise what torch's eager_noexcept raises"

@@ -26,7 +26,7 @@ from shardscope._torch.private import find_name
 __all__ = ["AotRun", "AotStep", "Compile", "Handed", "call_compiled", "run_ahead", "watched_aot"]
 
 aot_autograd = find_name(
-    "torch._functorch.aot_autograd", "see and replace what AOT autograd does for a backend"
+    "torch._functorch.aot_autograd", "observe and replace the stages of AOT autograd"
 )
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

@@ -22,18 +22,20 @@ __all__ = [
 NO_GRAPH_TASK = -1
 
 next_sequence_number = find_name(
-    "torch.autograd._get_sequence_nr", "number the autograd nodes that a module makes in forward"
+    "torch.autograd._get_sequence_nr", "number the autograd nodes that a module creates in forward"
 )
 """The number that the next autograd node made on this thread will carry."""
 
 current_node = find_name(
     "torch._C._current_autograd_node",
-    "know the node whose gradient a collective in backward belongs to",
+    "find the autograd node of a collective in backward",
 )
 """The node the engine is executing on this thread, or None."""
 
 
-current_graph_task = find_name("torch._C._current_graph_task_id", "tell backward from forward")
+current_graph_task = find_name(
+    "torch._C._current_graph_task_id", "distinguish backward from forward"
+)
 """The number of the backward that the engine is executing on this thread, or NO_GRAPH_TASK."""
 
 

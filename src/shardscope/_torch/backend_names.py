@@ -10,8 +10,8 @@ from shardscope._torch.private import find_name
 __all__ = ["compile_and_keep_guards", "describe_compile_times", "look_up_backend"]
 
 _lookup_backend = find_name("torch._dynamo.lookup_backend", "find backends by name")
-_optimize = find_name("torch._dynamo.optimize", "give the guards of what is compiled")
-_compile_times = find_name("torch._dynamo.utils.compile_times", "print how long torch compiled")
+_optimize = find_name("torch._dynamo.optimize", "return the guards of compiled functions")
+_compile_times = find_name("torch._dynamo.utils.compile_times", "print compile times")
 
 
 def look_up_backend(backend: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,8 @@ from shardscope._torch.private import find_name
 __all__ = ["find_break_id"]
 
 _find_page = find_name(
-    "torch._dynamo.exc.get_gbid_documentation_link", "number breaks as torch's documentation does"
+    "torch._dynamo.exc.get_gbid_documentation_link",
+    "print the graph break ids of torch's documentation",
 )
 _NUMBER = re.compile(r"gb(\d+)\.html")
 

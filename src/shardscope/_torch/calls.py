@@ -38,9 +38,7 @@ _resolve_process_group = find_name(
     "torch.distributed.distributed_c10d._resolve_process_group",
     "find the group that a functional collective names",
 )
-_all_op_names = find_name(
-    "torch._C._dispatch_get_all_op_names", "know which ops this torch has that communicate"
-)
+_all_op_names = find_name("torch._C._dispatch_get_all_op_names", "list the ops that communicate")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from shardscope._torch.private import find_name
 
 __all__ = ["check_fakes", "check_schemas"]
 
-CrossRefFakeMode = find_name("torch._subclasses.CrossRefFakeMode", "hold ops against their fakes")
+CrossRefFakeMode = find_name(
+    "torch._subclasses.CrossRefFakeMode", "compare ops with their fake implementations"
+)
 SchemaCheckMode = find_name(
-    "torch._subclasses.schema_check_mode.SchemaCheckMode", "hold ops to their schemas"
+    "torch._subclasses.schema_check_mode.SchemaCheckMode", "compare ops with their schemas"
 )
 
 

@@ -10,11 +10,11 @@ __all__ = ["is_checkpoint_wrapper", "is_checkpointed"]
 
 _get_registry = find_name(
     "torch.distributed._composable.contract._get_registry",
-    "know modules that are checkpointed in place",
+    "recognise modules that are checkpointed in place",
 )
 CheckpointWrapper = find_class(
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper",
-    "know modules that are wrapped to be checkpointed",
+    "recognise modules with a checkpoint wrapper",
 )
 
 

@@ -28,16 +28,17 @@ from shardscope._torch.private import find_name
 __all__ = ["fresh_caches", "is_compiler_off", "quiet_compiler"]
 
 _debug_get_cache_entry_list = find_name(
-    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list", "know functions that were compiled"
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
+    "recognise functions that were compiled",
 )
 reset_code = find_name(
-    "torch._C._dynamo.eval_frame.reset_code", "forget what was compiled to explain it"
+    "torch._C._dynamo.eval_frame.reset_code", "discard what was compiled for an explanation"
 )
-config = find_name("torch._dynamo.config", "know that torch.compile is switched off")
-convert_frame = find_name("torch._dynamo.convert_frame", "set dynamo's caches aside")
-pgo = find_name("torch._dynamo.pgo", "set aside what dynamo learnt of shapes")
-trace_rules = find_name("torch._dynamo.trace_rules", "know files that dynamo never compiles")
-utils = find_name("torch._dynamo.utils", "put back what dynamo counts")
+config = find_name("torch._dynamo.config", "check whether torch.compile is disabled")
+convert_frame = find_name("torch._dynamo.convert_frame", "save and restore dynamo's caches")
+pgo = find_name("torch._dynamo.pgo", "save and restore dynamo's knowledge of dynamic shapes")
+trace_rules = find_name("torch._dynamo.trace_rules", "recognise files that dynamo never compiles")
+utils = find_name("torch._dynamo.utils", "restore dynamo's counters")
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _COMPILER = r"torch\.(_dynamo|_subclasses|_guards|_functorch|fx)\b"

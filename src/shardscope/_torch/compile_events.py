@@ -21,16 +21,20 @@ from shardscope._torch.private import find_exception, find_name, require
 
 __all__ = ["CompileWatcher", "FrameEnd", "Line", "Stop", "watch_compiles"]
 
-convert_frame = find_name("torch._dynamo.convert_frame", "see what dynamo compiles")
-Unsupported = find_exception("torch._dynamo.exc.Unsupported", "know functions that dynamo gives up")
-UserError = find_exception("torch._dynamo.exc.UserError", "know functions that dynamo gives up")
+convert_frame = find_name("torch._dynamo.convert_frame", "observe what dynamo compiles")
+Unsupported = find_exception(
+    "torch._dynamo.exc.Unsupported", "recognise functions that dynamo does not compile"
+)
+UserError = find_exception(
+    "torch._dynamo.exc.UserError", "recognise functions that dynamo does not compile"
+)
 OutputGraph = find_name(
-    "torch._dynamo.output_graph.OutputGraph", "see graphs on the way to any backend"
+    "torch._dynamo.output_graph.OutputGraph", "observe the graphs that dynamo passes to a backend"
 )
 InstructionTranslatorBase = find_name(
-    "torch._dynamo.symbolic_convert.InstructionTranslatorBase", "see where graphs break"
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase", "observe graph breaks"
 )
-CompileContext = find_name("torch._guards.CompileContext", "tell compiling from running")
+CompileContext = find_name("torch._guards.CompileContext", "distinguish compiling from running")
 
 _WRAPPED = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable", "compiler_fn")
 _LIMIT = "Dynamo recompile limit exceeded"

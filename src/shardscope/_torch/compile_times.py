@@ -7,7 +7,7 @@ from shardscope._torch.private import find_name, is_missing
 __all__ = ["Durations", "read_durations"]
 
 compilation_time_metrics = find_name(
-    "torch._dynamo.utils.compilation_time_metrics", "tell how long compilers take"
+    "torch._dynamo.utils.compilation_time_metrics", "measure compile times"
 )
 
 Durations = dict[str, tuple[int, float]]

@@ -15,9 +15,9 @@ from shardscope._torch.private import find_name
 
 __all__ = ["asked_for_parts", "generated_code", "inductor_settings", "without_caches"]
 
-functorch_config = find_name("torch._functorch.config", "compile a graph anew")
+functorch_config = find_name("torch._functorch.config", "compile a graph again")
 CompilerBisector = find_name(
-    "torch._inductor.compiler_bisector.CompilerBisector", "switch parts of the compiler off"
+    "torch._inductor.compiler_bisector.CompilerBisector", "disable parts of the compiler"
 )
 
 Answer = Callable[[str, str], bool]

@@ -16,9 +16,9 @@ from shardscope._torch.private import find_exception, find_name
 __all__ = ["find_backend", "is_compiling", "list_marks", "patched_inductor", "watched_compiles"]
 
 TorchDynamoException = find_exception(
-    "torch._dynamo.exc.TorchDynamoException", "tell a compiler's failures from the program's"
+    "torch._dynamo.exc.TorchDynamoException", "distinguish the compiler's errors from the program's"
 )
-_NEED = "know when torch compiles, so that this time is not counted as running"
+_NEED = "detect when torch compiles, so that this time is not counted as run time"
 CallbackTrigger = find_name("torch._dynamo.callback.CallbackTrigger", _NEED)
 callback_handler = find_name("torch._dynamo.callback.callback_handler", _NEED)
 

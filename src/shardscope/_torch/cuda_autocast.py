@@ -1,7 +1,8 @@
-"""Autocast as CUDA has it, for fake tensors that C++ takes for the CPU's.
+"""CUDA's autocast for fake tensors that C++ dispatches as CPU tensors.
 
-CUDA and the CPU cast different ops, and `torch.autocast("cuda")` does nothing to tensors of the
-CPU.
+CUDA and the CPU cast different ops, and `torch.autocast("cuda")` does not affect CPU tensors. The
+ops are listed by the casting policies of torch's `autocast_mode.h`: fp32, fp32_set_opt_dtype,
+fp32_append_dtype, promote, lower_precision_fp, and ops that are banned.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (*_HALF, torch.float32)
 
 _get_registrations = find_name(
-    "torch._C._dispatch_get_registrations_for_dispatch_key", "know which ops autocast casts"
+    "torch._C._dispatch_get_registrations_for_dispatch_key", "list the ops that autocast casts"
 )
 
-# What torch does with each op under torch.autocast("cuda"), by the op's name without overload.
-IN_FP32 = frozenset(
+# Ops by their policy under torch.autocast("cuda"), named without their overload.
+FP32 = frozenset(
     [
         "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa",
@@ -89,8 +90,8 @@ IN_FP32 = frozenset(
         "upsample_trilinear3d",
     ]
 )
-# The kernels of these cast as they read: no copy in fp32 is made.
-TO_FP32 = frozenset(
+# These get dtype=torch.float32: their kernels cast while they read, without an fp32 copy.
+FP32_SET_OPT_DTYPE = frozenset(
     [
         "cumprod",
         "cumsum",
@@ -102,8 +103,8 @@ TO_FP32 = frozenset(
         "sum",
     ]
 )
-NORM = frozenset({"norm"})  # it has overloads with a dtype
-PROMOTED = frozenset(
+FP32_APPEND_DTYPE = frozenset({"norm"})  # runs the overload that takes a dtype
+PROMOTE = frozenset(
     [
         "addcdiv",
         "addcmul",
@@ -118,8 +119,8 @@ PROMOTED = frozenset(
         "vdot",
     ]
 )
-REFUSED = frozenset({"binary_cross_entropy"})
-IN_LOWER_PRECISION = frozenset(
+BANNED = frozenset({"binary_cross_entropy"})
+LOWER_PRECISION_FP = frozenset(
     [
         "_convolution",
         "_cudnn_rnn",
@@ -162,7 +163,7 @@ IN_LOWER_PRECISION = frozenset(
 
 @contextmanager
 def cuda_autocast(*, device_type: str) -> Iterator[None]:
-    """Make `torch.autocast("cuda")` cast fake tensors on `device_type` as it casts CUDA's."""
+    """Apply `torch.autocast("cuda")` to fake tensors on `device_type` as to CUDA tensors."""
     library = Library("aten", "IMPL")
     autocast: Any = torch.autocast
     before = autocast.__init__, autocast.__enter__, autocast.__exit__
@@ -181,7 +182,7 @@ def cuda_autocast(*, device_type: str) -> Iterator[None]:
 
 
 def _cast_as_cuda_does(library: Library, device_type: str) -> None:
-    """Give AutocastCPU, which C++ heeds for our fake tensors, the ops and policies of CUDA's."""
+    """Register CUDA's ops and policies for AutocastCPU, the key that C++ uses for fake tensors."""
     on_cuda = _list_ops("AutocastCUDA")
     on_cpu = _list_ops("AutocastCPU")
     for name in on_cpu - on_cuda:
@@ -211,15 +212,15 @@ Cast = Callable[[Any, tuple[Any, ...], dict[str, Any], torch.dtype], Call]
 
 
 def _find_policy(packet: str, *, is_on_cpu: bool) -> Cast | None:
-    """How to change an op and its arguments; None if torch's own kernel for the CPU does so."""
-    if packet in IN_LOWER_PRECISION:
+    """The cast of an op; None if torch's own AutocastCPU kernel does the same."""
+    if packet in LOWER_PRECISION_FP:
         return None if is_on_cpu else _cast_to_lower_precision
     for names, cast in (
-        (IN_FP32, _cast_to_fp32),
-        (TO_FP32, _ask_for_fp32),
-        (NORM, _ask_norm_for_fp32),
-        (PROMOTED, _promote),
-        (REFUSED, _refuse),
+        (FP32, _cast_to_fp32),
+        (FP32_SET_OPT_DTYPE, _set_opt_dtype),
+        (FP32_APPEND_DTYPE, _append_dtype),
+        (PROMOTE, _cast_to_widest),
+        (BANNED, _raise_banned),
     ):
         if packet in names:
             return cast
@@ -254,7 +255,7 @@ def _for_cpu(make: Callable[..., None]) -> Callable[..., None]:
 def _with_cpu(
     enter: Callable[..., Any], leave: Callable[..., Any]
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Enter autocast for the CPU inside of CUDA's: Python sees the one, C++ heeds the other."""
+    """Enter CPU autocast inside CUDA autocast: Python reads the latter, C++ uses the former."""
 
     @functools.wraps(enter)
     def enter_both(self: Any) -> Any:
@@ -295,7 +296,7 @@ def _cast_to_fp32(
     return op, _cast_all(args, torch.float32), kwargs
 
 
-def _ask_for_fp32(
+def _set_opt_dtype(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> Call:
     has_dtype = any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values()))
@@ -304,7 +305,7 @@ def _ask_for_fp32(
     return op, args, {**kwargs, "dtype": torch.float32}
 
 
-def _ask_norm_for_fp32(
+def _append_dtype(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> Call:
     if args[0].dtype not in _WIDE:
@@ -317,13 +318,17 @@ def _ask_norm_for_fp32(
     return norm.ScalarOpt_dim_dtype, (tensor, p, dim, keepdim), {"dtype": torch.float32}
 
 
-def _promote(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
+def _cast_to_widest(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
     if any(tensor.dtype == torch.float32 for tensor in _list_tensors(args)):
         dtype = torch.float32
     return op, _cast_all(args, dtype), kwargs
 
 
-def _refuse(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
+def _raise_banned(
+    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> Call:
     raise RuntimeError(
         "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss cannot be run under "
         "torch.autocast on CUDA. Use torch.nn.functional.binary_cross_entropy_with_logits or "
@@ -332,7 +337,7 @@ def _refuse(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch
 
 
 def _cast_all(value: Any, dtype: torch.dtype) -> Any:
-    """The value with tensors of floating point, but for double precision, cast to `dtype`."""
+    """The value with its floating-point tensors, except float64, cast to `dtype`."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.dtype in _WIDE else value
     if isinstance(value, list | tuple):

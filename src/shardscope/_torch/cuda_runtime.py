@@ -31,7 +31,7 @@ __all__ = ["current_index", "has_cuda", "replace_attribute", "simulated_runtime"
 
 NUM_DEVICES = 8
 _fsdp1_init = find_name(
-    "torch.distributed.fsdp._init_utils", "let FSDP1 choose a CUDA device that is not there"
+    "torch.distributed.fsdp._init_utils", "let FSDP1 select a simulated CUDA device"
 )
 _PROPERTIES = SimpleNamespace(
     name="NVIDIA H200",

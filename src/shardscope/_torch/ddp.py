@@ -16,7 +16,8 @@ from shardscope._torch.private import find_class
 __all__ = ["REPLICATED", "Bucket", "is_in_comm_hook", "is_replicated", "read_buckets"]
 
 REPLICATED = find_class(
-    "torch.distributed._composable.replicate.DDP", "know modules that `replicate` was applied to"
+    "torch.distributed._composable.replicate.DDP",
+    "recognise modules that `replicate` was applied to",
 )
 """What `replicate`, the DDP that is no wrapper, adds to the classes of modules."""
 

@@ -25,11 +25,11 @@ __all__ = [
 
 detect_fake_mode = find_name(
     "torch._guards.detect_fake_mode",
-    "tell ops that are only tried out from ops that are issued, and worlds without data",
+    "distinguish shape propagation from ops that are run, and worlds without data",
 )
 DataDependentOutputException = find_exception(
     "torch._subclasses.fake_tensor.DataDependentOutputException",
-    "know who asks a tensor without data for its value",
+    "locate code that reads the value of a tensor without data",
 )
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -40,12 +40,12 @@ else:
         "keep its own tensor work out of users' dispatch modes",
     )
     TorchDispatchMode = find_name(
-        "torch.utils._python_dispatch.TorchDispatchMode", "see the ops of a step"
+        "torch.utils._python_dispatch.TorchDispatchMode", "observe the ops of a step"
     )
 
 READ_VALUE = find_name(
     "torch.ops.aten._local_scalar_dense.default",
-    "answer who asks a tensor without data for its value",
+    "handle code that reads the value of a tensor without data",
 )
 """The op behind `.item()`."""
 
@@ -58,10 +58,10 @@ without_modes = _disable_current_modes
 
 _num_modes = find_name(
     "torch._C._len_torch_dispatch_stack",
-    "leave to selective checkpointing whether an op is issued",
+    "let selective checkpointing decide whether an op is run",
 )
 _mode_at = find_name(
-    "torch._C._get_dispatch_stack_at", "leave to selective checkpointing whether an op is issued"
+    "torch._C._get_dispatch_stack_at", "let selective checkpointing decide whether an op is run"
 )
 _HigherOrder = find_name("torch._ops.HigherOrderOperator", "recognise ops that take functions")
 _Overload = find_name("torch._ops.OpOverload", "recognise ops")

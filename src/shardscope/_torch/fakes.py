@@ -14,21 +14,21 @@ from shardscope._torch.private import find_exception, find_name
 
 __all__ = ["NO_DATA", "FakeTensor", "FakeTensorMode", "is_fake", "without_data"]
 
-FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "tell tensors without data")
+FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "recognise tensors without data")
 FakeTensorMode = find_name(
     "torch._subclasses.fake_tensor.FakeTensorMode",
-    "read DDP's buckets without allocating them, and try ops without data",
+    "read DDP's buckets and run ops without allocating data",
 )
 
 NO_DATA = (
     DataDependentOutputException,
     find_exception(
         "torch._subclasses.fake_tensor.DynamicOutputShapeException",
-        "run models that look at values on data",
+        "run models that read values on data",
     ),
     find_exception(
         "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
-        "run models that cannot do without data on data",
+        "run models that need data on data",
     ),
 )
 """What is raised where a program looks at values, or at sizes that depend on them."""

@@ -131,14 +131,14 @@ def running_param_group(frame: FrameType | None) -> Any:
 def engine_code() -> CodeType | None:
     """The code by which Python enters the autograd engine."""
     name = "torch.autograd.graph._engine_run_backward"
-    return find_code(name, "see on the stack that backward is running")
+    return find_code(name, "recognise backward on the stack")
 
 
 @cache
 def optimizer_code() -> CodeType | None:
     """The code that every optimizer's step is wrapped in."""
     name = "torch.optim.Optimizer.profile_hook_step"
-    return find_code(name, "see on the stack that an optimizer is stepping", inner="wrapper")
+    return find_code(name, "recognise an optimizer step on the stack", inner="wrapper")
 
 
 @cache
@@ -159,7 +159,7 @@ def reentrant_code() -> CodeType | None:
     return find_code(name, _RECOMPUTE_NEED, variables=("ctx",))
 
 
-_RECOMPUTE_NEED = "tell recompute from backward"
+_RECOMPUTE_NEED = "distinguish recomputation from backward"
 
 
 def _explicit_redistributions() -> Iterator[CodeType]:

@@ -29,7 +29,7 @@ __all__ = [
 
 FlatParameter = find_class(
     "torch.distributed.fsdp._flat_param.FlatParameter",
-    "tell a parameter that stands for many, as FSDP1 makes them",
+    "recognise the flat parameters of FSDP1",
 )
 FLAT_PARAMETER = "_flat_param"
 """The name under which FSDP1 registers a group's parameters as one, if it hides the originals."""

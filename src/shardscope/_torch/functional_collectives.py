@@ -28,7 +28,7 @@ find_name("torch.distributed._functional_collectives", "trace collectives withou
 
 def _find_op(name: str) -> Any:
     op = f"torch.ops._c10d_functional.{name}.default"
-    return find_name(op, "write collectives into programs")
+    return find_name(op, "insert collectives into programs")
 
 
 ALL_REDUCE = _find_op("all_reduce")

@@ -16,7 +16,7 @@ __all__ = [
     "is_packet",
 ]
 
-_NEED = "tell calls in graphs that turn something on or off"
+_NEED = "recognise calls in graphs that set a global mode"
 
 ENTER_AUTOCAST = find_name("torch.amp.autocast_mode._enter_autocast", _NEED)
 EXIT_AUTOCAST = find_name("torch.amp.autocast_mode._exit_autocast", _NEED)

@@ -27,14 +27,16 @@ __all__ = [
     "unwraps",
 ]
 
-_functorch = find_name("torch._C._functorch", "close levels of vmap, grad and jvp that stay open")
+_functorch = find_name(
+    "torch._C._functorch", "close functorch levels (vmap, grad, jvp) that were left open"
+)
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _CLOSE_LEVEL = {
     "Grad": "_grad_decrement_nesting",
     "Jvp": "_jvp_decrement_nesting",
     "Vmap": "_vmap_decrement_nesting",
 }
-_NEED = "tell calls in graphs that turn something on or off"
+_NEED = "recognise calls in graphs that set a global mode"
 
 _SET_FORWARD_GRAD = find_name("torch._C._set_fwd_grad_enabled", _NEED)
 _ENABLE_HOOKS = find_name("torch._C._autograd._saved_tensors_hooks_enable", _NEED)

@@ -11,7 +11,7 @@ __all__ = ["cache_folder", "header_folder"]
 
 default_cache_dir = find_name(
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir",
-    "save a worker the compilation of inductor's headers",
+    "reuse inductor's precompiled headers in workers",
 )
 _HEADERS = "precompiled_headers"
 

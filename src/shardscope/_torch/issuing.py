@@ -89,7 +89,7 @@ def issue(
     return result
 
 
-_NEED = "tell tracing a graph from running it"
+_NEED = "distinguish tracing a graph from running it"
 
 _compile_context = find_name("torch._guards.CompileContext.try_get", _NEED)
 _tracing_context = find_name("torch._guards.TracingContext.try_get", _NEED)

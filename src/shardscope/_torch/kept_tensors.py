@@ -14,7 +14,7 @@ __all__ = ["KeptTensors"]
 
 _set_version_counter = find_name(
     "torch._C._autograd._unsafe_set_version_counter",
-    "put versions back, so that a graph recorded before is still valid",
+    "restore tensor versions, so that an earlier autograd graph stays valid",
 )
 
 

@@ -21,7 +21,7 @@ from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["go_past", "kernel_doors", "lead_by"]
 
-_NEED = "show collectives on the way to their kernels"
+_NEED = "intercept collectives before their kernels run"
 
 _PYTHON = find_name("torch._C.DispatchKey.Python", _NEED)
 _META = find_name("torch._C.DispatchKey.Meta", _NEED)

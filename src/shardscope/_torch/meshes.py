@@ -33,7 +33,7 @@ __all__ = [
 
 _world = find_name(
     "torch.distributed.distributed_c10d._world",
-    "tell one world from the next, and groups of the same ranks by the order they were made",
+    "distinguish worlds, and groups with the same ranks by creation order",
 )
 
 

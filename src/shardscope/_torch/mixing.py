@@ -15,8 +15,12 @@ from shardscope._torch.propagation import op_handlers
 
 __all__ = ["allow_mixing"]
 
-tree_leaves = find_name("torch.utils._pytree.tree_leaves", "find the tensors an op was given")
-tree_map = find_name("torch.utils._pytree.tree_map", "give an op replicated tensors instead")
+tree_leaves = find_name(
+    "torch.utils._pytree.tree_leaves", "find the tensors among the arguments of an op"
+)
+tree_map = find_name(
+    "torch.utils._pytree.tree_map", "replace the arguments of an op by replicated tensors"
+)
 
 _REFUSAL = "got mixed torch.Tensor and DTensor"
 

@@ -28,10 +28,12 @@ __all__ = [
     "wrapped_by",
 ]
 
-OptimizedModule = find_class("torch._dynamo.OptimizedModule", "give compiled modules clean names")
+OptimizedModule = find_class(
+    "torch._dynamo.OptimizedModule", "remove the torch.compile wrapper from module names"
+)
 ActivationWrapper = find_class(
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper",
-    "give checkpointed modules clean names",
+    "remove the checkpoint wrapper from module names",
 )
 
 _MAX_PLACES = 32

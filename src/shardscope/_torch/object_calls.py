@@ -29,12 +29,12 @@ to_group_rank: Callable[..., int] = find_name(
 )
 """A rank of the world or of the group, of which exactly one must be given, as one of the group."""
 
-refuse_self = find_name(f"{_C10D}._check_not_self_rank", "refuse to send objects to oneself")
+refuse_self = find_name(f"{_C10D}._check_not_self_rank", "reject sending objects to the own rank")
 """Raise ValueError if a rank of the group is this process."""
 
 
 warn_not_in_group = find_name(
-    f"{_C10D}._warn_not_in_group", "warn of object collectives in groups of others"
+    f"{_C10D}._warn_not_in_group", "warn of object collectives in groups that exclude the own rank"
 )
 """Warn that this process is not in the group that a function was given."""
 

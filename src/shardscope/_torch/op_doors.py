@@ -26,7 +26,7 @@ from shardscope._torch.uncompiled import keep_uncompiled
 __all__ = ["op_doors"]
 
 # It registers its ops when it is loaded.
-find_name("torch.distributed._symmetric_memory", "see symmetric-memory collectives")
+find_name("torch.distributed._symmetric_memory", "intercept symmetric-memory collectives")
 _register_builtin = find_name(
     "torch.jit._builtins._register_builtin",
     "let torch.jit.script compile collectives inside a trace",

@@ -14,7 +14,7 @@ from shardscope._torch.private import find_name
 __all__ = ["all_op_names", "dispatcher_name", "overloads_of"]
 
 
-_all_op_names = find_name("torch._C._dispatch_get_all_op_names", "know whether an op exists")
+_all_op_names = find_name("torch._C._dispatch_get_all_op_names", "check whether an op exists")
 
 
 def all_op_names() -> set[str]:

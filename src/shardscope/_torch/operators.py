@@ -14,7 +14,7 @@ from shardscope._torch.private import find_name
 
 __all__ = ["find_operator", "is_operator", "name_operator", "registered_at"]
 
-_dump = find_name("torch._C._dispatch_dump", "tell a worker which module registered an op")
+_dump = find_name("torch._C._dispatch_dump", "import the module that registered an op in a worker")
 _REGISTERED = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
 
 

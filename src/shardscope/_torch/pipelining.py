@@ -1,8 +1,8 @@
-"""Pipeline stages that have no neighbours to ask: a simulated stage goes by what it was told.
+"""Set-up of pipeline stages in a simulated world, where no message of another stage arrives.
 
-Before the first step, stages vote on whether all of them know their shapes, and if not send them
-along. Nothing arrives in a simulated world, so a stage takes the others to have voted as it does.
-What stages exchange to prepare is issued like anything else, because real ranks issue it too.
+Before the first step, stages vote on whether all of them have static shapes, and if not exchange
+shapes. A simulated stage assumes that the others vote as it does. The collectives of this set-up
+are issued and recorded, because real ranks issue them too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardscope.errors import WorldError
 
 __all__ = ["lonely_stages"]
 
-# torch 2.14 and newer prepare nothing in a group whose backend has the name "fake".
+# torch 2.14 and newer skip the set-up in a group whose backend is called "fake".
 _NOT_FAKE = "simulated"
 
 
 @contextmanager
 def lonely_stages() -> Iterator[None]:
-    """Let pipeline stages start without their neighbours until the context ends."""
+    """Let pipeline stages set up without messages of their neighbours until the context ends."""
     schedule = pipeline_schedules._PipelineSchedule
     with ExitStack() as stack:
         for owner, name, wrap in (
@@ -55,8 +55,8 @@ def _replace(stack: ExitStack, owner: type, name: str, function: Any) -> None:
 def _vote_alone(original: Any) -> Any:
     def vote(stage: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         result = original(stage, *args, **kwargs)
-        is_told = stage._user_meta.is_complete_for_forward()
-        return torch.tensor([int(is_told)], dtype=result.dtype, device=result.device)
+        has_shapes = stage._user_meta.is_complete_for_forward()
+        return torch.tensor([int(has_shapes)], dtype=result.dtype, device=result.device)
 
     return vote
 
@@ -72,7 +72,7 @@ def _prepare_as_real_ranks_do(original: Any) -> Any:
 
 @final
 class _OwnVote(TorchFunctionMode):
-    """Answers `.item()` of a vote without data with what this rank voted."""
+    """Returns this rank's own vote for `.item()` of a vote without data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ def _refuse_edge_groups(stages: Any) -> None:
     for stage in stages:
         if getattr(stage, "p2p_per_edge", False):
             raise WorldError(
-                f"Pipeline stage {stage.stage_index} wants a process group of its own for each of "
-                "its neighbours, which torch splits from a group that is connected, and a "
-                "simulated one is not. Set torch.distributed.config.pipeline_per_edge_p2p to False."
+                f"Pipeline stage {stage.stage_index} needs one process group per neighbour, which "
+                "torch can only split from a group with real connections; a simulated group has "
+                "none. Set torch.distributed.config.pipeline_per_edge_p2p to False."
             )
 
 
@@ -115,7 +115,7 @@ def _refuse_to_infer(original: Any) -> Any:
 
 def _no_answer(stage: Any, source: int, wanted: str) -> WorldError:
     return WorldError(
-        f"Pipeline stage {stage.stage_index} asks stage {source} for the shapes of its {wanted}, "
-        "and in a simulated world nobody answers. Give PipelineStage its input_args and "
-        "output_args (tensors on meta will do, with requires_grad=True where gradients flow back)."
+        f"Pipeline stage {stage.stage_index} infers the shapes of its {wanted} from stage "
+        f"{source}, which does not run in a simulated world. Pass input_args and output_args to "
+        "PipelineStage (meta tensors suffice, with requires_grad=True where gradients flow back)."
     )

@@ -24,11 +24,12 @@ from shardscope._torch.simulated_group import forget_placements
 __all__ = ["OWN", "Exchange", "GroupKey", "joined_world", "played_backend"]
 
 _create_work_from_future = find_name(
-    "torch._C._distributed_c10d._create_work_from_future", "give collectives of threads a future"
+    "torch._C._distributed_c10d._create_work_from_future",
+    "return futures from collectives of threaded ranks",
 )
 _set_thread_isolation_mode = find_name(
     "torch._C._distributed_c10d._set_thread_isolation_mode",
-    "let threads have groups of their own, as ranks",
+    "give each threaded rank its own process groups",
 )
 
 # By this name meshes know that ranks are threads, and keep those of different threads apart.

@@ -1,8 +1,8 @@
-"""Private names of torch's, looked up so that a name that torch moved costs one feature.
+"""Lookup of private torch names, so that a name that moved disables one feature only.
 
-A shim that needs a private name while it is imported asks for it here. Where this torch does not
-have the name, the shim gets a stand-in and can be imported all the same; whatever uses the stand-in
-raises a TorchVersionError, which is one sentence, and who watches a run turns it into a gap.
+A module of this package that uses a private name at import time looks it up here. If this torch
+does not have the name, the lookup returns a stand-in, and the module can still be imported. Using
+the stand-in raises a TorchVersionError with one sentence, which recorders turn into a gap.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "warn_if_untested",
 ]
 
-_needs: dict[tuple[str, str], str] = {}  # by shim and name
-_missing: dict[str, str] = {}  # by name, the sentence
+_needs: dict[tuple[str, str], str] = {}  # by looking-up module and name
+_missing: dict[str, str] = {}  # error sentences, by name
 
 
 def find_name(name: str, need: str) -> Any:
-    """The object at a dotted name; `need` completes "which shardscope needs to …"."""
+    """The object at a dotted name; `need` completes the sentence "which shardscope needs to …"."""
     _needs[_calling_shim(), name] = need
     try:
         return _resolve(name)
@@ -46,13 +46,13 @@ def find_name(name: str, need: str) -> Any:
 
 
 def find_class(name: str, need: str) -> Any:
-    """The class at a dotted name; where torch has it not, one that nothing is an instance of."""
+    """The class at a dotted name; if torch lacks it, a class without instances."""
     found = find_name(name, need)
     return type(name.rpartition(".")[2], (), {}) if is_missing(found) else found
 
 
 def find_exception(name: str, need: str) -> type[Exception]:
-    """The exception at a dotted name; where torch has it not, one that nobody raises."""
+    """The exception at a dotted name; if torch lacks it, one that is never raised."""
     found = find_name(name, need)
     if is_missing(found):
         return type(name.rpartition(".")[2], (Exception,), {})
@@ -63,10 +63,10 @@ def find_exception(name: str, need: str) -> type[Exception]:
 def find_code(
     name: str, need: str, *, inner: str = "", variables: Sequence[str] = ()
 ) -> CodeType | None:
-    """The code of a function, or of the function `inner` that it defines; None if there is none.
+    """The code of a function, or of the function `inner` that it defines; None if torch lacks it.
 
-    If the name is that of a module, any of its functions may be the one that defines `inner`. Code
-    without these local variables is not the one that is looked for.
+    If the name is that of a module, any of its functions may define `inner`. Code that does not
+    have all of the local `variables` is treated as missing.
     """
     found = find_name(name, need)
     if is_missing(found):
@@ -93,22 +93,22 @@ def find_code(
 
 
 def all_needs() -> dict[tuple[str, str], str]:
-    """What each name is needed for that a shim, named first, has looked up so far."""
+    """The needs of all lookups so far, by (module of this package, name)."""
     return {(shim.rpartition(".")[2], name): need for (shim, name), need in _needs.items()}
 
 
 def is_missing(value: object) -> bool:
-    """Whether `value` stands for a name that this torch does not have."""
+    """Whether `value` is the stand-in for a name that this torch does not have."""
     return type(value) is _MissingName
 
 
 def missing_names() -> list[str]:
-    """A sentence for each name that a shim has looked for in vain so far."""
+    """A sentence for each name that was looked up so far and is missing."""
     return list(_missing.values())
 
 
 def require(*names: object) -> None:
-    """Raise TorchVersionError if one of these stands for a name that this torch does not have."""
+    """Raise TorchVersionError if one of these is the stand-in for a missing name."""
     for name in names:
         if isinstance(name, _MissingName):
             raise TorchVersionError(name.__dict__["sentence"])
@@ -118,12 +118,12 @@ _has_warned = False
 
 
 def warn_if_untested() -> None:
-    """Warn, once in a process, that this torch is newer than those that we were tested with."""
+    """Warn once per process if this torch is newer than the newest tested one."""
     global _has_warned
     if _has_warned or _release(torch.__version__) <= _release(TESTED_TORCH[-1]):
         return
     _has_warned = True
-    # Of the user's line, not ours.
+    # Attribute the warning to the user's line.
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
@@ -182,7 +182,7 @@ def _calling_shim() -> str:
 
 @final
 class _MissingName:
-    """Stands for a name that this torch does not have, and says so wherever it is used."""
+    """The stand-in for a name that this torch does not have; any use raises TorchVersionError."""
 
     def __init__(self, sentence: str) -> None:
         self.__dict__["sentence"] = sentence
@@ -195,5 +195,5 @@ class _MissingName:
     __instancecheck__ = __subclasscheck__ = __or__ = __ror__ = __bool__ = _raise
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """A subclass can be defined, and not be made."""
+        """Subclasses can be defined, but not instantiated."""
         return (type("Missing", (), {"__init__": self._raise}),)

@@ -29,13 +29,13 @@ __all__ = [
 
 
 enable_python_dispatcher = find_name(
-    "torch._dispatch.python.enable_python_dispatcher", "run ops on sizes that are left open"
+    "torch._dispatch.python.enable_python_dispatcher", "run ops on symbolic sizes"
 )
 ConstantSource = find_name(
-    "torch._dynamo.source.ConstantSource", "name the open sizes of pieces of a program's inputs"
+    "torch._dynamo.source.ConstantSource", "name the symbolic sizes of shards of a program's inputs"
 )
 tree_flatten_spec = find_name(
-    "torch.fx._pytree.tree_flatten_spec", "take inputs whose keys come in another order"
+    "torch.fx._pytree.tree_flatten_spec", "accept inputs whose keys are in a different order"
 )
 
 

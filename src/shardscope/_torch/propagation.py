@@ -39,17 +39,23 @@ __all__ = [
 
 _TENSOR = "torch.distributed.tensor"
 
-dtensor_random = find_name(f"{_TENSOR}._random", "put DTensor's random state back after a world")
-OpDispatcher = find_name(f"{_TENSOR}._dispatch.OpDispatcher", "see which inputs DTensor moves")
-DTensorSpec = find_name(f"{_TENSOR}._dtensor_spec.DTensorSpec", "see which inputs DTensor moves")
+dtensor_random = find_name(f"{_TENSOR}._random", "restore DTensor's random state after a world")
+OpDispatcher = find_name(
+    f"{_TENSOR}._dispatch.OpDispatcher", "observe which inputs DTensor redistributes"
+)
+DTensorSpec = find_name(
+    f"{_TENSOR}._dtensor_spec.DTensorSpec", "observe which inputs DTensor redistributes"
+)
 compute_local_shape_and_global_offset = find_name(
-    f"{_TENSOR}._utils.compute_local_shape_and_global_offset", "know what a rank holds"
+    f"{_TENSOR}._utils.compute_local_shape_and_global_offset",
+    "compute each rank's shard of a tensor",
 )
 _clear_fast_path_sharding_prop_cache = find_name(
-    f"{_TENSOR}.debug._clear_fast_path_sharding_prop_cache", "let DTensor decide anew"
+    f"{_TENSOR}.debug._clear_fast_path_sharding_prop_cache",
+    "clear DTensor's cache of sharding decisions",
 )
 _clear_sharding_prop_cache = find_name(
-    f"{_TENSOR}.debug._clear_sharding_prop_cache", "let DTensor decide anew"
+    f"{_TENSOR}.debug._clear_sharding_prop_cache", "clear DTensor's cache of sharding decisions"
 )
 _LOGS = (f"{_TENSOR}._collective_utils", f"{_TENSOR}._redistribute")
 

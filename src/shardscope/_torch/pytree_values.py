@@ -8,12 +8,12 @@ from shardscope._torch.private import find_name
 
 __all__ = ["flatten", "leaves_with_path", "unflatten", "version_of"]
 
-flatten = find_name("torch.utils._pytree.tree_flatten", "list what a program takes")
+flatten = find_name("torch.utils._pytree.tree_flatten", "list the inputs of a program")
 leaves_with_path = find_name(
-    "torch.utils._pytree.tree_leaves_with_path", "name the values that a program takes and returns"
+    "torch.utils._pytree.tree_leaves_with_path", "name the inputs and outputs of a program"
 )
 unflatten = find_name(
-    "torch.utils._pytree.tree_unflatten", "give a program's values the structure they had"
+    "torch.utils._pytree.tree_unflatten", "restore the structure of a program's inputs and outputs"
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from typing import Any, final
@@ -13,20 +12,21 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.private import find_name, is_missing
 from shardscope._torch.propagation import dtensor_random, op_handlers
+from shardscope._torch.random_state import read_random_state, write_random_state
 
 __all__ = ["RankState"]
 
 eval_frame = find_name(
     "torch._C._dynamo.eval_frame",
-    "know for each rank that is a thread whether frames inside of compiled ones are left alone",
+    "keep dynamo's frame override separate for each threaded rank",
 )
 _config_module = find_name(
     "torch.utils._config_module",
-    "know whether a setting of the compiler is one thread's or the process's",
+    "check whether a compiler setting is per thread or per process",
 )
 _python_dispatch = find_name(
     "torch.utils._python_dispatch",
-    "know for each rank that is a thread whether a dispatch mode is active",
+    "keep the flag of active dispatch modes separate for each threaded rank",
 )
 
 # Of torch.distributed, one for the process: its groups, their names, tags and counter.
@@ -112,17 +112,12 @@ def _read_state() -> dict[str, Any]:
     state["world"] = dict(vars(distributed_c10d._world))
     state["tracker"] = dtensor_random._rng_tracker
     state["handlers"] = dict(op_handlers())
-    state["random"] = random.getstate()
-    state["torch"] = torch.get_rng_state()
+    state["random"] = read_random_state()
     state["switches"] = [read() for read, _ in _SWITCHES]
     if _DYNAMO in sys.modules:
         state["running"] = getattr(sys.modules[_DYNAMO], _RUNNING_STATE, None)
         state["override"] = _read_override()
     state["configs"] = {name: _read_config(name) for name in _CONFIGS if name in sys.modules}
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
     return state
 
 
@@ -139,8 +134,7 @@ def _write_state(state: dict[str, Any]) -> None:
     if op_handlers() != state["handlers"]:  # contexts such as loss_parallel() set some
         op_handlers().clear()
         op_handlers().update(state["handlers"])
-    random.setstate(state["random"])
-    torch.set_rng_state(state["torch"])
+    write_random_state(state["random"])
     for (read, write), value in zip(_SWITCHES, state["switches"], strict=True):
         if read() != value:
             write(value)
@@ -150,10 +144,6 @@ def _write_state(state: dict[str, Any]) -> None:
         getattr(eval_frame, _OVERRIDE)(state["override"])
     for name, settings in state["configs"].items():
         _write_config(name, settings)
-    if "cuda" in state:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(state["numpy"])
 
 
 def _read_override() -> Any:

@@ -16,7 +16,7 @@ __all__ = ["is_compiled_running", "is_optimizer_running", "watched_offloading"]
 
 _COMPILED = find_code(
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
-    "see on the stack that something compiled is running",
+    "recognise compiled code on the stack",
     inner="compile_wrapper",
 )
 

@@ -24,12 +24,12 @@ from shardscope._torch.private import find_name
 __all__ = ["simulated_cuda"]
 
 _prim_device = torch.ops.prim.device.default
-_fake_tensor = find_name("torch._subclasses.fake_tensor", "give tensors a CUDA device")
-_TensorBase = find_name("torch._C.TensorBase", "read the device that C++ sees")
+_fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
+_TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")
 _tree_leaves = find_name(
     "torch.utils._pytree.tree_leaves", "find the tensors among the results of an op"
 )
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
+_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 

@@ -43,7 +43,7 @@ _FAKE_GROUPS = find_name(
 )
 
 _MAX_CONSTANT = 4096  # elements of a tensor of Python's numbers whose values are kept
-_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
+_COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import FakeWork, _create_work_from_future
     from torch._subclasses import fake_tensor
@@ -55,12 +55,17 @@ else:
     )
     _create_work_from_future = find_name(
         "torch._C._distributed_c10d._create_work_from_future",
-        "give DDP a future that holds its bucket",
+        "return a future with its bucket to DDP",
     )
-    fake_tensor = find_name("torch._subclasses.fake_tensor", "give models shapes without data")
-    _FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "tell tensors without data")
+    fake_tensor = find_name(
+        "torch._subclasses.fake_tensor", "build models whose tensors have no data"
+    )
+    _FakeTensor = find_name(
+        "torch._subclasses.fake_tensor.FakeTensor", "recognise tensors without data"
+    )
     _redistribute = find_name(
-        "torch.distributed.tensor._redistribute", "let worlds of other ranks follow one another"
+        "torch.distributed.tensor._redistribute",
+        "start worlds of different ranks one after another",
     )
 
 

@@ -14,7 +14,7 @@ __all__ = ["call_as_subgraph"]
 
 invoke_subgraph_infer = find_name(
     "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer",
-    "keep a compiled graph one call where it is traced",
+    "keep a compiled graph a single call when it is traced",
 )
 
 

@@ -14,7 +14,7 @@ __all__ = ["TrialRuns"]
 
 ShardingPropagator = find_name(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator",
-    "know DTensor's trial runs, which take no memory",
+    "recognise DTensor's shape propagation, which allocates no memory",
 )
 
 

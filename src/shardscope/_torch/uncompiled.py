@@ -8,7 +8,7 @@ from shardscope._torch.private import find_name, is_missing
 
 __all__ = ["keep_uncompiled"]
 
-_NEED = "keep torch.compile off our own code"
+_NEED = "exclude shardscope's own code from torch.compile"
 _EVAL_FRAME = "torch._C._dynamo.eval_frame"
 
 _set_strategy = find_name(f"{_EVAL_FRAME}.set_code_exec_strategy", _NEED)

@@ -1,4 +1,4 @@
-"""What a compiled function or module was made of."""
+"""Functions and modules that torch.compile was applied to, and what it wrapped."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["uncompiled"]
+from shardscope._torch.modules import is_compiled
+
+__all__ = ["has_compile_wrapper", "uncompiled"]
 
 
 def uncompiled(fn: Any) -> Any:
-    """The function that torch.compile was given, or what it is given itself."""
+    """The function or module that torch.compile wrapped; `fn` itself where it is no wrapper."""
     if isinstance(fn, nn.Module):
         return getattr(fn, "_orig_mod", fn)
-    return getattr(fn, "_torchdynamo_orig_callable", fn)
+    return fn._torchdynamo_orig_callable if has_compile_wrapper(fn) else fn
+
+
+def has_compile_wrapper(fn: Any) -> bool:
+    """Whether `fn` is a result of torch.compile, or a module that was compiled in place."""
+    if isinstance(fn, nn.Module):
+        return is_compiled(fn)
+    # A result of torch.compiler.disable has the first attribute too.
+    is_wrapper = hasattr(fn, "_torchdynamo_orig_callable")
+    return is_wrapper and not getattr(fn, "_torchdynamo_disable", False)

@@ -93,11 +93,12 @@ class _Verbs(click.Group):
             try:
                 return self._invoke(ctx)
             except click.exceptions.Exit as end:
-                if end.exit_code == _FAILED:
-                    lines.discard()
+                if end.exit_code == _FAILED and (hint := lines.discard()):
+                    click.echo(f"shardscope: {hint}", err=True)
                 raise
-            except click.ClickException:
-                lines.discard()
+            except click.ClickException as error:
+                if hint := lines.discard():
+                    vars(error).update(message=f"{error.message} ({hint.rstrip('.')})")
                 raise
 
     def _invoke(self, ctx: click.Context) -> Any:
@@ -146,7 +147,11 @@ def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="shardscope", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Print the traceback of an error.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Print the traceback of an error, and what torch prints before it.",
+)
 def main(debug: bool) -> None:
     """See what a PyTorch model does when it is compiled and sharded."""
     if not debug:

@@ -176,7 +176,7 @@ def _render(breach: Breach, file: ContractFile) -> RenderableType:
     metavar="SHARE",
     default="0%",
     show_default=True,
-    help="Allow this percentage or fraction more bytes than recorded, such as 5%.",
+    help="Allow this percentage or fraction more bytes than recorded, such as 5%; 100% at most.",
 )
 @force_option
 def record_command(files: tuple[str, ...], output: str, by: Grain, slack: str, force: bool) -> None:

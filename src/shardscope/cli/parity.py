@@ -85,8 +85,8 @@ def command(
 
     TARGET is a file (train.py) or a module (package.train) that defines model(), batch(model) and
     parallelize(model, mesh), or a plan, and optionally step(model, batch). All ranks of the mesh
-    run in this process. If tensors differ, the code where the two versions diverge is printed with
-    the likely cause.
+    run as threads of this process, or, with --processes, as processes of their own. If tensors
+    differ, the code where the two versions diverge is printed with the likely cause.
     """
     axes = parse_mesh(mesh)
     destination = Destination(name_target(target), output, force=force)

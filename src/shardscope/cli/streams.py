@@ -69,9 +69,18 @@ class TorchLines:
             return len(text)
         return self._file.write(text)
 
-    def discard(self) -> None:
-        """Forget what was held back."""
+    def discard(self) -> str:
+        """Forget what was held back; a sentence that says how to see it, empty if there is none."""
+        num_lines = len("".join(self._held).splitlines())
         self._held.clear()
+        if not num_lines:
+            return ""
+        lines = "1 line" if num_lines == 1 else f"{num_lines:,} lines"
+        verb = "is" if num_lines == 1 else "are"
+        return (
+            f"{lines} of warnings and logs {verb} not shown. "
+            "Run again with `shardscope --debug …` to see them."
+        )
 
     def release(self) -> None:
         """Write what was held back, and hold back nothing from now on."""

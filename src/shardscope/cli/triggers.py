@@ -47,15 +47,16 @@ def parse_areas(texts: Sequence[str]) -> list[Area]:
 
 
 def parse_share(text: str, *, option: str, at_most: float = sys.float_info.max) -> float:
-    """Read `5%` or `0.05` as 0.05."""
+    """Read `5%` or `0.05` as 0.05; raises ShardscopeError below 0 or above `at_most`."""
     number, percent, rest = text.strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
     except ValueError:
         share = -1.0
     if rest or not 0 <= share <= at_most:
+        limit = "" if at_most == sys.float_info.max else f" from 0% to {at_most:.0%}"
         raise ShardscopeError(
-            f"{option} must be a percentage or fraction, such as 5% or 0.05; got "
+            f"{option} must be a percentage or fraction{limit}, such as 5% or 0.05; got "
             f"{shorten(text, 60)!r}."
         )
     return share

@@ -1,4 +1,4 @@
-"""Communication that nobody asked for: what a user should act on in one run."""
+"""Findings on implicit communication: redistributions that DTensor inserted by itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from shardscope.record.recording import (
     Redistribute,
     Severity,
 )
+from shardscope.record.words import format_bytes
 
 __all__ = ["IMPLICIT_ALL_TO_ALL", "IMPLICIT_GATHER", "find_comm_problems"]
 
@@ -58,13 +59,14 @@ def _explain_redistribution(pattern: str | None, asked_by: str, calls: list[Coll
     cause = first.cause
     assert isinstance(cause, Redistribute)
     op = asked_by.removesuffix(".default")
+    received = format_bytes(sum(call.output_bytes for call in calls))
     return Finding(
         rule=rule,
         severity=Severity.WARNING,
         subject=subject,
         fact=f"{op} cannot run on its input as it is sharded, so DTensor inserted an implicit "
         f"{name} ({', '.join(cause.before)} → {', '.join(cause.after)}): "
-        f"{_count_calls(calls)}{on_ranks}, {_size(calls)} received",
+        f"{_count_calls(calls)}{on_ranks}, {received} received",
         remedy=f"Give {op} inputs whose placements it can use, or redistribute explicitly "
         "where the tensor is smallest.",
         rank=first.rank if len(ranks) == 1 else None,
@@ -88,9 +90,3 @@ def _count_calls(calls: list[Collective]) -> str:
 def _number_layers(name: str) -> list[tuple[int, str]]:
     """A key by which layers.10 comes after layers.9."""
     return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]
-
-
-def _size(calls: list[Collective]) -> str:
-    """How much the collectives received, in MiB or GiB: each is large enough for a finding."""
-    mebibytes = sum(call.output_bytes for call in calls) / 1024**2
-    return f"{mebibytes:.1f} MiB" if mebibytes < 1024 else f"{mebibytes / 1024:,.1f} GiB"

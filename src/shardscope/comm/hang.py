@@ -1,9 +1,9 @@
-"""Who is behind after a hang: the rank that others wait for, or ranks that wait for each other.
+"""Finds the cause of a hang: a rank that others wait for, or ranks that wait for each other.
 
-A stream holds each collective before it is issued, so where the streams of a killed run stop is
-where its ranks stood. A rank that issued a collective waits for the ranks of its group that did
-not, and a receive waits for its send. Followed from rank to rank, the waits end at a rank that
-waits for no other, which is behind, or lead in a circle, which is a deadlock.
+A stream contains each collective before it is issued, so the last record of a killed rank is the
+collective in which it was stuck. A rank that issued a collective waits for the ranks of its group
+that did not, and a receive waits for its send. In the graph of these waits, a rank that waits for
+no other is behind, and a cycle is a deadlock.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["DEADLOCK", "RANK_BEHIND", "find_hang"]
 DEADLOCK = "deadlock"
 RANK_BEHIND = "rank-behind"
 
-_MAX_NAMED = 4  # waits, places and legs of a circle that a sentence lists
-# Backends whose collectives return when they are done, unless they were asked not to wait.
+_MAX_NAMED = 4  # waits, positions and edges of a cycle that a sentence lists
+# Backends whose collectives block until they are done, unless async_op=True.
 _BLOCKING_BACKENDS = ("gloo", "mpi")
-# What a user, a scheduler or a launcher does to a rank that hangs.
+# Errors by which a user, a scheduler or a launcher ends a rank that hangs.
 _INTERRUPTIONS = ("KeyboardInterrupt", "SystemExit", "SignalException")
 
 
@@ -36,9 +36,9 @@ def find_hang(
 ) -> list[Finding]:
     """At most one finding: ranks that wait for each other, or the ranks that others wait for.
 
-    `diverged` has, for groups whose ranks issued different collectives, the position of the first;
-    what its ranks wait for after that follows from it, and has a finding of its own. A simulated
-    run does not hang: there it is the receives that would never return in a real one.
+    `diverged` maps groups whose ranks issued different collectives to the position of the first
+    mismatch, which has a finding of its own; later waits of that group follow from it. A simulated
+    run does not hang: for it, receives that would block forever on real ranks are reported.
     """
     if count_ranks(recording.run.ranks) < 2:
         return []
@@ -52,7 +52,7 @@ def find_hang(
 
 @final
 class _Hang:
-    """The waits of a run of which at least one rank was killed or raised."""
+    """The waits in a run in which at least one rank was killed or raised an error."""
 
     def __init__(
         self, recording: Recording, groups: dict[str, GroupCalls], diverged: dict[str, int]
@@ -65,12 +65,12 @@ class _Hang:
         for call in sorted(recording.collectives, key=lambda call: call.order):
             self._last[call.rank] = call
             self._last_on_thread[call.rank, call.thread] = call
-        # Ranks that a mismatch explains already: they do not go on after it.
+        # Ranks that stopped because of a mismatch, which has a finding of its own.
         self._explained: set[int] = set()
         self._waits = list(self._find_waits(diverged))
 
     def find(self) -> list[Finding]:
-        """The circle that is certain, else who is behind, else the circle that is likely."""
+        """A certain deadlock, else the ranks that are behind, else a likely deadlock."""
         certain, likely = self._sort_waits()
         circle = find_circle(certain)
         if circle is not None:
@@ -91,7 +91,7 @@ class _Hang:
             if first is None:
                 continue
             if name in diverged and diverged[name] <= first <= diverged[name] + 1:
-                self._explained.update(group)  # all of them stopped at the mismatch
+                self._explained.update(group)  # all ranks stopped at the mismatch
             else:
                 waiters = {
                     rank: calls.collectives[first]
@@ -106,15 +106,15 @@ class _Hang:
                     yield wait
 
     def _is_over(self, waiters: Iterable[int], group: GroupCalls) -> bool:
-        """Whether a rank that issued it went on to the end of its trace.
+        """Whether a rank that issued the collective continued to the end of its trace.
 
-        Then the others issued it too, and it is their recordings that were cut short afterwards.
+        Then the other ranks issued it too, and their recordings were truncated afterwards.
         """
         is_real = not self._recording.run.is_simulated
         return is_real and any(group[rank].is_finished for rank in waiters)
 
     def _sort_waits(self) -> tuple[Waiting, Waiting]:
-        """By rank, the waits that it is certainly in, and all that it may be in."""
+        """The waits that each rank is certainly in, and all waits that it may be in."""
         certain: Waiting = defaultdict(list)
         likely: Waiting = defaultdict(list)
         seen_ns = self._find_last_activity()
@@ -128,16 +128,16 @@ class _Hang:
                 last = self._last_on_thread[rank, call.thread]
                 last_ns = last.start_ns or 0
                 if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last_ns:
-                    continue  # it was asynchronous: the thread was seen elsewhere afterwards
+                    continue  # asynchronous: the thread entered or left a phase afterwards
                 likely[rank].append(wait)
                 if wait.holds(last) and not returns_alone(last):
                     certain[rank].append(wait)
         return certain, likely
 
     def _find_last_activity(self) -> dict[tuple[int, str], int]:
-        """When each thread of a killed rank last entered or left a phase, by the rank's own clock.
+        """The time, on the rank's clock, when each thread of a killed rank last changed phase.
 
-        A rank that raised left its phases because of that.
+        Ranks that raised are left out: the error made them leave their phases.
         """
         seen_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
         killed = {rank for rank, stop in self._stops.items() if stop.error is None}
@@ -182,7 +182,7 @@ class _Hang:
         )
 
     def _describe_stands(self, ranks: list[int]) -> Iterator[str]:
-        """Where each rank stood, those in the same place together."""
+        """The last collective of each rank; ranks with the same one are listed together."""
         places: dict[str, list[int]] = {}
         for rank in ranks:
             places.setdefault(self._describe_stand(rank), []).append(rank)
@@ -205,7 +205,7 @@ class _Hang:
         return f"{place} before the recording stops{where}"
 
     def _suspect_unrecorded(self) -> list[Finding]:
-        """All recorded ranks of a group stopped in it, and of its other ranks nothing is known."""
+        """A group in which all recorded ranks stopped, and whose other ranks have no recording."""
         members = {group.name: group.ranks for group in self._recording.groups}
         for name, group in self._groups.items():
             known = [rank for rank, calls in group.items() if calls.is_known]
@@ -253,7 +253,7 @@ def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
 
 
 def _find_unknown(members: tuple[RankSpan, ...], known: list[int]) -> list[int]:
-    """Members without a complete recording, if they are the smaller part of a group."""
+    """Members without a complete recording, if they are a minority of the group."""
     if count_ranks(members) >= 2 * len(known):
         return []
     return sorted(set(expand_ranks(members)).difference(known))
@@ -262,7 +262,7 @@ def _find_unknown(members: tuple[RankSpan, ...], known: list[int]) -> list[int]:
 def _explain_circle(
     circle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
 ) -> Finding:
-    """Ranks that wait for each other; `also` are others that wait."""
+    """The finding for a cycle of waits; `also` are further ranks that wait."""
     calls: list[Collective] = []
     waits: list[Wait] = []
     legs: list[str] = []
@@ -346,5 +346,5 @@ def _verb(ranks: Iterable[int]) -> str:
 
 
 def _is_failure(error: str | None) -> bool:
-    """Whether the rank raised by itself, and was not interrupted."""
+    """Whether the rank failed by itself and was not interrupted."""
     return error is not None and not error.startswith(_INTERRUPTIONS)

@@ -1,7 +1,8 @@
-"""What a call can read and change: its arguments, what its code names, and what those hold.
+"""The state that a call can read and change: its arguments, and the globals, closures, class
+attributes and objects that its code names.
 
-`walk_call` finds it, `everything_kept` puts it back after a call, and `describe_values` tells what
-it is, so that two calls can be compared by what they changed.
+`walk_call` lists that state, `everything_kept` restores it after a call, and `describe_values`
+makes snapshots of it, so that two calls can be compared by what they changed.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from torch.optim import Optimizer
 
 from shardscope._torch.kept_tensors import KeptTensors
 from shardscope._torch.modules import own_parts
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.errors import CompileError
 
 __all__ = [
+    "StateWalk",
     "describe_values",
     "everything_kept",
-    "random_state_kept",
+    "list_uncompared",
     "state_of_code_kept",
     "walk_call",
     "walk_values",
 ]
 
 Named = tuple[str, Any]
-_MAX_VALUES = 50_000  # that are looked at, of one call
-_MAX_KEYS = 20  # of a dict or set, in words
+_MAX_OBJECTS = 50_000  # visited by one walk; plain values such as numbers are not counted
+_MAX_KEYS = 20  # of a dict or set, in a description
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, NoneType, Enum),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
@@ -51,39 +54,74 @@ _PRIVATE = ("_dynamo", "_torchdynamo", "_is_torch_compile", "__")
 _TORCHS_OWN = {name for name in dir(nn.Module()) if name.startswith("_")}
 
 
-def walk_call(
-    fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Iterator[Named]:
-    """All that a call can reach, each by a name: `layer.weight`, `argument 0['x']`, `COUNTS`."""
+@final
+class StateWalk:
+    """Iterates over (name, value) pairs breadth first, so that names are short.
+
+    Each container and object is visited once; a tensor, and in data any value, has as many names
+    as it has places. After `limit` objects the walk stops, and `is_complete` is False.
+    """
+
+    def __init__(
+        self, roots: Iterable[Named], *, is_data: bool = False, limit: int | None = None
+    ) -> None:
+        self._roots = tuple(roots)
+        self._is_data = is_data
+        self._limit = _MAX_OBJECTS if limit is None else limit
+        self.is_complete = True
+
+    def __iter__(self) -> Iterator[Named]:
+        queue = deque(self._roots)
+        seen: dict[int, Any] = {}  # by id; keeps objects alive, so that no id is reused
+        while queue:
+            name, value = queue.popleft()
+            if isinstance(value, _PLAIN):
+                yield name, value
+                continue
+            is_new = id(value) not in seen
+            if is_new and len(seen) >= self._limit:
+                self.is_complete = False
+                return
+            seen[id(value)] = value
+            if is_new or isinstance(value, Tensor) or self._is_data:
+                yield name, value
+            if is_new:
+                parts = _list_parts(value, self._is_data)
+                queue.extend((_join(name, part), inner) for part, inner in parts)
+
+
+def walk_call(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> StateWalk:
+    """All values that a call can reach, by names such as `layer.weight`, `argument 0['x']`."""
     arguments = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
-    roots = [("", fn), *((f"argument {name}", value) for name, value in arguments)]
-    return _walk(roots)
+    return StateWalk([("", fn), *((f"argument {name}", value) for name, value in arguments)])
 
 
-def walk_values(name: str, value: Any) -> Iterator[Named]:
-    """A value and all that it holds; what is held twice is named twice."""
-    return _walk([(name, value)], is_data=True)
+def walk_values(name: str, value: Any) -> StateWalk:
+    """A value and all that it contains; an object in two places is listed under both names."""
+    return StateWalk([(name, value)], is_data=True)
 
 
-def _walk(roots: Iterable[Named], *, is_data: bool = False) -> Iterator[Named]:
-    """Breadth first, so that names are short. Containers and objects are met once."""
-    coming = deque(roots)
-    seen: dict[int, Any] = {}
-    while coming and len(seen) < _MAX_VALUES:
-        name, value = coming.popleft()
-        if isinstance(value, _PLAIN):
-            yield name, value
-            continue
-        is_new = id(value) not in seen
-        seen[id(value)] = value  # alive, so that no other object gets its number
-        if is_new or isinstance(value, Tensor) or is_data:
-            yield name, value
-        if is_new:
-            coming.extend((_join(name, part), held) for part, held in _list_parts(value, is_data))
+def list_uncompared(walk: StateWalk) -> list[str]:
+    """A note for each part of a call's state that `walk`, once it has run, does not contain."""
+    functions = [value for _, value in walk if isinstance(value, FunctionType)]
+    notes = []
+    if not walk.is_complete:
+        notes.append(
+            f"Only the first {_MAX_OBJECTS:,} objects that the call can reach or returns were "
+            "compared and restored; changes in the others are not seen."
+        )
+    for function in filter(_is_users_function, functions):
+        modules = [name for name in _names_in(function.__code__, "IMPORT_NAME") if _is_users(name)]
+        if modules:
+            notes.append(
+                f"{function.__name__} imports {', '.join(modules)} while it runs; changes in what "
+                "it imports there are not seen."
+            )
+    return list(dict.fromkeys(notes))
 
 
 def _join(name: str, part: str) -> str:
-    """Parts begin with a dot or a bracket; those that do not are known by their own name."""
+    """The name of a part: a suffix with a dot or bracket is appended, others stand alone."""
     is_part = not part or part[0] in ".["
     return f"{name}{part}".removeprefix(".") if is_part else part
 
@@ -110,7 +148,7 @@ def _list_parts(value: Any, is_data: bool) -> Iterator[Named]:
 
 
 def enumerate_items(value: Mapping[Any, Any]) -> Iterator[tuple[tuple[int, Any], Any]]:
-    """The items of a mapping: place and key, and value."""
+    """The items of a mapping, each as ((position, key), value)."""
     return (((place, key), held) for place, (key, held) in enumerate(value.items()))
 
 
@@ -126,32 +164,32 @@ def _list_module(module: nn.Module) -> Iterator[Named]:
 
 
 def _list_attributes(value: Any) -> Iterator[Named]:
-    held = dict(vars(value)) if hasattr(value, "__dict__") else {}
-    held |= {name: getattr(value, name) for name in _list_slots(value)}
+    attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+    attributes |= {name: getattr(value, name) for name in _list_slots(value)}
     is_users = _is_users(type(value).__module__)
-    for name, one in held.items():
+    for name, attribute in attributes.items():
         if not name.startswith(_PRIVATE if is_users else "_"):
-            yield f".{name}", one
+            yield f".{name}", attribute
 
 
 def _list_slots(value: Any) -> list[str]:
-    """The slots of an object of the user's that are filled."""
-    found = []
+    """The names of the slots, set in this object, of classes in user code."""
+    names = []
     for cls in type(value).__mro__:
         slots = vars(cls).get("__slots__", ()) if _is_users(cls.__module__) else ()
-        found += [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in found if not name.startswith("__") and hasattr(value, name)]
+        names += [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
 def _has_attributes(value: Any) -> bool:
-    """Whether it is an object whose attributes are somebody's state."""
+    """Whether the attributes of a value are state that a call may change."""
     if isinstance(value, (ModuleType, type, *_GENERATORS)) or hasattr(type(value), "__next__"):
         return False
     return hasattr(value, "__dict__") or bool(_list_slots(value))
 
 
 def _list_code(value: Any) -> Iterator[Named]:
-    """What code names: closures, globals, defaults, and the attributes of classes."""
+    """The values that code names: closures, globals, defaults, and class attributes."""
     if isinstance(value, MethodType):
         yield "", value.__self__
         yield "", value.__func__
@@ -162,6 +200,8 @@ def _list_code(value: Any) -> Iterator[Named]:
     elif isinstance(value, FunctionType):
         if _is_users_function(value):
             yield from _list_function(value)
+        elif hasattr(value, "__wrapped__"):  # by a decorator such as torch.no_grad()
+            yield "", value.__wrapped__
     elif isinstance(value, type) and _is_users(value.__module__):
         yield from _list_class(value)
 
@@ -181,17 +221,18 @@ def _list_function(function: FunctionType) -> Iterator[Named]:
     for name, cell in _list_cells(function):
         try:
             yield f".{name}", cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty cell
             continue
     attributes = _names_in(function.__code__, *_ATTRIBUTES)
     for name in _names_in(function.__code__, *_GLOBALS):
-        held = function.__globals__.get(name)
-        if isinstance(held, ModuleType):
-            if _is_users(held.__name__):
-                named = (one for one in attributes if one in vars(held))
-                yield from ((f"{name}.{one}", vars(held)[one]) for one in named)
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            is_users = _is_users(value.__name__)
+            read = attributes if is_users else _names_assigned_to(function.__code__, name)
+            variables = vars(value)
+            yield from ((f"{name}.{one}", variables[one]) for one in read if one in variables)
         elif name in function.__globals__:
-            yield name, held
+            yield name, value
     title = function.__name__
     for place, held in enumerate(function.__defaults__ or ()):
         yield f"{title} default {place}", held
@@ -205,65 +246,66 @@ def _list_cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType, *operations: str) -> list[str]:
-    """Names that code, or functions defined in it, does one of these operations with."""
-    names = [str(one.argval) for one in dis.get_instructions(code) if one.opname in operations]
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            names += _names_in(one, *operations)
+    """The names used by these bytecode operations in code and in functions defined in it."""
+    instructions = dis.get_instructions(code)
+    names = [str(step.argval) for step in instructions if step.opname in operations]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += _names_in(constant, *operations)
+    return list(dict.fromkeys(names))
+
+
+def _names_assigned_to(code: CodeType, module: str) -> list[str]:
+    """The attributes that code assigns, as `module.name = …` or `module.name += …`."""
+    steps = list(dis.get_instructions(code))
+    names = []
+    for load, *rest in zip(steps, steps[1:], steps[2:], strict=False):
+        if (load.opname, load.argval) == ("LOAD_GLOBAL", module):
+            store = rest[1] if rest[0].opname == "COPY" else rest[0]
+            if store.opname == "STORE_ATTR" or rest[0].opname == "COPY":
+                names.append(str(store.argval))
     return list(dict.fromkeys(names))
 
 
 def _is_users_function(function: FunctionType) -> bool:
-    """Whether the user wrote it; one that wraps another says that it is from where that is."""
+    """Whether a function is user code, by its globals: a wrapper copies its inner `__module__`."""
     return _is_users(function.__globals__.get("__name__"))
 
 
 @functools.cache
 def _is_users(module: object) -> bool:
-    """Whether a module is neither Python's, nor torch's, nor of an installed package."""
+    """Whether a module is user code: not Python's, torch's or an installed package's."""
     if not isinstance(module, str) or module.partition(".")[0] in _NOT_THE_USERS:
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not {"site-packages", "dist-packages"} & {*Path(file).parts}
 
 
-# ── What was changed, put back ───────────────────────────────────────────────────────────────
+# ── Restoring state after a call ───────────────────────────────────────────────────────────────
 
 
 @contextmanager
 def everything_kept(
     fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> Iterator[None]:
-    """Put back whatever a call changes: all that it can reach, random numbers, modes."""
-    values = (value for _, value in walk_call(fn, args, kwargs))
-    with random_state_kept(), _modes_kept(), _values_kept(values):
-        yield
+) -> Iterator[StateWalk]:
+    """Restore on leaving all state that a call can reach, random state, and torch's modes.
+
+    The walk over that state, whose `is_complete` says whether everything is restored.
+    """
+    walk = walk_call(fn, args, kwargs)
+    with preserved_random_state(), _modes_kept(), _values_kept(value for _, value in walk):
+        yield walk
 
 
 @contextmanager
 def state_of_code_kept(fn: Callable[..., Any]) -> Iterator[None]:
-    """Put back what a call changes of globals, classes and closures, and not of `fn` itself."""
+    """Restore on leaving the globals, class attributes and closures that the code of `fn` uses.
+
+    The attributes of `fn` itself, where it is a module, are not restored.
+    """
     code = type(fn) if isinstance(fn, nn.Module) else fn
-    with _values_kept(value for _, value in _walk([("", code)])):
+    with _values_kept(value for _, value in StateWalk([("", code)])):
         yield
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Let those who draw random numbers afterwards draw as if nothing had been drawn."""
-    python, cpu = random.getstate(), torch.get_rng_state()
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = torch.cuda.get_rng_state_all() if is_used else []
-    numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        if numpy is not None:
-            sys.modules["numpy"].random.set_state(numpy)
 
 
 @contextmanager
@@ -289,14 +331,14 @@ def _values_kept(values: Iterable[Any]) -> Iterator[None]:
 
 @final
 class _KeptValues:
-    """Remembers what values hold, and puts it back."""
+    """Snapshots of values, which can be restored in place."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
         self._tensors = KeptTensors()
 
     def keep(self, value: Any) -> None:
-        """Remember what a value holds, and not what those things hold."""
+        """Take a snapshot of a value's own content: its parts are kept by their own calls."""
         if isinstance(value, Tensor):
             self._keep_tensor(value)
         elif isinstance(value, (MethodType, functools.partial, ModuleType, *_PLAIN)):
@@ -315,7 +357,7 @@ class _KeptValues:
             self._keep_attributes(value)
 
     def put_back(self) -> None:
-        """Make everything as it was remembered."""
+        """Restore all values, the last one first."""
         for undo in reversed(self._undo):
             undo()
         self._tensors.put_back()
@@ -323,8 +365,8 @@ class _KeptValues:
     def _keep_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
             raise CompileError(
-                "The model has parameters that get their shape when it is first called. Call it "
-                "once before."
+                "The model has lazy parameters, which get their shape in the first forward call. "
+                "Call the model once before."
             )
         self._tensors.keep(tensor)
         if not tensor.is_leaf:
@@ -334,7 +376,7 @@ class _KeptValues:
             self._tensors.keep(gradient)
 
         def undo() -> None:
-            if tensor.is_leaf and tensor.grad is not gradient:  # one written to in place is none
+            if tensor.is_leaf and tensor.grad is not gradient:  # else restored in place
                 tensor.grad = gradient
 
         self._undo.append(undo)
@@ -360,7 +402,7 @@ class _KeptValues:
         self._keep_container(attributes)
         for name in _list_slots(value):
             self._undo.append(functools.partial(_set_slot, value, name, getattr(value, name)))
-        if isinstance(value, nn.Module | Optimizer):  # whose own containers have no names
+        if isinstance(value, nn.Module | Optimizer):  # private containers are not walked
             for held in attributes.values():
                 if isinstance(held, dict | list | set):
                     self._keep_container(held)
@@ -369,18 +411,21 @@ class _KeptValues:
         for _, cell in _list_cells(function):
             try:
                 held = cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 continue
             self._undo.append(functools.partial(setattr, cell, "cell_contents", held))
         if _is_users_function(function):
             scope, code = function.__globals__, function.__code__
             self._keep_names(scope, _names_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"))
             for name in _names_in(code, *_GLOBALS):
-                if isinstance(scope.get(name), ModuleType) and _is_users(scope[name].__name__):
-                    self._keep_names(vars(scope[name]), _names_in(code, "STORE_ATTR"))
+                module = scope.get(name)
+                if isinstance(module, ModuleType):
+                    is_users = _is_users(module.__name__)
+                    stored = _names_in(code, "STORE_ATTR") if is_users else ()
+                    self._keep_names(vars(module), stored or _names_assigned_to(code, name))
 
     def _keep_names(self, scope: dict[str, Any], names: Iterable[str]) -> None:
-        """Remember what names of a module mean."""
+        """Take a snapshot of some globals of a module."""
         for name in names:
             if name in scope:
                 self._undo.append(functools.partial(scope.__setitem__, name, scope[name]))
@@ -432,7 +477,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_identical(now: list[Any], before: list[Any]) -> bool:
-    """Whether two lists hold the same objects; of pairs, both."""
+    """Whether two lists contain the same objects; pairs are compared item by item."""
     if len(now) != len(before):
         return False
     for one, other in zip(now, before, strict=True):
@@ -444,11 +489,11 @@ def _is_identical(now: list[Any], before: list[Any]) -> bool:
     return True
 
 
-# ── Values in a form that can be compared ────────────────────────────────────────────────────
+# ── Snapshots that can be compared ────────────────────────────────────────────────────
 
 
 def describe_values(named: Iterable[Named]) -> dict[str, Any]:
-    """Tensors and plain values as they are now; of containers what is seen from outside."""
+    """Copies of tensors, plain values as they are, and descriptions of containers and objects."""
     return {name: _describe(value) for name, value in named if not _is_code(value)}
 
 
@@ -476,7 +521,7 @@ def _describe(value: Any) -> Any:
 def _describe_array(array: Any) -> Any:
     try:
         return torch.from_numpy(array.copy())
-    except (TypeError, ValueError):  # of a dtype that torch has not, or not in its byte order
+    except (TypeError, ValueError):  # a dtype or byte order that torch does not support
         return f"{array.dtype} {array.tolist()!r:.200}"
 
 

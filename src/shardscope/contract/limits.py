@@ -1,4 +1,4 @@
-"""What a contract holds: limits, each on one figure of a recording."""
+"""The limits of a contract, each on one figure of a recording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 2**63 - 1
 
 
 class Figure(StrEnum):
-    """What is limited, as a contract names it; figures are those of one rank."""
+    """The figures that a contract can limit, by their names in the file; each is per rank."""
 
     PEAK_MEMORY = "peak_memory"
     GRAPH_BREAKS = "graph_breaks"
@@ -31,13 +31,13 @@ class Figure(StrEnum):
     GAPS = "gaps"
     FINDINGS = "findings"
     COUNT = "count"
-    BYTES = "bytes"  # that a rank puts in
+    BYTES = "bytes"  # input of a rank
     WIRE_BYTES = "wire_bytes"
     OUTPUT_BYTES = "output_bytes"
 
     @property
     def is_size(self) -> bool:
-        """Whether it is bytes."""
+        """Whether the figure is a number of bytes."""
         return self is Figure.PEAK_MEMORY or self.endswith("bytes")
 
 
@@ -45,7 +45,7 @@ COMM_FIGURES = (Figure.COUNT, Figure.BYTES, Figure.WIRE_BYTES, Figure.OUTPUT_BYT
 
 
 class CauseKind(StrEnum):
-    """What asked for a collective. An unasked one is a redistribution that nobody wrote down."""
+    """What caused a collective; `unasked` is an implicit redistribution by DTensor."""
 
     UNASKED = "unasked"
     REDISTRIBUTE = "redistribute"
@@ -57,9 +57,9 @@ class CauseKind(StrEnum):
 
 
 class Selector(NamedTuple):
-    """Which collectives a limit counts: those that have one of the named in each place.
+    """The collectives that a limit counts: those that match every field that is not empty.
 
-    No module is all of them and what belongs to none; an empty name is the root.
+    `module=None` matches all collectives, also those outside of modules; "" is the root module.
     """
 
     module: str | None = None
@@ -94,7 +94,7 @@ class Limit(Record, frozen=True, kw_only=True):
 
     @property
     def selector(self) -> Selector:
-        """Which collectives it counts."""
+        """The collectives that the limit counts."""
         return Selector(self.module, self.phases, self.axes, self.kinds, self.causes)
 
     @property
@@ -104,13 +104,13 @@ class Limit(Record, frozen=True, kw_only=True):
 
     @property
     def is_on_unasked(self) -> bool:
-        """Whether it limits what DTensor does unasked in all, for which there is a short word."""
+        """Whether it limits all implicit redistributions, which the file writes as `unasked`."""
         is_plain = self.figure is Figure.COUNT and self.least is None
         return is_plain and self.selector == Selector(causes=(CauseKind.UNASKED,))
 
     @property
     def is_exact(self) -> bool:
-        """Whether the figure may be one number only."""
+        """Whether minimum and maximum are equal."""
         return self.least is not None and self.least == self.most
 
     def _find_fault(self) -> str:

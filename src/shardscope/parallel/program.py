@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.errors import ParallelError
 from shardscope.parallel.culprit import find_culprit
 from shardscope.parallel.exported import annotate, build_exported, local_state
@@ -42,7 +43,6 @@ from shardscope.parallel.verdicts import fill, has_no_data, refuse, why_not
 from shardscope.parallel.verify import Trial, deal_values, groups_of, prove, run_captured
 from shardscope.parallel.wires import FunctionalWire, TrainingWire
 from shardscope.record import FINE, Inserted, Parallelization, RankMemory, Recording, TensorVerdict
-from shardscope.shard.reference import kept_random_state
 
 __all__ = ["ParallelProgram"]
 
@@ -240,7 +240,7 @@ class ParallelProgram:
         given = [*flatten(example)[0], *self.source.state_dict.values()]
         if self.original is None or any(has_no_data(one) for one in given):
             return
-        with kept_random_state():
+        with preserved_random_state():
             check_faithful(
                 self.original,
                 self.flow,
@@ -270,7 +270,7 @@ class ParallelProgram:
         """Where in the program the ranks first go wrong, forward; None where they do not."""
         mesh = self.mesh
         ranks = {mesh.rank_at(seat): self._write_to_run(mesh.rank_at(seat)) for seat in mesh.seats}
-        with kept_random_state(), torch.no_grad():
+        with preserved_random_state(), torch.no_grad():
             return find_culprit(
                 self.flow,
                 mesh,

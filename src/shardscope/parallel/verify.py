@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, fx
 
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.numerics.widen import jitter, widen_tensor, widened
 from shardscope.parallel.blame import explained
 from shardscope.parallel.flow import Flow, Value
@@ -21,7 +22,6 @@ from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.placements import Replicate, Shard
 from shardscope.parallel.rules.dealing import Coordinates, join, piece_of
 from shardscope.record import TensorVerdict
-from shardscope.shard.reference import kept_random_state
 
 __all__ = [
     "Trial",
@@ -67,7 +67,7 @@ class Trial:
 
 def prove(trial: Trial, values: Sequence[Any]) -> list[TensorVerdict]:
     """Compare each output, gradient and changed buffer; `values` are what the program takes."""
-    with kept_random_state(), torch.no_grad():
+    with preserved_random_state(), torch.no_grad():
         reference = _run_original(trial, values)
         exact = _run_exact(trial, values)
         others = jitter(values)

@@ -1,4 +1,4 @@
-"""Limits on collectives as an assertion's arguments say them."""
+"""Limits on collectives, from the arguments of an assertion."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CommLimits(TypedDict, total=False):
 def read_comm_limits(
     limits: Mapping[str, Any], per_module: Mapping[str, Mapping[str, Any]] | None, *, caller: str
 ) -> Contract:
-    """A contract of what the arguments say, in the words of a contract file."""
+    """A contract with the limits that the arguments set, under the names of a contract file."""
     place = Place(caller, {})
     common = {key: limits[key] for key in SELECTORS if key in limits and key != "module"}
     tables = list(_list_tables(place, limits))
@@ -66,14 +66,13 @@ def read_comm_limits(
         tables += _list_tables(at, {**common, **table, "module": pattern})
     if not tables:
         raise ContractError(
-            f"{caller} was given no limit. Give at least one, such as "
-            'all_reduce=2 or max_bytes="64MiB".'
+            f'{caller} has no limit. Pass at least one, such as all_reduce=2 or max_bytes="64MiB".'
         )
     return Contract(tuple(limit for table in tables for limit, _ in read_comm(place, table)))
 
 
 def _list_tables(place: Place, limits: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One for each kind that is counted, and one for what is said of all."""
+    """One table for each kind that is limited, and one for the limits on all kinds together."""
     place.check_keys(limits, _WORDS)
     selector = {key: _as_list(limits[key]) for key in SELECTORS if key in limits}
     bounds = {key: value for key, value in limits.items() if key in BOUNDS}

@@ -1,4 +1,4 @@
-"""What a file may claim: a few bytes can name a million ranks, and every one of them costs work."""
+"""Limits on the ranks and meshes of a file: a few bytes can name a million ranks to process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardscope.record.source import Axis
 
 __all__ = ["check_claims"]
 
-# Ranks that a file of any size may name, and how many more for each of its bytes.
+# Ranks that a file of any size may name, and how many more per byte.
 _RECORDED = (16_384, 1)
 _IN_MODULES = (65_536, 16)
 _ELSEWHERE = (2 * MAX_RANKS, 16)
 
-# Deeper than any model: names are read part by part, each with all that comes before it.
+# Deeper than any model: reading a name costs the square of its number of parts.
 _MAX_PARTS = 512
 
 _REMEDY = "The file was damaged or edited; record again."
@@ -27,7 +27,7 @@ Spans = tuple[RankSpan, ...]
 
 
 def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
-    """Raise RecordingError if a file of that size names ranks or meshes that it cannot be of."""
+    """Raise RecordingError if a file names too many ranks for its size, or impossible ones."""
     world_size = recording.run.world_size
     for place, spans in _list_in_world(recording):
         _check_world(place, spans, world_size, name)
@@ -78,7 +78,7 @@ def _check_world(place: str, spans: Spans, world_size: int, name: str) -> None:
 
 
 def _list_in_world(recording: Recording) -> Iterator[tuple[str, Spans]]:
-    """Ranks that are of the run's own world."""
+    """Rank spans that must be within the world of the run, each with its JSON path."""
     yield "$.run.ranks", recording.run.ranks
     for index, group in enumerate(recording.groups):
         yield f"$.groups[{index}].ranks", group.ranks
@@ -90,7 +90,7 @@ def _list_in_world(recording: Recording) -> Iterator[tuple[str, Spans]]:
 
 
 def _list_elsewhere(recording: Recording) -> Iterator[Spans]:
-    """Ranks that may be of a world of their own."""
+    """Rank spans that may belong to another world than the run's."""
     for layout in recording.layouts:
         yield from (part.ranks for part in layout.slices)
     for parity in recording.parity:

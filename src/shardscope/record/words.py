@@ -1,4 +1,4 @@
-"""Words that every view uses: of a collective, and of times."""
+"""Words that every view uses: for collectives, times and sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from shardscope.record.recording import (
     Redistribute,
 )
 
-__all__ = ["SIMULATION_TIME", "describe_cause", "name_axis"]
+__all__ = ["SIMULATION_TIME", "describe_cause", "format_bytes", "format_digits", "name_axis"]
 
 SIMULATION_TIME = "time of the simulation, not of a run"
 """What every view says beside times that were measured in a simulated world."""
 
 _NO_CAUSE = "unknown cause"
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def describe_cause(cause: Cause | None) -> str:
@@ -58,3 +59,20 @@ def name_axis(call: Collective, world_size: int) -> str:
     if call.axis is not None:
         return call.axis
     return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`0 B`, `512 B`, `1.50 KiB`, `12.3 MiB`, `224 GiB`."""
+    value = float(num_bytes)
+    for unit in _BYTE_UNITS[:-1]:
+        if abs(value) < 999.5:
+            return format_digits(value, unit)
+        value /= 1024
+    return format_digits(value, _BYTE_UNITS[-1])
+
+
+def format_digits(value: float, unit: str) -> str:
+    """A value with three digits, and its unit: `1.50 KiB`, `12.3 MiB`; bytes have no fraction."""
+    if unit == "B" or value >= 99.95:
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"

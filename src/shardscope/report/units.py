@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from shardscope.record.words import format_bytes, format_digits
+
 __all__ = [
     "NOT_RECORDED",
     "UNKNOWN",
@@ -23,18 +25,7 @@ UNKNOWN = "–"
 """What a cell of a table has for a figure that was not recorded, where none would be a dot."""
 
 _TIMES = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
-
-
-def format_bytes(num_bytes: int) -> str:
-    """`0 B`, `512 B`, `1.50 KiB`, `12.3 MiB`, `224 GiB`."""
-    value = float(num_bytes)
-    for unit in _UNITS[:-1]:
-        if abs(value) < 999.5:
-            return _format_digits(value, unit)
-        value /= 1024
-    return _format_digits(value, _UNITS[-1])
 
 
 def format_duration(ns: int) -> str:
@@ -56,15 +47,9 @@ def format_flops(flops: int) -> str:
     value = float(flops)
     for unit in _FLOP_UNITS[:-1]:
         if value < 999.5:
-            return f"{value:.0f} FLOP" if not unit else _format_digits(value, f"{unit}FLOP")
+            return f"{value:.0f} FLOP" if not unit else format_digits(value, f"{unit}FLOP")
         value /= 1000
-    return _format_digits(value, f"{_FLOP_UNITS[-1]}FLOP")
-
-
-def _format_digits(value: float, unit: str) -> str:
-    if unit == "B" or value >= 99.95:
-        return f"{value:.0f} {unit}"
-    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+    return format_digits(value, f"{_FLOP_UNITS[-1]}FLOP")
 
 
 def format_count(count: int) -> str:

@@ -19,9 +19,9 @@ from shardscope.record import (
     Recording,
     Severity,
 )
+from shardscope.record.words import format_bytes
 from shardscope.shard.circumstances import Circumstances
 from shardscope.shard.layers import find_layers
-from shardscope.shard.sayings import format_bytes
 
 __all__ = [
     "ADVICE",

@@ -11,10 +11,10 @@ from shardscope._torch.aot import trace_graphs
 from shardscope._torch.dispatch import is_overload
 from shardscope._torch.fakes import without_data
 from shardscope._torch.model_state import exchange_tensors, kept_model
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.comm.names import NO_MODULE
 from shardscope.shard.capture import Capture, Use
 from shardscope.shard.outputs import tensors_in
-from shardscope.shard.reference import kept_random_state
 from shardscope.shard.signature import freeze_call
 from shardscope.shard.stand_ins import StandIns, empty_like, map_tensors
 
@@ -32,7 +32,7 @@ def inductor_graphs(
     def flat(tensors: dict[str, torch.Tensor], args: Any, kwargs: Any) -> list[torch.Tensor]:
         return list(tensors_in(torch.func.functional_call(model, tensors, args, kwargs)))
 
-    with without_data(), kept_random_state(), kept_model(model):
+    with without_data(), preserved_random_state(), kept_model(model):
         stand_ins = StandIns(lambda tensor: empty_like(tensor, torch.device("cpu")))
         exchange_tensors(model, stand_ins.of)
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())

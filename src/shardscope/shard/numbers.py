@@ -16,10 +16,11 @@ from shardscope._torch.dispatch import TORCHS_OWN, without_modes
 from shardscope._torch.local_ranks import all_ranks, split_ranks
 from shardscope._torch.meshes import describe_placements
 from shardscope._torch.propagation import Place, forget_decisions
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.shard.dispatch import describe
 from shardscope.shard.outputs import tensors_in
 from shardscope.shard.pieces import is_cut, is_cuttable
-from shardscope.shard.reference import Reference, fill, kept_random_state
+from shardscope.shard.reference import Reference, fill
 from shardscope.shard.shrink import MAX_ELEMENTS, shrink, total_size
 from shardscope.shard.signature import Pattern, Signature
 from shardscope.shard.small_mesh import SmallMesh, SmallMeshes
@@ -97,7 +98,7 @@ class Checker:
     def _compute(
         self, call: Signature, plain: Signature, mesh: SmallMesh, outputs: Layout
     ) -> Numbers:
-        with kept_random_state():
+        with preserved_random_state():
             reference = self._refer(plain)
             if isinstance(reference, str):
                 return Numbers(Answer.UNKNOWN, reference)

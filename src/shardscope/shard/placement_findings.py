@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.meshes import axis_names
 from shardscope.record import Finding, Severity
-from shardscope.shard.sayings import fold_names, format_bytes, join_names
+from shardscope.record.words import format_bytes
+from shardscope.shard.sayings import fold_names, join_names
 from shardscope.shard.slices import cut_sizes
 from shardscope.shard.tensors import Held, Holdings
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -14,7 +13,7 @@ from shardscope._torch.propagation import Place
 from shardscope.shard.outputs import tensors_in
 from shardscope.shard.signature import Arguments, Signature, TensorSpec
 
-__all__ = ["Reference", "fill", "kept_random_state"]
+__all__ = ["Reference", "fill"]
 
 _TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-8}
 _DEFAULT_TOLERANCE = 1e-3
@@ -123,15 +122,6 @@ def fill(call: Signature, tensors: Sequence[torch.Tensor]) -> Arguments:
     """Arguments for the call, with these tensors in their places."""
     given = iter(tensors)
     return call.arguments(lambda _: next(given))
-
-
-@contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Draw numbers as if nobody else had drawn any, and leave it at that."""
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if is_used else []
-    with torch.random.fork_rng(devices=devices):
-        yield
 
 
 def _ramp(shape: list[int], device: torch.device) -> torch.Tensor:

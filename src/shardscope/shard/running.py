@@ -20,6 +20,7 @@ from shardscope._torch.fakes import NO_DATA, is_fake, without_data
 from shardscope._torch.model_state import exchange_tensors, kept_model
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.propagation import quiet_collectives
+from shardscope._torch.random_state import preserved_random_state
 from shardscope._torch.simulated_group import meshes_with_data
 from shardscope.comm.buckets import BucketBook
 from shardscope.comm.calls import ModuleCalls
@@ -28,7 +29,6 @@ from shardscope.errors import CoverageError, ShardscopeError
 from shardscope.shard.capture import Capture, Recorder
 from shardscope.shard.dispatch import describe
 from shardscope.shard.outputs import differentiable, tensors_in
-from shardscope.shard.reference import kept_random_state
 from shardscope.shard.replication import run_somehow
 from shardscope.shard.stand_ins import StandIns, map_tensors
 
@@ -101,7 +101,7 @@ def _run(
     names = ModuleNames(program.model)
     calls = ModuleCalls(names, BucketBook(names, report), report)
     with ExitStack() as stack:
-        stack.enter_context(kept_random_state())
+        stack.enter_context(preserved_random_state())
         stack.enter_context(kept_model(program.model))
         stack.enter_context(meshes_with_data())
         stack.enter_context(calls.watching())

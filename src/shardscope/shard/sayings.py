@@ -1,4 +1,4 @@
-"""Names and sizes as findings say them."""
+"""Names as findings print them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from shardscope.shard.tensors import Held
 
-__all__ = ["RIGHT_ORDER", "fold_indices", "fold_names", "format_bytes", "join_names"]
+__all__ = ["RIGHT_ORDER", "fold_indices", "fold_names", "join_names"]
 
 RIGHT_ORDER = "Apply tensor parallelism first, then checkpointing, then torch.compile, then FSDP."
 
 _INDEX = re.compile(r"(?<![^. ])\d+(?![^. ])")
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def fold_indices(text: str) -> str:
@@ -38,11 +37,3 @@ def _name_all(same: list[Held]) -> str:
 def join_names(names: Sequence[str]) -> str:
     """`dp`, `dp and tp`."""
     return " and ".join(names)
-
-
-def format_bytes(num_bytes: int) -> str:
-    """`512 B`, `1.5 GiB`."""
-    size, unit = float(num_bytes), 0
-    while size >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{num_bytes} B" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"

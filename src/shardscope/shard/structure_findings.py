@@ -17,7 +17,8 @@ from shardscope._torch.modules import (
     wrapped_by,
 )
 from shardscope.record import Finding, MarkKind, Module, Severity
-from shardscope.shard.sayings import RIGHT_ORDER, fold_indices, fold_names, format_bytes
+from shardscope.record.words import format_bytes
+from shardscope.shard.sayings import RIGHT_ORDER, fold_indices, fold_names
 from shardscope.shard.tensors import Holdings
 
 __all__ = [

@@ -200,7 +200,7 @@ def test_ctrl_c_in_a_script_keeps_the_best_so_far(surroundings: Path) -> None:
     end = run_python(script, env=os.environ | {"PYTHONPATH": ours}, timeout_s=200)
     assert (end.returncode, end.stderr) == (0, "")
     assert "Diagnosed(wrong_result" in end.stdout
-    assert "shardscope-diagnosis/repro.py False The search was interrupted" in end.stdout
+    assert "shardscope-diagnosis/repro.py False The diagnosis was interrupted" in end.stdout
     folder = surroundings / "work" / "shardscope-diagnosis"
     assert {path.suffix for path in folder.iterdir()} == {".py", ".pt"}
     compile((folder / "repro.py").read_text(), "repro.py", "exec")

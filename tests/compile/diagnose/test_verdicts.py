@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+import older_torch
 from home_workers import HomeWorkers, stay_at_home
 from older_torch import IS_OLDER
 from shardscope import Diagnosed, diagnose
@@ -194,6 +195,70 @@ def test_what_is_put_into_an_argument_is_compared(
     # The graph is judged too, and is wrong itself: the worker has the whole function alone.
     found = look(put, argument(), numbers(2), backend=forgetful)
     assert found.condition is Condition.WRONG_RESULT
+
+
+# ── Globals and class attributes ─────────────────────────────────────────────────────────────
+
+
+class Tally:
+    calls = 0
+
+
+class Marked(nn.Module):
+    mark = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).mark = 1 + torch.compiler.is_compiling()
+        return x + 1
+
+
+def set_global(x: Tensor) -> Tensor:
+    global TOTAL
+    TOTAL += 1 + torch.compiler.is_compiling()
+    return x + 1
+
+
+def create_global(x: Tensor) -> Tensor:
+    global CREATED
+    CREATED = 1 + torch.compiler.is_compiling()
+    return x + 1
+
+
+@torch.no_grad()
+def set_global_without_grad(x: Tensor) -> Tensor:
+    global TOTAL
+    TOTAL += 1 + torch.compiler.is_compiling()
+    return x + 1
+
+
+def set_attribute_of_a_module(x: Tensor) -> Tensor:
+    older_torch.COUNTED = 1 + torch.compiler.is_compiling()  # type: ignore[attr-defined]
+    return x + 1
+
+
+def set_class_attribute(x: Tensor) -> Tensor:
+    Tally.calls += 1 + torch.compiler.is_compiling()
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "name"),
+    [
+        (set_global, "TOTAL"),
+        (create_global, "CREATED"),
+        (set_global_without_grad, "TOTAL"),
+        (set_attribute_of_a_module, "older_torch.COUNTED"),
+        (set_class_attribute, "Tally.calls"),
+        (Marked(), "Marked.mark"),
+    ],
+)
+def test_a_global_or_class_attribute_that_differs_is_wrong_and_shown_by_a_script(
+    look: Callable[..., Diagnosed], fn: Callable[..., Any], name: str
+) -> None:
+    found = look(fn, numbers(2))
+    assert found.condition is Condition.WRONG_RESULT
+    assert found.diagnosis.fact == f"{name}, after the call is 2 instead of 1"
+    assert found.diagnosis.is_verified, found.diagnosis.notes
 
 
 # ── Errors of one and not of the other ───────────────────────────────────────────────────────
@@ -409,3 +474,49 @@ def test_an_assertion_that_fails_either_way_is_the_functions_own(
 ) -> None:
     with pytest.raises(CompileError, match="check_sum fails in eager mode, too"):
         look(check_sum, numbers(3))
+
+
+# ── Programs that use torch.compile themselves ───────────────────────────────────────────────
+
+
+def always_raises(graph: fx.GraphModule, _: Any) -> Any:
+    raise RuntimeError("this backend always raises")
+
+
+@torch.compile(backend=always_raises)
+def decorated(x: Tensor) -> Tensor:
+    return x.sin() + 1
+
+
+def calls_decorated(x: Tensor) -> Tensor:
+    return decorated(x) * 2
+
+
+def compiled_in_place() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.compile(backend=always_raises)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: decorated, "decorated"),
+        (lambda: calls_decorated, "decorated"),
+        (compiled_in_place, "Linear"),
+        (lambda: torch.compile(nn.Linear(2, 2), backend=always_raises), "Linear"),
+        (lambda: nn.Sequential(torch.compile(nn.ReLU(), backend=always_raises)), "ReLU"),
+    ],
+    ids=["decorator", "inner function", "compiled in place", "wrapped module", "inner module"],
+)
+def test_a_torch_compile_of_the_program_itself_is_ignored_with_a_note(
+    look: Callable[..., Diagnosed], make: Callable[[], Any], name: str
+) -> None:
+    found = look(make(), numbers(2))
+    assert found.condition is Condition.FINE
+    assert found.diagnosis.notes[0] == (
+        f"The program itself applies torch.compile to {name}. That backend and its options were "
+        "ignored, and eager was examined instead; pass them to diagnose to examine them."
+    )
+    found = look(make(), numbers(2), backend=always_raises)
+    assert found.condition is Condition.COMPILE_ERROR

@@ -30,8 +30,13 @@ from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrun
 from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, Phase, SuspectOp
 
-__all__ = ["Culprit", "Found", "add_note", "as_seen_from_here"]
+__all__ = ["INTERRUPTED", "Culprit", "Found", "add_note", "as_seen_from_here"]
 
+INTERRUPTED = (
+    "The diagnosis was interrupted: this is the best result so far, and what is missing in it was "
+    "not determined."
+)
+"""The note of a diagnosis that Ctrl-C ended early, wherever that happened."""
 _RESERVE = 6  # calls that finding the stage and a variant that passes may take
 
 
@@ -171,8 +176,7 @@ class Culprit:
             note = f"Finding the stage failed ({error})."
             return _with(found, add_note(found.diagnosis, note))
         except KeyboardInterrupt:
-            note = "The search was interrupted before the stage was determined."
-            return _with(found, add_note(found.diagnosis, note))
+            return _with(found, add_note(found.diagnosis, INTERRUPTED))
         return _with(found, _blamed(found.diagnosis, told))
 
     def _find_stage(self, found: Found) -> Blame:
@@ -233,5 +237,5 @@ def _blamed(found: Diagnosis, told: Blame) -> Diagnosis:
 
 
 def add_note(found: Diagnosis, note: str) -> Diagnosis:
-    """The same with one more thing that could not be found out."""
-    return replace(found, notes=(*found.notes, note))
+    """The diagnosis with a note on something that could not be determined; each note once."""
+    return found if note in found.notes else replace(found, notes=(*found.notes, note))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.preloading import FOR_WORKERS
-from shardscope.compile.call_state import random_state_kept
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.folder import Folder
 from shardscope.compile.diagnose.isolation.nursery import open_nursery
@@ -94,7 +94,7 @@ def diagnose(
     place = Folder(None if folder is None else Path(folder))
     try:
         with (
-            random_state_kept(),  # also by modules that draw numbers when they are imported
+            preserved_random_state(),  # also by modules that draw numbers when they are imported
             open_nursery(place.enclosure) or nullcontext() as nursery,
             Workers(
                 place.enclosure, preload=_PRELOADED, has_standby=False, nursery=nursery

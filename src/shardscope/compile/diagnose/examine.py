@@ -65,6 +65,7 @@ class Examination:
 
     def run(self) -> Diagnosis:
         """The diagnosis."""
+        self._note_compiled_parts()
         self._teller.doing("capturing graphs")
         captured = self._program.capture(dynamic=self._compiler.dynamic)
         if captured.error is not None:
@@ -78,6 +79,17 @@ class Examination:
             num_queries=self._queries.num_calls,
             notes=(*self._notes, *found.notes),
         )
+
+    def _note_compiled_parts(self) -> None:
+        """The program's own torch.compile wrappers are inlined: their backends are not examined."""
+        names = self._program.compiled_parts
+        if names:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            self._notes.append(
+                f"The program itself applies torch.compile to {shown}. That backend and its "
+                f"options were ignored, and {self._compiler.name} was examined instead; pass them "
+                "to diagnose to examine them."
+            )
 
     def _examine(self, fragments: Sequence[Fragment]) -> Diagnosis:
         outcomes = []
@@ -172,6 +184,7 @@ class Examination:
     def _judge_whole(self, packed: Sequence[bytes], is_by_chance: bool) -> Diagnosis | None:
         outcome = self._queries.run(check_program, packed, self._compiler)
         self._is_whole_judged = True
+        self._notes += outcome.notes
         if not outcome.is_bad or (is_by_chance and outcome.condition in _BY_VALUES):
             return None
         begun = replace(

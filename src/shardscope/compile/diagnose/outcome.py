@@ -33,6 +33,7 @@ class Outcome:
     deviation: Deviation | None = None
     hints: tuple[str, ...] = ()  # names of nodes that may be to blame
     suspects: tuple[SuspectOp, ...] = ()  # of an error: the line that raised it, and the op
+    notes: tuple[str, ...] = ()  # what could not be compared
 
     @property
     def is_bad(self) -> bool:

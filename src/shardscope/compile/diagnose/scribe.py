@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shardscope._torch.preloading import FOR_SCRIPTS
 from shardscope.compile.diagnose.at_bench import Piece, Request, Written, run_passing, write
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Found, add_note
+from shardscope.compile.diagnose.culprit import INTERRUPTED, Found, add_note
 from shardscope.compile.diagnose.folder import SAVED_NAME, SCRIPT_NAME, Folder
 from shardscope.compile.diagnose.isolation.nursery import Nursery
 from shardscope.compile.diagnose.isolation.scripts import FreshProcess, prewarm
@@ -128,9 +128,7 @@ class Scribe:
             passing=f"the same {written.passing}",
         )
         if self.is_interrupted:
-            return add_note(
-                told, ("The search was interrupted: this is the best result so far, not verified.")
-            )
+            return add_note(told, INTERRUPTED)
         return self._verified(told, written.path, found.outcome)
 
     def _write(self, found: Found, piece: Piece) -> Written | Outcome:
@@ -171,7 +169,7 @@ class Scribe:
         except KeyboardInterrupt:
             self.is_interrupted = True
             self.close()
-            return add_note(told, "The script was not verified: it was interrupted.")
+            return add_note(told, INTERRUPTED)
         if seen.is_same:
             return replace(told, is_verified=True)
         return add_note(told, _describe_failure(seen))

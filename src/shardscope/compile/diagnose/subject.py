@@ -8,15 +8,16 @@ from functools import cached_property
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from shardscope._torch.compile_caches import fresh_caches
-from shardscope._torch.uncompiled_functions import uncompiled
-from shardscope.compile.call_state import everything_kept
+from shardscope._torch.uncompiled_functions import has_compile_wrapper, uncompiled
+from shardscope.compile.call_state import everything_kept, walk_call
 from shardscope.compile.diagnose.capture import Captured, capture
 from shardscope.compile.diagnose.isolation.payload import pack
 from shardscope.compile.diagnose.judging.reference import say_error
 from shardscope.compile.diagnose.repro.whole import Call
-from shardscope.compile.explain.explain import one_at_a_time
+from shardscope.compile.explain.explain import name_of, one_at_a_time
 from shardscope.errors import CompileError
 
 __all__ = ["Subject"]
@@ -40,6 +41,8 @@ class Subject:
         self._kwargs = kwargs
         self._seed = seed
         self.name = name or _name(self._fn)
+        self.compiled_parts = _list_compiled(fn, args, kwargs)
+        """Names of functions and modules to which the user has applied torch.compile."""
 
     def capture(self, *, dynamic: bool | None) -> Captured:
         """The graphs that dynamo makes of it."""
@@ -61,7 +64,7 @@ class Subject:
 
     def find_own_error(self) -> Exception | None:
         """What the function raises without a compiler; None if it returns."""
-        with self._kept():
+        with self._kept(), torch.compiler.set_stance("force_eager"):
             try:
                 self._fn(*self._args, **self._kwargs)
             except Exception as error:  # noqa: BLE001 - of whatever kind
@@ -79,6 +82,20 @@ class Subject:
         with one_at_a_time, fresh_caches(), everything_kept(self._fn, self._args, self._kwargs):
             torch.manual_seed(self._seed)
             yield
+
+
+def _list_compiled(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    reachable = (value for _, value in walk_call(fn, args, kwargs) if callable(value))
+    wrapped = [uncompiled(value) for value in reachable if has_compile_wrapper(value)]
+    # The wrapper of a module also contains a compiled function of torch's own.
+    names = [
+        name_of(value)
+        for value in wrapped
+        if isinstance(value, nn.Module) or not value.__module__.startswith("torch.")
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def _name(fn: Any) -> str:

@@ -8,13 +8,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope.comm.run import read_identity
 from shardscope.compile.call_state import everything_kept
 from shardscope.compile.explain.explaining import explaining
 from shardscope.errors import CompileError
-from shardscope.record import Recording, replace_surrogates
+from shardscope.record import Gap, Recording, replace_surrogates
 
 __all__ = ["explain", "name_of", "one_at_a_time", "quiet_compiler", "run_as_it_is"]
 
@@ -51,13 +53,21 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
         )
     with (
         one_at_a_time,
-        everything_kept(fn, args, kwargs),
+        everything_kept(fn, args, kwargs) as state,
         fresh_caches(),
         suppress(Exception),  # what the function raises is in the explanation
         explaining(target=name_of(fn)) as explained,
     ):
         torch.compile(fn, backend=run_as_it_is)(*args, **kwargs)
-    return explained.recording
+    recording = explained.recording
+    if state.is_complete:
+        return recording
+    fact = (
+        f"{name_of(fn)} can reach too many objects to restore all of them: what the call changed "
+        "in the others stays changed"
+    )
+    gap = Gap(place="explain", fact=fact, rank=read_identity()[0])
+    return replace(recording, gaps=(*recording.gaps, gap))
 
 
 def run_as_it_is(graph: fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:

@@ -15,13 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.played_group import OWN
 from shardscope._torch.propagation import quiet_collectives
+from shardscope._torch.random_state import seed_generators
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.execute import execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.names import OriginalNames
 from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.parallel.parity.single import copy_model
-from shardscope.parallel.parity.task import Task, seed_all, shard_batch
+from shardscope.parallel.parity.task import Task, shard_batch
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
 from shardscope.record import TensorKind
 from shardscope.world.play import play
@@ -69,7 +70,7 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
     own = copy_model(eager.model)
     task = _own_task(eager, mesh)
     gather = _Gatherer()
-    seed_all(task.seed)
+    seed_generators(task.seed)
     with variant.applied(own, task) as applied:
         names = OriginalNames(own, {} if look is None else look.renamed.get(dist.get_rank(), {}))
         sharded = eager.parallelize(own, mesh)
@@ -86,7 +87,7 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         if variant.is_marked:
             return Outcome([], {}, {}, parameters=full, ties=ties)
         if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
-            seed_all(task.seed)
+            seed_generators(task.seed)
         probe = None if look is None else look.make_probe()
         outcome = execute(model, applied, names=names, gather=gather, probe=probe)
         tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from shardscope._torch.random_state import preserved_random_state, seed_generators
 from shardscope.errors import ParityError, ShardscopeError
 from shardscope.numerics.draws import Watching
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.parity.cases import Runs
 from shardscope.parallel.parity.execute import Probe, execute, named_parameters
 from shardscope.parallel.parity.outcome import Outcome, tie_names
-from shardscope.parallel.parity.task import Task, kept_generators, seed_all
+from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.variants import AS_IT_IS, EXACT, Jitter, Variant
 
 __all__ = [
@@ -56,8 +57,8 @@ def run_task(
 ) -> Outcome:
     """The same for any task, in any variant."""
     own = copy_model(model)
-    with kept_generators(), variant.applied(own, task) as applied:
-        seed_all(task.seed)
+    with preserved_random_state(), variant.applied(own, task) as applied:
+        seed_generators(task.seed)
         return execute(own, applied, probe=probe)
 
 
@@ -134,7 +135,7 @@ def draws_numbers(model: nn.Module, task: Task) -> bool:
     """Whether a step draws random numbers."""
     own = copy_model(model)
     watching = Watching()
-    with kept_generators(), watching:
+    with preserved_random_state(), watching:
         execute(own, task)
     return watching.has_drawn
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -14,10 +11,9 @@ import torch
 from torch import nn
 
 from shardscope.parallel.parity.outcome import named_tensors
-from shardscope.shard.reference import kept_random_state
 from shardscope.shard.stand_ins import map_tensors
 
-__all__ = ["Task", "call_model", "default_loss", "kept_generators", "seed_all", "shard_batch"]
+__all__ = ["Task", "call_model", "default_loss", "shard_batch"]
 
 Loss = Callable[[Any], Any]
 Step = Callable[[nn.Module, Any], Any]
@@ -51,28 +47,6 @@ class Task:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy.copy(tensor.detach()).clone().requires_grad_(tensor.requires_grad)
-
-
-def seed_all(seed: int) -> None:
-    """Seed the default generators of torch, Python and numpy."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-
-
-@contextmanager
-def kept_generators() -> Iterator[None]:
-    """Leave those generators as they were found."""
-    numpy: Any = sys.modules.get("numpy")
-    python, numbers = random.getstate(), None if numpy is None else numpy.random.get_state()
-    try:
-        with kept_random_state():
-            yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numbers)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:

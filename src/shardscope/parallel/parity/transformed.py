@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope._torch.programs import flatten, unflatten
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.numerics.widen import widen_tensor
 from shardscope.parallel.capture import export_with_loss
 from shardscope.parallel.parity.causes import explain
@@ -29,7 +30,6 @@ from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import cut_by_plan
 from shardscope.parallel.verify import Trial, deal_values, join_results, run_ranks
 from shardscope.record import FINE, Phase, TensorKind
-from shardscope.shard.reference import kept_random_state
 
 __all__ = ["Transformed"]
 
@@ -126,7 +126,7 @@ class Transformed:
             return False
         if self.task.loss is not None:
             return True
-        with kept_random_state():
+        with preserved_random_state():
             output = call_model(copy_model(self.model), self.task.copy_inputs())
         return any(one.requires_grad for _, one in named_tensors(output))
 

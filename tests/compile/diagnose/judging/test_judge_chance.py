@@ -23,7 +23,7 @@ from shardscope.record import Condition
 def test_a_backend_that_is_wrong_in_a_new_way_each_time_is_wrong_and_says_so():
     outcome = judge(layered(), Compiler(always_wrong))
     assert outcome.condition is Condition.WRONG_RESULT
-    assert outcome.fact.endswith("; it gives other wrong numbers each time that it is run")
+    assert outcome.fact.endswith("; the wrong numbers differ from run to run")
 
 
 def test_a_backend_that_is_wrong_once_is_nondeterministic():
@@ -106,7 +106,7 @@ def test_other_random_numbers_are_no_fault():
     outcome = judge(piece, Compiler(redrawn))
     assert outcome.condition is Condition.RNG
     assert not outcome.is_bad
-    assert outcome.fact.startswith("only what it draws at random differs: output 0 is off by ")
+    assert outcome.fact.startswith("only its random numbers differ: output 0 is off by ")
 
 
 def test_the_same_random_numbers_are_fine():

@@ -13,6 +13,8 @@ from torch import nn
 from compile_backends import after, eager, raises, wrong_backward
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.judging.program import judge_program
+from shardscope.compile.diagnose.judging.runs import Result
+from shardscope.compile.diagnose.judging.weigh import _is_other_error, _is_within
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Phase
 
@@ -147,3 +149,39 @@ def test_other_random_numbers_are_told_as_wrong_where_nobody_can_tell():
 
     outcome = judge_program(making(drop, numbers(8, 6)), Compiler(redrawn))
     assert outcome.condition is Condition.WRONG_RESULT
+
+
+def test_state_beyond_the_limit_of_a_walk_is_a_note_and_no_evidence(monkeypatch):
+    monkeypatch.setattr("shardscope.compile.call_state._MAX_OBJECTS", 20)
+
+    def fill(x, table):
+        if torch.compiler.is_compiling():
+            table["first"] = [[0], [1]]  # moves the objects behind it beyond the limit
+        else:
+            table["first"] = [[0]]
+        table["rest"] = [[place] for place in range(40)]
+        return x + 1
+
+    def keep(x, table):
+        table["rest"] = [[place] for place in range(40)]
+        return x + 1
+
+    outcome = judge_program(making(keep, numbers(2), {}), Compiler(eager))
+    assert outcome.condition is Condition.FINE
+    assert outcome.notes == (
+        "Only the first 20 objects that the call can reach or returns were compared and restored; "
+        "changes in the others are not seen.",
+    )
+    outcome = judge_program(making(fill, numbers(2), {}), Compiler(eager))
+    assert outcome.condition is Condition.WRONG_RESULT
+    assert "list of 2" in outcome.fact
+    assert "missing" not in outcome.fact
+
+
+def test_a_value_that_a_run_lacks_is_neither_right_nor_within_the_noise_of_eager_runs():
+    full = Result({"a": torch.ones(2)}, {})
+    other = Result({"a": torch.zeros(2)}, {})
+    empty = Result({}, {})
+    assert not _is_within(empty, full, [other])
+    assert not _is_within(other, full, [empty])
+    assert not _is_other_error(full, empty, other)

@@ -1,4 +1,4 @@
-"""A fragment without what it draws at random: draws become inputs, with the values eager drew."""
+"""Replaces random ops of a fragment by inputs with the values that eager execution drew."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["take_out_draws"]
 
 
 def take_out_draws(fragment: Fragment, *, seed: int) -> Fragment | None:
-    """The fragment with each op that draws replaced by what it gave; None if none could be.
+    """The fragment with each random op replaced by its eager result; None if it has none.
 
-    What such an op takes becomes an output, so that whatever led to it is still compared.
+    The arguments of a random op become outputs, so that the ops before it are still compared.
     """
     recording = _Recording(fragment.graph)
     torch.manual_seed(seed)
@@ -39,7 +39,7 @@ def take_out_draws(fragment: Fragment, *, seed: int) -> Fragment | None:
 
 @final
 class _Recording(fx.Interpreter):
-    """Runs a graph and keeps what ops gave that drew, by the name of their node."""
+    """Runs a graph and stores the results of random ops by the name of their node."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -62,18 +62,18 @@ def _detach(value: Any) -> Any:
 
 @final
 class _Cut:
-    """Copies a graph, with placeholders in place of nodes that drew."""
+    """Copies a graph with placeholders in place of random ops."""
 
     def __init__(self, graph: fx.Graph, drawn: dict[str, Any], has_gradients: bool) -> None:
         self._graph = graph
         self._drawn = drawn
         self._has_gradients = has_gradients
         self._copies: dict[fx.Node, Any] = {}
-        self._taken: list[fx.Node] = []  # what nodes that drew were given
+        self._taken: list[fx.Node] = []  # arguments of random ops
         self._added: list[Tensor] = []
 
     def fill(self, graph: fx.Graph, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Copy `graph`; the inputs that the copy takes."""
+        """Copy `graph`, and return the inputs of the copy."""
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._copies[node] = self._graph.node_copy(node)
@@ -93,7 +93,7 @@ class _Cut:
         return (node.name for node in graph.nodes if node.name in self._drawn)
 
     def _place(self, name: str, value: Any) -> Any:
-        """A placeholder, or as many as there are tensors in what an op gave."""
+        """A placeholder for a tensor, or a list of placeholders for the results of an op."""
         if isinstance(value, list | tuple):
             return [self._place(f"{name}_{index}", one) for index, one in enumerate(value)]
         if not isinstance(value, Tensor):
@@ -109,7 +109,7 @@ class _Cut:
             if isinstance(copied, fx.Node) and copied.op != "placeholder":
                 self._taken.append(copied)
         self._copies[node] = placed
-        if _writes(node):  # who comes later sees what was drawn
+        if _writes(node):  # later nodes read the random numbers
             self._copies[node.all_input_nodes[0]] = placed
 
     def _copy(self, node: fx.Node) -> None:
@@ -128,7 +128,7 @@ class _Cut:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an op that draws does so into what it is given."""
+    """Whether a random op writes into its first argument."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_in_place = name.endswith("_") and not name.endswith("__")
     return bool(node.all_input_nodes) and (is_in_place or bool(node.kwargs.get("inplace")))

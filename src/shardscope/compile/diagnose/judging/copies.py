@@ -1,4 +1,4 @@
-"""Copies of a program's inputs, which share memory among each other as the originals do."""
+"""Copies of a program's inputs, which share storage with each other as the originals do."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Change = Callable[[Tensor], Tensor]
 
 
 def copy_inputs(inputs: Sequence[Any], change: Change = lambda tensor: tensor) -> list[Any]:
-    """A copy of each value that asks for gradients as the original does, computed or a leaf.
+    """A copy of each value, with the original's `requires_grad`, and a leaf where that is one.
 
-    `change` is applied to the numbers, as to give them another dtype.
+    `change` is applied to the copied data, for example to convert its dtype.
     """
     copied: dict[int, Tensor] = {}
     for group in _share_memory(inputs):
@@ -28,7 +28,7 @@ def copy_inputs(inputs: Sequence[Any], change: Change = lambda tensor: tensor) -
 
 
 def _share_memory(inputs: Sequence[Any]) -> list[list[Tensor]]:
-    """Tensors by the memory they lie in; those that cannot be taken apart are alone."""
+    """Tensors grouped by storage; subclasses and other layouts form groups of their own."""
     groups: dict[Any, list[Tensor]] = defaultdict(list)
     for one in {id(one): one for one in inputs if isinstance(one, Tensor)}.values():
         if type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided and one.numel():
@@ -52,7 +52,7 @@ def _copy_group(group: Sequence[Tensor], change: Change) -> dict[int, Tensor]:
 
 
 def _is_spread(tensor: Tensor) -> bool:
-    """Whether a plain clone would lie in memory in another way."""
+    """Whether a plain clone would have other strides."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return False
     return tensor.numel() > 0 and _extent(tensor) != tensor.numel()

@@ -1,6 +1,6 @@
-"""Judges a compiled fragment: compiles it, runs it, and compares it with eager execution.
+"""Compiles a fragment, runs it, and compares its results with eager execution.
 
-Crashes and hangs are for whoever runs this in another process.
+Crashes and hangs end or block the process: callers run this in a worker process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shardscope._torch.compiling import (
     patched_inductor,
     watched_compiles,
 )
+from shardscope._torch.random_state import preserved_random_state
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.fragment import Fragment
 from shardscope.compile.diagnose.judging.chance import take_out_draws
@@ -37,7 +38,6 @@ from shardscope.compile.diagnose.suspects import find_failing_line
 from shardscope.compile.explain.explain import run_as_it_is
 from shardscope.errors import BackendError, CompileError
 from shardscope.record import Condition, Phase
-from shardscope.shard.reference import kept_random_state
 
 __all__ = [
     "Judge",
@@ -54,7 +54,7 @@ __all__ = [
 
 _BY_VALUES = (Condition.WRONG_RESULT, Condition.NAN)
 _MESSAGE = 4000  # characters of an error that are kept
-_NUM_AT_A_GLANCE = 3  # runs with other roundings
+_NUM_AT_A_GLANCE = 3  # runs with perturbed rounding
 _MAX_REPLACED = 50  # values that are tried one after the other
 _SAME_DRAWS = {"fallback_random": True}  # inductor's: draw as eager execution does
 
@@ -62,29 +62,32 @@ _SAME_DRAWS = {"fallback_random": True}  # inductor's: draw as eager execution d
 def judge(
     fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing, seed: int = 0
 ) -> Outcome:
-    """Compile a fragment, run it, and say how it compares with eager execution."""
+    """Compile a fragment, run it, and return how it compares with eager execution."""
     return Judge(fragment, seed=seed).judge(compiler, announce=announce)
 
 
 def glance(
     fragment: Fragment, compiler: Compiler, *, announce: Announce = say_nothing
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Run forward once what is known to be wrong, and list the outputs that are, in order."""
+    """Run the forward of a wrong fragment once, and list its wrong outputs in order."""
     runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
-    with kept_random_state(), patched_inductor(compiler.config):
+    with preserved_random_state(), patched_inductor(compiler.config):
         _ = runs.eager
         try:
             found = _Trial.make(runs, resolve(compiler), announce).run()
         except TrialFailure as failure:
             return failure.outcome, {}
         wrong = list_wrong(found, runs)
-        return weigh(found, runs), {name: found.values.get(name) for name in wrong}
+        # An output that is missing has no value that could show where the fault is.
+        return weigh(found, runs), {
+            name: found.values[name] for name in wrong if name in found.values
+        }
 
 
 def find_reaching(fragment: Fragment, values: Mapping[str, Any]) -> str:
-    """The first node whose wrong value makes the graph's results wrong, when all else is right."""
+    """The first node whose value alone, put into the eager graph, makes its results wrong."""
     runs = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
-    with kept_random_state():
+    with preserved_random_state():
         for name, value in list(values.items())[:_MAX_REPLACED]:
             if _is_wrong_with(fragment, runs, {name: value}):
                 return name
@@ -94,26 +97,31 @@ def find_reaching(fragment: Fragment, values: Mapping[str, Any]) -> str:
 def reaches(
     fragment: Fragment, part: Fragment, compiler: Compiler, *, announce: Announce = say_nothing
 ) -> bool:
-    """Whether what a compiled part of a graph gets wrong makes the graph's results wrong."""
+    """Whether what a compiled part of a graph gets wrong makes the graph's results wrong.
+
+    True also where that cannot be determined, because the part raises or lacks an output.
+    """
     runs = FragmentRuns(part, pulls_back=False)
-    with kept_random_state(), patched_inductor(compiler.config):
+    with preserved_random_state(), patched_inductor(compiler.config):
         try:
             found = _Trial.make(runs, resolve(compiler), announce).run()
         except TrialFailure:
             return True
         (last,) = part.graph.graph.find_nodes(op="output")
-        results = {
-            node.name: found.values.get(f"output {place}")
+        names = {
+            f"output {place}": node.name
             for place, node in enumerate(last.args[0])
             if isinstance(node, torch.fx.Node)
         }
-        values = {name: value for name, value in results.items() if value is not None}
+        if not names.keys() <= found.values.keys():  # a missing value says nothing
+            return True
+        values = {node: found.values[output] for output, node in names.items()}
         whole = FragmentRuns(fragment, pulls_back=False, max_others=_NUM_AT_A_GLANCE)
         return _is_wrong_with(fragment, whole, values)
 
 
 def _is_wrong_with(fragment: Fragment, runs: FragmentRuns, values: Mapping[str, Any]) -> bool:
-    """Whether a graph's results are wrong where some of its nodes give these values."""
+    """Whether the graph's results are wrong if some of its nodes are replaced by these values."""
     try:
         found = runs.run(lambda inputs: _Replacing(fragment.graph, values).run(*inputs))
     except Exception:  # noqa: BLE001 - wrong values may lead anywhere
@@ -123,7 +131,7 @@ def _is_wrong_with(fragment: Fragment, runs: FragmentRuns, values: Mapping[str, 
 
 @final
 class _Replacing(fx.Interpreter):
-    """Runs a graph with values of others in place of what some nodes compute."""
+    """Runs a graph with given values in place of the results of some nodes."""
 
     def __init__(self, graph: fx.GraphModule, values: Mapping[str, Any]) -> None:
         super().__init__(graph)
@@ -136,7 +144,7 @@ class _Replacing(fx.Interpreter):
 
 @final
 class Judge:
-    """Holds the eager runs of a fragment, so that a further compiler costs little."""
+    """Compares compilers on one fragment, whose eager runs are made once."""
 
     def __init__(self, fragment: Fragment, *, seed: int = 0) -> None:
         self._seed = seed
@@ -145,7 +153,7 @@ class Judge:
     def judge(self, compiler: Compiler, *, announce: Announce = say_nothing) -> Outcome:
         """The outcome of one compiler. Raises CompileError if the fragment itself fails."""
         backend = resolve(compiler)
-        with kept_random_state():
+        with preserved_random_state():
             _ = self._runs.eager
             with patched_inductor(compiler.config):
                 try:
@@ -171,7 +179,7 @@ class Judge:
             return replace(failure.outcome, condition=Condition.NONDETERMINISTIC, fact=fact)
 
     def _weigh_second(self, trial: _Trial, first: Result, outcome: Outcome) -> Outcome:
-        """What is right at first may be wrong from the second run on, as CUDA graphs may be."""
+        """Compare a second run: CUDA graphs, for example, may be wrong from the second run on."""
         try:
             again = trial.run()
         except TrialFailure as failure:
@@ -180,8 +188,8 @@ class Judge:
         return weigh_second(outcome, first, again, _with_unchanged(self._runs, again))
 
     def _judge_draws(self, compiler: Compiler, outcome: Outcome) -> Outcome | None:
-        """What is left of a difference when both draw the same numbers; None if it says nothing."""
-        drawn = Outcome(Condition.RNG, f"only what it draws at random differs: {outcome.fact}")
+        """The outcome if both draw the same random numbers; None if that cannot be arranged."""
+        drawn = Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
         if compiler.backend == "inductor" and not compiler.config.get("fallback_random"):
             config = {**compiler.config, **_SAME_DRAWS}
             found = self.judge(replace(compiler, config=config))
@@ -194,7 +202,7 @@ class Judge:
 
 
 def resolve(compiler: Compiler) -> Callable[..., Any]:
-    """The backend, with the arguments that torch.compile would hand it."""
+    """The backend as a function, with the arguments that torch.compile would pass to it."""
     try:
         return find_backend(
             compiler.backend,
@@ -211,7 +219,7 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
 
 @final
 class TrialFailure(Exception):  # noqa: N818 - it carries an outcome
-    """What ends a trial: something was raised, and that is its outcome."""
+    """Ends a trial with the outcome of an error that was raised."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.fact)
@@ -236,10 +244,10 @@ class _Trial:
         try:
             with torch.set_grad_enabled(fragment.with_gradients):
                 compiled = _compile(fragment, backend)
-            if not callable(compiled):  # in dynamo's words, which a script will meet
+            if not callable(compiled):  # dynamo's message, which a script will show
                 raise AssertionError("compiler_fn did not return callable")
         except BackendError:
-            raise  # of who asked for options that it does not have
+            raise  # unknown options are the caller's mistake
         except (Exception, SystemExit) as error:
             raise TrialFailure(describe_error(error, "compiling")) from error
         return cls(runs, compiled, announce)
@@ -254,7 +262,7 @@ class _Trial:
             raise TrialFailure(describe_error(error, self.phase)) from error
 
     def _call(self, inputs: Sequence[Any]) -> Any:
-        # As torch.compile calls it: whether or not it says that it is boxed.
+        # As torch.compile calls it, whether or not it has the boxed calling convention.
         return self.compiled(*inputs)
 
     def _say(self, phase: str) -> None:
@@ -262,7 +270,7 @@ class _Trial:
         self.announce(phase)
 
     def _begin_compiling(self, is_backward: bool) -> None:
-        """What is compiled when it is first run has as long as what is compiled before."""
+        """Lazy compilation during a run has the time limit of a compilation."""
         self.announce(name_compiling(is_backward))
 
     def _end_compiling(self) -> None:
@@ -275,23 +283,23 @@ def name_compiling(is_backward: bool) -> str:
 
 
 def _compile(fragment: Fragment, backend: Callable[..., Any]) -> Any:
-    """What a backend makes of a graph; of one with open sizes what dynamo has it make."""
+    """The compiled graph; one with symbolic sizes is compiled through dynamo."""
     if fragment.has_open_sizes and _is_traceable(fragment):
         return _compile_open(fragment, backend)
     return backend(copy.deepcopy(fragment.graph), copy_inputs(fragment.inputs))
 
 
 def _is_traceable(fragment: Fragment) -> bool:
-    """Whether dynamo gets through one of its own graphs, which may have what nobody writes."""
+    """Whether dynamo can trace one of its own graphs, which may contain private ops."""
     try:
         _compile_open(fragment, run_as_it_is)(*copy_inputs(fragment.inputs))
-    except Exception:  # noqa: BLE001 - sizes are numbers then, as they are in this call
+    except Exception:  # noqa: BLE001 - then it is compiled with the fixed sizes of this call
         return False
     return True
 
 
 def _compile_open(fragment: Fragment, backend: Callable[..., Any]) -> Any:
-    """The graph with symbols for its sizes, which dynamo makes when it is called."""
+    """The graph compiled with symbolic sizes, which dynamo creates in the first call."""
     torch.compiler.reset()
     return torch.compile(
         copy.deepcopy(fragment.graph), backend=backend, dynamic=True, fullgraph=True
@@ -321,7 +329,7 @@ def describe_text(error: BaseException) -> str:
 @final
 @dataclass(frozen=True)
 class _Completed:
-    """Eager runs, to which belong inputs that they left alone and a compiled run did not."""
+    """Eager runs, completed by inputs that only a compiled run has changed."""
 
     runs: FragmentRuns
     result: Result

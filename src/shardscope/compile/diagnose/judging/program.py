@@ -1,9 +1,7 @@
-"""Judges a whole function through torch.compile, as the user calls it."""
+"""Compares a whole function under torch.compile with eager execution."""
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from shardscope._torch.compiling import is_compiling, patched_inductor, watched_compiles
+from shardscope._torch.random_state import preserved_random_state, seed_generators
 from shardscope.compile.call_state import (
     describe_values,
+    list_uncompared,
     state_of_code_kept,
     walk_call,
     walk_values,
@@ -50,28 +50,28 @@ from shardscope.numerics.draws import Watching
 from shardscope.numerics.rounding import RandomRounding
 from shardscope.numerics.widen import main_dtype, widen_model, widen_tensor, widened
 from shardscope.record import Condition, SuspectOp
-from shardscope.shard.reference import kept_random_state
 from shardscope.shard.stand_ins import map_tensors
 
 __all__ = ["EagerError", "Make", "ProgramRuns", "describe_missing", "judge_program"]
 
 Program = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Make = Callable[[], Program]
-"""Makes a function and its arguments anew, the same each time and sharing nothing."""
+"""Creates a function and its arguments; equal in each call, and sharing no state."""
 
 
 def judge_program(
     make: Make, compiler: Compiler, *, announce: Announce = say_nothing, seed: int = 0
 ) -> Outcome:
-    """Compile a function, run it, and say how it compares with eager execution.
+    """Compile a function, run it, and return how it compares with eager execution.
 
-    Resets dynamo before and after: for a process that compiles nothing else. Raises CompileError
+    Resets dynamo before and after, so run it in a process of its own. Raises CompileError
     if the function fails in the same way with and without the compiler.
     """
     runs = ProgramRuns(make, seed=seed)
-    with kept_random_state():
+    with preserved_random_state():
         _ = runs.eager_error
-        return _judge(runs, compiler, announce)
+        outcome = _judge(runs, compiler, announce)
+    return replace(outcome, notes=tuple(runs.notes))
 
 
 def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome:
@@ -100,10 +100,10 @@ def describe_missing(error: Exception, suspects: tuple[SuspectOp, ...]) -> Outco
 
 
 def _compare_errors(error: BaseException, eager: EagerError) -> Outcome:
-    """What to make of a function that raises with and without the compiler.
+    """The outcome of a function that raises both compiled and in eager execution.
 
-    Errors of one type or with one message are the function's own: dynamo wraps some in classes of
-    its own, and makes a RuntimeError of an assertion about a tensor.
+    Errors of the same type or message are the function's own: dynamo wraps some errors, and turns
+    a failed assertion about a tensor into a RuntimeError.
     """
     cause = find_cause(error)
     is_same = message_of(cause).strip() == message_of(eager.error).strip() != ""
@@ -123,12 +123,12 @@ def _weigh(trial: _Trial, first: Result, compiler: Compiler) -> Outcome:
     if outcome.condition not in (Condition.WRONG_RESULT, Condition.NAN):
         return outcome
     if trial.runs.has_draws and _is_right_but_for_draws(trial.runs, compiler):
-        return Outcome(Condition.RNG, f"only what it draws at random differs: {outcome.fact}")
+        return Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
     return weigh_again(outcome, first, trial.run, trial.runs)
 
 
 def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
-    """Whether inductor is right when it draws as eager execution does; of others nobody knows."""
+    """Whether inductor is right with eager's random numbers; other backends have no such option."""
     if compiler.backend != "inductor" or compiler.config.get("fallback_random"):
         return False
     config = {**compiler.config, "fallback_random": True}
@@ -138,7 +138,7 @@ def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
 @final
 @dataclass(frozen=True)
 class EagerError:
-    """What a function raises when nothing is compiled, and the op and line that raise it."""
+    """The error of a function in eager execution, and the op and line that raise it."""
 
     error: Exception
     suspects: tuple[SuspectOp, ...]
@@ -146,7 +146,7 @@ class EagerError:
 
 @final
 class _Trial:
-    """A function compiled, each time anew, and where it is at."""
+    """Compiles and runs fresh copies of a function, and keeps the current phase."""
 
     def __init__(self, runs: ProgramRuns, compiler: Compiler, announce: Announce) -> None:
         self.runs = runs
@@ -171,7 +171,7 @@ class _Trial:
                 return self.runs.run(compile, announce=self._say)
         except ShardscopeError:
             raise
-        except (Exception, SystemExit) as error:  # whatever it is, it is the outcome
+        except (Exception, SystemExit) as error:  # any error is an outcome
             own = self.runs.eager_error
             outcome = (
                 describe_error(error, self.phase) if own is None else _compare_errors(error, own)
@@ -199,16 +199,17 @@ class ProgramRuns:
         self._others: list[Result] = []
         self._again: list[Result] = []
         self._is_roundable = True
-        self._pulls_back = True  # gradients too, unless eager execution has none
+        self._pulls_back = True  # compute gradients, unless eager execution cannot
+        self.notes: list[str] = []  # on state that the last run could not compare
 
     @cached_property
     def eager_error(self) -> EagerError | None:
-        """What the function itself raises; None if it returns."""
+        """The error that the function raises in eager execution; None if it returns."""
         return self._run_eagerly if isinstance(self._run_eagerly, EagerError) else None
 
     @property
     def eager(self) -> Result:
-        """As it is."""
+        """The result of eager execution."""
         if isinstance(self._run_eagerly, EagerError):
             raise fails_itself(self._run_eagerly.error) from self._run_eagerly.error
         return self._run_eagerly
@@ -217,47 +218,47 @@ class ProgramRuns:
     def _run_eagerly(self) -> Result | EagerError:
         try:
             return self.run()
-        except Exception:  # noqa: BLE001 - not every result can be pulled back, nor has to be
+        except Exception:  # noqa: BLE001 - not every result is differentiable
             self._pulls_back = False
         try:
             return self.run()
-        except Exception as error:  # noqa: BLE001 - the compiled function is held to it
+        except Exception as error:  # noqa: BLE001 - the compiled function should raise it too
             return EagerError(error, self._find_suspects(error))
 
     def _find_suspects(self, error: Exception) -> tuple[SuspectOp, ...]:
         ops = _FailingOp()
         try:
             self.run(context=ops)
-        except Exception:  # noqa: BLE001 - that it fails is known
+        except Exception:  # noqa: BLE001 - it is known to fail
             return find_failing_line(error, op=ops.name)
         return find_failing_line(error)
 
     @cached_property
     def exact(self) -> Result | None:
-        """In double precision; None where a kernel does not know it."""
+        """The result in double precision; None where an op does not support it."""
         try:
             return self.run(is_exact=True)
-        except Exception:  # noqa: BLE001 - whatever it is, eager execution alone goes on
+        except Exception:  # noqa: BLE001 - then it is compared with eager execution only
             return None
 
     @cached_property
     def has_draws(self) -> bool:
-        """Whether anything is drawn at random."""
+        """Whether the function draws random numbers."""
         watching = Watching()
         self.run(context=watching)
         return watching.has_drawn
 
     def run_others(self, count: int) -> Sequence[Result]:
-        """So many with other roundings, or as many as there can be."""
+        """Up to `count` results with perturbed rounding; fewer if such a run fails."""
         while len(self._others) < count and self._is_roundable:
             try:
                 self._others.append(self.run(context=RandomRounding(len(self._others) + 1)))
-            except Exception:  # noqa: BLE001 - other numbers may lead where the program fails
+            except Exception:  # noqa: BLE001 - perturbed numbers may make the program fail
                 self._is_roundable = False
         return self._others[:count]
 
     def run_again(self, count: int) -> Sequence[Result]:
-        """So many as it is."""
+        """`count` further results of eager execution."""
         while len(self._again) < count:
             self._again.append(self.run())
         return self._again[:count]
@@ -270,49 +271,48 @@ class ProgramRuns:
         is_exact: bool = False,
         announce: Announce = say_nothing,
     ) -> Result:
-        """Make the function, and run it, compiled if so."""
+        """Create the function and run it, compiled by `compile` if given."""
         function, args, kwargs = self._make()
         with state_of_code_kept(function):
             if is_exact:
                 context = widened(_find_dtype(function, args, kwargs))
                 args, kwargs = _widen(function, args, kwargs)
             leaves = _find_leaves(function, args, kwargs)
-            self._seed_all()
-            with context or nullcontext():
+            seed_generators(self._seed)
+            # Torch.compile wrappers in the program itself must not run in the eager reference.
+            eager = torch.compiler.set_stance("force_eager") if compile is None else nullcontext()
+            with eager, context or nullcontext():
                 call = function if compile is None else compile(function)
                 outputs = call(*args, **kwargs)
                 settle_device()
                 return self._collect(outputs, (function, args, kwargs), leaves, announce)
 
-    def _seed_all(self) -> None:
-        torch.manual_seed(self._seed)
-        random.seed(self._seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(self._seed)
-
     def _collect(
         self, outputs: Any, program: Program, leaves: dict[str, Tensor], announce: Announce
     ) -> Result:
-        """What a run gave and changed, with gradients, be they the function's own or ours."""
-        given = list(walk_values("output", outputs))
+        """Results, state after the call, and gradients, which are computed unless the call did."""
+        results, state = walk_values("output", outputs), walk_call(*program)
+        given = list(results)
         values = describe_values(given)
-        after = describe_values(walk_call(*program))
+        after = describe_values(state)
         values |= {f"{name}, after the call": value for name, value in after.items()}
+        self.notes = [*dict.fromkeys([*list_uncompared(results), *list_uncompared(state)])]
+        is_complete = results.is_complete and state.is_complete
         gradients = {
             f"gradient of {name}": leaf.grad.detach().clone()
             for name, leaf in leaves.items()
             if leaf.grad is not None
         }
         if gradients or not self._pulls_back:
-            return Result(values, gradients)
+            return Result(values, gradients, is_complete)
         announce("backward")
         pulled = pull_back({name: one for name, one in given if isinstance(one, Tensor)}, leaves)
         settle_device()
-        return Result(values, pulled)
+        return Result(values, pulled, is_complete)
 
 
 def _find_leaves(*program: Any) -> dict[str, Tensor]:
-    """The tensors that a call can reach and that gradients are asked of, each once."""
+    """The leaf tensors that a call can reach and that require gradients, each once."""
     tensors = {
         id(value): (name, find_leaf(value))
         for name, value in reversed(list(walk_call(*program)))
@@ -322,7 +322,7 @@ def _find_leaves(*program: Any) -> dict[str, Tensor]:
 
 
 def _widen(*program: Any) -> tuple[Any, Any]:
-    """The arguments in double precision; models are changed themselves."""
+    """The arguments in double precision; models are converted in place."""
     function, args, kwargs = program
 
     def change(tensor: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def _widen(*program: Any) -> tuple[Any, Any]:
 
 
 def _find_modules(*program: Any) -> list[nn.Module]:
-    """The modules that a call can reach, without those within others."""
+    """The modules that a call can reach, without submodules of others."""
     found: list[nn.Module] = []
     inner: set[int] = set()
     for _, value in walk_call(*program):
@@ -357,7 +357,7 @@ def _find_dtype(*program: Any) -> torch.dtype:
 
 @final
 class _FailingOp(torch.overrides.TorchFunctionMode):
-    """Remembers the function of torch's that raises."""
+    """Records the name of the torch function that raises."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Eager runs of a fragment: as it is, in double precision, with other roundings; each made once."""
+"""Eager runs of a fragment, each made once: unchanged, in double precision, and perturbed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Call = Callable[[Sequence[Any]], Any]
 
 @final
 class FragmentRuns:
-    """A fragment's eager runs, and others of the same kind."""
+    """The eager runs of a fragment; `run` calls its compiled form on the same inputs."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class FragmentRuns:
 
     @cached_property
     def eager(self) -> Result:
-        """As it is."""
+        """The result of eager execution."""
         try:
             return self.run(self._run_graph)
-        except Exception:  # noqa: BLE001 - not every result can be pulled back, nor has to be
+        except Exception:  # noqa: BLE001 - not every result is differentiable
             self._pulls_back = False
         try:
             return self.run(self._run_graph)
@@ -63,33 +63,33 @@ class FragmentRuns:
 
     @cached_property
     def exact(self) -> Result | None:
-        """In double precision; None where a kernel does not know it."""
-        _ = self.eager  # which says what is changed in place
+        """The result in double precision; None where an op does not support it."""
+        _ = self.eager  # determines which inputs are changed in place
         try:
             return self.run(self._run_graph, widened(self._dtype), change=widen_tensor)
-        except Exception:  # noqa: BLE001 - whatever it is, eager execution alone goes on
+        except Exception:  # noqa: BLE001 - then it is compared with eager execution only
             return None
 
     @cached_property
     def has_draws(self) -> bool:
-        """Whether anything is drawn at random."""
+        """Whether the fragment draws random numbers."""
         watching = Watching()
         self.run(self._run_graph, watching)
         return watching.has_drawn
 
     def run_others(self, count: int) -> Sequence[Result]:
-        """So many with other roundings, or as many as there can be."""
+        """Up to `count` results with perturbed rounding; fewer if such a run fails."""
         count = count if self._max_others is None else min(count, self._max_others)
         while len(self._others) < count and self._is_roundable:
             rounding = RandomRounding(self._seed + len(self._others) + 1)
             try:
                 self._others.append(self.run(self._run_graph, rounding))
-            except Exception:  # noqa: BLE001 - other numbers may lead where the program fails
+            except Exception:  # noqa: BLE001 - perturbed numbers may make the program fail
                 self._is_roundable = False
         return self._others[:count]
 
     def run_again(self, count: int) -> Sequence[Result]:
-        """So many as it is."""
+        """`count` further results of eager execution."""
         while len(self._again) < count:
             self._again.append(self.run(self._run_graph))
         return self._again[:count]
@@ -117,7 +117,7 @@ class FragmentRuns:
         return Result({**result.values, **self._find_changed(inputs)}, result.gradients)
 
     def _find_changed(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
-        """Inputs that a run wrote into; eager's go on to be watched, however little changes."""
+        """Inputs that a run changed in place, and those that eager execution changes."""
         before, after = name_inputs(self.fragment.inputs), name_inputs(inputs)
         is_first = self._changed is None
         changed = {name for name, one in after.items() if _is_changed(one, before[name])}
@@ -127,7 +127,7 @@ class FragmentRuns:
         return {_say_changed(name): after[name].detach() for name in after if name in watched}
 
     def unchanged(self, result: Result) -> dict[str, Tensor]:
-        """Inputs as they were, which eager execution left alone and that `result` has changed."""
+        """The original values of inputs that only `result`, and not eager execution, changed."""
         before = name_inputs(self.fragment.inputs)
         return {
             _say_changed(name): one.detach()
@@ -159,14 +159,14 @@ def _say_changed(name: str) -> str:
 
 
 def fails_itself(error: BaseException) -> CompileError:
-    """What to raise for a function that fails when nothing is compiled."""
+    """The error to raise for a function that fails in eager execution."""
     return CompileError(
         f"the function itself fails in eager mode ({say_error(error)}). Fix that first."
     )
 
 
 def say_error(error: BaseException, *, limit: int = 300) -> str:
-    """Its type and the first line of its message."""
+    """The type of an error and the first line of its message."""
     text = message_of(error).strip()
     first = text.splitlines()[0] if text else ""
     return f"{type(error).__name__}: {first[:limit]}" if first else type(error).__name__

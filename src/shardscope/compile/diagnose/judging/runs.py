@@ -1,4 +1,4 @@
-"""Runs a graph, or what a backend made of it, forward and backward, on copies of its inputs."""
+"""Runs a graph, compiled or not, forward and backward, on copies of its inputs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ Announce = Callable[[str], None]
 
 
 def say_nothing(phase: str) -> None:
-    """For whom nobody waits."""
+    """Ignore the announcement of a phase."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run gave, by name: forward, and the gradients."""
+    """The results of a run by name: values of forward, and gradients."""
 
     values: Mapping[str, Any]
     gradients: Mapping[str, Any]
+    is_complete: bool = True  # False: a name that is missing in `values` may still exist
 
 
 def run(
@@ -39,7 +40,7 @@ def run(
     pulls_back: bool = True,
     announce: Announce = say_nothing,
 ) -> Result:
-    """Call with `inputs`, which are changed; outputs that can be are pulled back to them."""
+    """Call with `inputs`, which may be changed, and compute gradients of differentiable outputs."""
     torch.manual_seed(seed)
     leaves = {name: find_leaf(one) for name, one in name_inputs(inputs).items()}
     with torch.set_grad_enabled(with_gradients), switched_back():
@@ -56,13 +57,13 @@ def run(
 
 
 def settle_device() -> None:
-    """Wait for what was launched, so that its failure is seen where it belongs."""
+    """Synchronize with the device, so that a failing kernel raises here."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
 def pull_back(outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of inputs, for fixed cotangents of all outputs that have any."""
+    """The gradients of `inputs`, for fixed cotangents of all differentiable `outputs`."""
     pulled = {
         name: one
         for name, one in outputs.items()
@@ -82,10 +83,10 @@ def pull_back(outputs: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[
 
 
 def _cotangent(name: str, output: Tensor) -> Tensor:
-    """The same numbers for an output of that name and shape, whatever its precision.
+    """A cotangent that depends on the output's name and shape only, not on its dtype.
 
-    Drawn so that no op has to round, and none is zero: this runs in double precision, and with
-    other roundings, too.
+    No element is zero, and all are exact in every precision: runs in double precision and with
+    perturbed rounding use the same numbers.
     """
     generator = torch.Generator().manual_seed(sum(name.encode()))
     if output.is_complex():
@@ -103,10 +104,10 @@ def _name_outputs(outputs: Any) -> dict[str, Any]:
 
 
 def name_inputs(inputs: Sequence[Any]) -> dict[str, Tensor]:
-    """Tensors among the inputs, by what a report calls them."""
+    """The tensors among the inputs, by the names that reports use."""
     return {f"input {i}": one for i, one in enumerate(inputs) if isinstance(one, Tensor)}
 
 
 def _keep(value: Any) -> Any:
-    # Some backends use the memory of what they return again.
+    # Some backends reuse the memory of their outputs.
     return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Weighs what a compiled function gave against eager execution: one outcome of many verdicts."""
+"""Combines the verdicts on all results of a compiled function into one outcome."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["Reference", "list_wrong", "weigh", "weigh_again", "weigh_second"]
 
 Part = Callable[[Result], Values]
 _NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
-_EACH_TIME = "; it gives other wrong numbers each time that it is run"
+_EACH_TIME = "; the wrong numbers differ from run to run"
 _NUM_AGAIN = 5
-_NUM_TWICE = 2  # further runs, which might be wrong in the same way by chance
+_NUM_TWICE = 2  # further runs, each of which may agree by chance
 _FORWARD = Phase.FORWARD
-_SPREAD = 2.0  # times what eager execution itself changes by
-_OF_ITS_ERROR = 0.1  # that a wrong result may change by when it is run again, and be the same
+_SPREAD = 2.0  # times the spread of eager execution itself
+_OF_ITS_ERROR = 0.1  # by which a wrong result may change between runs and count as the same
 
 
 class Reference(Protocol):
-    """Runs of eager execution."""
+    """Results of eager execution."""
 
     @property
     def eager(self) -> Result:
-        """As it is."""
+        """The result without changes."""
 
     @property
     def exact(self) -> Result | None:
-        """In double precision, if there is such a thing."""
+        """The result in double precision; None if an op does not support it."""
 
     def run_others(self, count: int) -> Sequence[Result]:
-        """So many with other roundings."""
+        """`count` results with perturbed rounding."""
 
     def run_again(self, count: int) -> Sequence[Result]:
-        """So many as it is."""
+        """`count` further results without changes."""
 
 
 def weigh(compiled: Result, reference: Reference) -> Outcome:
@@ -61,7 +61,7 @@ def weigh(compiled: Result, reference: Reference) -> Outcome:
 
 
 def list_wrong(compiled: Result, reference: Reference) -> list[str]:
-    """The names of all results of a run, gradients apart, that are wrong."""
+    """The names of all results that are wrong, without gradients."""
     verdicts = [verdict for phase, verdict in _compare(compiled, reference) if phase is _FORWARD]
     return [verdict.name for verdict in verdicts if verdict.condition.is_bad]
 
@@ -69,7 +69,7 @@ def list_wrong(compiled: Result, reference: Reference) -> list[str]:
 def weigh_again(
     outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
 ) -> Outcome:
-    """What a bad outcome comes to when both are run again, the same way."""
+    """The outcome of wrong results after further runs, compiled and eager."""
     if _is_eagers_own(compiled, reference):
         return Outcome(Condition.FINE, "eager execution gives different numbers each time too")
     runs = [run_again() for _ in range(_NUM_TWICE)]
@@ -81,7 +81,7 @@ def weigh_again(
 
 
 def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Reference) -> Outcome:
-    """What an outcome that is not bad comes to with a second run of the same."""
+    """The outcome of correct results after a second compiled run."""
     if not _differs(first, again):
         return outcome
     second = weigh(again, reference)
@@ -92,14 +92,14 @@ def weigh_second(outcome: Outcome, first: Result, again: Result, reference: Refe
 
 
 def _is_eagers_own(compiled: Result, reference: Reference) -> bool:
-    """Whether eager execution gives other numbers each time too, as far from each other."""
+    """Whether results of eager execution also differ between runs, by as much."""
     return any(_differs(reference.eager, one) for one in reference.run_again(1)) and _is_within(
         compiled, reference.eager, reference.run_again(_NUM_AGAIN)
     )
 
 
 def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
-    """Verdicts, one after the other: the first that is bad tells enough."""
+    """Verdicts on values, then on gradients, computed lazily: callers stop at the first bad one."""
     for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
 
         def exact(part: Part = part) -> Values | None:
@@ -108,8 +108,19 @@ def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Ve
         def others(count: int, part: Part = part) -> list[Values]:
             return [part(one) for one in reference.run_others(count)]
 
-        for verdict in compare(part(compiled), part(reference.eager), exact, others):
+        for verdict in compare(*_pair(compiled, reference.eager, part), exact, others):
             yield phase, verdict
+
+
+def _pair(one: Result, other: Result, part: Part) -> tuple[Values, Values]:
+    """The values of two runs; of incomplete runs those that both have."""
+    if one.is_complete and other.is_complete:
+        return part(one), part(other)
+    names = part(one).keys() & part(other).keys()
+    first, second = (
+        {name: part(run)[name] for name in part(run) if name in names} for run in (one, other)
+    )
+    return first, second
 
 
 def _values(result: Result) -> Values:
@@ -124,16 +135,18 @@ def _differs(one: Result, other: Result) -> bool:
     return any(
         verdict.condition is not Condition.FINE
         for part in (_values, _gradients)
-        for verdict in compare(part(other), part(one), partial(part, one))
+        for verdict in compare(*_pair(other, one, part), partial(part, one))
     )
 
 
 def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool:
-    """Whether a run is off from eager by no more than eager is from itself."""
+    """Whether a run deviates from eager by no more than eager runs do from each other."""
     for part in (_values, _gradients):
         for name, wanted in part(eager).items():
-            spread = [_distance(part(one).get(name), wanted) for one in again]
-            if _distance(part(compiled).get(name), wanted) > _SPREAD * max(spread):
+            spread = [_distance(part(one)[name], wanted) for one in again if name in part(one)]
+            if name not in part(compiled) or not spread:
+                return False
+            if _distance(part(compiled)[name], wanted) > _SPREAD * max(spread):
                 return False
     return True
 
@@ -141,15 +154,16 @@ def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool
 def _is_other_error(first: Result, second: Result, eager: Result) -> bool:
     """Whether two wrong runs are wrong in different ways."""
     return any(
-        _distance(part(second).get(name), part(first).get(name))
-        > _OF_ITS_ERROR * _distance(part(first).get(name), wanted)
+        _distance(part(second)[name], part(first)[name])
+        > _OF_ITS_ERROR * _distance(part(first)[name], wanted)
         for part in (_values, _gradients)
         for name, wanted in part(eager).items()
+        if name in part(first) and name in part(second)
     )
 
 
 def _distance(one: Any, other: Any) -> float:
-    """Between two values: zero if they are the same, infinite if they are nothing alike."""
+    """The RMS distance of two values; infinite if their types, shapes or dtypes differ."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return 0.0 if type(one) is type(other) else math.inf
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -6,6 +6,7 @@ and `SessionClock` from isolation/session_clock.py.
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
@@ -22,16 +23,20 @@ __all__ = [
     "SessionClock",
     "Widened",
     "as_ones",
+    "copy_if_possible",
     "draw_cotangent",
     "find_crash",
+    "find_difference",
     "find_error",
     "find_hang",
     "find_leaf",
     "find_missing_error",
     "find_unrest",
     "find_wrong_numbers",
+    "find_wrong_state",
     "in_double",
     "list_parts",
+    "list_variables",
     "make_contiguous",
     "plain_words",
     "run",
@@ -148,23 +153,110 @@ class Widened(torch.overrides.TorchFunctionMode):
 def find_wrong_numbers(function: Any, compiled: Any, make_inputs: Any, with_gradients: bool) -> str:
     """What the compiled function computes wrongly, or nothing."""
     eager = run(function, make_inputs(), with_gradients)
-    exact = run_exactly(function, make_inputs(), with_gradients)
-    found = run(compiled, make_inputs(), with_gradients)
+    exact = run_exactly(run, function, make_inputs(), with_gradients)
+    return find_difference(run(compiled, make_inputs(), with_gradients), eager, exact)
+
+
+def find_wrong_state(function: Any, compiled: Any, make_inputs: Any, with_gradients: bool) -> str:
+    """Which global or class attribute the compiled function leaves with a wrong value, if any."""
+
+    def run_and_read(call: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
+        before = list_variables(function, inputs)
+        saved = {name: copy_if_possible(value) for name, (_, _, value) in before.items()}
+        found: dict[str, Any] = {}
+        try:
+            run(call, inputs, with_gradients)
+        finally:
+            for name, (owner, key, value) in list_variables(function, inputs).items():
+                found |= list_parts(f"{name} afterwards", value)
+                if isinstance(owner, type):
+                    setattr(owner, key, saved[name]) if name in saved else delattr(owner, key)
+                else:
+                    owner.update({key: saved[name]}) if name in saved else owner.pop(key)
+        return found
+
+    eager = run_and_read(function, make_inputs(), with_gradients)
+    exact = run_exactly(run_and_read, function, make_inputs(), with_gradients)
+    return find_difference(run_and_read(compiled, make_inputs(), with_gradients), eager, exact)
+
+
+def copy_if_possible(value: Any) -> Any:
+    """A deep copy, or the value itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - objects such as locks raise errors of any kind
+        return value
+
+
+def list_variables(function: Any, inputs: Any) -> dict[str, tuple[Any, str, Any]]:
+    """Globals and class attributes that code outside of libraries names: owner, key and value."""
+    found: dict[str, tuple[Any, str, Any]] = {}
+    libraries = ("torch", "numpy", *sys.stdlib_module_names)
+    plain = (type(None), bool, int, float, complex, str, bytes, torch.Tensor)
+    seen, waiting = {}, [function, *inputs]
+    while waiting:
+        value = waiting.pop()
+        while hasattr(value, "__wrapped__"):  # by a decorator such as torch.no_grad()
+            value = value.__wrapped__
+        home = str(getattr(value, "__module__", "")).partition(".")[0]
+        if id(value) in seen or home in libraries:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (list, tuple)):
+            waiting += value
+        elif isinstance(value, torch.nn.Module):
+            waiting += [type(module) for module in value.modules()]
+        elif isinstance(value, type):
+            for key, attribute in vars(value).items():
+                if callable(attribute) or hasattr(attribute, "__get__"):
+                    waiting.append(attribute)
+                elif not key.startswith("__"):
+                    found[f"{value.__name__}.{key}"] = value, key, attribute
+        elif hasattr(value, "__code__"):
+            variables = value.__globals__
+            codes = [value.__code__]
+            for code in codes:
+                codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
+                names = [key for key in code.co_names if key in variables]
+                modules = [key for key in names if isinstance(variables[key], type(sys))]
+                scopes = [("", variables), *((f"{key}.", vars(variables[key])) for key in modules)]
+                for prefix, scope in scopes:
+                    is_library = str(scope.get("__name__", "")).partition(".")[0] in libraries
+                    for key in code.co_names:
+                        one = scope.get(key)
+                        if callable(one) or isinstance(one, torch.nn.Module):
+                            waiting.append(one)
+                        elif isinstance(one, type(sys)) or key not in scope:
+                            continue
+                        elif isinstance(one, plain) or not is_library:
+                            found[prefix + key] = scope, key, one
+                            waiting.append(type(one))
+            cells = value.__closure__ or ()
+            waiting += [cell.cell_contents for cell in cells if cell != type(cell)()]
+    return found
+
+
+def find_difference(found: Any, eager: Any, exact: Any) -> str:
+    """The first value of the compiled function that is missing, unexpected or wrong, or nothing."""
     for name in eager | found:
+        if name not in found or name not in eager:
+            return f"{name} is {'missing' if name in eager else 'not there in eager mode'}"
         true = [exact[name]] if name in exact else None
-        fact = str(check([found.get(name)], [eager.get(name)], true))  # type: ignore[no-untyped-call]
+        fact = str(check([found[name]], [eager[name]], true))  # type: ignore[no-untyped-call]
         if fact:
             return fact.replace("output 0", name)
     return ""
 
 
-def run_exactly(function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
+def run_exactly(how: Any, function: Any, inputs: Any, with_gradients: bool) -> dict[str, Any]:
     """What the function gives in double precision; nothing where it has no such thing."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
     try:
         with Widened():
-            exact = run(function, [in_double(one) for one in inputs], with_gradients)
+            exact: dict[str, Any] = how(
+                function, [in_double(one) for one in inputs], with_gradients
+            )
     except Exception:  # noqa: BLE001 - not everything is made for double precision
         return {}
     # What is drawn at random in double precision is something else.
@@ -180,7 +272,7 @@ def find_unrest(function: Any, compiled: Any, make_inputs: Any, with_gradients: 
         except Exception as error:  # noqa: BLE001 - whatever it is, the first call had none
             return f"a further call fails: {type(error).__name__}: {error}"
         for name, value in first.items():
-            if check([again.get(name)], [value], None):  # type: ignore[no-untyped-call]
+            if name not in again or check([again[name]], [value], None):  # type: ignore[no-untyped-call]
                 return f"{name} differs between two calls with the same inputs"
     return ""
 

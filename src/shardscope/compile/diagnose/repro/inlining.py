@@ -224,6 +224,7 @@ def _surroundings_of(value: Any) -> dict[str, Any]:
     """What the names in a function or class mean."""
     if not isinstance(value, FunctionType):
         return dict(vars(sys.modules.get(value.__module__, object())))
+    value = inspect.unwrap(value)  # as getsource() does
     found = dict(value.__globals__)
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
@@ -248,5 +249,6 @@ def _walk_tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 def _names_outside(table: symtable.SymbolTable) -> Iterator[str]:
     for symbol in table.get_symbols():
         is_outside = symbol.is_global() or table.get_type() == "module"
-        if symbol.is_referenced() and is_outside:
+        is_used = symbol.is_referenced() or symbol.is_declared_global()  # `global n; n += 1`
+        if is_used and is_outside:
             yield symbol.get_name()

@@ -28,7 +28,7 @@ _SCRIPT = {
     ),
     *("compile_f", "compile_passing_f", "saved", "Any", "torch", "math", "operator", "functools"),
     *("atexit", "os", "pathlib", "pickle", "re", "shutil", "signal", "subprocess", "sys"),
-    *("glob", "tempfile", "time", "traceback"),
+    *("copy", "glob", "tempfile", "time", "traceback"),
 }
 _BUILTINS = {*dir(builtins)} - {*keyword.kwlist}
 _FIXED = {"torch", *keyword.kwlist}  # what nobody can call something else

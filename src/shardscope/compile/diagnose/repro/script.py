@@ -16,13 +16,13 @@ from shardscope.compile.diagnose.repro.names import exchange_names
 from shardscope.numerics.plain import check, comparison_source
 from shardscope.record import Condition
 
-__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "Case", "assemble", "failure_line"]
+__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "STATE", "Case", "assemble", "failure_line"]
 
 EXIT_PASSES, EXIT_FAILS = 0, 1
 PASSING = "--passing"
 """The argument that has a script run the variant that does not fail."""
 
-_OPTIONAL = ("glob", "pathlib", "pickle", "re", "signal", "subprocess", "time")
+_OPTIONAL = ("copy", "glob", "pathlib", "pickle", "re", "signal", "subprocess", "time")
 _STDLIB = ("atexit", "os", "shutil", "sys", "tempfile", "traceback")
 
 _TOP = """\
@@ -62,8 +62,11 @@ _NUMBERS = [
     harness.Widened,
     harness.run_exactly,
     check,
+    harness.find_difference,
     harness.find_wrong_numbers,
 ]
+STATE = [harness.copy_if_possible, harness.list_variables, harness.find_wrong_state]
+"""What a script of a whole function needs to compare globals and class attributes."""
 _ERRORS = [*_RUN, harness.plain_words, harness.same_error, harness.find_error]
 _CHILD = [*_RUN, harness.SessionClock, harness.run_child]
 _HARNESS: dict[Condition, list[Any]] = {
@@ -180,12 +183,13 @@ def _print_main(
         yield f'    if "{PASSING}" in sys.argv:'
         yield f"        function, compile_it, make, with_gradients = {passing.spell()}"
     yield "    compiled = compile_it(function)"
-    yield from (f"    {line}" for line in _print_search(outcome, limit_s))
+    has_state = harness.find_wrong_state in failing.pasted
+    yield from (f"    {line}" for line in _print_search(outcome, limit_s, has_state))
     yield f'    print(f"{failure_line(outcome)}: {{fact}}" if fact else "passes", flush=True)'
     yield "    return 1 if fact else 0"
 
 
-def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
+def _print_search(outcome: Outcome, limit_s: float, has_state: bool) -> Iterator[str]:
     everything = "function, compiled, make, with_gradients"
     match outcome.condition:
         case Condition.CRASH | Condition.HANG:
@@ -202,7 +206,8 @@ def _print_search(outcome: Outcome, limit_s: float) -> Iterator[str]:
         case Condition.NONDETERMINISTIC:
             yield f"fact = find_unrest({everything})"
         case _:
-            yield f"fact = find_wrong_numbers({everything})"
+            state = f" or find_wrong_state({everything})" if has_state else ""
+            yield f"fact = find_wrong_numbers({everything}){state}"
 
 
 def _split_signature(signature: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 
 from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.outcome import NUMBERS, Outcome
 from shardscope.compile.diagnose.repro.backend import (
     Compilation,
     pickle_into,
@@ -21,7 +21,7 @@ from shardscope.compile.diagnose.repro.backend import (
 )
 from shardscope.compile.diagnose.repro.inlining import Definitions
 from shardscope.compile.diagnose.repro.inputs import print_inputs
-from shardscope.compile.diagnose.repro.script import Case, assemble
+from shardscope.compile.diagnose.repro.script import STATE, Case, assemble
 from shardscope.compile.diagnose.repro.spelling import NotPrintable
 from shardscope.compile.diagnose.repro.write import print_header, save_script
 from shardscope.record import Stage
@@ -66,7 +66,9 @@ def write_whole(
     except NotPrintable as error:
         made.notes.append(f"The function is pickled in the file of inputs, because {error}")
         lines = _print_pickled(call, made)
-    case = Case("f", "compile_f", "make_inputs", call.has_gradients, [*made.lines, "", "", *lines])
+    lines = [*made.lines, "", "", *lines]
+    pasted = STATE if outcome.condition in NUMBERS else []
+    case = Case("f", "compile_f", "make_inputs", call.has_gradients, lines, pasted)
     text = assemble(
         list(print_header("", compiler, outcome, stage, title, None, made.notes)),
         definitions=definitions,
