@@ -36,6 +36,7 @@ from canaries import (
     in_mesh,
     lazy_backward_is_announced,
     levels_are_closed,
+    resolve,
 )
 from shardscope import simulate
 from shardscope._torch import (
@@ -164,6 +165,21 @@ def skipped_code_is_not_compiled() -> bool:
 
     import_module("torch._dynamo.eval_frame").skip_code(skipped.__code__)
     return count_compiled(skipped) == 0
+
+
+def failed_guards_are_described_and_torch_functions_restored() -> bool:
+    """A compiled function is compiled again for a fake tensor that differs in its device's index."""
+    double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        devices = [double(torch.ones(2, device=name)).device.type for name in ("cpu", "cuda")]
+        with torch.device("meta"):
+            is_meta = torch.ones(2).is_meta
+    described = resolve("torch._dynamo.guards.GuardDebugInfo")(False, ["a reason"], 0)  # type: ignore[operator]
+    return (
+        devices == ["cpu", "cuda"]
+        and is_meta
+        and (described.result, described.verbose_code_parts) == (False, ["a reason"])
+    )
 
 
 def compiled_code_is_listed_until_it_is_reset() -> bool:
@@ -456,6 +472,11 @@ def device_is_read_past_the_class() -> bool:
 
 
 PROBES: dict[str, Probe] = {
+    "torch._dynamo.guards.GuardManagerWrapper": (
+        failed_guards_are_described_and_torch_functions_restored
+    ),
+    "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
+    "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
     "torch._C._dispatch_get_registrations_for_dispatch_key": cuda_autocast_policies_are_known,
     "torch._C._functorch": levels_are_closed,
     "torch._dynamo.optimize": guards_are_given,

@@ -19,9 +19,9 @@ import torch
 from shardscope._torch.cuda_choices import cuda_choices
 from shardscope._torch.cuda_runtime import current_index, replace_attribute, simulated_runtime
 from shardscope._torch.fakes import FakeTensor, FakeTensorMode
-from shardscope._torch.private import find_name
+from shardscope._torch.private import find_name, is_missing
 
-__all__ = ["simulated_cuda"]
+__all__ = ["recompiles_across_devices", "simulated_cuda"]
 
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "give tensors a CUDA device")
@@ -31,6 +31,10 @@ _tree_leaves = find_name(
 )
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable that are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
+_RECOMPILE = "recompile a function for tensors on another simulated device"
+_GuardManager = find_name("torch._dynamo.guards.GuardManagerWrapper", _RECOMPILE)
+_GuardDebugInfo = find_name("torch._dynamo.guards.GuardDebugInfo", _RECOMPILE)
+_WithoutTorchFunctions = find_name("torch._C.DisableTorchFunction", _RECOMPILE)
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 
 
@@ -46,6 +50,33 @@ def simulated_cuda() -> Iterator[None]:
         run = functools.partial(_run_on_host, _fake_tensor.run_fallback_kernel)
         replace_attribute(stack, _fake_tensor, "run_fallback_kernel", run)
         stack.enter_context(cuda_choices(device_type="cuda"))
+        yield
+
+
+@contextmanager
+def recompiles_across_devices() -> Iterator[None]:
+    """Let dynamo recompile a function that gets tensors on "cuda" after "cpu", or the reverse.
+
+    Only the device's index tells the two apart in C++. dynamo's text about such a failed guard has
+    both indices as bytes, and -1, the index of "cpu", cannot be decoded: the error would end the
+    program, and leave torch functions disabled on this thread.
+    """
+    if is_missing(_GuardManager) or is_missing(_GuardDebugInfo):
+        yield
+        return
+    check = _GuardManager.check_verbose
+
+    @functools.wraps(check)
+    def check_verbose(manager: Any, scope: Any) -> Any:
+        try:
+            with _WithoutTorchFunctions():  # as torch does itself, but restored after an error
+                return check(manager, scope)
+        except UnicodeDecodeError:
+            manager.check(scope)  # ends the check: what it has seen of the tensors is forgotten
+            return _GuardDebugInfo(False, ["a tensor is on another device"], 0)
+
+    with ExitStack() as stack:
+        replace_attribute(stack, _GuardManager, "check_verbose", check_verbose)
         yield
 
 
@@ -77,6 +108,7 @@ def _show_host_device_to_cpp(stack: ExitStack) -> None:
 
     dispatch = vars(FakeTensor)["__torch_dispatch__"].__func__
 
+    @torch.compiler.disable  # between two graphs of a module dynamo would compile it
     def dispatch_on_host(cls: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         result = dispatch(cls, op, *args, **kwargs)
         return _to_host(result) if op is _prim_device else result
@@ -126,10 +158,10 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
     dispatch: Any = FakeTensorMode.__torch_dispatch__
 
+    @torch.compiler.disable
     def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            kwargs and kwargs.get("device") is not None
-        ):  # with its index: results are cached by the arguments
+        if kwargs and kwargs.get("device") is not None:
+            # With its index: results are cached by the arguments.
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
             if op is _MOVE and not types and kwargs["device"].type == "cuda":
                 args = (mode.from_tensor(args[0]), *args[1:])  # it would be moved, and then faked

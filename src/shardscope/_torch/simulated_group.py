@@ -145,6 +145,7 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     """
     dispatch = fake_tensor.FakeTensorMode.__torch_dispatch__
 
+    @torch.compiler.disable  # between two graphs of a module dynamo would compile it
     def dispatch_off_meta(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -23,7 +23,7 @@ from shardscope._torch.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.rank_maps import shared_rank_maps
-from shardscope._torch.simulated_cuda import simulated_cuda
+from shardscope._torch.simulated_cuda import recompiles_across_devices, simulated_cuda
 from shardscope._torch.simulated_group import (
     answered_collectives,
     coalesced_ops_on_fake_tensors,
@@ -161,6 +161,7 @@ def simulate(
     device_type = _checked_device(device)
     with ExitStack() as stack:
         stack.enter_context(_the_only_world())
+        stack.enter_context(recompiles_across_devices())
         is_fake = device_type == "cuda" and not torch.cuda.is_available()
         if is_fake:
             stack.enter_context(simulated_cuda())
