@@ -36,7 +36,6 @@ from canaries import (
     in_mesh,
     lazy_backward_is_announced,
     levels_are_closed,
-    resolve,
 )
 from shardscope import simulate
 from shardscope._torch import (
@@ -168,13 +167,13 @@ def skipped_code_is_not_compiled() -> bool:
 
 
 def failed_guards_are_described_and_torch_functions_restored() -> bool:
-    """A compiled function is compiled again for a fake tensor that differs in its device's index."""
+    """A function is compiled again for a fake tensor that differs in its device's index."""
     double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
     with simulate(mesh={"dp": 2}, device="cuda"):
         devices = [double(torch.ones(2, device=name)).device.type for name in ("cpu", "cuda")]
         with torch.device("meta"):
             is_meta = torch.ones(2).is_meta
-    described = resolve("torch._dynamo.guards.GuardDebugInfo")(False, ["a reason"], 0)  # type: ignore[operator]
+    described = resolve("torch._dynamo.guards.GuardDebugInfo")(False, ["a reason"], 0)
     return (
         devices == ["cpu", "cuda"]
         and is_meta

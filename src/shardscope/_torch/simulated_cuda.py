@@ -108,12 +108,13 @@ def _show_host_device_to_cpp(stack: ExitStack) -> None:
 
     dispatch = vars(FakeTensor)["__torch_dispatch__"].__func__
 
-    @torch.compiler.disable  # between two graphs of a module dynamo would compile it
     def dispatch_on_host(cls: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         result = dispatch(cls, op, *args, **kwargs)
         return _to_host(result) if op is _prim_device else result
 
-    replace_attribute(stack, FakeTensor, "__torch_dispatch__", classmethod(dispatch_on_host))
+    # Between two graphs of a module dynamo would compile it.
+    answer: Any = classmethod(torch.compiler.disable(dispatch_on_host))
+    replace_attribute(stack, FakeTensor, "__torch_dispatch__", answer)
     handlers: dict[Any, Any] = _fake_tensor._DISPATCH_META_HANDLERS
     read_device = handlers[_prim_device]
     handlers[_prim_device] = lambda args: _to_host(read_device(args))
@@ -158,7 +159,6 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
 
     dispatch: Any = FakeTensorMode.__torch_dispatch__
 
-    @torch.compiler.disable
     def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and kwargs.get("device") is not None:
             # With its index: results are cached by the arguments.
@@ -170,7 +170,8 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
             result = _move_constants(functools.partial(dispatch, mode), result, args)
         return result
 
-    replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", dispatch_on_cuda)
+    answer = torch.compiler.disable(dispatch_on_cuda)
+    replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", answer)
 
 
 def _take_cuda_devices(stack: ExitStack) -> None:

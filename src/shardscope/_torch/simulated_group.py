@@ -145,7 +145,6 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
     """
     dispatch = fake_tensor.FakeTensorMode.__torch_dispatch__
 
-    @torch.compiler.disable  # between two graphs of a module dynamo would compile it
     def dispatch_off_meta(
         self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -162,7 +161,8 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
         return result
 
     mode_class: Any = fake_tensor.FakeTensorMode
-    mode_class.__torch_dispatch__ = dispatch_off_meta
+    # Between two graphs of a module dynamo would compile it.
+    mode_class.__torch_dispatch__ = torch.compiler.disable(dispatch_off_meta)
     try:
         yield
     finally:
