@@ -104,17 +104,19 @@ class World:
                 f"materialize() got {model!r:.60}, which is not a module. Give it the model itself."
             )
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            # On a simulated GPU tensors have no data from the start.
+            world = 'a world with device="cpu"' if self._is_fake else "the simulated world"
             raise WorldError(
                 "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
                 "data that simulated tensors do not have. Build the model with real tensors "
-                "instead, and run it in the simulated world without materialize()."
+                f"instead, and run it in {world} without materialize()."
             )
 
         lazy = next((name for name, one in model.named_parameters() if is_lazy(one)), None)
         if lazy is not None:
             raise WorldError(
                 f"materialize() got a model whose parameter '{lazy}' has no shape yet. Give its "
-                "layer its sizes (Linear for LazyLinear), or run a forward with data first."
+                "layer its sizes (Linear for LazyLinear), or call the model on meta tensors first."
             )
 
     def _close(self) -> None:
