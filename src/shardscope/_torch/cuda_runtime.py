@@ -184,6 +184,7 @@ def stand_in(original: type, make: Callable[..., Any]) -> Any:
     For classes of C++, which cannot be derived from or changed.
     """
 
+    @final
     class Meta(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             return make(*args, **kwargs)
