@@ -305,6 +305,12 @@ def fsdp1_chooses_a_cuda_device() -> bool:
         return model.compute_device == torch.device("cuda", 0)
 
 
+def tensors_of_numbers_are_lifted_from_the_host() -> bool:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        is_set = torch._C._only_lift_cpu_tensors()
+    return is_set and not torch._C._only_lift_cpu_tensors()
+
+
 def trunc_normal_draws_with(name: str) -> bool:
     draw, calls = getattr(nn.init, name), []
     setattr(nn.init, name, lambda tensor, *args, **kwargs: calls.append(tensor))
@@ -383,6 +389,13 @@ CANARIES: dict[str, Canary] = {
             )
         ),
     ),
+    **{
+        name: Canary(
+            "let compiled code make tensors of numbers on a CUDA device that is not there",
+            tensors_of_numbers_are_lifted_from_the_host,
+        )
+        for name in ("torch._C._only_lift_cpu_tensors", "torch._C._set_only_lift_cpu_tensors")
+    },
     "._lazy_init": Canary(
         "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
     ),

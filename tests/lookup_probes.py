@@ -37,7 +37,7 @@ from canaries import (
     lazy_backward_is_announced,
     levels_are_closed,
 )
-from shardscope import simulate
+from shardscope import simulate, trace
 from shardscope._torch import (
     aot,
     aot_backends,
@@ -164,6 +164,37 @@ def skipped_code_is_not_compiled() -> bool:
 
     import_module("torch._dynamo.eval_frame").skip_code(skipped.__code__)
     return count_compiled(skipped) == 0
+
+
+def failed_guards_are_described_and_torch_functions_restored() -> bool:
+    """A function is compiled again for a fake tensor that differs in its device's index."""
+    double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        devices = [double(torch.ones(2, device=name)).device.type for name in ("cpu", "cuda")]
+        with torch.device("meta"):
+            is_meta = torch.ones(2).is_meta
+    described = resolve("torch._dynamo.guards.GuardDebugInfo")(False, ["a reason"], 0)
+    return (
+        devices == ["cpu", "cuda"]
+        and is_meta
+        and (described.result, described.verbose_code_parts) == (False, ["a reason"])
+    )
+
+
+def synchronized_batch_norm_gathers_and_reduces() -> bool:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        x = torch.ones(2, 3, 4, device="cuda", requires_grad=True)
+        with trace() as t:
+            nn.SyncBatchNorm(3, device="cuda")(x).sum().backward()
+    kinds = [str(collective.kind) for collective in t.recording.collectives]
+    return kinds == ["all_gather", "all_reduce"]
+
+
+def factories_take_the_index_of_a_device() -> bool:
+    known = {make.__name__ for make in resolve("torch.utils._device._device_constructors")()}
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        device = torch.zeros(2, device=1).device
+    return {"zeros", "tensor", "arange"} <= known and device == torch.device("cuda", 1)
 
 
 def compiled_code_is_listed_until_it_is_reset() -> bool:
@@ -456,6 +487,13 @@ def device_is_read_past_the_class() -> bool:
 
 
 PROBES: dict[str, Probe] = {
+    "torch.nn.modules._functions.SyncBatchNorm": synchronized_batch_norm_gathers_and_reduces,
+    "torch.utils._device._device_constructors": factories_take_the_index_of_a_device,
+    "torch._dynamo.guards.GuardManagerWrapper": (
+        failed_guards_are_described_and_torch_functions_restored
+    ),
+    "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
+    "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
     "torch._C._dispatch_get_registrations_for_dispatch_key": cuda_autocast_policies_are_known,
     "torch._C._functorch": levels_are_closed,
     "torch._dynamo.optimize": guards_are_given,

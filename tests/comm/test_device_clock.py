@@ -234,13 +234,11 @@ def test_without_a_stream_nothing_is_timed(device: PlayedDevice) -> None:
 
 
 @pytest.fixture
-def played(device: PlayedDevice, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedDevice]:
-    """The process's clock reads a played device."""
-    monkeypatch.setattr(DEVICE_CLOCK, "_device", device)
-    monkeypatch.setattr(DEVICE_CLOCK, "_anchors", {})
-    yield device
-    DEVICE_CLOCK._waiting.clear()
-    DEVICE_CLOCK._free.clear()
+def played(device: PlayedDevice, monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
+    """The process's clock reads a played device, and has nothing left of a real one's events."""
+    for name, value in vars(DeviceClock(device)).items():
+        monkeypatch.setattr(DEVICE_CLOCK, name, value)
+    return device
 
 
 def test_phases_are_timed_on_the_host_and_on_the_device(played: PlayedDevice) -> None:
@@ -276,6 +274,28 @@ def test_a_real_device_has_spans_once_the_program_uses_it() -> None:
         ("step", "cpu"),
         ("step", f"cuda:{torch.cuda.current_device()}"),
     ]
+
+
+class RealEvent:
+    """An event of a GPU: it cannot be recorded on a stream of another device."""
+
+    def record(self, stream: Any) -> None:
+        raise RuntimeError("Event device does not match the stream's")
+
+
+@pytest.fixture
+def used_gpu() -> Iterator[None]:
+    """The process's clock has timed work on a GPU before, and keeps its events for use again."""
+    DEVICE_CLOCK._free["cuda:0"].append(RealEvent())
+    yield
+    DEVICE_CLOCK._free["cuda:0"].pop()
+
+
+def test_a_played_device_gets_no_events_of_a_real_one(used_gpu: None, played: PlayedDevice) -> None:
+    with phases.record() as times, phases("step"):
+        played.now_ms += 3
+    played.finish()
+    assert times["step"].total_ns == 3_000_000
 
 
 def test_work_on_another_stream_is_not_within_a_phase(played: PlayedDevice) -> None:

@@ -161,17 +161,18 @@ def test_layers_compiled_one_by_one_own_their_collectives(world: World) -> None:
 
 # torch.compile itself sets this off where it looks at a hooked input that is no leaf.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_backward_of_compiled_layers_belongs_to_them(world: World) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_backward_of_compiled_layers_belongs_to_them(world: World, backend: str) -> None:
     net = split_mlp(Net(block=MLP), world.mesh)
     for layer in net.layers:
-        layer.compile(backend="aot_eager", fullgraph=True)
+        layer.compile(backend=backend, fullgraph=True)
     with trace(net) as t:
         net(batch()).sum().backward()
-    assert facts(t, "phase", "owner") == [
-        (FORWARD, "layers.0"),
-        (FORWARD, "layers.1"),
-        (BACKWARD, "layers.1"),
-        (BACKWARD, "layers.0"),
+    assert facts(t, "phase", "owner", "cause") == [
+        (FORWARD, "layers.0", Compiled(graph="forward")),
+        (FORWARD, "layers.1", Compiled(graph="forward")),
+        (BACKWARD, "layers.1", Compiled(graph="backward")),
+        (BACKWARD, "layers.0", Compiled(graph="backward")),
     ]
 
 

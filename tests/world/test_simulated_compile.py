@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardscope import Recording, World, simulate, trace
+from shardscope.record import Compiled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
@@ -134,6 +135,41 @@ def test_bucketed_gathers(device: str, bucketing: str, sizes: list[int]) -> None
         ):
             model(torch.randn(4, 64, device=device))
     assert [size for _, _, size in ops(t.recording)] == sizes
+
+
+@pytest.mark.parametrize("devices", [["cpu", "cuda", "cpu"], ["cuda", "cpu", "cuda"]], ids=str)
+def test_one_class_is_compiled_in_worlds_on_different_devices(devices: list[str]) -> None:
+    recordings = [train(device, shard_by_sequence) for device in devices]
+    assert [len(ops(recording)) for recording in recordings] == [3, 3, 3]
+    assert [c.cause for c in recordings[1].collectives] == [
+        Compiled(graph="forward"),
+        Compiled(graph="forward"),
+        Compiled(graph="backward"),
+    ]
+
+
+def test_one_function_is_compiled_for_both_devices_of_a_world() -> None:
+    double = torch.compile(lambda x: x * 2)
+    with simulate(mesh={"x": 4}, device="cuda"):
+        devices = [double(torch.ones(2, device=device)).device.type for device in ("cpu", "cuda")]
+        assert devices == ["cpu", "cuda"]
+        with torch.device("meta"):  # a mode that an error in a guard would leave disabled
+            assert torch.ones(2).is_meta
+
+
+# torch.compile itself sets this off where it looks at a hooked input that is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@BOTH
+def test_ops_between_two_graphs_are_not_compiled(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shard(model: nn.Module, world: World) -> None:
+        for layer in model.children():
+            fully_shard(layer, mesh=world.mesh)
+            layer.compile()
+
+    train(device, shard, disable=True)
+    assert "recompile_limit" not in caplog.text
 
 
 def test_what_was_compiled_in_a_world_is_not_used_on_data() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.guards import GuardManagerWrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, rand
@@ -275,6 +276,36 @@ class TestParallelisms:
         reduced = [c for c in t.recording.collectives if str(c.kind) == "all_reduce"]
         assert [str(c.phase) for c in reduced] == phases
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_synchronized_batch_norm(self, world: World, dtype: torch.dtype) -> None:
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2)
+        )
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model).to("cuda", dtype)
+        with trace(model) as t:
+            model(torch.randn(2, 3, 8, 8, device="cuda", dtype=dtype)).sum().backward()
+        # The mean, the deviation and the count, in float32, and the two sums of the gradient.
+        assert [
+            (str(c.kind), str(c.phase), c.input_bytes, c.owner) for c in t.recording.collectives
+        ] == [
+            ("all_gather", "forward", (2 * 4 + 1) * 4, "1"),
+            ("all_reduce", "backward", 2 * 4 * 4, "1"),
+        ]
+        assert model[1].weight.grad.dtype == model[0].weight.grad.dtype == dtype
+
+    def test_lazy_modules_get_their_shapes_on_meta(self, world: World) -> None:
+        model = on_meta(lambda: nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyLinear(4)))
+        model(torch.empty(2, 3, device="meta"))
+        world.materialize(model)
+        assert model(torch.ones(2, 3, device="cuda")).shape == (2, 4)
+
+    @without_gpu
+    def test_a_model_in_ddp_is_not_materialized(self, world: World) -> None:
+        model = DistributedDataParallel.__new__(DistributedDataParallel)
+        nn.Module.__init__(model)  # as if it had been made on a machine with a GPU
+        with pytest.raises(WorldError, match='run it in a world with device="cpu" without'):
+            world.materialize(model)
+
     @without_gpu
     def test_ddp_is_refused_with_a_note(self) -> None:
         with (
@@ -411,6 +442,87 @@ class TestRuntime:
         with pytest.raises(WorldError, match=r"torch\.cuda\.memory_snapshot\(\)"):
             torch.cuda.memory_snapshot()
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.device(1),
+            lambda: torch.device(device=1),
+            lambda: torch.zeros(2, device=1).device,
+            lambda: torch.tensor([1.0], device=1).device,
+            lambda: torch.empty_like(torch.ones(2), device=1).device,
+            lambda: torch.ones(2).new_full((2,), 1.0, device=1).device,
+            lambda: nn.Linear(2, 2, device=1).weight.device,
+            lambda: nn.Linear(2, 2).to(device=1).weight.device,
+            lambda: nn.Linear(2, 2, device="meta").to_empty(device=1).weight.device,
+            lambda: torch.Generator(1).device,
+            lambda: torch.Stream(1).device,
+        ],
+    )
+    def test_a_device_is_named_by_its_index(
+        self, world: World, make: Callable[[], torch.device]
+    ) -> None:
+        assert make() == torch.device("cuda", 1)
+
+    def test_classes_of_devices_and_generators_are_still_known(self, world: World) -> None:
+        assert isinstance(torch.ones(2).device, torch.device)
+        assert type(torch.device("cpu")) == torch.device  # noqa: E721 - what is tested
+        assert issubclass(torch.device, torch.device)
+        assert isinstance(torch.default_generator, torch.Generator)
+        assert not isinstance(3, torch.cuda.CUDAGraph)
+
+    def test_generators_seed_what_is_drawn_on_the_device(self, world: World) -> None:
+        generator = torch.Generator(device="cuda").manual_seed(7)
+        assert (generator.device, generator.initial_seed()) == (torch.device("cuda", 0), 7)
+        drawn = torch.randn(2, 3, device="cuda", generator=generator)
+        assert drawn.device.type == "cuda"
+        assert drawn.normal_(generator=generator).shape == (2, 3)
+        assert torch.randperm(4, device="cuda", generator=generator).device.type == "cuda"
+        restored = torch.Generator("cuda").set_state(generator.get_state())
+        assert restored.initial_seed() == generator.clone_state().initial_seed() == 7
+        assert torch.Generator().device.type == "cpu"
+        assert len(torch.cuda.default_generators) == torch.cuda.device_count()
+
+    def test_compiled_code_makes_tensors_on_the_device(self, world: World) -> None:
+        def add(x: torch.Tensor) -> torch.Tensor:
+            device = torch.device("cuda", 0)
+            assert isinstance(x.device, torch.device)
+            index = torch.arange(x.shape[0], device=0) + torch.zeros(4, device=device)
+            return x + index + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
+
+        torch.compiler.reset()
+        for options in ({}, {"backend": "aot_eager", "dynamic": True}):
+            result = torch.compile(add, fullgraph=True, **options)(torch.ones(4, device="cuda"))
+            assert (result.device.type, result.shape) == ("cuda", (4,))
+
+    def test_the_device_of_a_tensor_is_made_current(self, world: World) -> None:
+        with torch.cuda.device_of(torch.ones(2, device="cuda:3")):
+            assert torch.cuda.current_device() == 3
+            with torch.cuda.device_of(torch.ones(2)):
+                assert torch.cuda.current_device() == 3
+        assert torch.cuda.current_device() == 0
+
+    @pytest.mark.parametrize("name", ["CUDAGraph", "ExternalStream", "MemPool", "graph"])
+    def test_an_object_without_an_answer_is_named(self, world: World, name: str) -> None:
+        with pytest.raises(WorldError, match=rf"torch\.cuda\.{name}\(\).*Leave the call out"):
+            getattr(torch.cuda, name)()
+
+    def test_ranges_for_profilers_are_ignored(self, world: World) -> None:
+        with torch.cuda.nvtx.range("step"):
+            torch.cuda.profiler.start()
+        torch.cuda.profiler.stop()
+        assert torch.cuda.nvtx.range_push("step") == torch.cuda.nvtx.range_pop() == 0
+
+    def test_properties_of_the_modelled_gpu(self, world: World) -> None:
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.shared_memory_per_block, properties.warp_size) == (48 * 1024, 32)
+        assert not hasattr(properties, "uuid")
+        with pytest.raises(WorldError, match=r"get_device_properties\(\)\.uuid.*Leave it out"):
+            _ = properties.uuid
+
+    def test_lazy_modules_are_refused_off_the_meta_device(self, world: World) -> None:
+        with pytest.raises(WorldError, match="call it with meta tensors before materialize"):
+            nn.LazyLinear(4)
+
     def test_memory_statistics_are_zero_and_say_so(self, world: World) -> None:
         with pytest.warns(UserWarning, match=r"shardscope\.memory\(\) computes"):
             assert torch.cuda.max_memory_allocated() == 0
@@ -427,6 +539,11 @@ def test_everything_is_as_before_when_the_world_has_ended() -> None:
             "fake": dict(vars(type(torch.empty(0)))),
             "autocast": dict(vars(torch.autocast)),
             "swap": torch.utils.swap_tensors,
+            "torch": dict(vars(torch)),
+            "nvtx": dict(vars(torch.cuda.nvtx)),
+            "lazy": nn.parameter.UninitializedParameter.__new__,
+            "guards": GuardManagerWrapper.check_verbose,
+            "lift": torch._C._only_lift_cpu_tensors(),
         }
 
     before = look()

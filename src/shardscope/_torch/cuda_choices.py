@@ -59,6 +59,8 @@ def cuda_choices(*, device_type: str) -> Iterator[None]:
                 library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
             # With a kernel for this device torch uses the op's own backward, as on CUDA.
             library.impl("_fused_rms_norm", _no_kernel, "CPU")
+            for name, infer in _SYNC_BATCH_NORM.items():
+                library.impl(name, infer, "Meta")
         yield
 
 
@@ -158,6 +160,34 @@ def _choose_batch_norm(
     )[0]
 
 
+def _infer_stats(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse deviation of each channel."""
+    dtype = torch.float32 if x.dtype in _HALF else x.dtype
+    mean, deviation = (x.new_empty(x.shape[1], dtype=dtype) for _ in range(2))
+    return mean, deviation
+
+
+def _infer_normalized(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _infer_reduced_gradients(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    needs_input: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Sums over the batch of the gradient and of its product, and the gradients of the scale."""
+    scale = mean if weight is None else weight
+    sums = [torch.empty_like(mean) if needs_input else None for _ in range(2)]
+    scales = [torch.empty_like(scale) if needed else None for needed in (needs_weight, needs_bias)]
+    return *sums, *scales
+
+
 def _choose_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -234,6 +264,14 @@ def _flash(
     return out[..., :head] if padding else out
 
 
+# The ops of SyncBatchNorm, which torch has for CUDA alone, and without shapes for fake tensors.
+_SYNC_BATCH_NORM: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": _infer_stats,
+    "batch_norm_gather_stats_with_counts": _infer_stats,
+    "batch_norm_elemt": _infer_normalized,
+    "batch_norm_backward_reduce": _infer_reduced_gradients,
+    "batch_norm_backward_elemt": _infer_normalized,
+}
 _CHOICES: dict[str, Callable[..., Any]] = {
     "batch_norm": _choose_batch_norm,
     "dropout": _choose_dropout,

@@ -27,24 +27,58 @@ from shardscope._torch.private import find_name
 from shardscope._torch.propagation import dtensor_random
 from shardscope.errors import WorldError
 
-__all__ = ["current_index", "has_cuda", "replace_attribute", "simulated_runtime"]
+__all__ = [
+    "NUM_DEVICES",
+    "current_index",
+    "has_cuda",
+    "replace_attribute",
+    "simulated_runtime",
+    "stand_in",
+]
 
 NUM_DEVICES = 8
 _fsdp1_init = find_name(
     "torch.distributed.fsdp._init_utils", "let FSDP1 select a simulated CUDA device"
 )
-_PROPERTIES = SimpleNamespace(
+_SyncBatchNorm = find_name(
+    "torch.nn.modules._functions.SyncBatchNorm", "gather the statistics of batches without data"
+)
+
+
+@final
+class _NoPropertyError(WorldError, AttributeError):
+    """A property of one device, such as its UUID: `hasattr` is False."""
+
+
+@final
+class _Properties(SimpleNamespace):
+    """What `torch.cuda.get_device_properties` answers."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NoPropertyError(
+            f"torch.cuda.get_device_properties().{name} was read in a simulated world on a machine "
+            "without a GPU, and has no answer there. Leave it out, or run on a machine with a GPU."
+        )
+
+
+_PROPERTIES = _Properties(
     name="NVIDIA H200",
     major=9,
     minor=0,
     total_memory=143_155 << 20,  # as torch 2.11 reads it
     multi_processor_count=132,
     max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
     warp_size=32,
     is_integrated=0,
     is_multi_gpu_board=0,
     regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 << 10,
+    shared_memory_per_block_optin=227 << 10,
+    shared_memory_per_multiprocessor=228 << 10,
     L2_cache_size=60 << 20,
+    memory_bus_width=6144,
+    gcnArchName="NVIDIA H200",
 )
 _ABSENT = object()
 
@@ -99,7 +133,20 @@ def simulated_runtime() -> Iterator[None]:
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
         replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
+        for name in _WITHOUT_ANSWER:
+            replaced = getattr(torch.cuda, name, None)
+            if replaced is not None:
+                refuse = stand_in(replaced, _refuse(f"torch.cuda.{name}"))
+                replace_attribute(stack, torch.cuda, name, refuse)
+        for name in ("mark", "range_end", "range_pop", "range_push", "range_start"):
+            replace_attribute(stack, torch.cuda.nvtx, name, _distinct(_no_range))
+        for name in ("start", "stop"):
+            replace_attribute(stack, torch.cuda.profiler, name, _distinct(_nothing))
+        for name in ("Stream", "Event"):
+            make = functools.partial(_make_on_cuda, getattr(torch, name), _CUDA[name], name)
+            replace_attribute(stack, torch, name, stand_in(getattr(torch, name), make))
         _answer_random_states(stack)
+        _gather_statistics_without_reading_counts(stack)
         stack.enter_context(_dynamo_looks_again())
         yield
 
@@ -129,6 +176,46 @@ def _forget_functions() -> None:
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None:
         rules.clear_lru_cache()
+
+
+def stand_in(original: type, make: Callable[..., Any]) -> Any:
+    """A class that is called as `make`, and for all else is taken for `original`.
+
+    For classes of C++, which cannot be derived from or changed.
+    """
+
+    @final
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, original)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return subclass is stands_in or issubclass(subclass, original)
+
+        def __eq__(cls, value: object) -> bool:
+            return value is cls or value is original
+
+        def __hash__(cls) -> int:
+            return hash(original)
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(original, name)
+
+    names = {"__module__": original.__module__, "__doc__": original.__doc__}
+    stands_in = Meta(original.__name__, (), names)
+    return stands_in
+
+
+def _make_on_cuda(
+    original: type, simulated: type, name: str, device: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """`torch.Stream` or `torch.Event`, which are of the accelerator if no device is named."""
+    if device is None or torch.device(device).type == "cuda":
+        return simulated(device, **kwargs) if name == "Stream" else simulated(**kwargs)
+    return original(device, *args, **kwargs)
 
 
 def _refuse(name: str) -> Callable[..., Any]:
@@ -248,7 +335,7 @@ def _on_stream(stream: Stream | None) -> Iterator[None]:
 
 @final
 class _OnDevice:
-    """`with torch.cuda.device(…)`."""
+    """`with torch.cuda.device(…)` or `device_of(…)`: without effect for a tensor of the host."""
 
     def __init__(self, device: Any) -> None:
         self.idx = device.get_device() if isinstance(device, torch.Tensor) else _read_index(device)
@@ -291,6 +378,22 @@ def _answer_random_states(stack: ExitStack) -> None:
     replace_attribute(stack, tracker, "__init__", make_with_data)
 
 
+def _gather_statistics_without_reading_counts(stack: ExitStack) -> None:
+    """Let SyncBatchNorm gather the statistics of all ranks, whose counts have no values here.
+
+    torch leaves out ranks without elements, except while a graph is captured.
+    """
+    forward = _SyncBatchNorm.forward
+
+    @functools.wraps(forward)
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as capture:
+            replace_attribute(capture, torch.cuda, "is_current_stream_capturing", lambda: True)
+            return forward(*args, **kwargs)
+
+    replace_attribute(stack, _SyncBatchNorm, "forward", staticmethod(gather))
+
+
 def _with_device(make: Callable[..., None]) -> Callable[..., None]:
     """FSDP1's constructor, taking a device's index, which torch understands only with a GPU."""
 
@@ -314,6 +417,11 @@ def _refuse_data() -> None:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
+def _no_range(*_: Any, **__: Any) -> int:
+    """NVTX's ranges, which no profiler reads here, are at depth 0."""
+    return 0
+
+
 def _zero_bytes(*_: Any, **__: Any) -> int:
     """Programs log these; what a step really takes is what `memory` answers."""
     warnings.warn(
@@ -333,6 +441,8 @@ def _all_free(*_: Any, **__: Any) -> tuple[int, int]:
     return _PROPERTIES.total_memory, _PROPERTIES.total_memory
 
 
+# Classes whose objects would need a device; functions without an answer are found by themselves.
+_WITHOUT_ANSWER = ("CUDAGraph", "ExternalStream", "MemPool", "graph")
 _CUDA: dict[str, Any] = {
     "Event": Event,
     "Stream": Stream,
@@ -342,6 +452,7 @@ _CUDA: dict[str, Any] = {
     "default_stream": lambda device=None: _DEFAULT_STREAM,
     "device": _OnDevice,
     "device_count": lambda: NUM_DEVICES,
+    "device_of": _OnDevice,
     "empty_cache": _nothing,
     "get_arch_list": lambda: ["sm_90"],
     "get_device_capability": lambda device=None: (_PROPERTIES.major, _PROPERTIES.minor),

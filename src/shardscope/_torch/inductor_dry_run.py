@@ -16,8 +16,14 @@ import torch
 __all__ = ["inductor_without_codegen"]
 
 _MODULE = "torch._inductor.compile_fx"
-# Padding is decided by timing kernels, and cached code would be run on tensors without data.
-_SETTINGS = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "shape_padding": False}
+# Padding is decided by timing kernels, cached code would be run on tensors without data, and
+# folded constants would be computed on the device.
+_SETTINGS = {
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "shape_padding": False,
+    "joint_graph_constant_folding": False,
+}
 
 
 @contextmanager

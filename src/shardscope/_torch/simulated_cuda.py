@@ -12,16 +12,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self, final
 
 import torch
 
 from shardscope._torch.cuda_choices import cuda_choices
-from shardscope._torch.cuda_runtime import current_index, replace_attribute, simulated_runtime
+from shardscope._torch.cuda_runtime import (
+    NUM_DEVICES,
+    current_index,
+    replace_attribute,
+    simulated_runtime,
+    stand_in,
+)
+from shardscope._torch.dispatch import without_modes
 from shardscope._torch.fakes import FakeTensor, FakeTensorMode
-from shardscope._torch.private import find_name
+from shardscope._torch.private import find_name, is_missing
 
-__all__ = ["simulated_cuda"]
+__all__ = ["recompiles_across_devices", "simulated_cuda"]
 
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
@@ -31,7 +38,19 @@ _tree_leaves = find_name(
 )
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 _MOVE = torch.ops.aten.to.dtype_layout
+_RECOMPILE = "recompile a function for tensors on another simulated device"
+_GuardManager = find_name("torch._dynamo.guards.GuardManagerWrapper", _RECOMPILE)
+_GuardDebugInfo = find_name("torch._dynamo.guards.GuardDebugInfo", _RECOMPILE)
+_WithoutTorchFunctions = find_name("torch._C.DisableTorchFunction", _RECOMPILE)
 _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
+_list_factories = find_name(
+    "torch.utils._device._device_constructors", "make tensors on the device of an index"
+)
+_LIKE = tuple(
+    f"{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
+)
+_NEW = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+_Generator = torch.Generator
 
 
 @contextmanager
@@ -42,10 +61,39 @@ def simulated_cuda() -> Iterator[None]:
         _show_host_device_to_cpp(stack)
         _show_cuda_device_to_python(stack)
         _take_cuda_devices(stack)
+        _take_indices_of_devices(stack)
+        _make_generators(stack)
         _keep_off_the_driver(stack)
         run = functools.partial(_run_on_host, _fake_tensor.run_fallback_kernel)
         replace_attribute(stack, _fake_tensor, "run_fallback_kernel", run)
         stack.enter_context(cuda_choices(device_type="cuda"))
+        yield
+
+
+@contextmanager
+def recompiles_across_devices() -> Iterator[None]:
+    """Let dynamo recompile a function that gets tensors on "cuda" after "cpu", or the reverse.
+
+    Only the device's index tells the two apart in C++. dynamo's text about such a failed guard has
+    both indices as bytes, and -1, the index of "cpu", cannot be decoded: the error would end the
+    program, and leave torch functions disabled on this thread.
+    """
+    if is_missing(_GuardManager) or is_missing(_GuardDebugInfo):
+        yield
+        return
+    check = _GuardManager.check_verbose
+
+    @functools.wraps(check)
+    def check_verbose(manager: Any, scope: Any) -> Any:
+        try:
+            with _WithoutTorchFunctions():  # as torch does itself, but restored after an error
+                return check(manager, scope)
+        except UnicodeDecodeError:
+            manager.check(scope)  # ends the check: what it has seen of the tensors is forgotten
+            return _GuardDebugInfo(False, ["a tensor is on another device"], 0)
+
+    with ExitStack() as stack:
+        replace_attribute(stack, _GuardManager, "check_verbose", check_verbose)
         yield
 
 
@@ -81,7 +129,9 @@ def _show_host_device_to_cpp(stack: ExitStack) -> None:
         result = dispatch(cls, op, *args, **kwargs)
         return _to_host(result) if op is _prim_device else result
 
-    replace_attribute(stack, FakeTensor, "__torch_dispatch__", classmethod(dispatch_on_host))
+    # Between two graphs of a module dynamo would compile it.
+    answer: Any = classmethod(torch.compiler.disable(dispatch_on_host))
+    replace_attribute(stack, FakeTensor, "__torch_dispatch__", answer)
     handlers: dict[Any, Any] = _fake_tensor._DISPATCH_META_HANDLERS
     read_device = handlers[_prim_device]
     handlers[_prim_device] = lambda args: _to_host(read_device(args))
@@ -127,9 +177,8 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
     dispatch: Any = FakeTensorMode.__torch_dispatch__
 
     def dispatch_on_cuda(mode: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            kwargs and kwargs.get("device") is not None
-        ):  # with its index: results are cached by the arguments
+        if kwargs and kwargs.get("device") is not None:
+            # With its index: results are cached by the arguments.
             kwargs = {**kwargs, "device": _to_cuda(kwargs["device"])}
             if op is _MOVE and not types and kwargs["device"].type == "cuda":
                 args = (mode.from_tensor(args[0]), *args[1:])  # it would be moved, and then faked
@@ -138,7 +187,8 @@ def _show_cuda_device_to_python(stack: ExitStack) -> None:
             result = _move_constants(functools.partial(dispatch, mode), result, args)
         return result
 
-    replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", dispatch_on_cuda)
+    answer = torch.compiler.disable(dispatch_on_cuda)
+    replace_attribute(stack, FakeTensorMode, "__torch_dispatch__", answer)
 
 
 def _take_cuda_devices(stack: ExitStack) -> None:
@@ -164,15 +214,112 @@ def _take_cuda_devices(stack: ExitStack) -> None:
 
     @functools.wraps(move_module)
     def to_of_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
-            args = (torch.device("cuda", args[0]), *args[1:])
-        return move_module(module, *args, **kwargs)
+        args = (*map(_read_device, args[:1]), *args[1:])
+        return move_module(module, *args, **_with_device(kwargs))
 
     replace_attribute(stack, torch.nn.Module, "to", to_of_module)
     replace("to", to)
     replace("cuda", cuda)
     replace("pin_memory", lambda tensor, *_, **__: tensor)
     replace("record_stream", lambda tensor, stream: None)
+
+
+def _take_indices_of_devices(stack: ExitStack) -> None:
+    """Let `torch.device` and functions that make tensors take an index, as cuda:0 for 0."""
+    make_device: Any = torch.device
+
+    def device(*args: Any, **kwargs: Any) -> Any:
+        return make_device(*map(_read_device, args[:1]), *args[1:], **_with_device(kwargs))
+
+    for name in (*(make.__name__ for make in _list_factories()), *_LIKE):
+        make = getattr(torch, name, None)
+        if make is not None:
+            replace_attribute(stack, torch, name, _Factory(make))
+    for name in _NEW:
+        replace_attribute(stack, torch.Tensor, name, _by_index(getattr(torch.Tensor, name)))
+    replace_attribute(stack, torch, "device", stand_in(torch.device, device))
+
+
+@final
+class _Factory:
+    """A function that makes a tensor, taking the index of a device too.
+
+    It equals the function, since dynamo finds what it knows of a function in dictionaries.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, make)
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._make(*args, **_with_device(kwargs))
+
+    def __eq__(self, value: object) -> bool:
+        return value is self or value is self._make
+
+    def __hash__(self) -> int:
+        return hash(self._make)
+
+
+def _by_index(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **_with_device(kwargs))
+
+    return call
+
+
+def _with_device(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if type(kwargs.get("device")) is not int:
+        return kwargs
+    return {**kwargs, "device": _read_device(kwargs["device"])}
+
+
+def _read_device(value: Any) -> Any:
+    return torch.device("cuda", value) if type(value) is int else value
+
+
+@final
+class _CudaGenerator(_Generator):
+    """A generator that shows a CUDA device; nothing is drawn from it."""
+
+    def __new__(cls, device: torch.device) -> Self:
+        generator = super().__new__(cls)
+        generator.shown_device = device
+        return generator
+
+    shown_device: torch.device
+    device = property(lambda generator: generator.shown_device)
+
+    def get_state(self) -> torch.Tensor:
+        """The seed, and an offset of 0."""
+        with without_modes():
+            return torch.tensor([self.initial_seed(), 0]).view(torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> Self:
+        with without_modes():
+            self.manual_seed(int(new_state.view(torch.int64)[0]))
+        return self
+
+    def clone_state(self) -> Self:
+        return type(self)(self.device).set_state(self.get_state())
+
+    def graphsafe_get_state(self) -> Self:
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> Self:
+        return self.set_state(state.get_state())
+
+
+def _make_generators(stack: ExitStack) -> None:
+    def make(device: Any = "cpu") -> torch.Generator:
+        device = _to_cuda(_read_device(device))
+        is_cuda = isinstance(device, torch.device) and device.type == "cuda"
+        return _CudaGenerator(device) if is_cuda else _Generator(device)
+
+    defaults = tuple(make(index) for index in range(NUM_DEVICES))
+    replace_attribute(stack, torch, "Generator", stand_in(_Generator, make))
+    replace_attribute(stack, torch.cuda, "default_generators", defaults)
 
 
 def _move_constants(dispatch: Callable[..., Any], result: Any, args: Any) -> Any:
@@ -221,6 +368,9 @@ def _keep_off_the_driver(stack: ExitStack) -> None:
     """Keep fake tensors from making a real tensor on the device first, as they do on a GPU."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    # Compiled code makes tensors of numbers outside of a fake mode: on the host, and moves them.
+    stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+    torch._C._set_only_lift_cpu_tensors(True)
 
 
 def _run_on_host(run: Callable[..., Any], mode: Any, op: Any, flat_args: Any, *rest: Any) -> Any:

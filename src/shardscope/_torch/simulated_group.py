@@ -17,13 +17,14 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardscope._torch.dispatch import has_fakes, without_modes
 from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, require
 from shardscope._torch.propagation import dtensor_random, forget_decisions
-from shardscope.errors import ShardscopeError
+from shardscope.errors import ShardscopeError, WorldError
 
 __all__ = [
     "ReceivedFrom",
@@ -42,6 +43,7 @@ _FAKE_GROUPS = find_name(
     "torch.testing._internal.distributed.fake_pg", "make a process group of any size"
 )
 
+_PLAIN = (torch.Tensor, nn.Parameter, UninitializedBuffer, UninitializedParameter)
 _MAX_CONSTANT = 4096  # elements of a tensor of Python's numbers whose values are kept
 _COPY = find_name("torch.ops.aten._to_copy.default", "keep constants readable after they are moved")
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
             _readable_fakes(),
             _initialized_fakes(),
             _swappable_fakes(),
+            _refused_lazy_fakes(),
             _plain_tensors_on_meta(mode),
             mode,
         ):
@@ -158,7 +161,8 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
             return dispatch(self, op, types, args, kwargs)
         device = kwargs.get("device")
         is_on_meta = device.type == "meta" if device is not None else any(map(_is_on_meta, args))
-        if is_on_meta and not types:  # with a fake tensor among the arguments it would come back
+        # With a fake tensor among the arguments it would come back.
+        if is_on_meta and not any(issubclass(kind, _FakeTensor) for kind in types):
             return op(*args, **kwargs)
         result = dispatch(self, op, types, args, kwargs)
         if op is _COPY and isinstance(result, _FakeTensor) and result.constant is None:
@@ -166,7 +170,8 @@ def _plain_tensors_on_meta(mode: fake_tensor.FakeTensorMode) -> Iterator[None]:
         return result
 
     mode_class: Any = fake_tensor.FakeTensorMode
-    mode_class.__torch_dispatch__ = dispatch_off_meta
+    # Between two graphs of a module dynamo would compile it.
+    mode_class.__torch_dispatch__ = torch.compiler.disable(dispatch_off_meta)
     try:
         yield
     finally:
@@ -184,7 +189,7 @@ def _keep_constant(mode: Any, copy: _FakeTensor, source: Any, kwargs: dict[str, 
 def _is_on_meta(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_is_on_meta, value))
-    return type(value) in (torch.Tensor, nn.Parameter) and value.is_meta
+    return type(value) in _PLAIN and value.is_meta
 
 
 @contextmanager
@@ -251,6 +256,33 @@ def _initialized_fakes() -> Iterator[None]:
         yield
     finally:
         nn.init._no_grad_trunc_normal_ = draw
+
+
+@contextmanager
+def _refused_lazy_fakes() -> Iterator[None]:
+    """Refuse lazy modules off the meta device: a fake tensor cannot be one without a shape."""
+    with ExitStack() as stack:
+        for kind in (UninitializedParameter, UninitializedBuffer):
+            stack.callback(setattr, kind, "__new__", kind.__new__)
+            kind.__new__ = _refused_lazy(kind.__new__)
+        yield
+
+
+def _refused_lazy(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_on_meta(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return make(cls, *args, **kwargs)
+        except RuntimeError as error:
+            if "FakeTensor" not in str(error):
+                raise
+            raise WorldError(
+                f"A lazy module ({cls.__name__}) was made in a simulated world, where tensors have "
+                "no data and must have a shape. Give the layer its sizes (Linear for LazyLinear), "
+                "or make it on the meta device and call it with meta tensors before materialize()."
+            ) from error
+
+    return make_on_meta
 
 
 @contextmanager

@@ -19,7 +19,15 @@ from shardscope._torch.fsdp import (
 from shardscope._torch.meshes import describe_placements
 from shardscope.comm.stack import TORCH_FOLDER, Stack
 from shardscope.comm.traffic import Payload
-from shardscope.record import Call, Cause, CollectiveKind, Compiled, FullyShard, Redistribute
+from shardscope.record import (
+    Call,
+    Cause,
+    CollectiveKind,
+    Compiled,
+    FullyShard,
+    Phase,
+    Redistribute,
+)
 
 __all__ = ["find_cause", "hold_lightly"]
 
@@ -43,7 +51,9 @@ def hold_lightly(stack: Stack, find: Callable[[Sequence[nn.Module]], int]) -> No
             stack.held[role] = (first.op,)
 
 
-def find_cause(payload: Payload, stack: Stack, node: str | None) -> tuple[Cause | None, int | None]:
+def find_cause(
+    payload: Payload, stack: Stack, node: str | None, phase: Phase
+) -> tuple[Cause | None, int | None]:
     """The cause, and the index of the module that owns the collective where FSDP says so.
 
     `node` is the name of the autograd node being executed.
@@ -59,7 +69,9 @@ def find_cause(payload: Payload, stack: Stack, node: str | None) -> tuple[Cause 
             owner, num_parameters = held
             return FullyShard(action=_action(kind, action), num_parameters=num_parameters), owner
     if stack.graph is not None:
-        return Compiled(graph=stack.graph.co_name), None
+        # Not the name of its function: every GraphModule has a forward, and Inductor calls all of
+        # them "call".
+        return Compiled(graph="backward" if phase is Phase.BACKWARD else "forward"), None
     if stack.api is not None:
         return Call(api=_api_name(stack.api)), None
     if stack.is_bare:  # C++ in backward, and no bucket: how DDP learns which parameters were used

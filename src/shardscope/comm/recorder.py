@@ -258,7 +258,7 @@ class Recorder:
     def _write(self, note: _Note) -> None:
         stack, payload = note.stack, note.payload
         trigger = self._trigger(note)
-        cause, owner = find_cause(payload, stack, note.node)
+        cause, owner = find_cause(payload, stack, note.node, note.phase)
         cause = note.bucket or cause
         if note.phase is _FORWARD:
             self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger

@@ -191,7 +191,7 @@ class Call(Record, frozen=True, kw_only=True, gc=False, tag="call"):
 class Compiled(Record, frozen=True, kw_only=True, gc=False, tag="compiled"):
     """A graph made by torch.compile issued it."""
 
-    graph: str
+    graph: str  # "forward" or "backward": which of the two graphs of a compiled function
 
 
 Cause = Redistribute | FullyShard | BucketReduce | Call | Compiled

@@ -23,7 +23,7 @@ from shardscope._torch.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.rank_maps import shared_rank_maps
-from shardscope._torch.simulated_cuda import simulated_cuda
+from shardscope._torch.simulated_cuda import recompiles_across_devices, simulated_cuda
 from shardscope._torch.simulated_group import (
     answered_collectives,
     coalesced_ops_on_fake_tensors,
@@ -104,17 +104,19 @@ class World:
                 f"materialize() got {model!r:.60}, which is not a module. Give it the model itself."
             )
         if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+            # On a simulated GPU tensors have no data from the start.
+            world = 'a world with device="cpu"' if self._is_fake else "the simulated world"
             raise WorldError(
                 "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
                 "data that simulated tensors do not have. Build the model with real tensors "
-                "instead, and run it in the simulated world without materialize()."
+                f"instead, and run it in {world} without materialize()."
             )
 
         lazy = next((name for name, one in model.named_parameters() if is_lazy(one)), None)
         if lazy is not None:
             raise WorldError(
                 f"materialize() got a model whose parameter '{lazy}' has no shape yet. Give its "
-                "layer its sizes (Linear for LazyLinear), or run a forward with data first."
+                "layer its sizes (Linear for LazyLinear), or call the model on meta tensors first."
             )
 
     def _close(self) -> None:
@@ -161,6 +163,7 @@ def simulate(
     device_type = _checked_device(device)
     with ExitStack() as stack:
         stack.enter_context(_the_only_world())
+        stack.enter_context(recompiles_across_devices())
         is_fake = device_type == "cuda" and not torch.cuda.is_available()
         if is_fake:
             stack.enter_context(simulated_cuda())
