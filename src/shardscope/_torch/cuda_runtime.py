@@ -61,11 +61,12 @@ class _Properties(SimpleNamespace):
         )
 
 
+# As torch 2.11 reads them from an H200.
 _PROPERTIES = _Properties(
     name="NVIDIA H200",
     major=9,
     minor=0,
-    total_memory=143_155 << 20,  # as torch 2.11 reads it
+    total_memory=143_155 << 20,
     multi_processor_count=132,
     max_threads_per_multi_processor=2048,
     max_threads_per_block=1024,
@@ -77,7 +78,7 @@ _PROPERTIES = _Properties(
     shared_memory_per_block_optin=227 << 10,
     shared_memory_per_multiprocessor=228 << 10,
     L2_cache_size=60 << 20,
-    memory_bus_width=6144,
+    memory_bus_width=6016,
     gcnArchName="NVIDIA H200",
 )
 _ABSENT = object()
