@@ -37,6 +37,7 @@ from shardscope._torch.decompositions import inductor_table
 from shardscope._torch.graph_switches import switched_back
 from shardscope._torch.propagation import watch_decisions
 from shardscope._torch.scaling import scale_all
+from shardscope._torch.simulated_cuda import simulated_cuda
 
 __all__ = [
     "CANARIES",
@@ -306,7 +307,7 @@ def fsdp1_chooses_a_cuda_device() -> bool:
 
 
 def tensors_of_numbers_are_lifted_from_the_host() -> bool:
-    with simulate(mesh={"dp": 2}, device="cuda"):
+    with simulated_cuda():  # also where there is a GPU
         is_set = torch._C._only_lift_cpu_tensors()
     return is_set and not torch._C._only_lift_cpu_tensors()
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -71,6 +72,7 @@ from shardscope._torch import (
     uncompiled,
     workspaces,
 )
+from shardscope._torch.simulated_cuda import simulated_cuda
 
 __all__ = ["PROBES"]
 
@@ -192,7 +194,7 @@ def synchronized_batch_norm_gathers_and_reduces() -> bool:
 
 def factories_take_the_index_of_a_device() -> bool:
     known = {make.__name__ for make in resolve("torch.utils._device._device_constructors")()}
-    with simulate(mesh={"dp": 2}, device="cuda"):
+    with simulated_cuda(), FakeTensorMode():  # also where there is a GPU
         device = torch.zeros(2, device=1).device
     return {"zeros", "tensor", "arange"} <= known and device == torch.device("cuda", 1)
 
