@@ -353,7 +353,7 @@ def test_what_cannot_be_called_is_refused() -> None:
 
 
 def test_a_model_without_shapes_yet_is_refused() -> None:
-    with pytest.raises(CompileError, match="Call it once before"):
+    with pytest.raises(CompileError, match="Call the model once before"):
         explain(nn.LazyLinear(4), X)
 
 

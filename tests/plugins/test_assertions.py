@@ -233,7 +233,7 @@ def test_what_the_step_raises_is_raised_and_the_world_is_left() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: assert_comm(step, model=build, mesh=TP), "given no limit"),
+        (lambda: assert_comm(step, model=build, mesh=TP), "has no limit"),
         (lambda: assert_comm(step, model=build, all_reduce=1), "no world for the step to run in"),
         (lambda: assert_comm(step, model=build, mesh=TP, all_reduc=1), "Did you mean 'all_reduce'"),
         (lambda: assert_comm(step, mesh=TP, per_module={"a": {"al_reduce": 1}}), "Did you mean"),

@@ -52,7 +52,7 @@ def test_a_step_that_does_not_fit_is_an_error_with_figures() -> None:
     told = memory(model, lambda: run(model, 8), device_bytes=CONTEXT_BYTES)
     first = told.recording.findings[0]
     assert (first.rule, first.severity, first.rank) == (OUT_OF_MEMORY, Severity.ERROR, 0)
-    assert "more than the 621.0 MiB available" in first.fact
+    assert "more than the 621 MiB available" in first.fact
     assert "the peak is in backward" in first.fact
 
 

@@ -613,3 +613,20 @@ def test_modules_move_between_devices_and_dtypes_in_place() -> None:
         output = model(*torch.ones(2, 3, 2, 8, device="cuda", dtype=torch.bfloat16))
         output.sum().backward()
         assert output.device.type == "cuda"
+
+
+@without_gpu
+def test_a_compiled_model_in_a_device_context_stays_one_graph() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def add_ones(x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(x) + torch.ones(8)
+
+    with simulate(mesh={"dp": 2}, device="cuda"), torch.device("cuda"):
+        result = torch.compile(add_ones, backend=backend, fullgraph=True)(torch.randn(4, 8))
+    assert result.device.type == "cuda"
+    assert len(graphs) == 1

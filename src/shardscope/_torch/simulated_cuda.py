@@ -231,10 +231,19 @@ def _take_indices_of_devices(stack: ExitStack) -> None:
     def device(*args: Any, **kwargs: Any) -> Any:
         return make_device(*map(_read_device, args[:1]), *args[1:], **_with_device(kwargs))
 
-    for name in (*(make.__name__ for make in _list_factories()), *_LIKE):
+    factories = frozenset(_list_factories())
+    for name in (*(make.__name__ for make in factories), *_LIKE):
         make = getattr(torch, name, None)
         if make is not None:
             replace_attribute(stack, torch, name, _Factory(make))
+    # `with torch.device(...)` acts on the functions in this set: torch's own. Dynamo, which traces
+    # this, cannot hash functions that it never traces.
+    dense = frozenset(make for make in factories if not make.__name__.startswith("sparse_"))
+
+    def list_own() -> frozenset[Any]:
+        return dense if torch.compiler.is_dynamo_compiling() else factories
+
+    replace_attribute(stack, torch.utils._device, "_device_constructors", list_own)
     for name in _NEW:
         replace_attribute(stack, torch.Tensor, name, _by_index(getattr(torch.Tensor, name)))
     replace_attribute(stack, torch, "device", stand_in(torch.device, device))
