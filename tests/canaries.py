@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import AotAutograd
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
@@ -312,6 +313,19 @@ def tensors_of_numbers_are_lifted_from_the_host() -> bool:
     return is_set and not torch._C._only_lift_cpu_tensors()
 
 
+def a_device_context_is_traced() -> bool:
+    """Dynamo traces what a device context does, by the functions that the context acts on."""
+    graphs: list[object] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    with simulated_cuda(), FakeTensorMode(), torch.device("cuda"):
+        ones = torch.compile(lambda x: x + torch.ones(2), backend=backend)(torch.randn(2))
+    return len(graphs) == 1 and ones.device.type == "cuda"
+
+
 def trunc_normal_draws_with(name: str) -> bool:
     draw, calls = getattr(nn.init, name), []
     setattr(nn.init, name, lambda tensor, *args, **kwargs: calls.append(tensor))
@@ -396,6 +410,13 @@ CANARIES: dict[str, Canary] = {
             tensors_of_numbers_are_lifted_from_the_host,
         )
         for name in ("torch._C._only_lift_cpu_tensors", "torch._C._set_only_lift_cpu_tensors")
+    },
+    **{
+        name: Canary(
+            "keep compiled code in a device context one graph on a CUDA device that is not there",
+            a_device_context_is_traced,
+        )
+        for name in ("torch.utils._device", "._device_constructors")
     },
     "._lazy_init": Canary(
         "say which call needs a GPU that is not there", lambda: callable(torch.cuda._lazy_init)
