@@ -75,6 +75,39 @@ def test_a_model_that_differs_ends_with_one_and_says_where_and_why(here: Path) -
     assert parity.divergences[0].module == "1.down"
 
 
+@pytest.mark.parametrize(
+    ("change", "code", "summary"),
+    [
+        ("", 0, "All 13 tensors agree (outputs, gradients and changed buffers), "),
+        (
+            "    model[1].register_forward_hook(lambda _, __, y: 2 * y)\n",
+            1,
+            "13 of 13 tensors differ",
+        ),
+        (
+            "    model.register_forward_hook(lambda _, __, y: y.flatten())\n",
+            1,
+            "1 of 13 tensors differ",
+        ),
+    ],
+)
+def test_summary_findings_and_exit_code_agree_in_mixed_precision(
+    here: Path, change: str, code: int, summary: str
+) -> None:
+    text = TARGET.partition("def parallelize")[0] + (
+        "def parallelize(model, mesh):\n"
+        "    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
+        "    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)\n"
+        f"    fully_shard(model, mesh=mesh['dp'], mp_policy=policy)\n{change}"
+    )
+    result = run(write(here, text), "--mesh", "dp=2", "--strict", "-o", "out.json")
+    assert result.exit_code == code, result.output
+    assert summary in " ".join(result.output.split())
+    severities = {finding.severity for finding in load(here / "out.json").findings}
+    assert ("error" in severities) is bool(code)
+    assert ("reshaped" in result.output) is ("flatten" in change)
+
+
 def test_a_step_of_its_own_is_run(here: Path) -> None:
     result = run(write(here, TARGET + STEP), "-o", "out.json")
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ from shardscope.parallel.parity.compare import compare
 from shardscope.parallel.parity.outcome import Outcome
 from shardscope.parallel.parity.single import run_all, run_single
 from shardscope.parallel.parity.task import Task
-from shardscope.record import Agreement, TensorKind, TensorVerdict
+from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVerdict
 
 
 def outcome(**tensors: torch.Tensor) -> Outcome:
@@ -119,15 +119,55 @@ def test_complex_numbers_are_compared():
     assert judge(y, y.clone()).agreement is Agreement.EQUAL
 
 
-def test_another_dtype_is_said_and_may_be_allowed():
+def test_another_dtype_agrees_by_rounding_and_may_be_allowed():
     y = numbers(40)
     verdict = judge(y, y.bfloat16())
-    assert (verdict.agreement, verdict.detail) == (
-        Agreement.RESHAPED,
+    assert (verdict.agreement, verdict.suspect, verdict.dtype, verdict.detail) == (
+        Agreement.ROUNDED,
+        Suspect.ROUNDING,
+        "float32",
         "dtype is bfloat16, not float32",
     )
+    assert verdict.noise < 1e-6  # the single device's, not bfloat16's
     allowed = judge(y, y.bfloat16(), precision=torch.bfloat16)
     assert allowed.agreement is Agreement.CLOSE
+
+
+def test_wrong_values_in_another_dtype_differ():
+    y = numbers(40)
+    verdict = judge(y, (1.2 * y).bfloat16())
+    assert verdict.agreement is Agreement.DIFFERS
+    assert verdict.detail == "dtype is bfloat16, not float32"
+    assert judge(y, y, (1.2 * y).bfloat16()).agreement is Agreement.RANKS_DISAGREE
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtype", "agreement"),
+    [
+        (torch.float32, torch.float64, Agreement.EQUAL),
+        (torch.int64, torch.int32, Agreement.EQUAL),
+        (torch.float32, torch.int64, Agreement.DIFFERS),
+        (torch.complex64, torch.float32, Agreement.DIFFERS),
+    ],
+)
+def test_dtypes_of_one_kind_are_compared_by_value_and_others_differ(wanted, dtype, agreement):
+    y = torch.arange(6).to(wanted)
+    verdict = judge(y, torch.arange(6).to(dtype))
+    assert verdict.agreement is agreement
+    assert verdict.detail == f"dtype is {dtype}, not {wanted}".replace("torch.", "")
+
+
+def test_shards_in_another_dtype_are_joined():
+    y = numbers(8, 5)
+    assert judge(y, *y.bfloat16().chunk(2)).agreement is Agreement.ROUNDED
+    assert judge(y, y[:4].bfloat16(), y[4:]).agreement is Agreement.ROUNDED
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_only_ranks_whose_own_shard_differs_are_named(dim):
+    shards = list(numbers(8, 8).chunk(4, dim))
+    shards[2] = shards[2] + 1
+    assert judge(numbers(8, 8), *shards).ranks == (RankSpan(2, 1),)
 
 
 def test_ranks_that_have_it_whole_and_differ_disagree():

@@ -314,6 +314,37 @@ def test_lower_precision_is_told_from_an_error_and_may_be_allowed():
     assert_fine(allowed)
 
 
+@pytest.mark.parametrize("has_exact", [True, False])
+def test_an_output_in_the_dtype_of_mixed_precision_agrees_by_rounding(has_exact):
+    class Stubborn(MLP):
+        def forward(self, x):
+            if x.dtype is torch.float64 and not has_exact:
+                raise TypeError("this kernel knows no double precision")
+            return super().forward(x)
+
+    def shard(model, mesh):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        return fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x = Stubborn(16, 64), torch.randn(32, 16)
+    recording = parity(model, {"dp": 2}, parallelize=shard, inputs=x, step=run_forward)
+    assert verdicts(recording)[""] is Agreement.ROUNDED
+    dtype, rounded = recording.findings
+    assert (dtype.rule, dtype.severity) == ("parity-dtype", Severity.INFO)
+    assert dtype.fact == "The dtype of the output is bfloat16 instead of float32."
+    assert "output_dtype=torch.float32" in dtype.remedy
+    assert rounded.rule == "parity-rounded"
+    assert ("in double precision they agree" in rounded.fact) is has_exact
+    # Reductions are in float32 already: advice to change that would be wrong.
+    assert "where the ranks compute or reduce in less than float32" in rounded.remedy
+
+
+def run_forward(model, inputs):
+    model(inputs)
+
+
 def test_it_runs_where_an_fp64_reference_cannot_be_had():
     class Stubborn(MLP):
         def forward(self, x):

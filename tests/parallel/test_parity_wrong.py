@@ -8,14 +8,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from parity_models import MLP, LanguageModel, SumBoth, by_hand, make_tokens
 from shardscope import Recording, parity
 from shardscope.errors import CollectiveError, ParityError, RankError
-from shardscope.record import Agreement, Divergence, Phase, Suspect, TensorKind, TensorVerdict
+from shardscope.record import (
+    Agreement,
+    Divergence,
+    Phase,
+    RankSpan,
+    Suspect,
+    TensorKind,
+    TensorVerdict,
+)
 
 
 def check(parallelize: Any, model: nn.Module | None = None, *, num_ranks: int = 2, **more: Any):
@@ -370,6 +378,49 @@ def test_noise_that_would_let_anything_pass_is_a_finding():
     (finding,) = check(parallelize, Stubborn()).findings
     assert finding.rule == "parity-noisy"
     assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize("factor", [1.001, 2.0])
+def test_a_wrong_value_in_another_dtype_is_found(factor):
+    """In bfloat16 a factor of 1.001 is hidden by rounding; in double precision it is seen."""
+
+    def parallelize(model, mesh):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(model, mesh=mesh["tp"], mp_policy=policy)
+        model.down.register_forward_hook(lambda _, __, y: y * factor)
+
+    recording = check(parallelize, MLP())
+    assert named(recording, "").agreement is Agreement.DIFFERS
+    severities = {finding.rule: finding.severity for finding in recording.findings}
+    assert severities["parity-dtype"] == "info"
+    assert "error" in severities.values()
+    assert recording.parity[0].divergences[0].module == "down"
+
+
+def test_an_integer_output_instead_of_floats_is_an_error():
+    def parallelize(model, _):
+        model.register_forward_hook(lambda _, __, y: y.long())
+
+    def step(model, inputs):
+        model(inputs)
+
+    recording = check(parallelize, MLP(), step=step)
+    assert named(recording, "").agreement is Agreement.DIFFERS
+    assert "error" in {finding.severity for finding in recording.findings}
+
+
+def test_only_the_rank_whose_shard_of_a_parameter_was_changed_is_named():
+    def parallelize(model, mesh):
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+        if mesh.get_rank() == 1:
+            with torch.no_grad():
+                local = model.up.weight.to_local()
+                local.copy_(local.roll(1, 0))
+
+    recording = check(parallelize, MLP())
+    (changed,) = (v for v in recording.parity[0].tensors if v.kind is TensorKind.PARAMETER)
+    assert (changed.name, changed.ranks) == ("up.weight", (RankSpan(1, 1),))
 
 
 def test_outputs_of_another_shape_are_said():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from sample_recordings import make_recording, make_run
@@ -9,10 +10,12 @@ from shardscope.record import (
     Agreement,
     Axis,
     Divergence,
+    Finding,
     Parity,
     Phase,
     RankSpan,
     Recording,
+    Severity,
     Suspect,
     TensorKind,
     TensorVerdict,
@@ -95,6 +98,26 @@ def test_what_differs_by_chance_or_rounding_is_said_to_agree():
 
 def test_nothing_to_compare_is_said():
     assert "Nothing was compared" in shown(recording())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("suspect", Suspect)
+def test_causes_are_never_cut(width, suspect):
+    name = "layers.11.attention.projection.weight"
+    wrong = verdict(name, Agreement.RANKS_DISAGREE, suspect=suspect, ranks=(RankSpan(0, 4),))
+    text = shown(recording(wrong), width)
+    assert all(word in text for word in suspect.split("_"))
+    if width >= 60:
+        assert suspect.replace("_", " ") in text
+        assert "ranks disagree" in text
+
+
+def test_an_output_that_is_too_noisy_is_not_simply_said_to_agree():
+    noisy = Finding(
+        rule="parity-noisy", severity=Severity.WARNING, subject="a", fact="b", remedy="c"
+    )
+    text = shown(msgspec.structs.replace(recording(verdict("")), findings=(noisy,)))
+    assert "but 1 of them would agree with almost any result." in text
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

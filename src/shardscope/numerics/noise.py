@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -50,6 +50,7 @@ class Floor:
     rms: float
     largest: float
     scale: float  # root mean square of the exact result
+    top: float  # largest magnitude in the exact result
     margin: float
 
     def allows(self, distance: Distance) -> bool:
@@ -61,7 +62,13 @@ class Floor:
 
     def at(self, factor: float) -> Floor:
         """The floor of a precision whose last place is that many times as large."""
-        return Floor(self.rms * factor, self.largest * factor, self.scale, self.margin)
+        return replace(self, rms=self.rms * factor, largest=self.largest * factor)
+
+    def raise_to(self, dtype: torch.dtype) -> Floor:
+        """The floor of a result that is stored in this dtype, if its rounding is coarser."""
+        unit = epsilon(dtype)
+        rms, largest = max(self.rms, unit * self.scale), max(self.largest, unit * self.top)
+        return replace(self, rms=rms, largest=largest)
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
@@ -129,6 +136,7 @@ def find_floor(
         max(unit * scale, *(one.rms for one in samples)),
         max(unit * top, *(one.largest for one in samples)),
         scale,
+        top,
         _MARGIN + _MARGIN_OF_ONE / math.sqrt(max(1, target.numel())),
     )
 

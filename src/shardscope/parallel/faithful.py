@@ -28,8 +28,6 @@ from shardscope.record import FINE, TensorKind
 
 __all__ = ["check_faithful"]
 
-_FINE = {*FINE, "rounded"}
-
 
 def check_faithful(
     original: Callable[[], nn.Module],
@@ -48,7 +46,7 @@ def check_faithful(
         moved = _run(original, flow, example, trained, is_jittered=True)
         found = captured()
     verdicts = compare(right, None, found, jittered=[(moved, None)])
-    wrong = [one for one in verdicts if one.agreement not in _FINE]
+    wrong = [one for one in verdicts if one.agreement not in FINE]
     if not wrong:
         return
     first = wrong[0]

@@ -36,6 +36,7 @@ from shardscope.record.parallel import (
 )
 from shardscope.record.parity import (
     FINE,
+    TOLERABLE,
     Agreement,
     Divergence,
     Parity,
@@ -87,6 +88,7 @@ __all__ = [
     "FORMAT",
     "SCHEMA",
     "SIMULATION_TIME",
+    "TOLERABLE",
     "Agreement",
     "Axis",
     "BreakSite",

@@ -8,7 +8,16 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis, Phase, Source
 
-__all__ = ["FINE", "Agreement", "Divergence", "Parity", "Suspect", "TensorKind", "TensorVerdict"]
+__all__ = [
+    "FINE",
+    "TOLERABLE",
+    "Agreement",
+    "Divergence",
+    "Parity",
+    "Suspect",
+    "TensorKind",
+    "TensorVerdict",
+]
 
 
 class TensorKind(StrEnum):
@@ -25,18 +34,20 @@ class Agreement(StrEnum):
 
     EQUAL = "equal"  # bit for bit
     CLOSE = "close"  # as near to the exact result as the single device is
-    ROUNDED = "rounded"  # further off, by rounding alone: in double precision it agrees
+    ROUNDED = "rounded"  # further off, by the rounding of a lower precision alone
     RANDOM = "random"  # it agrees once nothing is drawn at random
     DIFFERS = "differs"
     RANKS_DISAGREE = "ranks_disagree"  # on a tensor that each of them has whole
     NONFINITE = "nonfinite"  # NaN or infinity in other places
-    RESHAPED = "reshaped"  # another shape or dtype
+    RESHAPED = "reshaped"  # another shape
     MISSING = "missing"  # only the single device has it
     EXTRA = "extra"  # only the parallel version has it
 
 
 FINE = frozenset({Agreement.EQUAL, Agreement.CLOSE})
 """The agreements of tensors that are the same but for noise."""
+TOLERABLE = FINE | {Agreement.ROUNDED, Agreement.RANDOM}
+"""The agreements of tensors that differ by noise, rounding or chance alone."""
 
 
 class Suspect(StrEnum):

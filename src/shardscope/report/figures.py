@@ -141,7 +141,8 @@ def _tell_parameters(recording: Recording) -> Iterator[Figure]:
 
 def _tell_proof(recording: Recording) -> Iterator[Figure]:
     for compared in recording.parity:
-        place, verdict = f"on {name_mesh(compared.axes)}", summarize_parity(compared).plain
+        place = f"on {name_mesh(compared.axes)}"
+        verdict = summarize_parity(compared, recording.findings).plain
         yield Figure("proof", f"{place}: {verdict}", (_set_off("parity", verdict, place),))
     for found in recording.parallel:
         proof = summarize_proof(found).plain

@@ -16,7 +16,7 @@ from shardscope.report.names import shorten_names
 __all__ = ["Branch", "Cell", "Column", "Grid", "Look", "Row", "leave_out"]
 
 _GAP = 2  # cells between two columns
-_MIN_NAME = 6  # cells of a name in a tree; where the tree is too deep for that, its lines give way
+_MIN_NAME = 6  # cells of a name; in a tree too deep for that, its lines give way
 
 
 class Branch(Struct, frozen=True):
@@ -36,6 +36,7 @@ class Look(Enum):
 
     NAME = "shortened in the middle"
     NUMBER = "never shortened, aligned to the right"
+    WORDS = "never shortened, wrapped only where nothing else can give way"
     PROSE = "wrapped, as wide as there is room"
 
 
@@ -111,7 +112,7 @@ class Grid:
 
     def _least(self, key: str) -> int:
         wanted = self._wanted[key]
-        return wanted if self._is_number(key) else min(wanted, self._columns[key].min_width)
+        return wanted if self._is_fixed(key) else min(wanted, self._columns[key].min_width)
 
     def _choose_layout(self, width: int) -> Sequence[str]:
         for layout in self._layouts:
@@ -120,13 +121,18 @@ class Grid:
         return self._layouts[-1]
 
     def _share_out(self, layout: Sequence[str], width: int) -> dict[str, int]:
-        """Numbers get what they want; names, then prose, share the rest."""
+        """Numbers and words get what they want; names, then prose, share the rest."""
         widths = {key: self._least(key) for key in layout}
         room = width - _GAP * (len(layout) - 1) - sum(widths.values())
-        flexible = [key for key in layout if not self._is_number(key)]
-        while room < 0 and any(widths[key] > 1 for key in flexible):
-            # Even the narrowest layout does not fit: shorten the widest column.
-            widths[max(flexible, key=lambda key: widths[key])] -= 1
+        flexible = [key for key in layout if not self._is_fixed(key)]
+        words = [key for key in layout if self._columns[key].look is Look.WORDS]
+        for shrinking in (flexible, words):
+            # Even the narrowest layout does not fit: shorten the widest column, then wrap words.
+            while room < 0 and any(widths[key] > _MIN_NAME for key in shrinking):
+                widths[max(shrinking, key=lambda key: widths[key])] -= 1
+                room += 1
+        while room < 0 and any(widths[key] > 1 for key in (*flexible, *words)):
+            widths[max((*flexible, *words), key=lambda key: widths[key])] -= 1
             room += 1
         # Columns that need least come first, so that others share the rest; prose is last.
         flexible.sort(key=lambda key: (self._is_prose(key), self._wanted[key] - widths[key]))
@@ -142,6 +148,12 @@ class Grid:
     def _is_number(self, key: str) -> bool:
         return self._columns[key].look is Look.NUMBER
 
+    def _is_fixed(self, key: str) -> bool:
+        return self._columns[key].look in (Look.NUMBER, Look.WORDS)
+
+    def _is_wrapped(self, key: str) -> bool:
+        return self._columns[key].look in (Look.PROSE, Look.WORDS)
+
     def _is_prose(self, key: str) -> bool:
         return self._columns[key].look is Look.PROSE
 
@@ -154,8 +166,8 @@ class Grid:
             table.add_column(
                 Text(column.header, no_wrap=True),
                 justify="right" if self._is_number(key) else "left",
-                no_wrap=not self._is_prose(key),
-                overflow="fold" if self._is_prose(key) else "ellipsis",
+                no_wrap=not self._is_wrapped(key),
+                overflow="fold" if self._is_wrapped(key) else "ellipsis",
                 width=widths[key],
             )
         cells = [self._fit(key, widths[key]) for key in layout]
@@ -171,7 +183,7 @@ class Grid:
         if any(isinstance(cell, Branch) for cell in cells):
             return [_fit_branch(cell, width) for cell in cells]
         texts = [_read(cell) for cell in cells]
-        return texts if self._is_number(key) else shorten_names(texts, width)
+        return texts if self._is_fixed(key) else shorten_names(texts, width)
 
 
 def _fit_branch(cell: Cell, width: int) -> Text:

@@ -10,7 +10,9 @@ from rich.text import Text
 
 from shardscope.record import (
     FINE,
+    TOLERABLE,
     Agreement,
+    Finding,
     Parity,
     Recording,
     Suspect,
@@ -20,7 +22,7 @@ from shardscope.record import (
 from shardscope.report.grid import Cell, Column, Grid, Look, Row, leave_out
 from shardscope.report.layout import make_text, make_title, plural
 
-__all__ = ["TOLERABLE", "render_parity", "summarize_parity"]
+__all__ = ["render_parity", "summarize_parity"]
 
 _NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 _STYLES: dict[Agreement, str] = {
@@ -29,18 +31,15 @@ _STYLES: dict[Agreement, str] = {
     Agreement.ROUNDED: "yellow",
     Agreement.RANDOM: "yellow",
 }
-TOLERABLE = frozenset(_STYLES)
-"""The agreements of tensors that differ by noise, rounding or chance alone."""
-
 _WRONG = "bold red"
 _COLUMNS = {
     "tensor": Column("tensor", Look.NAME, 18),
     "kind": Column("", Look.NAME, 8),
-    "verdict": Column("verdict", Look.NAME, 14),
+    "verdict": Column("verdict", Look.WORDS),
     "error": Column("error"),
     "noise": Column("noise"),
     "ranks": Column("ranks"),
-    "suspect": Column("likely cause", Look.NAME, 12),
+    "suspect": Column("likely cause", Look.WORDS),
     "detail": Column("", Look.PROSE, 30),
 }
 
@@ -49,7 +48,7 @@ def render_parity(recording: Recording, *, is_folded: bool = True) -> Iterator[R
     """A line that says it all, and a table of the tensors; nothing if nothing was compared."""
     for parity in recording.parity:
         yield make_title("Parity", _note(parity))
-        yield summarize_parity(parity)
+        yield summarize_parity(parity, recording.findings)
         if parity.tensors:
             yield _render_tensors(parity, is_folded=is_folded)
 
@@ -61,8 +60,8 @@ def _note(parity: Parity) -> str:
     return f"on {mesh}, all ranks {where}; relative errors, noise measured with {noise}"
 
 
-def summarize_parity(parity: Parity) -> Text:
-    """A line that says it all."""
+def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
+    """A line that says it all; `findings` are the recording's, which say what is too noisy."""
     wrong = [one for one in parity.tensors if one.agreement not in TOLERABLE]
     count = plural(len(parity.tensors), "tensor")
     what = "outputs, gradients and changed buffers" if parity.has_backward else "outputs"
@@ -74,6 +73,9 @@ def summarize_parity(parity: Parity) -> Text:
     line = Text(f"All {count} agree", "bold green").append(f" ({what})", "")
     if odd:
         line.append(f", {len(odd):,} of them up to random numbers or rounding", "yellow")
+    num_noisy = sum(finding.rule == "parity-noisy" for finding in findings)
+    if num_noisy:
+        line.append(f", but {num_noisy:,} of them would agree with almost any result", "yellow")
     return line.append(".", "")
 
 

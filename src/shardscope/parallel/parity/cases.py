@@ -10,7 +10,7 @@ import torch
 
 from shardscope.numerics.noise import Floor, as_exact, epsilon, find_floor, is_inexact
 from shardscope.parallel.parity.layouts import find_submesh
-from shardscope.parallel.parity.outcome import Key, Outcome, tie_names
+from shardscope.parallel.parity.outcome import Key, Outcome, Region, tie_names
 from shardscope.record import TensorKind
 
 __all__ = ["Case", "Runs", "cases", "drop_extra_calls"]
@@ -39,7 +39,8 @@ class Case:
     """One tensor of all runs: the single device's, exact if there is one, and each rank's.
 
     An output of a model that is called several times in a step is one tensor, of all calls. Where
-    all ranks call it equally often, `calls` has what each rank returned in each call.
+    all ranks call it equally often, `calls` has what each rank returned in each call. Where full
+    tensors were gathered, `regions` has what each rank holds of its own, if that is known.
     """
 
     kind: TensorKind
@@ -54,6 +55,7 @@ class Case:
     batch_dim: int = 0
     calls: tuple[tuple[torch.Tensor, ...], ...] = ()
     is_scalar: bool = False  # in each call
+    regions: tuple[Region | None, ...] = ()
 
     def choose_ranks(self, ranks: Sequence[int]) -> Case:
         """The same case on some of the ranks."""
@@ -62,6 +64,7 @@ class Case:
             ranks=tuple(self.ranks[rank] for rank in ranks),
             sizes=find_submesh(self.sizes, ranks),
             calls=tuple(self.calls[rank] for rank in ranks) if self.calls else (),
+            regions=tuple(self.regions[rank] for rank in ranks) if self.regions else (),
         )
 
 
@@ -86,11 +89,13 @@ def cases(
         is_unchanged = kind is TensorKind.BUFFER and name not in changed
         if is_unchanged or (name in added and key not in table.references):
             continue
+        regions = tuple(rank.regions.get(key) for rank in ranks)
         if kind is not TensorKind.GRADIENT:
-            yield from table.make_cases(key, [rank.get(key, []) for rank in tensors])
+            for case in table.make_cases(key, [rank.get(key, []) for rank in tensors]):
+                yield replace(case, regions=regions)
         elif aliases.get(name, name) == name:
             gradients = _find_gradients(name, aliases, ranks)
-            yield table.make_case(key, gradients)
+            yield replace(table.make_case(key, gradients), regions=regions)
     yield from _changed_parameters(runs.reference, ranks, sizes)
 
 
@@ -140,7 +145,9 @@ def _changed_parameters(
             )
             target = as_exact(original)
             floor = find_floor(target, None, (), original.dtype)
-            yield Case(TensorKind.PARAMETER, name, original, target, floor, tensors, sizes)
+            key = (TensorKind.PARAMETER, name)
+            regions = tuple(rank.regions.get(key) for rank in ranks)
+            yield Case(*key, original, target, floor, tensors, sizes, regions=regions)
 
 
 @final

@@ -160,7 +160,7 @@ def explain(
         return Explanation(Suspect.STALE, judged.verdict.detail)
     if case.target is None or not judged.full:
         return UNKNOWN
-    floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 1.0)
+    floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 0.0, 1.0)
     target = as_exact(case.target)
     vectors, residuals = ([as_exact(tensor) for tensor in some] for some in (biases, inputs))
     unknown = next(_find_dims(case, floor, axes), UNKNOWN)

@@ -123,7 +123,7 @@ def _check(
     return Recording(
         run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
         parity=(parity,),
-        findings=tuple(list_findings(parity, problems)),
+        findings=tuple(list_findings(examined, parity, problems)),
         gaps=(*find_torch_gaps(), *(Gap(place=place, fact=fact) for place, fact in gaps)),
     )
 

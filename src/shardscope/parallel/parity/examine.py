@@ -33,14 +33,13 @@ from shardscope.parallel.parity.task import Task
 from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
 from shardscope.parallel.parity.variants import AS_IT_IS, MARKED, Variant
 from shardscope.parallel.parity.weights import TracedWeights, is_unclear
-from shardscope.record import FINE, Agreement, Phase, Suspect, TensorKind
+from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
 __all__ = ["Examined", "Report", "Version", "examine"]
 
 Report = Callable[[str, str], None]
 """Takes gaps: the place, and the fact."""
 
-_HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
 # Parameters may well have another shape.
 _WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
 _MAX_MASKED = 8  # shards for each of which the single device is run
@@ -118,7 +117,7 @@ def examine(
 
 def _wrong(judged: Sequence[Judged]) -> list[Judged]:
     results = _without_parameters(judged)
-    return [result for result in results if result.verdict.agreement not in _HARMLESS]
+    return [result for result in results if result.verdict.agreement not in TOLERABLE]
 
 
 def _without_parameters(judged: Sequence[Judged]) -> list[Judged]:
@@ -374,9 +373,9 @@ class _Session:
         A parameter may be computed from others now, as in a reparametrization, and a buffer that
         every call changes has another value where the ranks call the model more or less often.
         """
-        if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in FINE:
+        if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in TOLERABLE:
             return any(rank.num_calls != reference.num_calls for rank in ranks)
-        if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in FINE:
+        if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in TOLERABLE:
             return False
         module, _, parameter = result.case.name.rpartition(".")
         is_absent = result.verdict.agreement is Agreement.MISSING and all(
@@ -407,12 +406,12 @@ class _Session:
 def _judge_scaled(judged: Judged, case: Case) -> Judged:
     """The gradient of an input that is sharded is not averaged, so that it may be larger."""
     is_input = case.kind is TensorKind.GRADIENT and case.name.startswith("inputs")
-    if judged.verdict.agreement in FINE or not is_input or not case.batch_axes:
+    if judged.verdict.agreement in TOLERABLE or not is_input or not case.batch_axes:
         return judged
     count = math.prod(case.sizes[axis] for axis in case.batch_axes)
     ranks = tuple(None if tensor is None else tensor / count for tensor in case.ranks)
     scaled = judge(replace(case, ranks=ranks))
-    return scaled if scaled.verdict.agreement in FINE else judged
+    return scaled if scaled.verdict.agreement in TOLERABLE else judged
 
 
 def _list(names: Sequence[str]) -> str:

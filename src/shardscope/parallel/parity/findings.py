@@ -20,14 +20,14 @@ from shardscope.parallel.parity.causes import (
     sharding_axes,
 )
 from shardscope.parallel.parity.examine import Examined
-from shardscope.parallel.parity.judge import Judged
+from shardscope.parallel.parity.judge import Judged, name_dtype
 from shardscope.parallel.parity.locate import Kind, Origin, is_within
-from shardscope.parallel.parity.opinions import CONFIRMED
+from shardscope.parallel.parity.opinions import AGREES_EXACTLY, CONFIRMED
 from shardscope.parallel.parity.ops import WrongOp
 from shardscope.parallel.parity.remedies import suggest
 from shardscope.parallel.parity.ties import BrokenTie, explain_tie
 from shardscope.record import (
-    FINE,
+    TOLERABLE,
     Agreement,
     Axis,
     Divergence,
@@ -43,7 +43,6 @@ from shardscope.record import (
 
 __all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
 
-_HARMLESS = (*FINE, Agreement.RANDOM, Agreement.ROUNDED)
 # Verdicts that say all there is to say where no cause is known.
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 # Causes that a weight can have, which is not computed.
@@ -109,7 +108,7 @@ def _explain_verdict(
     result: Judged, axes: Mapping[str, int], problems: Sequence[Problem]
 ) -> TensorVerdict:
     verdict = result.verdict
-    if verdict.agreement in _HARMLESS or not problems:
+    if verdict.agreement in TOLERABLE or not problems:
         return verdict
     problem = next(
         (
@@ -138,9 +137,13 @@ def find_problems(examined: Examined, axes: Mapping[str, int]) -> list[Problem]:
         result
         for result in examined.judged
         if result.case.kind is not TensorKind.PARAMETER
-        and result.verdict.agreement not in _HARMLESS
+        and result.verdict.agreement not in TOLERABLE
     ]
-    return list(_Problems(examined, axes, wrong).find()) if wrong else []
+    if not wrong:
+        return []
+    problems = _Problems(examined, axes, wrong)
+    # Where no module is to blame, the tensors themselves are named: what differs has a finding.
+    return list(problems.find()) or list(problems.describe_tensors())
 
 
 @final
@@ -183,8 +186,6 @@ class _Problems:
         for origin in origins:
             if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
                 yield self._describe(origin)
-        if not origins:
-            yield from self._describe_tensors()
 
     def _describe_tie(self, tie: BrokenTie) -> Problem | None:
         """A tie that sharding broke, unless the parallel model gives all copies one gradient."""
@@ -243,7 +244,7 @@ class _Problems:
         right = [
             result
             for result in gradients
-            if result.verdict.agreement in _HARMLESS and not _is_noise(result.verdict)
+            if result.verdict.agreement in TOLERABLE and not _is_noise(result.verdict)
         ]
         modules = {result.case.name.rpartition(".")[0] for result in wrong}
         if not self._outputs_agree or not wrong:
@@ -550,7 +551,7 @@ class _Problems:
                 names=tuple(result.case.name for result in group),
             )
 
-    def _describe_tensors(self) -> Iterator[Problem]:
+    def describe_tensors(self) -> Iterator[Problem]:
         """Without a place: tensors that differ in the same way, together."""
         groups: dict[object, list[Judged]] = {}
         for result in self._wrong:
@@ -639,8 +640,10 @@ def _is_noise(verdict: TensorVerdict) -> bool:
     return verdict.noise is None or verdict.noise > _NOISY
 
 
-def list_findings(parity: Parity, problems: Sequence[Problem]) -> Iterator[Finding]:
-    """What a user should act on."""
+def list_findings(
+    examined: Examined, parity: Parity, problems: Sequence[Problem]
+) -> Iterator[Finding]:
+    """What a user should act on, and what is worth knowing though nothing is wrong."""
     for problem in problems:
         yield Finding(
             rule=problem.rule or f"parity-{problem.cause.suspect.replace('_', '-')}",
@@ -650,6 +653,7 @@ def list_findings(parity: Parity, problems: Sequence[Problem]) -> Iterator[Findi
             remedy=problem.remedy,
             source=problem.source,
         )
+    yield from _find_dtypes(examined)
     if not problems:
         yield from _find_harmless(parity)
         yield from _find_noisy(parity)
@@ -664,7 +668,34 @@ def list_findings(parity: Parity, problems: Sequence[Problem]) -> Iterator[Findi
         )
 
 
+def _find_dtypes(examined: Examined) -> Iterator[Finding]:
+    """Tensors that the ranks have in another dtype, those of one kind together."""
+    groups: dict[tuple[TensorKind, str, str], list[str]] = {}
+    for result in examined.judged:
+        if result.dtype is not None and result.case.kind is not TensorKind.PARAMETER:
+            key = (result.case.kind, name_dtype(result.dtype), result.verdict.dtype)
+            groups.setdefault(key, []).append(result.case.name or "the output")
+    for (kind, dtype, wanted), names in groups.items():
+        what = "the gradient of " if kind is TensorKind.GRADIENT else ""
+        remedy = {
+            TensorKind.OUTPUT: f"set output_dtype=torch.{wanted} in FSDP's MixedPrecisionPolicy, "
+            f"or convert the output to {wanted}.",
+            TensorKind.GRADIENT: f"keep the tensor that it is the gradient of in {wanted} on the "
+            "ranks.",
+        }.get(kind, f"keep the buffer in {wanted} on the ranks.")
+        yield Finding(
+            rule="parity-dtype",
+            severity=Severity.INFO,
+            subject=names[0],
+            fact=f"The dtype of {what}{_list_names(names)} is {dtype} instead of {wanted}.",
+            remedy=f"If {wanted} is needed, {remedy}",
+        )
+
+
 def _find_harmless(parity: Parity) -> Iterator[Finding]:
+    rounded = [result for result in parity.tensors if result.agreement is Agreement.ROUNDED]
+    has_agreed = all(result.detail.endswith(AGREES_EXACTLY) for result in rounded)
+    confirmed = ": in double precision they agree" if has_agreed else ""
     for agreement, fact, remedy in (
         (
             Agreement.RANDOM,
@@ -674,9 +705,9 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
         ),
         (
             Agreement.ROUNDED,
-            "are less accurate than on the single device, by rounding only: in double precision "
-            "they agree",
-            "Nothing is wrong. Reduce in float32 if the accuracy matters.",
+            f"are less accurate than on the single device, by rounding only{confirmed}",
+            "Nothing is wrong. If the accuracy matters, raise the precision where the ranks "
+            "compute or reduce in less than float32 (in FSDP: param_dtype, reduce_dtype).",
         ),
     ):
         names = [

@@ -1,4 +1,4 @@
-"""The verdict on one tensor: shapes first, then NaNs, then numbers against their noise."""
+"""The verdict on one tensor: dtypes and shapes, then NaNs, then numbers against their noise."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import torch
+from msgspec import structs
 
 from shardscope.numerics.noise import (
     Distance,
@@ -20,9 +21,9 @@ from shardscope.numerics.noise import (
 )
 from shardscope.parallel.parity.cases import Case
 from shardscope.parallel.parity.layouts import Layout, ranks_along, shard_layouts
-from shardscope.record import FINE, Agreement, TensorKind, TensorVerdict, compress_ranks
+from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
 
-__all__ = ["Judged", "judge"]
+__all__ = ["Judged", "describe_dtype", "judge", "name_dtype"]
 
 
 @final
@@ -31,13 +32,15 @@ class Judged:
     """A case with its verdict.
 
     `full` has the full tensor of each rank, put together from shards by `layout` where there are
-    any; it is empty where the tensor is right.
+    any; it is empty where the tensor is right. `dtype` is that of the ranks where it is neither the
+    single device's nor one that the caller allows, the coarsest if there are several.
     """
 
     case: Case
     verdict: TensorVerdict
     full: tuple[torch.Tensor, ...] = ()
     layout: Layout | None = None
+    dtype: torch.dtype | None = None
 
 
 class _Far(NamedTuple):
@@ -78,14 +81,66 @@ def _tensor_of(case: Case, rank: int) -> torch.Tensor:
 
 def _judge_values(case: Case, tensors: Sequence[torch.Tensor]) -> Judged:
     assert case.reference is not None
-    strangers = [
-        rank
-        for rank, tensor in enumerate(tensors)
-        if not _may_be(tensor.dtype, case.reference.dtype, case)
-    ]
-    if strangers:
-        fact = f"dtype is {_name(tensors[strangers[0]].dtype)}, not {_name(case.reference.dtype)}"
-        return _settle(case, Agreement.RESHAPED, fact, strangers)
+    wanted = case.reference.dtype
+    ranks = [rank for rank, own in enumerate(tensors) if not _may_be(own.dtype, wanted, case)]
+    if ranks:
+        return _judge_other_dtype(case, tensors, ranks)
+    return _judge_layouts(case, tensors)
+
+
+def _judge_other_dtype(case: Case, tensors: Sequence[torch.Tensor], ranks: Sequence[int]) -> Judged:
+    """The verdict where these ranks have another dtype: values may be off by its rounding."""
+    reference = case.reference
+    assert reference is not None
+    dtype = max((tensors[rank].dtype for rank in ranks), key=epsilon)
+    common = {_find_widest(own.dtype) for own in (reference, *tensors)}
+    if len(common) > 1:  # such as integers instead of floating point
+        judged = _settle(case, Agreement.DIFFERS, "", ranks)
+    else:
+        (wide,) = common
+        widened = replace(
+            case,
+            reference=reference.to(wide),
+            floor=None if case.floor is None else case.floor.raise_to(dtype),
+            calls=tuple(tuple(own.to(wide) for own in calls) for calls in case.calls),
+        )
+        judged = _judge_layouts(widened, [own.to(wide) for own in tensors])
+    judged = replace(judged, case=replace(judged.case, reference=reference), dtype=dtype)
+    fact = describe_dtype(judged)
+    verdict = structs.replace(
+        judged.verdict,
+        dtype=name_dtype(reference.dtype),
+        noise=_find_noise(case) if judged.verdict.noise is not None else None,
+        detail="; ".join(filter(None, (fact, judged.verdict.detail))),
+    )
+    is_coarser = epsilon(dtype) > epsilon(reference.dtype)
+    if verdict.agreement is Agreement.CLOSE and is_coarser:
+        verdict = structs.replace(
+            verdict,
+            agreement=Agreement.ROUNDED,
+            suspect=Suspect.ROUNDING,
+            ranks=compress_ranks(ranks),
+        )
+    return replace(judged, verdict=verdict)
+
+
+def describe_dtype(judged: Judged) -> str:
+    """A clause about a dtype that is not the single device's."""
+    assert judged.dtype is not None
+    assert judged.case.reference is not None
+    return f"dtype is {name_dtype(judged.dtype)}, not {name_dtype(judged.case.reference.dtype)}"
+
+
+def _find_widest(dtype: torch.dtype) -> torch.dtype:
+    """The widest dtype of the same kind: dtypes of different kinds are not compared."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else torch.int64
+
+
+def _judge_layouts(case: Case, tensors: Sequence[torch.Tensor]) -> Judged:
+    """The verdict on full tensors, or on shards that make up the full tensor."""
+    assert case.reference is not None
     shape = case.reference.shape
     if all(tensor.shape == shape for tensor in tensors):
         return _judge_averaged(case, tensors, _judge_full(case, tensors))
@@ -98,10 +153,52 @@ def _judge_values(case: Case, tensors: Sequence[torch.Tensor]) -> Judged:
             if nearest is None or _error(judged) < _error(nearest):
                 nearest = judged
     if nearest is not None:
-        return nearest
+        return _choose_wrong_shards(nearest, tensors)
     odd = [rank for rank, tensor in enumerate(tensors) if tensor.shape != shape]
     fact = f"shape is {list(tensors[odd[0]].shape)}, and no such shards make up {list(shape)}"
     return _settle(case, Agreement.RESHAPED, fact, odd)
+
+
+def _choose_wrong_shards(judged: Judged, shards: Sequence[torch.Tensor]) -> Judged:
+    """The verdict on plain shards, with only those ranks whose own shard differs."""
+    case, layout = judged.case, judged.layout
+    joined = None if layout is None else layout.join(shards)
+    is_of_shards = joined is not None and all(
+        torch.equal(own, full) for own, full in zip(joined, judged.full, strict=True)
+    )
+    if layout is None or case.target is None or not is_of_shards:
+        return judged
+    parts = layout.split(as_exact(case.target), shards)
+    off = [
+        rank
+        for rank, (shard, part) in enumerate(zip(shards, parts, strict=True))
+        if not _is_near(as_exact(shard), part, case.floor)
+    ]
+    verdict = structs.replace(judged.verdict, ranks=compress_ranks(off) or judged.verdict.ranks)
+    return replace(judged, verdict=verdict)
+
+
+def _is_near(value: torch.Tensor, target: torch.Tensor, floor: Floor | None) -> bool:
+    if floor is None:
+        return torch.equal(value, target)
+    return _same_nonfinite(value, target) and floor.allows(measure(value, target))
+
+
+def _choose_wrong_regions(
+    case: Case, full: Sequence[torch.Tensor], off: Sequence[int]
+) -> Sequence[int]:
+    """Of the ranks whose gathered tensor differs, those whose own part of it does, if known."""
+    if case.target is None or not case.regions or len(case.regions) != len(full):
+        return off
+    target, own = as_exact(case.target), []
+    for rank in off:
+        region = case.regions[rank]
+        if region is None:
+            return off
+        part = tuple(slice(*bounds) for bounds in region)
+        if not _is_near(as_exact(full[rank])[part], target[part], case.floor):
+            own.append(rank)
+    return own or off
 
 
 def _join(
@@ -214,6 +311,7 @@ def _settle_off(
         agreement = Agreement.EQUAL if far is None else Agreement.CLOSE
     else:
         agreement = Agreement.RANKS_DISAGREE if has_disagreement else Agreement.DIFFERS
+        off = _choose_wrong_regions(case, full, off)
     return _settle(case, agreement, "", off, far=far, full=tuple(full))
 
 
@@ -233,9 +331,9 @@ def _settle(
         kind=case.kind,
         agreement=agreement,
         shape=tuple(tensor.shape),
-        dtype=_name(tensor.dtype),
+        dtype=name_dtype(tensor.dtype),
         error=_relate(far.distance.rms, case.floor) if far and case.floor else None,
-        noise=_relate(case.floor.rms, case.floor) if far and case.floor else None,
+        noise=_find_noise(case) if far else None,
         max_error=far.distance.largest if far else None,
         worst_index=_unravel(far.place, tensor) if far else None,
         ranks=compress_ranks(ranks),
@@ -244,6 +342,11 @@ def _settle(
     if agreement in FINE:  # a model has many of them, and nothing is left to explain
         return Judged(replace(case, target=None, ranks=(), calls=()), verdict)
     return Judged(case, verdict, full)
+
+
+def _find_noise(case: Case) -> float | None:
+    """The noise of the single device, relative to its numbers; None for integers."""
+    return None if case.floor is None else _relate(case.floor.rms, case.floor)
 
 
 def _relate(error: float, floor: Floor) -> float | None:
@@ -279,5 +382,6 @@ def _describe_nonfinite(value: torch.Tensor, wanted: torch.Tensor) -> str:
     return f"{counts[0]}; on the single device {counts[1]}"
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_dtype(dtype: torch.dtype) -> str:
+    """As `bfloat16`."""
     return str(dtype).removeprefix("torch.")

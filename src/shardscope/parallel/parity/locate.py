@@ -16,7 +16,7 @@ from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.layouts import Layout, ranks_by_distance
 from shardscope.parallel.parity.outcome import Outcome, find_stages
 from shardscope.parallel.parity.probe import ModuleProbe, Role, Spot
-from shardscope.record import FINE, Agreement, Phase, TensorKind
+from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
 
 __all__ = ["Kind", "Mesh", "Origin", "find_origins", "is_within"]
 
@@ -143,7 +143,7 @@ class _Seen:
         best_count = -1
         for factor in dict.fromkeys(factors):
             judged = self._judge(runs, ranks, mesh, Phase.BACKWARD, float(factor))
-            count = sum(result.verdict.agreement in FINE for result in judged.values())
+            count = sum(result.verdict.agreement in TOLERABLE for result in judged.values())
             if count > best_count:
                 best, best_count = judged, count
             if count == len(judged):
@@ -162,13 +162,13 @@ class _Seen:
                 calls.setdefault(spot._replace(call=0), []).append(spot)
         found: dict[Spot, Judged] = {}
         for spot, judged in _judge_spots(runs, ranks, mesh, factor, set(calls), is_merged=True):
-            is_one = judged.verdict.agreement in FINE or len(calls[spot]) == 1
+            is_one = judged.verdict.agreement in TOLERABLE or len(calls[spot]) == 1
             found |= dict.fromkeys(calls[spot] if is_one else [spot], judged)
         several = {
             spot
             for first, spots in calls.items()
             for spot in spots
-            if first in found and len(spots) > 1 and found[first].verdict.agreement not in FINE
+            if first in found and len(spots) > 1 and found[first].verdict.agreement not in TOLERABLE
         }
         found |= dict(_judge_spots(runs, ranks, mesh, factor, several, is_merged=False))
         return {spot: found[spot] for spots in calls.values() for spot in spots if spot in found}
@@ -191,7 +191,7 @@ class _Seen:
         # On ranks a module may take a tensor of its own, made from the one that others take too:
         # its gradient is then that of one use, and the sum of all uses is what counts.
         total = self.judged.get(first._replace(phase=spot.phase))
-        if not is_forward and total is not None and total.verdict.agreement in FINE:
+        if not is_forward and total is not None and total.verdict.agreement in TOLERABLE:
             return True
         neighbours = self.consumers.get(first, ()) if is_forward else self.origins.get(first, ())
         others = [
@@ -202,7 +202,8 @@ class _Seen:
         ]
         if others:
             return all(
-                self.judged[other].verdict.agreement in FINE or self._is_made_right(other, known)
+                self.judged[other].verdict.agreement in TOLERABLE
+                or self._is_made_right(other, known)
                 for other in others
             )
         return is_forward and any(
@@ -234,7 +235,7 @@ class _Seen:
             for spot, judged in self.judged.items()
             if (spot.phase, spot.role, spot.module) == (phase, role, module)
         ]
-        return all(agreement in FINE for agreement in found) if found else None
+        return all(agreement in TOLERABLE for agreement in found) if found else None
 
     def inputs_of(self, spot: Spot) -> tuple[torch.Tensor, ...]:
         """What the module took in that call on the single device."""
@@ -346,10 +347,10 @@ def _judge_spots(
 def _judge_stages(case: Case, stages: Sequence[Sequence[int]]) -> Judged:
     """A module that is divided over pipeline stages takes and returns its own on one of them."""
     judged = judge(case)
-    if judged.verdict.agreement in FINE or len(stages) < 2 or None in case.ranks:
+    if judged.verdict.agreement in TOLERABLE or len(stages) < 2 or None in case.ranks:
         return judged
     by_stage = (judge(case.choose_ranks(stage)) for stage in stages)
-    return next((own for own in by_stage if own.verdict.agreement in FINE), judged)
+    return next((own for own in by_stage if own.verdict.agreement in TOLERABLE), judged)
 
 
 def _fill_absent(case: Case, is_absent: Sequence[bool]) -> Case:
@@ -372,7 +373,7 @@ def _find_forward(seen: _Seen) -> Iterator[Origin]:
                 for origin in seen.origins.get(spot, ())
                 if origin in seen.judged
             ]
-            is_first = bool(agreements) and all(agreement in FINE for agreement in agreements)
+            is_first = bool(agreements) and all(agreement in TOLERABLE for agreement in agreements)
             yield Origin(Kind.INPUT, caller, judged, spot.module, spot.path, is_first)
         else:
             is_first = seen.is_fine(spot.module, Phase.FORWARD, Role.INPUT) is True
@@ -416,7 +417,7 @@ def _find_backward(seen: _Seen) -> Iterator[Origin]:
 def _find_own(seen: _Seen, gradients: Sequence[Judged]) -> Iterator[Origin]:
     """Parameters whose gradient differs although that of their module's output agrees."""
     for judged in gradients:
-        if judged.case.kind is not TensorKind.GRADIENT or judged.verdict.agreement in FINE:
+        if judged.case.kind is not TensorKind.GRADIENT or judged.verdict.agreement in TOLERABLE:
             continue
         module, _, parameter = judged.case.name.rpartition(".")
         is_fine = seen.is_fine(module, Phase.BACKWARD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -10,18 +11,26 @@ from msgspec.structs import replace
 
 from shardscope.numerics.noise import as_exact, epsilon, measure
 from shardscope.parallel.parity.causes import explain
-from shardscope.parallel.parity.judge import Judged, judge
+from shardscope.parallel.parity.judge import Judged, describe_dtype, judge, name_dtype
 from shardscope.parallel.parity.outcome import Key
-from shardscope.record import FINE, Agreement, Suspect, TensorKind
+from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 
-__all__ = ["CONFIRMED", "accept_own_outputs", "apply_exact", "apply_steady", "is_coarse"]
+__all__ = [
+    "AGREES_EXACTLY",
+    "CONFIRMED",
+    "accept_own_outputs",
+    "apply_exact",
+    "apply_steady",
+    "is_coarse",
+]
 
 CONFIRMED = "agrees in double precision too"
 """The detail of a tensor that agrees in both precisions."""
+AGREES_EXACTLY = "agrees in double precision"
+"""What the detail of a tensor ends with that is less accurate, and agrees in double precision."""
 _COARSE = 1e-4  # a last place that hides more than rounding
 _NOISY = 1e-3  # a noise that does
 _MAX_SAMPLES = 1024  # that are compared each with each
-_HARMLESS = (*FINE, Agreement.ROUNDED, Agreement.RANDOM)
 _NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
 
 
@@ -39,7 +48,7 @@ def _is_coarse(result: Judged) -> bool:
     if floor is None or reference is None:
         return False
     is_noisy = result.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
-    return epsilon(reference.dtype) > _COARSE or is_noisy
+    return epsilon(result.dtype or reference.dtype) > _COARSE or is_noisy
 
 
 def apply_exact(judged: Sequence[Judged], wide: Mapping[Key, Judged]) -> list[Judged]:
@@ -50,28 +59,32 @@ def apply_exact(judged: Sequence[Judged], wide: Mapping[Key, Judged]) -> list[Ju
 def _decide(result: Judged, wide: Judged | None) -> Judged:
     if wide is None:
         return result
-    is_fine = result.verdict.agreement in FINE
-    if wide.verdict.agreement in FINE and result.verdict.agreement in _NUMERIC:
+    agreement, exact = result.verdict.agreement, wide.verdict.agreement
+    is_rounded = agreement is Agreement.ROUNDED or agreement in _NUMERIC
+    is_close = agreement in FINE or agreement is Agreement.ROUNDED
+    if is_rounded and exact in FINE:
+        detail = AGREES_EXACTLY
+        if result.dtype is not None:
+            detail = f"{describe_dtype(result)}; {detail}"
         verdict = replace(
-            result.verdict,
-            agreement=Agreement.ROUNDED,
-            suspect=Suspect.ROUNDING,
-            detail="agrees in double precision",
+            result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
         )
-        return Judged(result.case, verdict, result.full, result.layout)
-    if is_fine and wide.verdict.agreement in _NUMERIC:
+        return dataclasses.replace(result, verdict=verdict)
+    if is_close and exact in _NUMERIC:
+        dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
         verdict = replace(
             wide.verdict,
             dtype=result.verdict.dtype,
-            detail=f"within the noise of {result.verdict.dtype}, but differs in double precision",
+            detail=f"within the noise of {dtype}, but differs in double precision",
         )
-        return Judged(wide.case, verdict, wide.full, wide.layout)
-    if is_fine and wide.verdict.agreement in FINE:
-        return Judged(result.case, replace(result.verdict, detail=CONFIRMED), layout=result.layout)
+        return dataclasses.replace(wide, verdict=verdict, dtype=result.dtype)
+    if agreement in FINE and exact in FINE and result.dtype is None:
+        verdict = replace(result.verdict, detail=CONFIRMED)
+        return dataclasses.replace(result, verdict=verdict)
     # In double precision there is less noise to see the cause through.
-    if is_fine or not wide.full:
+    if is_close or not wide.full:
         return result
-    return Judged(wide.case, result.verdict, wide.full, wide.layout)
+    return dataclasses.replace(wide, verdict=result.verdict, dtype=result.dtype)
 
 
 def apply_steady(judged: Sequence[Judged], steady: Mapping[Key, Judged]) -> list[Judged]:
@@ -79,9 +92,9 @@ def apply_steady(judged: Sequence[Judged], steady: Mapping[Key, Judged]) -> list
     decided = []
     for result in judged:
         other = steady.get((result.case.kind, result.case.name))
-        if other is None or result.verdict.agreement in FINE:
+        if other is None or result.verdict.agreement in TOLERABLE:
             decided.append(result)
-        elif other.verdict.agreement in FINE:
+        elif other.verdict.agreement in TOLERABLE:
             decided.append(_blame_draw(result))
         else:
             decided.append(other)
@@ -97,7 +110,7 @@ def _blame_draw(result: Judged) -> Judged:
         suspect=Suspect.RANDOMNESS,
         detail="agrees when no random numbers are drawn",
     )
-    return Judged(result.case, verdict, result.full, result.layout)
+    return dataclasses.replace(result, verdict=verdict)
 
 
 def accept_own_outputs(
@@ -111,14 +124,14 @@ def accept_own_outputs(
     """
     gradients = [result for result in judged if result.case.kind is TensorKind.GRADIENT]
     is_right = bool(gradients) and all(
-        result.verdict.agreement in _HARMLESS for result in gradients
+        result.verdict.agreement in TOLERABLE for result in gradients
     )
     judged = [_accept_stage(result, stages) for result in judged]
     return [_accept(result, axes) if is_right else result for result in judged]
 
 
 def _accept(result: Judged, axes: Mapping[str, int]) -> Judged:
-    if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in _HARMLESS:
+    if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in TOLERABLE:
         return result
     is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
     if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
@@ -134,17 +147,17 @@ def _accept(result: Judged, axes: Mapping[str, int]) -> Judged:
 
 def _call_close(result: Judged, detail: str) -> Judged:
     verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
-    return Judged(result.case, verdict, layout=result.layout)
+    return dataclasses.replace(result, verdict=verdict, full=())
 
 
 def _accept_stage(result: Judged, stages: Sequence[Sequence[int]]) -> Judged:
     """Of an output that is right on the ranks of one pipeline stage, the last, those count."""
-    is_wrong = result.verdict.agreement not in _HARMLESS and result.case.reference is not None
+    is_wrong = result.verdict.agreement not in TOLERABLE and result.case.reference is not None
     if result.case.kind is not TensorKind.OUTPUT or not is_wrong or len(stages) < 2:
         return result
     for stage in stages:
         case = result.case.choose_ranks(stage)
-        if None not in case.ranks and judge(case).verdict.agreement in FINE:
+        if None not in case.ranks and judge(case).verdict.agreement in TOLERABLE:
             return _call_close(result, "agrees on the ranks that have the last modules")
     return result
 

@@ -22,7 +22,7 @@ from shardscope.parallel.parity.judge import Judged, judge
 from shardscope.parallel.parity.names import OriginalNames
 from shardscope.parallel.parity.outcome import Outcome, named_tensors
 from shardscope.parallel.parity.probe import Role, Spot, copy_full
-from shardscope.record import FINE, Agreement, Phase, Source
+from shardscope.record import TOLERABLE, Agreement, Phase, Source
 
 __all__ = ["OpProbe", "WrongOp", "find_op"]
 
@@ -278,7 +278,7 @@ def _find_first_wrong(
     is_right: dict[int, bool] = {}  # or made right by all that take it
     for number in sorted(agreements, reverse=True):
         takers = [is_right[taker] for taker in consumers.get(number, ()) if taker in is_right]
-        is_fine = bool(agreements[number]) and agreements[number] <= FINE
+        is_fine = bool(agreements[number]) and agreements[number] <= TOLERABLE
         is_right[number] = is_fine or (bool(takers) and all(takers))
     for number in sorted(agreements):
         if agreements[number].intersection(_WRONG) and not is_right[number]:

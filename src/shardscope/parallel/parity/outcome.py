@@ -14,12 +14,15 @@ from shardscope.record import Source, TensorKind
 __all__ = [
     "Key",
     "Outcome",
+    "Region",
     "find_stages",
     "named_tensors",
     "tie_names",
 ]
 
 Key = tuple[TensorKind, str]
+Region = tuple[tuple[int, int], ...]
+"""For each dim of a tensor, the start and the end of what a rank holds of it."""
 
 
 @final
@@ -33,7 +36,8 @@ class Outcome:
     changed. `absent` names the original's parameters that this rank does not have, such as other
     ranks' experts, `added` its parameters and buffers that the original does not have. `ties` has
     for each name of a parameter of this rank the first name of the same parameter, `frozen` the
-    names of those that require no gradient. `seen` has what a probe recorded.
+    names of those that require no gradient. `regions` has for gathered DTensors what this rank
+    holds of them, where that is known. `seen` has what a probe recorded.
     """
 
     outputs: list[tuple[str, torch.Tensor]]
@@ -48,6 +52,7 @@ class Outcome:
     num_backwards: int = 0  # that reached an output of the model
     num_cleared: int = 0  # times that gradients were cleared before another backward
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)  # before the run
+    regions: dict[Key, Region] = field(default_factory=dict)
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)  # lines behind what was seen
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)  # arguments of ops

@@ -20,7 +20,7 @@ from shardscope.errors import ParityError
 from shardscope.parallel.parity.execute import execute, named_parameters
 from shardscope.parallel.parity.looks import Look
 from shardscope.parallel.parity.names import OriginalNames
-from shardscope.parallel.parity.outcome import Outcome, tie_names
+from shardscope.parallel.parity.outcome import Key, Outcome, Region, tie_names
 from shardscope.parallel.parity.single import copy_model
 from shardscope.parallel.parity.task import Task, shard_batch
 from shardscope.parallel.parity.variants import AS_IT_IS, Variant
@@ -98,6 +98,7 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         added=frozenset(tensors - names.known),
         ties=ties,
         frozen=frozen,
+        regions=gather.regions,
     )
 
 
@@ -142,8 +143,9 @@ class _Gatherer:
 
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
+        self.regions: dict[Key, Region] = {}  # what this rank holds of the gathered tensors
 
-    def __call__(self, _: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def __call__(self, kind: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         own = [name for name, tensor in named.items() if isinstance(tensor, DTensor)]
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, own, group=self._group)
@@ -153,6 +155,10 @@ class _Gatherer:
             for name in everyone[0]:
                 if name in common and id(named[name]) not in full:
                     full[id(named[name])] = _make_full(named[name])
+            for name in common:
+                region = _find_region(named[name], full[id(named[name])])
+                if region is not None:
+                    self.regions[kind, name] = region
         return {
             name: full[id(tensor)] if id(tensor) in full else _strip(tensor)
             for name, tensor in named.items()
@@ -162,6 +168,31 @@ class _Gatherer:
 def _make_full(tensor: Any) -> torch.Tensor:
     full: torch.Tensor = tensor.detach().full_tensor()
     return full.wait() if hasattr(full, "wait") else full
+
+
+def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
+    """What this rank holds of a DTensor; None where it is not known, as of partial sums.
+
+    Where two mesh axes shard one dim, either may come first, so the values decide.
+    """
+    coordinate, local = tensor.device_mesh.get_coordinate(), tensor.to_local()
+    if coordinate is None:
+        return None
+    steps = [
+        (placement.dim, tensor.device_mesh.size(axis), coordinate[axis])
+        for axis, placement in enumerate(tensor.placements)
+        if hasattr(placement, "dim")  # both kinds of shards
+    ]
+    for ordered in (steps, steps[::-1]):
+        region = [(0, size) for size in full.shape]
+        for dim, num_shards, index in ordered:
+            start, stop = region[dim]
+            size = -(-(stop - start) // num_shards)
+            region[dim] = (min(start + index * size, stop), min(start + (index + 1) * size, stop))
+        own = full[tuple(slice(*bounds) for bounds in region)]
+        if own.shape == local.shape and torch.equal(own, local):
+            return tuple(region)
+    return None
 
 
 def _strip(tensor: Any) -> torch.Tensor:

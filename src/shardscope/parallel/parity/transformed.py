@@ -29,7 +29,7 @@ from shardscope.parallel.parity.variants import AS_IT_IS, Variant
 from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.transform import cut_by_plan
 from shardscope.parallel.verify import Trial, deal_values, join_results, run_ranks
-from shardscope.record import FINE, Phase, TensorKind
+from shardscope.record import TOLERABLE, Phase, TensorKind
 
 __all__ = ["Transformed"]
 
@@ -96,7 +96,7 @@ class Transformed:
 
     def find_problem(self, examined: Examined) -> list[Problem]:
         """The first op of the program that the ranks compute wrongly, if any is wrong."""
-        wrong = [one for one in examined.judged if one.verdict.agreement not in FINE]
+        wrong = [one for one in examined.judged if one.verdict.agreement not in TOLERABLE]
         if not wrong:
             return []
         culprit = self.program.find_culprit(self._values(self.model, self.task.inputs))

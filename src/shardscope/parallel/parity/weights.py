@@ -152,6 +152,7 @@ class TracedWeights:
                     added=rank.added.difference(part.name for part in self._ranks[index]),
                     ties=rank.ties | ties,
                     frozen=frozenset(origins.get(name, name) for name in rank.frozen),
+                    regions={},  # those of tensors under other names
                 )
             )
         return resolved

@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 
 from shardscope.record import (
     FINE,
+    TOLERABLE,
     Agreement,
     Divergence,
     Fallback,
+    Finding,
     Inserted,
     Parallelization,
     Parity,
@@ -34,7 +36,7 @@ from shardscope.report.parallel import (
     summarize_parallel,
     summarize_proof,
 )
-from shardscope.report.parity import TOLERABLE, summarize_parity
+from shardscope.report.parity import summarize_parity
 
 __all__ = ["make_proof"]
 
@@ -44,16 +46,16 @@ def make_proof(recording: Recording, index: Index) -> Proof | None:
     if not recording.parity and not recording.parallel:
         return None
     return Proof(
-        parity=tuple(_make_parity(one, index) for one in recording.parity),
+        parity=tuple(_make_parity(one, index, recording.findings) for one in recording.parity),
         parallel=tuple(_make_parallel(one, index) for one in recording.parallel),
     )
 
 
-def _make_parity(one: Parity, index: Index) -> ParityItem:
+def _make_parity(one: Parity, index: Index, findings: Sequence[Finding]) -> ParityItem:
     tensors = _make_table(one.tensors, fine=TOLERABLE)
     return ParityItem(
         mesh=name_mesh(one.axes),
-        words=summarize_parity(one).plain,
+        words=summarize_parity(one, findings).plain,
         is_fine=bool(one.tensors) and all(tensors.is_fine),
         tensors=tensors,
         divergences=tuple(_make_divergence(found, index) for found in one.divergences),
