@@ -670,16 +670,17 @@ def list_findings(
 
 def _find_dtypes(examined: Examined) -> Iterator[Finding]:
     """Tensors that the ranks have in another dtype, those of one kind together."""
-    groups: dict[tuple[TensorKind, str, str], list[str]] = {}
+    groups: dict[tuple[TensorKind, torch.dtype, str], list[str]] = {}
     for result in examined.judged:
         if result.dtype is not None and result.case.kind is not TensorKind.PARAMETER:
-            key = (result.case.kind, name_dtype(result.dtype), result.verdict.dtype)
+            key = (result.case.kind, result.dtype, result.verdict.dtype)
             groups.setdefault(key, []).append(result.case.name or "the output")
     for (kind, dtype, wanted), names in groups.items():
+        policy = f"set output_dtype=torch.{wanted} in FSDP's MixedPrecisionPolicy, or "
         what = "the gradient of " if kind is TensorKind.GRADIENT else ""
         remedy = {
-            TensorKind.OUTPUT: f"set output_dtype=torch.{wanted} in FSDP's MixedPrecisionPolicy, "
-            f"or convert the output to {wanted}.",
+            TensorKind.OUTPUT: f"{policy if dtype.is_floating_point else ''}convert the output to "
+            f"{wanted}.",
             TensorKind.GRADIENT: f"keep the tensor that it is the gradient of in {wanted} on the "
             "ranks.",
         }.get(kind, f"keep the buffer in {wanted} on the ranks.")
@@ -687,7 +688,8 @@ def _find_dtypes(examined: Examined) -> Iterator[Finding]:
             rule="parity-dtype",
             severity=Severity.INFO,
             subject=names[0],
-            fact=f"The dtype of {what}{_list_names(names)} is {dtype} instead of {wanted}.",
+            fact=f"The dtype of {what}{_list_names(names)} is {name_dtype(dtype)} "
+            f"instead of {wanted}.",
             remedy=f"If {wanted} is needed, {remedy}",
         )
 
