@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -595,6 +597,18 @@ def test_reading_values_with_numpy_is_explained() -> None:
     ):
         torch.ones(2, device="cuda").cpu().numpy()
     assert "--data" in "".join(error.value.__notes__)
+
+
+@without_gpu
+def test_tensors_without_data_are_copied_without_a_warning() -> None:
+    script = (
+        "import copy, torch, warnings; from shardscope import simulate\n"
+        "warnings.simplefilter('error')\n"
+        "with simulate(mesh={'dp': 2}, device='cuda'):\n"
+        "    print(copy.deepcopy(torch.nn.Linear(2, 2, device='cuda')).weight.device)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "cuda:0\n", done.stderr
 
 
 def test_modules_move_between_devices_and_dtypes_in_place() -> None:

@@ -377,6 +377,8 @@ def _keep_off_the_driver(stack: ExitStack) -> None:
     """Keep fake tensors from making a real tensor on the device first, as they do on a GPU."""
     replace_attribute(stack, _fake_tensor, "init_gpu_context", lambda device: None)
     replace_attribute(stack, FakeTensorMode, "avoid_device_init", property(lambda mode: True))
+    # Copying a tensor asks where its data is, of which torch warns.
+    replace_attribute(stack, FakeTensor, "data_ptr", lambda tensor: 0)
     # Compiled code makes tensors of numbers outside of a fake mode: on the host, and moves them.
     stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
     torch._C._set_only_lift_cpu_tensors(True)
