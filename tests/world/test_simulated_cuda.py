@@ -664,3 +664,12 @@ def test_jagged_nested_tensors_with_data_are_made_in_a_simulated_world() -> None
             [torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged
         )
         assert nested.sum().item() == 9
+
+
+@without_gpu
+def test_lstm_runs_without_a_warning_about_cudnn(recwarn: pytest.WarningsRecorder) -> None:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        output, _ = nn.LSTM(4, 8).cuda()(torch.ones(2, 3, 4, device="cuda"))
+    assert output.shape == (2, 3, 8)
+    assert not [warning for warning in recwarn if "cuDNN" in str(warning.message)]
+    assert "is_acceptable" not in vars(torch.backends.cudnn)
