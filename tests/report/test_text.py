@@ -155,10 +155,10 @@ def test_empty_recording_of_a_failed_step_does_not_say_that_it_issued_none():
 def test_tree_counts_phases_and_folds_layers(llama):
     lines = render_text(llama).splitlines()
     rows = {" ".join(line.split()) for line in lines}
-    assert "module forward backward optim. input sent" in rows
+    assert "module type forward backward optim. input sent" in rows
     assert "Llama 161 193 · 12.9 GiB 21.5 GiB" in rows
-    assert "└ 0 … 31 ×32 5 6 · 398 MiB 664 MiB" in rows
-    assert "│ └ wo 1 1 · 128 MiB 112 MiB" in rows
+    assert "└ 0 … 31 ×32 Tran…merBlock 5 6 · 398 MiB 664 MiB" in rows
+    assert "│ └ wo Linear 1 1 · 128 MiB 112 MiB" in rows
     assert "outside any module · · 2 208 B 388 B" in rows
     assert not any("attention_norm" in line for line in lines)
 
