@@ -512,6 +512,10 @@ PROBES: dict[str, Probe] = {
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
         simulated_group._COPY(torch.ones(2)), torch.ones(2)
     ),
+    "torch.nested._internal.nested_tensor": lambda: all(
+        name in inspect.getsource(torch.nested) and hasattr(simulated_group._nested_tensor, name)
+        for name in simulated_group._JAGGED
+    ),
     # kernel_doors.py
     "torch._C.DispatchKey.ADInplaceOrView": lambda: KEY.name == "ADInplaceOrView",
     "torch._C.DispatchKey.Meta": keys_can_be_combined,

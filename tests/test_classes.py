@@ -150,6 +150,7 @@ def test_a_recording_says_what_it_is_of() -> None:
         "356 collectives)"
     )
     assert repr(samples.make_recording(groups=())) == "Recording(1 of 8 ranks: empty)"
+    assert repr(samples.make_recording()) == "Recording(1 of 8 ranks: 1 group)"
     (first, *_) = llama.collectives
     assert repr(first).startswith(
         "Collective(rank=0, order=0, group='dp', group_order=0, kind='all"

@@ -91,6 +91,13 @@ def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -
     assert (without.exit_code, "Gaps" in without.output) == (0, False)
 
 
+def test_the_gap_of_a_step_that_reads_values_ends_with_its_remedy(target: Path) -> None:
+    target.write_text(f"{PROGRAM}\ndef step(model, batch):\n    model(batch).sum().item()\n")
+    run("audit", target, "--mesh", "dp=2,tp=4")
+    (gap,) = load("train.shardscope.json.gz").gaps
+    assert gap.fact.endswith("or run again with --data.)")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

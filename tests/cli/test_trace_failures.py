@@ -144,6 +144,14 @@ def test_step_that_reads_values_is_told_that_there_are_none(here: Path, line: st
     assert again.exit_code == 0, again.output
 
 
+def test_step_that_fails_before_its_first_collective_is_not_called_without_collectives(
+    here: Path,
+) -> None:
+    name = write(here, TARGET + "\ndef step(model, batch):\n    raise KeyError('loss')\n")
+    result = run(name, "--mesh", "dp=2")
+    assert "No collectives were recorded before the step ended early" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("line", "remedy"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -311,8 +312,39 @@ def test_compiled_function_is_no_module(world: World, backend: str) -> None:
     model = nn.Linear(8, 8)
     with trace(model) as t:
         scaled_sum(batch())
-    assert facts(t, "phase", "owner", "trigger") == [(Phase.OUTSIDE, None, None)]
+    assert facts(t, "phase", "owner", "trigger") == [(Phase.FORWARD, None, None)]
     assert [module.name for module in t.recording.modules] == [""]
+
+
+@each_backend
+def test_collectives_of_a_compiled_function_have_a_phase_and_a_gap_for_their_module(
+    world: World, backend: str
+) -> None:
+    model = Scaled()
+
+    @torch.compile(backend=backend)
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).sum()
+
+    with trace(model) as t:
+        step(model, batch())
+        step(model, batch())
+    assert facts(t, "phase", "owner", "cause") == [(FORWARD, None, Compiled(graph="forward"))] * 2
+    (gap,) = t.recording.gaps
+    assert gap.place == "compiled function"
+    assert re.match(r"its collectives have no module \(.*test_trace_compiled.py:\d+\): ", gap.fact)
+
+
+def test_backward_of_a_compiled_function_adds_no_second_gap(world: World) -> None:
+    model = split_mlp(MLP(), world.mesh)
+    step = torch.compile(lambda x: model(x).sum(), backend="aot_eager")
+    with trace(model) as t:
+        step(batch().requires_grad_()).backward()
+    assert set(facts(t, "phase", "cause")) == {
+        (FORWARD, Compiled(graph="forward")),
+        (BACKWARD, Compiled(graph="backward")),
+    }
+    assert [gap.place for gap in t.recording.gaps] == ["compiled function"]
 
 
 def test_compiled_backward_is_backward(world: World) -> None:

@@ -29,6 +29,7 @@ from shardscope.record import (
     RankSpan,
     Severity,
     Source,
+    Stop,
 )
 from shardscope.report.text import render_summary, render_text
 
@@ -126,18 +127,38 @@ def test_figures_of_which_records_were_lost_are_called_incomplete(llama):
 
 
 def test_empty_recording_says_so_and_what_may_be_the_reason():
-    text = render_text(make_recording())
-    assert "No collectives were recorded." in text
-    assert "outside" in text
+    text = " ".join(render_text(make_recording()).split())
+    assert (
+        "No collectives were recorded. Either the traced code issued no collective, or it" in text
+    )
+
+
+def test_empty_recording_of_the_command_line_does_not_mention_the_context_manager():
+    recording = make_recording(run=make_run(command="shardscope trace train.py --mesh dp=8"))
+    text = render_text(recording)
+    assert "No collectives were recorded: the step issued none." in text
+    assert "with trace" not in text
+
+
+def test_empty_recording_of_one_rank_says_that_it_has_none_to_issue():
+    text = render_text(make_recording(world_size=1))
+    assert "No collectives were recorded: a world of one rank has none to issue." in text
+
+
+def test_empty_recording_of_a_failed_step_does_not_say_that_it_issued_none():
+    stop = Stop(rank=0, error="KeyError: 'loss'")
+    gap = Gap(place="step", fact="it ended early with KeyError: 'loss'", rank=0)
+    text = render_text(make_recording(stops=(stop,), gaps=(gap,)))
+    assert "No collectives were recorded before the step ended early: see the gaps above." in text
 
 
 def test_tree_counts_phases_and_folds_layers(llama):
     lines = render_text(llama).splitlines()
     rows = {" ".join(line.split()) for line in lines}
-    assert "module forward backward optim. input sent" in rows
+    assert "module type forward backward optim. input sent" in rows
     assert "Llama 161 193 · 12.9 GiB 21.5 GiB" in rows
-    assert "└ 0 … 31 ×32 5 6 · 398 MiB 664 MiB" in rows
-    assert "│ └ wo 1 1 · 128 MiB 112 MiB" in rows
+    assert "└ 0 … 31 ×32 Tran…merBlock 5 6 · 398 MiB 664 MiB" in rows
+    assert "│ └ wo Linear 1 1 · 128 MiB 112 MiB" in rows
     assert "outside any module · · 2 208 B 388 B" in rows
     assert not any("attention_norm" in line for line in lines)
 

@@ -102,7 +102,7 @@ def test_overview_has_a_figure_of_each_view(llama):
 def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
     recording = replace(make_llama(num_layers=2), memory=(_make_profile(),))
     rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
-    assert "module forward backward optim. input sent at peak" in rows
+    assert "module type forward backward optim. input sent at peak" in rows
     assert any(row.startswith("Llama") and row.endswith("96.0 MiB") for row in rows)
     assert any("0 … 1 ×2" in row and row.endswith("64.0 MiB") for row in rows)
 

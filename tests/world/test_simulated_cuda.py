@@ -644,3 +644,46 @@ def test_a_compiled_model_in_a_device_context_stays_one_graph() -> None:
         result = torch.compile(add_ones, backend=backend, fullgraph=True)(torch.randn(4, 8))
     assert result.device.type == "cuda"
     assert len(graphs) == 1
+
+
+def rows(num_rows: int) -> torch.Tensor:
+    return torch.ones(num_rows, 3, device="cuda")
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([rows(2), rows(1)], layout=torch.jagged),
+        lambda: torch.nested.as_nested_tensor([rows(2), rows(1)], layout=torch.jagged),
+        lambda: torch.nested.as_nested_tensor(torch.ones(2, 3, 4), layout=torch.jagged),
+        lambda: torch.nested.nested_tensor_from_jagged(rows(5), offsets=torch.tensor([0, 2, 5])),
+        lambda: torch.nested.narrow(
+            torch.ones(2, 6), 1, torch.tensor([0, 2]), torch.tensor([1, 2]), layout=torch.jagged
+        ),
+    ],
+    ids=["nested_tensor", "as_nested_tensor", "of a dense tensor", "from_jagged", "narrow"],
+)
+def test_jagged_nested_tensors_are_refused_in_a_sentence(make: Callable[[], object]) -> None:
+    with (
+        simulate(mesh={"dp": 2}, device="cuda"),
+        pytest.raises(WorldError, match=r"jagged nested tensor .* device=\"cpu\" .* --data\."),
+    ):
+        make()
+
+
+def test_jagged_nested_tensors_with_data_are_made_in_a_simulated_world() -> None:
+    with simulate(mesh={"dp": 2}):
+        nested = torch.nested.nested_tensor(
+            [torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged
+        )
+        assert nested.sum().item() == 9
+
+
+@without_gpu
+def test_lstm_runs_without_a_warning_about_cudnn(recwarn: pytest.WarningsRecorder) -> None:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        output, _ = nn.LSTM(4, 8).cuda()(torch.ones(2, 3, 4, device="cuda"))
+    assert output.shape == (2, 3, 8)
+    assert not [warning for warning in recwarn if "cuDNN" in str(warning.message)]
+    assert "is_acceptable" not in vars(torch.backends.cudnn)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from shardscope._torch.dispatch import has_fakes, without_modes
+from shardscope._torch.dispatch import detect_fake_mode, has_fakes, without_modes
 from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, require
@@ -35,6 +35,7 @@ __all__ = [
     "fake_tensors",
     "forget_placements",
     "meshes_with_data",
+    "refused_nested_tensors",
     "simulated_group",
 ]
 
@@ -69,6 +70,16 @@ else:
         "torch.distributed.tensor._redistribute",
         "start worlds of different ranks one after another",
     )
+_nested_tensor = find_name(
+    "torch.nested._internal.nested_tensor", "refuse nested tensors where tensors have no data"
+)
+# torch.nested's functions for jagged tensors import these when they are called.
+_JAGGED = (
+    "jagged_from_list",
+    "jagged_from_tensor_and_lengths",
+    "nested_view_from_values_offsets",
+    "nested_view_from_values_offsets_lengths",
+)
 
 
 @contextmanager
@@ -303,6 +314,38 @@ def _unpinned_fakes() -> Iterator[None]:
             del torch.Tensor.pin_memory
         else:
             torch.Tensor.pin_memory = pin
+
+
+@contextmanager
+def refused_nested_tensors() -> Iterator[None]:
+    """Refuse to make jagged nested tensors of tensors without data.
+
+    There torch fails inside C++, which corrupts memory. Threads without a fake mode make them as
+    before.
+    """
+    with ExitStack() as stack:
+        for name in _JAGGED:
+            make = getattr(_nested_tensor, name, None)
+            if make is not None:
+                stack.callback(setattr, _nested_tensor, name, make)
+                setattr(_nested_tensor, name, _refused_jagged(make))
+        yield
+
+
+def _refused_jagged(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_with_data(*args: Any, **kwargs: Any) -> Any:
+        mode = detect_fake_mode()
+        if mode is not None and mode.shape_env is None:  # a compiler's mode has one
+            raise WorldError(
+                "A jagged nested tensor was to be made in a simulated world whose tensors have no "
+                "data, which torch does not support. Use padded tensors, or simulate with "
+                'device="cpu" and without materialize(), so that tensors have data; with the '
+                "command line, add --data."
+            )
+        return make(*args, **kwargs)
+
+    return make_with_data
 
 
 _MESH_METHODS = ("__init__", "_flatten", "_unflatten", "from_group", "mesh")

@@ -63,8 +63,9 @@ _MAX_STEP = 2**63 - 1
 @click.option(
     "--table",
     type=click.Choice(TABLES),
+    metavar="TABLE",
     show_default="collectives",
-    help="For csv: the table to export.",
+    help=f"For csv: the table to export, one of {', '.join(TABLES)}.",
 )
 @click.option(
     "--step",

@@ -36,9 +36,10 @@ _ALL = "all"
     "--view",
     "views",
     type=click.Choice([*_SUBJECTS, _ALL]),
+    metavar="VIEW",
     multiple=True,
     show_default="a summary of all",
-    help="View to show; may be repeated.",
+    help=f"View to show; may be repeated: {', '.join(_SUBJECTS)} or {_ALL}.",
 )
 @click.option(
     "--module",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, final
@@ -29,6 +30,7 @@ EXIT_CODES = {
 }
 """What the exit codes of all commands mean."""
 
+_EXAMPLE_WIDTH = 78  # of 80 columns, for the " \\" at the end of a line that continues
 _UNUSABLE_FILE = "Wrong usage, or a file that cannot be read or written."
 
 
@@ -81,10 +83,19 @@ def check_command(group: click.Group, ctx: click.Context, name: str) -> None:
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
-    """Print command lines as they are typed, one below the other."""
+    """Print command lines as they are typed, one below the other; long ones continue with a \\."""
     with formatter.section("Examples" if len(examples) > 1 else "Example"):
         for example in examples:
-            formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+            indent = " " * formatter.current_indent
+            lines = textwrap.wrap(
+                example,
+                _EXAMPLE_WIDTH,
+                initial_indent=indent,
+                subsequent_indent=indent * 2,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            formatter.write(" \\\n".join(lines) + "\n")
 
 
 def suggest(name: str, known: Sequence[str]) -> str:

@@ -282,10 +282,9 @@ def _explain_circle(
     return Finding(
         rule=DEADLOCK,
         severity=Severity.ERROR if is_certain else Severity.WARNING,
-        subject=_name_groups(waits),
+        subject=f"{name_ranks(circle)}, {_name_groups(waits)}",  # of several ranks: no `rank`
         fact=fact,
         remedy=_suggest_order(calls),
-        rank=circle[0],
         source=calls[0].source,
     )
 

@@ -42,7 +42,16 @@ from shardscope.comm.signals import raise_if_from_signal
 from shardscope.comm.stack import Stack, find_backward_caller, read_stack
 from shardscope.comm.threads import thread_name
 from shardscope.comm.traffic import Payload
-from shardscope.record import BucketReduce, Cause, Collective, CollectiveKind, Gap, Group, Phase
+from shardscope.record import (
+    BucketReduce,
+    Cause,
+    Collective,
+    CollectiveKind,
+    Compiled,
+    Gap,
+    Group,
+    Phase,
+)
 
 __all__ = ["Recorder"]
 
@@ -54,6 +63,8 @@ _UNREAD_FACT = (
     "it was issued, but it is not a known collective (it may be one-sided, or newer than "
     "this version of shardscope): what it sends is not recorded"
 )
+
+_COMPILED_FUNCTION = "compiled function"
 
 
 @final
@@ -187,6 +198,8 @@ class Recorder:
                     note.phase = _BACKWARD if is_in_backward() else _OUTSIDE
                     if note.phase is _BACKWARD:
                         self._note_node(note, single)
+                if note.phase is _OUTSIDE and stack.graph is not None:
+                    note.phase = _FORWARD  # of a compiled function that may have called modules
             self._notes.append(note)
 
     def join_world(self) -> None:
@@ -262,6 +275,8 @@ class Recorder:
         cause = note.bucket or cause
         if note.phase is _FORWARD:
             self._issuers[stack.user, stack.instruction][self._names.name(trigger)] = trigger
+        if isinstance(cause, Compiled) and trigger == NO_MODULE and self._names.names:
+            self._report_compiled_function(cause, stack)
         group = payload.group.record
         collective = Collective(
             rank=self.rank,
@@ -290,6 +305,19 @@ class Recorder:
         self._collectives.append(collective)
         if self._emit is not None:
             self._emit(collective)
+
+    def _report_compiled_function(self, cause: Compiled, stack: Stack) -> None:
+        """Say once per line that a compiled function's collectives have no module."""
+        is_known = any(gap.place == _COMPILED_FUNCTION for gap in self.gaps)
+        if cause.graph == "backward" and is_known:
+            return  # its line is that of backward(), and the function's own has been named
+        source = stack.source
+        line = "" if source is None else f" ({source.file}:{source.line})"
+        self.report_gap(
+            _COMPILED_FUNCTION,
+            f"its collectives have no module{line}: compile the model or its layers, not a "
+            "function that calls them, to see which module issues them",
+        )
 
     def _find_sharded(self, modules: Sequence[nn.Module]) -> int:
         """The module that FSDP was applied to; of several, the innermost that has them all."""

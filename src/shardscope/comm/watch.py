@@ -42,6 +42,7 @@ from shardscope.record import (
     replace_surrogates,
 )
 from shardscope.record.stream import StreamRecord
+from shardscope.record.words import describe_error
 from shardscope.world import current_world
 
 __all__ = ["Watch"]
@@ -262,7 +263,7 @@ class Watch:
         """Write down what is left to write, and how the step ended."""
         self.recorder.write()
         if error is not None:
-            self._error = _sentence(error)
+            self._error = describe_error(error)
             self.recorder.report_gap("step", f"it ended early with {self._error}")
         self._describe_modules()
         self._report_choices_of_cpu()
@@ -391,11 +392,3 @@ def _replaces_all_to_all(collective: Collective) -> bool:
         before != after and before.startswith("Shard") and after.startswith("Shard")
         for before, after in moves
     )
-
-
-def _sentence(error: BaseException) -> str:
-    try:
-        text = str(error).strip().splitlines()
-    except Exception:  # noqa: BLE001 - an exception may fail to say what it is
-        text = []
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

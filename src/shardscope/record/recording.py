@@ -263,6 +263,20 @@ class Stop(Record, frozen=True, kw_only=True, gc=False):
     is_gapless: bool = False
 
 
+_SINGULARS = {
+    "groups": "group",
+    "modules": "module",
+    "collectives": "collective",
+    "findings": "finding",
+    "gaps": "gap",
+    "stops": "stop",
+    "spans": "span",
+    "layouts": "layout",
+    "diagnoses": "diagnosis",
+    "explanations": "explanation",
+}
+
+
 class Recording(Record, frozen=True, kw_only=True, gc=False):
     """Everything that was recorded about one run, of one rank or of many."""
 
@@ -293,7 +307,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
         names = [root, mesh, ranks, "simulated" * run.is_simulated, "+".join(run.instruments)]
         facts = ", ".join(name[:_MAX_NAME] for name in names if name)
         counts = [
-            f"{len(value):,} {field}"
+            f"{len(value):,} {_SINGULARS.get(field, field) if len(value) == 1 else field}"
             for field, value in zip(self.__struct_fields__, astuple(self), strict=True)
             if isinstance(value, tuple) and value
         ]

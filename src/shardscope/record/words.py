@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardscope.errors import ShardscopeError
 from shardscope.record.recording import (
     BucketReduce,
     Call,
@@ -12,12 +13,20 @@ from shardscope.record.recording import (
     Redistribute,
 )
 
-__all__ = ["SIMULATION_TIME", "describe_cause", "format_bytes", "format_digits", "name_axis"]
+__all__ = [
+    "SIMULATION_TIME",
+    "describe_cause",
+    "describe_error",
+    "format_bytes",
+    "format_digits",
+    "name_axis",
+]
 
 SIMULATION_TIME = "time of the simulation, not of a run"
 """What every view says beside times that were measured in a simulated world."""
 
 _NO_CAUSE = "unknown cause"
+_MAX_ERROR = 200  # characters of a message that is not ours
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -44,6 +53,27 @@ def describe_cause(cause: Cause | None) -> str:
         case Compiled(graph=graph):
             return f"compiled graph {graph}"
     return _NO_CAUSE
+
+
+def describe_error(error: BaseException) -> str:
+    """The type and the first line of an exception; a long message ends with "…".
+
+    Our own messages are never shortened: their last words are the remedy.
+
+    Examples:
+        >>> describe_error(ZeroDivisionError("division by zero"))
+        'ZeroDivisionError: division by zero'
+    """
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # noqa: BLE001 - an exception's own __str__ may fail
+        lines = []
+    if not lines:
+        return type(error).__name__
+    line = lines[0]
+    if len(line) > _MAX_ERROR and not isinstance(error, ShardscopeError):
+        line = f"{line[:_MAX_ERROR].rpartition(' ')[0] or line[:_MAX_ERROR]}…"
+    return f"{type(error).__name__}: {line}"
 
 
 def name_axis(call: Collective, world_size: int) -> str:

@@ -44,10 +44,7 @@ __all__ = [
 View = Literal["module", "axis", "kind", "cause"]
 
 _NUM_CAUSES = 8
-_EMPTY = (
-    "No collectives were recorded. Either the traced code issued no collective, or it ran outside "
-    "`with trace(model)`; a world of one rank has none to issue."
-)
+_EMPTY = "No collectives were recorded"
 _LOST = "No collectives are left in this recording: see the gaps above."
 
 
@@ -83,8 +80,26 @@ def _render_sections(recording: Recording, by: View, is_folded: bool) -> Iterato
     elif any(gap.is_loss for gap in recording.gaps):
         yield Text(f"\n{_LOST}")
     elif not others:
-        yield Text(f"\n{_EMPTY}")
+        yield Text(f"\n{_explain_emptiness(recording)}")
     yield from others
+
+
+def _explain_emptiness(recording: Recording) -> str:
+    """Why a recording may have no collectives."""
+    if recording.stops:
+        remedy = ": see the gaps above" if recording.gaps else ""
+        return f"{_EMPTY} before the step ended early{remedy}."
+    if recording.run.world_size == 1:
+        return f"{_EMPTY}: a world of one rank has none to issue."
+    if recording.run.command.startswith("shardscope "):
+        return (
+            f"{_EMPTY}: the step issued none. A model is sharded in TARGET's parallelize(model, "
+            "mesh)."
+        )
+    return (
+        f"{_EMPTY}. Either the traced code issued no collective, or it ran outside "
+        "`with trace(model)`."
+    )
 
 
 def _render_collectives(

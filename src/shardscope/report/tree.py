@@ -94,7 +94,8 @@ def _make_layouts(phases: list[Phase], figures: list[str]) -> list[list[str]]:
     apart = ["module", "type", "what", *phases, *traffic, *figures]
     together = ["module", "count", *traffic, *figures]
     poorer = leave_out(together, "input", "count", *figures)
-    return [*leave_out(apart, "type", "what", "input"), *poorer]
+    untyped, typed = leave_out(apart, "type")[1], leave_out(apart, "what")[1]
+    return [apart, untyped, *leave_out(typed, "type", "input"), *poorer]
 
 
 def _make_row(node: ModuleNode, guide: str, figures: Figures) -> Row:

@@ -10,6 +10,7 @@ from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
 from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording
+from shardscope.record.words import describe_error
 from shardscope.shard.mixing import find_mixed_tensors
 from shardscope.shard.placement_findings import find_mixed_meshes, find_replicated, find_uneven
 from shardscope.shard.plan import Plan, Rule, read_plan
@@ -94,7 +95,7 @@ def _find_all(held: Holdings, rules: Sequence[Rule], before: Recording | None) -
 def _run_step(held: Holdings, step: Callable[[], object], gaps: list[Gap]) -> list[Finding]:
     findings, error = find_mixed_tensors(held, step)
     if error is not None:
-        fact = f"it ended early, so later ops were not checked ({_sentence(error)})"
+        fact = f"it ended early, so later ops were not checked ({describe_error(error)})"
         gaps.append(Gap(place="step", fact=fact, rank=held.rank))
     return findings
 
@@ -108,8 +109,3 @@ def _read_axes(model: nn.Module) -> tuple[Axis, ...]:
         return ()
     largest = max(meshes, key=lambda mesh: mesh.size())
     return describe_axes(largest)
-
-
-def _sentence(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0][:200]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

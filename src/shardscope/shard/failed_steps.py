@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from shardscope.errors import MemoryProfileError, ShardscopeError
+from shardscope.record.words import describe_error
 from shardscope.shard.watcher import Watcher
 
 __all__ = ["explained_failures"]
@@ -63,9 +64,7 @@ def _find_remedy(error: Exception) -> str:
 
 
 def _describe(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    said = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [one for one in frames if not one.filename.startswith(("<", _TORCH, _OURS))]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-    return said.rstrip(" .") + where
+    return describe_error(error).rstrip(" .") + where

@@ -172,7 +172,7 @@ class Holdings:
         yield Held(name=full, record=record, tensor=held, mesh=mesh)
 
     def _report_gap(self, place: str, fact: str) -> None:
-        self.gaps.append(Gap(place=place.lstrip("."), fact=fact[:300], rank=self.rank))
+        self.gaps.append(Gap(place=place.lstrip("."), fact=fact, rank=self.rank))
 
     def _find_rule(self, module: nn.Module, name: str, index: int) -> str | None:
         """The rule that names the tensor, or else the module, by any of its names."""

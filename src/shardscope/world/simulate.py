@@ -30,6 +30,7 @@ from shardscope._torch.simulated_group import (
     explained_lack_of_data,
     fake_tensors,
     meshes_with_data,
+    refused_nested_tensors,
     simulated_group,
 )
 from shardscope.errors import WorldError
@@ -90,6 +91,7 @@ class World:
         if not self._is_fake:
             self._stack.enter_context(meshes_with_data())
             self._stack.enter_context(fake_tensors())
+            self._stack.enter_context(refused_nested_tensors())
             self._stack.enter_context(inductor_without_codegen())
             self._is_fake = True
 

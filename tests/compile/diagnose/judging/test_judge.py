@@ -278,6 +278,8 @@ def test_a_function_that_fails_by_itself_is_nobodys_outcome():
 def test_an_unknown_backend_is_the_users_mistake():
     with pytest.raises(CompileError, match=r"the backend nobody cannot be used .*Check its name"):
         judge(layered(), Compiler("nobody"))
+    with pytest.raises(CompileError, match=r"the backend inductr .* Did you mean 'inductor'\?"):
+        judge(layered(), Compiler("inductr"))
 
 
 def test_an_unknown_option_is_the_users_mistake():

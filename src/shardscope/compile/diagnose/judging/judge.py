@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, final
 
 import torch
@@ -211,9 +212,11 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
             dynamic=compiler.dynamic,
         )
     except Exception as error:
+        known = torch.compiler.list_backends(exclude_tags=())
+        near = get_close_matches(compiler.name, [] if compiler.name in known else known, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "Check its name, mode and options."
         raise CompileError(
-            f"the backend {compiler.name} cannot be used ({say_error(error)}). "
-            "Check its name, mode and options."
+            f"the backend {compiler.name} cannot be used ({say_error(error)}). {hint}"
         ) from error
 
 
