@@ -14,9 +14,17 @@ import pytest
 import torch
 
 import moved_names
-from shardscope import audit, simulate, trace
+from shardscope import audit, coverage, memory, parallelize, parity, simulate, trace
 from shardscope._torch import private
-from shardscope._torch.private import find_class, find_code, find_exception, find_name, require
+from shardscope._torch.kernel_doors import kernel_doors
+from shardscope._torch.private import (
+    find_class,
+    find_code,
+    find_exception,
+    find_name,
+    moved_names_explained,
+    require,
+)
 from shardscope.comm import run
 from shardscope.errors import ShardscopeError, TorchVersionError
 from shardscope.version import TESTED_TORCH
@@ -185,3 +193,103 @@ def test_tested_versions_and_those_between_are_not_warned_of(
     monkeypatch.setattr(torch, "__version__", version)
     describe()  # a warning would be an error
     assert not private._has_warned
+
+
+class Moving:
+    """An object of torch's that lost the attribute `_old`."""
+
+    def read(self) -> Any:
+        code = compile("def read(found): return found._old", "shim.py", "exec")
+        shim: dict[str, Any] = {"__name__": "shardscope._torch.some_shim"}
+        exec(code, shim)
+        return shim["read"](self)
+
+
+SENTENCE = (
+    r"torch \S+ has no _old, which shardscope \S+ needs to use shardscope._torch.some_shim. Use a "
+    r"torch that it was tested with"
+)
+
+
+def test_an_attribute_that_torch_moved_is_one_sentence_from_every_function() -> None:
+    class Reading(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Moving().read()
+            return x
+
+    model = Reading()
+    calls: dict[str, Any] = {
+        "coverage": lambda: coverage(model, batch()),
+        "memory": lambda: memory(model, lambda: model(batch())),
+        "parallelize": lambda: parallelize(model, {"tp": 2}, {}, args=(batch(),)),
+        "parity": lambda: parity(model, {"tp": 2}, parallelize=lambda *_: None, inputs=batch()),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TorchVersionError, match=SENTENCE):
+            raise AssertionError(f"{name} returned {call()}")
+    with pytest.raises(TorchVersionError, match=SENTENCE), simulate(mesh={"dp": 2}):
+        Moving().read()
+    assert not torch.distributed.is_initialized()
+
+
+def test_errors_of_users_and_public_names_are_not_taken_for_moved_names() -> None:
+    def read_own() -> None:
+        Moving()._old  # type: ignore[attr-defined]  # noqa: B018
+
+    def import_own() -> None:
+        import _nowhere_at_all  # type: ignore[import-not-found]  # noqa: F401
+
+    for read in (read_own, import_own):
+        with pytest.raises((AttributeError, ImportError)) as caught, moved_names_explained():
+            read()
+        assert not isinstance(caught.value, ShardscopeError)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("import torch; torch.nn._nowhere", "torch.nn._nowhere"),
+        ("import torch; torch.nn.Linear(1, 1)._nowhere", "_nowhere"),
+        ("import torch; torch.nn.Linear._nowhere", "_nowhere"),
+        ("import torch; torch.ops.aten._nowhere", "_nowhere"),
+        ("from torch._dynamo import nowhere", "torch._dynamo.nowhere"),
+        ("import torch._nowhere.at_all", "torch._nowhere"),
+        ("import importlib; importlib.import_module('torch._nowhere')", "torch._nowhere"),
+    ],
+)
+def test_names_that_are_reached_late_are_told_however_they_are_reached(
+    line: str, name: str
+) -> None:
+    with (
+        pytest.raises(TorchVersionError, match=rf"has no {name}, which .*_torch\.some_shim\."),
+        moved_names_explained(),
+    ):
+        exec(compile(line, "shim.py", "exec"), {"__name__": "shardscope._torch.some_shim"})
+
+
+@pytest.mark.usefixtures("nothing_missing")
+def test_a_world_is_simulated_where_some_collectives_cannot_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = find_name(NOWHERE, "intercept collectives before their kernels run")
+    monkeypatch.setattr("shardscope._torch.kernel_doors._NEEDED", (needed,))
+    with simulate(mesh={"dp": 2}):
+        model = Block()
+        with trace(model) as t:
+            torch.distributed.all_reduce(model(batch()))
+    assert {str(c.kind) for c in t.recording.collectives} == {"all_reduce"}
+    assert any("some are not seen" in gap.fact for gap in t.recording.gaps)
+
+
+def test_a_trace_goes_on_where_torchs_libraries_cannot_be_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with simulate(mesh={"dp": 2}):
+        with monkeypatch.context() as patch:
+            patch.delattr(torch.library.Library, "_destroy")
+            with pytest.raises(TorchVersionError, match="_destroy"), moved_names_explained():
+                kernel_doors().__enter__()
+        model = Block()
+        with trace(model) as t:
+            torch.distributed.all_reduce(model(batch()))
+    assert len(t.recording.collectives) == 2

@@ -165,6 +165,7 @@ LOWER_PRECISION_FP = frozenset(
 def cuda_autocast(*, device_type: str) -> Iterator[None]:
     """Apply `torch.autocast("cuda")` to fake tensors on `device_type` as to CUDA tensors."""
     library = Library("aten", "IMPL")
+    destroy = library._destroy
     autocast: Any = torch.autocast
     before = autocast.__init__, autocast.__enter__, autocast.__exit__
     try:
@@ -178,7 +179,7 @@ def cuda_autocast(*, device_type: str) -> Iterator[None]:
         yield
     finally:
         autocast.__init__, autocast.__enter__, autocast.__exit__ = before
-        library._destroy()
+        destroy()
 
 
 def _cast_as_cuda_does(library: Library, device_type: str) -> None:

@@ -17,7 +17,7 @@ from shardscope._torch.issuing import AUDIENCE, NEEDED_TO_ISSUE, Issued, Observe
 from shardscope._torch.kernel_doors import kernel_doors
 from shardscope._torch.method_doors import method_doors
 from shardscope._torch.op_doors import op_doors
-from shardscope._torch.private import require
+from shardscope._torch.private import moved_names_explained, require
 from shardscope.errors import TorchVersionError
 
 __all__ = ["Issued", "Observer", "intercept"]
@@ -61,7 +61,8 @@ def _install() -> ExitStack:
         for doors in (kernel_doors, op_doors, method_doors):
             try:
                 require(*NEEDED_TO_ISSUE, *NEEDED_OF_MODES)
-                stack.enter_context(doors())
+                with moved_names_explained():
+                    stack.enter_context(doors())
             except TorchVersionError as error:
                 _missing.append(str(error))
         return stack.pop_all()

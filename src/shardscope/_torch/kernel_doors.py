@@ -84,6 +84,7 @@ def kernel_doors() -> Iterator[None]:
     """Show every collective that comes to a kernel of c10d's and was not shown before."""
     require(*_NEEDED)
     library = Library("c10d", "IMPL")
+    destroy = library._destroy
     try:
         for name, layout in (*OPS["c10d"].items(), *((op, UNREAD) for op in unread_ops("c10d"))):
             packet = getattr(torch.ops.c10d, name, None)
@@ -92,7 +93,7 @@ def kernel_doors() -> Iterator[None]:
                 library.impl(name, door, _KEY.name, with_keyset=True)
         yield
     finally:
-        library._destroy()
+        destroy()
 
 
 def _make_door(op: str, layout: OpLayout, overload: Any) -> Callable[..., Any]:

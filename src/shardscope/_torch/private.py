@@ -3,34 +3,52 @@
 A module of this package that uses a private name at import time looks it up here. If this torch
 does not have the name, the lookup returns a stand-in, and the module can still be imported. Using
 the stand-in raises a TorchVersionError with one sentence, which recorders turn into a gap.
+
+Attributes of torch's objects are not looked up here. Where one is missing, `explain_moved_names`
+turns the AttributeError into the same sentence.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from types import CodeType
-from typing import Any, NoReturn, final
+from types import CodeType, TracebackType
+from typing import Any, NoReturn, ParamSpec, TypeVar, final
 
 import torch
 
-from shardscope.errors import TorchVersionError
+from shardscope.errors import ShardscopeError, TorchVersionError
 from shardscope.version import TESTED_TORCH, __version__
 
 __all__ = [
     "all_needs",
+    "describe_moved_name",
+    "explain_moved_names",
     "find_class",
     "find_code",
     "find_exception",
     "find_name",
     "is_missing",
     "missing_names",
+    "moved_names_explained",
     "require",
     "warn_if_untested",
 ]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# What the messages of an AttributeError and an ImportError say is missing.
+_NO_ATTRIBUTE = re.compile(r"(?:module '(?P<module>[\w.]+)' )?has no attribute '(?P<name>\w+)'")
+_NO_IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
+_NO_MODULE = re.compile(r"No module named '(?P<name>[\w.]+)'")
+_PRIVATE = re.compile(r"(?:^|\.)_(?!_)")
 
 _needs: dict[tuple[str, str], str] = {}  # by looking-up module and name
 _missing: dict[str, str] = {}  # error sentences, by name
@@ -114,6 +132,67 @@ def require(*names: object) -> None:
             raise TorchVersionError(name.__dict__["sentence"])
 
 
+def describe_moved_name(error: BaseException | None) -> str | None:
+    """A sentence if torch lacks a private attribute of its objects, and a shim failed for it.
+
+    An error of ours is judged by the one that caused it. Errors of the user's code are none.
+    """
+    if isinstance(error, ShardscopeError):
+        cause = error.__cause__
+        is_explained = cause is None or isinstance(error, TorchVersionError)
+        return None if is_explained else describe_moved_name(cause)
+    if not isinstance(error, AttributeError | ImportError):
+        return None
+    shim, name = _failing_shim(error.__traceback__), _read_missing_name(str(error))
+    if shim is None or not _PRIVATE.search(name):
+        return None
+    return _missing_sentence(name, f"use {shim}")
+
+
+@contextmanager
+def moved_names_explained() -> Iterator[None]:
+    """Raise errors that `describe_moved_name` recognises as TorchVersionError."""
+    try:
+        yield
+    except (AttributeError, ImportError, ShardscopeError) as error:
+        sentence = describe_moved_name(error)
+        if sentence is None:
+            raise
+        raise TorchVersionError(sentence) from error
+
+
+def explain_moved_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a function of the public API with `moved_names_explained`."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with moved_names_explained():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _failing_shim(traceback: TracebackType | None) -> str | None:
+    """The module of this package whose line failed to reach a name; None if it was another's."""
+    shim = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(f"{__package__}."):
+            shim = module
+        elif frame.f_code.co_name != "__getattr__" and not module.startswith("importlib"):
+            shim = None
+        traceback = traceback.tb_next
+    return shim
+
+
+def _read_missing_name(message: str) -> str:
+    for pattern in (_NO_ATTRIBUTE, _NO_IMPORT, _NO_MODULE):
+        if found := pattern.search(message):
+            return ".".join(filter(None, (found.groupdict().get("module"), found["name"])))
+    return ""
+
+
 _has_warned = False
 
 
@@ -164,12 +243,15 @@ def _resolve(name: str) -> Any:
 
 
 def _note_missing(name: str, need: str) -> str:
-    sentence = (
+    _missing[name] = _missing_sentence(name, need)
+    return _missing[name]
+
+
+def _missing_sentence(name: str, need: str) -> str:
+    return (
         f"torch {torch.__version__} has no {name}, which shardscope {__version__} needs to {need}. "
         f"Use a torch that it was tested with ({_tested()}), or a newer shardscope."
     )
-    _missing[name] = sentence
-    return sentence
 
 
 def _calling_shim() -> str:

@@ -37,8 +37,10 @@ def shared_rank_maps() -> Iterator[None]:
 
     def initialize(mesh: Any, *args: Any, **kwargs: Any) -> None:
         original(mesh, *args, **kwargs)
-        ranks = _RankMap(mesh._flatten_rank_map)
-        mesh._flatten_rank_map = kept.setdefault(ranks, ranks)
+        flat = getattr(mesh, "_flatten_rank_map", None)
+        if flat is not None:
+            ranks = _RankMap(flat)
+            mesh._flatten_rank_map = kept.setdefault(ranks, ranks)
 
     setattr(DeviceMesh, "__init__", initialize)  # noqa: B010 - mypy has it otherwise
     try:

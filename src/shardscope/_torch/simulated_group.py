@@ -443,13 +443,14 @@ _UNANSWERED = (
 def coalesced_ops_on_fake_tensors() -> Iterator[None]:
     """Give the ops that have no kernel for tensors without data an empty one."""
     library = Library("c10d", "IMPL")
+    destroy = library._destroy
     try:
         for name in _UNANSWERED:
             if hasattr(torch.ops.c10d, name) and not _has_kernel(f"c10d::{name}", "Meta"):
                 library.impl(name, _answer_nothing(name), "Meta")
         yield
     finally:
-        library._destroy()
+        destroy()
 
 
 @contextmanager
@@ -459,6 +460,7 @@ def answered_collectives() -> Iterator[None]:
     Other ranks are taken to hold what this one holds, and to send it what it sends them.
     """
     library = Library("c10d", "IMPL")
+    destroy = library._destroy
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
@@ -468,7 +470,7 @@ def answered_collectives() -> Iterator[None]:
                         library.impl(name, _answer(name, fill), key)
         yield
     finally:
-        library._destroy()
+        destroy()
 
 
 def _answer_nothing(name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardscope._torch import autograd
 from shardscope._torch.intercept import intercept
 from shardscope._torch.module_calls import watch_module_calls
-from shardscope._torch.private import require
+from shardscope._torch.private import moved_names_explained, require
 from shardscope.comm.names import Models, ModuleNames
 from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.spans import listening
@@ -143,9 +143,10 @@ def _install(watch: Watch, stack: ExitStack) -> None:
     """Watch until the stack is left; what this torch does not let us watch becomes a gap."""
     recorder = watch.recorder
     try:
-        require(*autograd.NEEDED)  # they are called within the program's own calls
-        stack.enter_context(recorder.calls.watching())
-        stack.enter_context(watch_module_calls(recorder.calls))
+        with moved_names_explained():
+            require(*autograd.NEEDED)  # they are called within the program's own calls
+            stack.enter_context(recorder.calls.watching())
+            stack.enter_context(watch_module_calls(recorder.calls))
     except TorchVersionError as error:
         recorder.report_gap("modules", f"which module runs is not known: {error}")
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from shardscope._torch.modules import is_compile_wrapper, unwrap
+from shardscope._torch.private import explain_moved_names
 from shardscope.errors import ParallelError
 from shardscope.parallel.blame import explained
 from shardscope.parallel.boundaries import Borders, find_borders
@@ -38,6 +39,7 @@ _one_at_a_time = threading.RLock()
 _NO_WISHES = Wishes(inputs={}, entering={}, leaving={}, outputs=lambda _: None)
 
 
+@explain_moved_names
 def parallelize(
     program: ExportedProgram | nn.Module,
     mesh: Any,

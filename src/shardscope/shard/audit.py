@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 
 from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
+from shardscope._torch.private import explain_moved_names
 from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording
@@ -27,6 +28,7 @@ from shardscope.world import current_world
 __all__ = ["audit"]
 
 
+@explain_moved_names
 def audit(
     model: nn.Module,
     *,

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.meshes import describe_axes
 from shardscope._torch.modules import unwrap
+from shardscope._torch.private import explain_moved_names
 from shardscope._torch.propagation import kept_propagator
 from shardscope.comm.names import ModuleNames
 from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
@@ -56,6 +57,7 @@ _LEVELS = tuple(Level)
 _lock = threading.RLock()
 
 
+@explain_moved_names
 def coverage(
     model: nn.Module,
     *args: Any,

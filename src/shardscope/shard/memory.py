@@ -23,6 +23,7 @@ from shardscope._torch.fake_models import FakeTwins, StandIns
 from shardscope._torch.fakes import is_fake
 from shardscope._torch.fsdp import is_offloaded
 from shardscope._torch.modules import every_module, is_compiled
+from shardscope._torch.private import explain_moved_names
 from shardscope._torch.restoring import find_changeable, find_leftovers
 from shardscope._torch.simulated_group import explained_lack_of_data, fake_tensors
 from shardscope._torch.storages import plain_tensors
@@ -51,6 +52,7 @@ _taken = threading.Lock()
 _NUM_STEPS = 2  # the first makes the optimizer's state, the second finds it there
 
 
+@explain_moved_names
 def memory(
     model: Models,
     step: Callable[[], object],

@@ -13,12 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from shardscope._torch.dispatch import without_modes
 from shardscope._torch.meshes import describe_axes, describe_placements
+from shardscope._torch.private import explain_moved_names
 from shardscope.errors import AuditError
 from shardscope.record import Slice, Stretches, TensorLayout, compress_ranks, cut_stretches
 
 __all__ = ["cut_sizes", "visualize_sharding"]
 
 
+@explain_moved_names
 def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:
     """List which rank holds which slice of a DTensor; `show` draws it.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from shardscope._torch.preloading import FOR_WORKERS
+from shardscope._torch.private import explain_moved_names
 from shardscope._torch.random_state import preserved_random_state
 from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.folder import Folder
@@ -50,6 +51,7 @@ class Diagnosed:
         return f"Diagnosed({one.condition}{stage}{f': {ops}' if ops else ''})"
 
 
+@explain_moved_names
 def diagnose(
     fn: Callable[..., Any],
     *args: Any,

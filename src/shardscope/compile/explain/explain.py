@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.compile_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope._torch.private import explain_moved_names
 from shardscope.comm.run import read_identity
 from shardscope.compile.call_state import everything_kept
 from shardscope.compile.explain.explaining import explaining
@@ -24,6 +25,7 @@ one_at_a_time = threading.RLock()
 """For who sets dynamo's caches aside: they are one for all threads."""
 
 
+@explain_moved_names
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Recording:
     """Compile a function, call it once, and report graphs, graph breaks and recompilations.
 

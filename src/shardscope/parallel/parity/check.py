@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
 
+from shardscope._torch.private import explain_moved_names
 from shardscope.comm.run import describe_run, find_torch_gaps
 from shardscope.errors import ParityError
 from shardscope.parallel.parity.examine import Version, examine
@@ -38,6 +39,7 @@ __all__ = ["parity"]
 _lock = threading.RLock()
 
 
+@explain_moved_names
 def parity(
     model: nn.Module | ExportedProgram,
     mesh: Mapping[str, int],
