@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.pipelining.schedules
 
 import moved_names
 from shardscope import audit, coverage, memory, parallelize, parity, simulate, trace
@@ -293,3 +294,25 @@ def test_a_trace_goes_on_where_torchs_libraries_cannot_be_closed(
         with trace(model) as t:
             torch.distributed.all_reduce(model(batch()))
     assert len(t.recording.collectives) == 2
+
+
+@pytest.mark.usefixtures("nothing_missing")
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.distributed.pipelining.schedules, "_PipelineSchedule"),
+        (torch.nn.init, "_no_grad_trunc_normal_"),
+    ],
+)
+def test_a_moved_name_of_a_detail_costs_a_simulated_world_that_detail_and_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    with simulate(mesh={"dp": 2}, device="cuda") as world:
+        with torch.device("meta"):
+            model = Block()
+        model = world.materialize(model)
+        with trace(model) as t:
+            model(batch().to("cuda"))
+    assert [str(c.kind) for c in t.recording.collectives] == ["all_reduce"]
+    assert [name in gap.fact for gap in t.recording.gaps] == [True]

@@ -19,7 +19,7 @@ from torch.optim import optimizer
 from shardscope._torch.cuda_autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fakes
 from shardscope._torch.fakes import FakeTensor
-from shardscope._torch.private import find_name
+from shardscope._torch.private import find_name, without_if_moved
 
 __all__ = ["cuda_choices", "foreach_by_default"]
 
@@ -48,8 +48,8 @@ def cuda_choices(*, device_type: str) -> Iterator[None]:
     `memory(model, step)` of a model on the CPU.
     """
     with ExitStack() as stack:
-        stack.enter_context(foreach_by_default(device_type))
-        stack.enter_context(cuda_autocast(device_type=device_type))
+        stack.enter_context(without_if_moved(foreach_by_default(device_type)))
+        stack.enter_context(without_if_moved(cuda_autocast(device_type=device_type)))
         library = Library("aten", "IMPL")
         stack.callback(library._destroy)
         with warnings.catch_warnings():

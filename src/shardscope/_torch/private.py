@@ -16,7 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from types import CodeType, TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar, final
@@ -39,6 +39,7 @@ __all__ = [
     "moved_names_explained",
     "require",
     "warn_if_untested",
+    "without_if_moved",
 ]
 
 _P = ParamSpec("_P")
@@ -170,6 +171,18 @@ def explain_moved_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return function(*args, **kwargs)
 
     return call
+
+
+@contextmanager
+def without_if_moved(context: AbstractContextManager[object]) -> Iterator[None]:
+    """Enter `context`, a detail; where torch lacks a name for it, all recordings have a gap."""
+    with ExitStack() as stack:
+        try:
+            with moved_names_explained():
+                stack.enter_context(context)
+        except TorchVersionError as error:
+            _missing[str(error)] = str(error)
+        yield
 
 
 def _failing_shim(traceback: TracebackType | None) -> str | None:

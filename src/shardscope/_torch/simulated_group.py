@@ -22,7 +22,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from shardscope._torch.dispatch import detect_fake_mode, has_fakes, without_modes
 from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
-from shardscope._torch.private import find_name, require
+from shardscope._torch.private import find_name, require, without_if_moved
 from shardscope._torch.propagation import dtensor_random, forget_decisions
 from shardscope.errors import ShardscopeError, WorldError
 
@@ -143,7 +143,7 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
         with (
             _unpinned_fakes(),
             _readable_fakes(),
-            _initialized_fakes(),
+            without_if_moved(_initialized_fakes()),
             _swappable_fakes(),
             _refused_lazy_fakes(),
             _plain_tensors_on_meta(mode),

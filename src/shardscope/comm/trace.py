@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardscope._torch import autograd
 from shardscope._torch.intercept import intercept
 from shardscope._torch.module_calls import watch_module_calls
-from shardscope._torch.private import moved_names_explained, require
+from shardscope._torch.private import explain_moved_names, moved_names_explained, require
 from shardscope.comm.names import Models, ModuleNames
 from shardscope.comm.rank_stream import name_for_rank
 from shardscope.comm.spans import listening
@@ -23,6 +23,7 @@ from shardscope.record import Recording, save
 __all__ = ["Trace", "trace"]
 
 
+@explain_moved_names
 def trace(
     models: Models = None,
     *,

@@ -22,7 +22,7 @@ from shardscope._torch.fsdp import empty_on_device
 from shardscope._torch.inductor_dry_run import inductor_without_codegen
 from shardscope._torch.intercept import intercept
 from shardscope._torch.pipelining import lonely_stages
-from shardscope._torch.private import moved_names_explained
+from shardscope._torch.private import moved_names_explained, without_if_moved
 from shardscope._torch.rank_maps import shared_rank_maps
 from shardscope._torch.simulated_cuda import recompiles_across_devices, simulated_cuda
 from shardscope._torch.simulated_group import (
@@ -167,14 +167,14 @@ def simulate(
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
         stack.enter_context(_the_only_world())
-        stack.enter_context(recompiles_across_devices())
+        stack.enter_context(without_if_moved(recompiles_across_devices()))
         is_fake = device_type == "cuda" and not torch.cuda.is_available()
         if is_fake:
             stack.enter_context(simulated_cuda())
         elif device_type == "cuda":  # all else torch decides by the device, which is there
-            stack.enter_context(foreach_by_default(device_type))
+            stack.enter_context(without_if_moved(foreach_by_default(device_type)))
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
-        stack.enter_context(shared_rank_maps())
+        stack.enter_context(without_if_moved(shared_rank_maps()))
         device_mesh = init_device_mesh(
             device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
         )
@@ -183,7 +183,7 @@ def simulate(
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(answered_collectives())
         stack.enter_context(simulated_object_collectives())
-        stack.enter_context(lonely_stages())
+        stack.enter_context(without_if_moved(lonely_stages()))
         # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.
         stack.enter_context(intercept(CollectiveChecker(), report_missing=lambda sentence: None))
         world = World(axes, rank=rank, mesh=device_mesh)
