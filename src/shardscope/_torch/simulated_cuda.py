@@ -26,7 +26,7 @@ from shardscope._torch.cuda_runtime import (
 )
 from shardscope._torch.dispatch import without_modes
 from shardscope._torch.fakes import FakeTensor, FakeTensorMode
-from shardscope._torch.private import find_name, is_missing
+from shardscope._torch.private import find_name, is_missing, require
 
 __all__ = ["recompiles_across_devices", "simulated_cuda"]
 
@@ -56,6 +56,7 @@ _Generator = torch.Generator
 @contextmanager
 def simulated_cuda() -> Iterator[None]:
     """Let tensors without data be on "cuda" until the context ends, on a machine without a GPU."""
+    require(FakeTensor, FakeTensorMode, _fake_tensor, _TensorBase, _tree_leaves)
     with ExitStack() as stack:
         stack.enter_context(simulated_runtime())
         _show_host_device_to_cpp(stack)
