@@ -168,3 +168,10 @@ print("kept")
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("kept", "")
+
+
+def test_docstrings_have_no_lone_surrogates_which_python_3_13_does_not_compile() -> None:
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                (ast.get_docstring(node, clean=False) or "").encode()

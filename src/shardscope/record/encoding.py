@@ -37,7 +37,7 @@ def encode_shown_json(value: Any) -> bytes:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates (as in file names that are not UTF-8), which JSON cannot contain.
+    r"""Replace lone surrogates (as in file names that are not UTF-8), which JSON cannot contain.
 
     Args:
         text: The text.
