@@ -415,9 +415,9 @@ def _refused_nested(make: Callable[..., Any]) -> Callable[..., Any]:
             is_jagged = make.__name__ in _JAGGED or kwargs.get("layout") is torch.jagged
             layout = "jagged " if is_jagged else ""
             raise WorldError(
-                f"A {layout}nested tensor was to be made in a simulated world whose tensors have no "
-                f"data, which torch does not support. Use padded tensors{option}, or simulate with "
-                'device="cpu" and without materialize(), so that tensors have data; with the '
+                f"A {layout}nested tensor was to be made in a simulated world whose tensors have "
+                f"no data, which torch does not support. Use padded tensors{option}, or simulate "
+                'with device="cpu" and without materialize(), so that tensors have data; with the '
                 "command line, add --data."
             )
         return make(*args, **kwargs)

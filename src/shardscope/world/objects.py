@@ -209,10 +209,12 @@ def _dump(obj: Any, weights_only: bool) -> bytes:
     if not weights_only:
         try:
             return pickle.dumps(obj)
-        except Exception as error:
+        except Exception:
             # What failed on this rank, which torch.distributed.checkpoint sends to the others.
             failure = obj[0] if isinstance(obj, tuple) and obj else None
-            raise (failure if isinstance(failure, BaseException) else error) from None
+            if isinstance(failure, BaseException):
+                raise failure from None
+            raise
     content = io.BytesIO()
     torch.save(obj, content)
     return content.getvalue()
