@@ -606,6 +606,33 @@ def test_a_cuda_mesh_in_a_cpu_world_is_refused() -> None:
 
 
 @without_gpu
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.ones(2).cuda(),
+        lambda: nn.Linear(2, 2).to("cuda"),
+        lambda: torch.ones(2, device="cuda"),
+        lambda: torch.cuda.set_device(0),
+    ],
+    ids=["cuda()", "to()", "device=", "set_device()"],
+)
+def test_cuda_in_a_cpu_world_is_explained(use: Callable[[], object]) -> None:
+    with (
+        pytest.raises((AssertionError, AttributeError, RuntimeError)) as error,
+        simulate({"dp": 2}),
+    ):
+        use()
+    assert 'Simulate with device="cuda", which needs none' in "".join(error.value.__notes__)
+
+
+def test_attention_on_dtensors_of_a_cpu_world_names_the_device() -> None:
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    with pytest.raises(NotImplementedError) as error, simulate(mesh={"tp": 4}):
+        raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")
+    assert 'Simulate with device="cuda"' in "".join(error.value.__notes__)
+
+
+@without_gpu
 def test_phases_are_not_timed_on_a_device_that_is_not_there(world: World) -> None:
     with trace() as t, phases("load"), phases("copy", device="cuda"):
         torch.ones(2, device="cuda")

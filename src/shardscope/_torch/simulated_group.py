@@ -459,10 +459,13 @@ def _with_data(function: Any) -> Any:
 # What torch says where C++ or numpy wants to read a tensor without data.
 _UNREADABLE = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
 
+# What torch says to a program that uses CUDA on a machine without it.
+_WITHOUT_CUDA = ("not compiled with CUDA", "no NVIDIA driver", "has no attribute '_cuda_")
+
 
 @contextmanager
 def explained_lack_of_data() -> Iterator[None]:
-    """Add a note to an exception that tensors without data raise when their values are read."""
+    """Add a note to what torch raises where values, a GPU or a rule are not there."""
     try:
         yield
     except Exception as error:
@@ -473,6 +476,16 @@ def explained_lack_of_data() -> Iterator[None]:
                 ".tolist(), if loss > …; DistributedDataParallel). Leave that out, or simulate "
                 'with device="cpu", build the model with real tensors and do not call '
                 "materialize(); with the command line, add --data."
+            )
+        elif any(words in str(error) for words in _WITHOUT_CUDA):
+            error.add_note(
+                'The world is simulated on "cpu", on a machine without a GPU. Simulate with '
+                'device="cuda", which needs none, or use world.mesh.device_type for "cuda".'
+            )
+        elif "_for_cpu" in str(error) and isinstance(error, NotImplementedError):
+            error.add_note(
+                "DTensor has no sharding rule for this kernel, which torch chooses on the CPU "
+                'alone. Simulate with device="cuda", which needs no GPU, to run the kernels of one.'
             )
         raise
 
