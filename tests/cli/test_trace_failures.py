@@ -194,7 +194,7 @@ def test_attention_without_a_rule_for_the_cpu_names_the_device(here: Path) -> No
     op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
     error = f"NotImplementedError('Operator {op} does not have a sharding strategy registered.')"
     name = write(here, TARGET + f"\ndef step(model, batch):\n    raise {error}\n")
-    result = run(name, "--mesh", "tp=4", "--device", "cpu")
+    result = run(name, "--mesh", "dp=4", "--device", "cpu")
     assert result.exit_code == 2
     assert "run again with --device cuda" in result.stderr
 
