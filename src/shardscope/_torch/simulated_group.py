@@ -482,7 +482,7 @@ def explained_lack_of_data() -> Iterator[None]:
                 'The world is simulated on "cpu", on a machine without a GPU. Simulate with '
                 'device="cuda", which needs none, or use world.mesh.device_type for "cuda".'
             )
-        elif "_for_cpu" in str(error) and isinstance(error, NotImplementedError):
+        elif "attention_for_cpu" in str(error) and isinstance(error, NotImplementedError):
             error.add_note(
                 "DTensor has no sharding rule for this kernel, which torch chooses on the CPU "
                 'alone. Simulate with device="cuda", which needs no GPU, to run the kernels of one.'
