@@ -303,7 +303,7 @@ def _steps_without_overflow() -> Iterator[None]:
             return optimizer.step(*args, **kwargs)
         return step_if_finite(scaler, optimizer, state, *args, **kwargs)
 
-    torch.amp.GradScaler._maybe_opt_step = step
+    torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -343,9 +343,9 @@ def _refused_saves() -> Iterator[None]:
     save = torch.save
 
     @functools.wraps(save)
-    def save_data(value: Any, *args: Any, **kwargs: Any) -> None:
+    def save_data(*args: Any, **kwargs: Any) -> None:
         try:
-            save(value, *args, **kwargs)
+            save(*args, **kwargs)
         except (AttributeError, RuntimeError, TypeError) as error:
             if "pickle" not in str(error):
                 raise
@@ -355,7 +355,7 @@ def _refused_saves() -> Iterator[None]:
                 "command line, add --data."
             ) from error
 
-    torch.save = save_data
+    torch.save = save_data  # type: ignore[assignment]
     try:
         yield
     finally:
