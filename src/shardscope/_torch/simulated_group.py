@@ -355,7 +355,7 @@ def _refused_saves() -> Iterator[None]:
                 "command line, add --data."
             ) from error
 
-    torch.save = save_data  # type: ignore[assignment]
+    torch.save = save_data
     try:
         yield
     finally:
