@@ -336,6 +336,28 @@ def trunc_normal_draws_with(name: str) -> bool:
     return len(calls) == 1
 
 
+def scalers_step_with(name: str) -> bool:
+    """Whether a gradient scaler calls its method `name` in place of the optimizer's step."""
+    calls: list[object] = []
+    scaler = torch.amp.GradScaler("cpu")
+    setattr(scaler, name, lambda optimizer, state: calls.extend(state["found_inf_per_device"]))
+    weight = nn.Parameter(torch.ones(2))
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight]))
+    return len(calls) == 1
+
+
+def ops_are_estimated_by_speeds() -> bool:
+    """Inductor's estimates of times ask two functions of their module how fast the device is."""
+    estimates = import_module("torch.utils._runtime_estimation")
+    source = inspect.getsource(estimates)
+    return all(f" {name}(" in source for name in ("get_gpu_dram_gbps", "get_device_tflops"))
+
+
+def encoders_make_nested_tensors() -> bool:
+    return "torch._nested_tensor_from_mask(" in inspect.getsource(nn.TransformerEncoder.forward)
+
+
 def inductor_compiles_with_the_default() -> bool:
     """`compile_fx` compiles graphs with what its third default names, and takes another."""
     compile_fx = import_module("torch._inductor.compile_fx")
@@ -453,6 +475,15 @@ CANARIES: dict[str, Canary] = {
         lambda: (
             torch.ops.prim.device.default in torch._subclasses.fake_tensor._DISPATCH_META_HANDLERS
         ),
+    ),
+    "torch.amp.GradScaler._maybe_opt_step": Canary(
+        "let gradient scalers step without data", lambda: scalers_step_with("_maybe_opt_step")
+    ),
+    "._nested_tensor_from_mask": Canary(
+        "refuse nested tensors where tensors have no data", encoders_make_nested_tensors
+    ),
+    "torch.utils._runtime_estimation": Canary(
+        "overlap compiled collectives with ops that nothing can time", ops_are_estimated_by_speeds
     ),
     "torch.nn.init._no_grad_trunc_normal_": Canary(
         "initialize models without data",

@@ -516,6 +516,9 @@ PROBES: dict[str, Probe] = {
         name in inspect.getsource(torch.nested) and hasattr(simulated_group._nested_tensor, name)
         for name in simulated_group._JAGGED
     ),
+    "torch.jit._builtins._get_builtin_table": lambda: (
+        import_module("torch.jit._builtins")._get_builtin_table()[id(torch.zeros)] == "aten::zeros"
+    ),
     # kernel_doors.py
     "torch._C.DispatchKey.ADInplaceOrView": lambda: KEY.name == "ADInplaceOrView",
     "torch._C.DispatchKey.Meta": keys_can_be_combined,

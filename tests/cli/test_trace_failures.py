@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from cli.small_target import TARGET, run, write
@@ -175,6 +176,27 @@ def test_remedy_of_a_failed_parallelize_is_one_that_helps(
     assert "parallelize() failed: " in result.stderr
     assert remedy in result.stderr
     assert ("--data" in result.stderr) == (remedy == NO_DATA)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the program finds its GPU")
+def test_program_that_uses_cuda_on_the_cpu_is_told_how_to_simulate_it(here: Path) -> None:
+    name = write(here, TARGET + "\ndef parallelize(model, mesh):\n    torch.ones(2).cuda()\n")
+    result = run(name, "--mesh", "dp=2", "--data")
+    assert result.exit_code == 2
+    assert "write mesh.device_type for" in result.stderr
+    assert "run without --data and --device" in result.stderr
+    again = run(name, "--mesh", "dp=2", "--force")
+    assert again.exit_code == 0, again.output
+
+
+def test_attention_without_a_rule_for_the_cpu_names_the_device(here: Path) -> None:
+    """As DTensor refuses scaled_dot_product_attention on the CPU."""
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    error = f"NotImplementedError('Operator {op} does not have a sharding strategy registered.')"
+    name = write(here, TARGET + f"\ndef step(model, batch):\n    raise {error}\n")
+    result = run(name, "--mesh", "dp=4", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "run again with --device cuda" in result.stderr
 
 
 def test_failure_is_shown_at_a_line_of_the_program_and_not_of_a_library(here: Path) -> None:

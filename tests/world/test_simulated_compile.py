@@ -137,6 +137,19 @@ def test_bucketed_gathers(device: str, bucketing: str, sizes: list[int]) -> None
     assert [size for _, _, size in ops(t.recording)] == sizes
 
 
+@BOTH
+@pytest.mark.parametrize("buckets", [False, True])
+def test_overlapped_collectives_go_by_estimates(device: str, buckets: bool) -> None:
+    section = "aten_distributed_optimizations"
+    if not hasattr(config, section):
+        pytest.skip("this torch does not overlap collectives with ops in a graph")
+    options = {f"{section}.enable_overlap_scheduling": True}
+    options[f"{section}.collective_bucketing"] = buckets
+    with config.patch(options), pytest.warns(UserWarning, match="estimates for an H200"):
+        recording = train(device, shard_by_sequence)
+    assert [op for _, op, _ in ops(recording)].count("all_gather_into_tensor") == 2
+
+
 @pytest.mark.parametrize("devices", [["cpu", "cuda", "cpu"], ["cuda", "cpu", "cuda"]], ids=str)
 def test_one_class_is_compiled_in_worlds_on_different_devices(devices: list[str]) -> None:
     recordings = [train(device, shard_by_sequence) for device in devices]

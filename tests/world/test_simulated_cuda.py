@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.guards import GuardManagerWrapper
+from torch.distributed import checkpoint as checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, rand
@@ -22,6 +24,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -146,6 +150,22 @@ class TestDecisions:
         mixed = functional.scaled_dot_product_attention(q, q, q)
         assert "ScaledDotProductCudnnAttention" in type(mixed.grad_fn).__name__
 
+    def test_attention_without_a_kernel_is_refused_as_on_a_gpu(self, world: World) -> None:
+        q = torch.randn(2, 4, 8, 16, device="cuda")
+        with (
+            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+            pytest.raises(RuntimeError, match="No available kernel"),
+        ):
+            functional.scaled_dot_product_attention(q, q, q)
+
+    @pytest.mark.parametrize("make_bias", [causal_lower_right, causal_upper_left])
+    def test_attention_with_a_causal_bias(
+        self, world: World, make_bias: Callable[[int, int], torch.Tensor]
+    ) -> None:
+        q, k = (torch.randn(2, 4, size, 16, device="cuda") for size in (8, 12))
+        mixed = functional.scaled_dot_product_attention(q, k, k, attn_mask=make_bias(8, 12))
+        assert (mixed.shape, mixed.device.type) == (q.shape, "cuda")
+
     def test_host_tensors_keep_the_kernels_of_the_cpu(self, world: World) -> None:
         x = torch.randn(2, 4, 8, 16, requires_grad=True)
         mixed = functional.scaled_dot_product_attention(x, x, x)
@@ -242,6 +262,21 @@ class TestParallelisms:
             ]
 
         assert facts(train("cuda")) == facts(train("cpu"))
+
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_gradient_scalers_step_as_without_overflow(self, fused: bool) -> None:
+        with simulate(mesh={"dp": 4}, device="cuda") as world:
+            model = fully_shard(on_meta(lambda: nn.Linear(8, 8)), mesh=world.mesh)
+            world.materialize(model)
+            optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+            scaler = torch.amp.GradScaler("cuda")
+            with trace(model) as t:
+                scaler.scale(model(torch.randn(2, 8, device="cuda")).sum()).backward()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            assert len(optimizer.state) == 2
+        assert kinds(t.recording) == ["all_gather", "reduce_scatter", "all_reduce"]
 
     def test_parameters_that_fsdp_offloads_are_materialized_on_the_host(self) -> None:
         with simulate(mesh={"dp": 4}, device="cuda") as world:
@@ -571,6 +606,33 @@ def test_a_cuda_mesh_in_a_cpu_world_is_refused() -> None:
 
 
 @without_gpu
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.ones(2).cuda(),
+        lambda: nn.Linear(2, 2).to("cuda"),
+        lambda: torch.ones(2, device="cuda"),
+        lambda: torch.cuda.set_device(0),
+    ],
+    ids=["cuda()", "to()", "device=", "set_device()"],
+)
+def test_cuda_in_a_cpu_world_is_explained(use: Callable[[], object]) -> None:
+    with (
+        pytest.raises((AssertionError, AttributeError, RuntimeError)) as error,
+        simulate({"dp": 2}),
+    ):
+        use()
+    assert 'Simulate with device="cuda", which needs none' in "".join(error.value.__notes__)
+
+
+def test_attention_on_dtensors_of_a_cpu_world_names_the_device() -> None:
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    with pytest.raises(NotImplementedError) as error, simulate(mesh={"tp": 4}):
+        raise NotImplementedError(f"Operator {op} does not have a sharding strategy registered.")
+    assert 'Simulate with device="cuda"' in "".join(error.value.__notes__)
+
+
+@without_gpu
 def test_phases_are_not_timed_on_a_device_that_is_not_there(world: World) -> None:
     with trace() as t, phases("load"), phases("copy", device="cuda"):
         torch.ones(2, device="cuda")
@@ -644,6 +706,78 @@ def test_a_compiled_model_in_a_device_context_stays_one_graph() -> None:
         result = torch.compile(add_ones, backend=backend, fullgraph=True)(torch.randn(4, 8))
     assert result.device.type == "cuda"
     assert len(graphs) == 1
+
+
+@without_gpu
+@pytest.mark.parametrize("is_built_before", [True, False])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_functions_that_make_tensors_are_scripted(
+    monkeypatch: pytest.MonkeyPatch, is_built_before: bool
+) -> None:
+    def add_zeros(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(2, device=x.device) + torch.tensor(1.0)
+
+    if not is_built_before:
+        monkeypatch.setattr(torch.jit._builtins, "_builtin_table", None)
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        assert torch.jit.script(add_zeros)(torch.ones(2, device="cuda")).device.type == "cuda"
+    assert torch.jit._builtins._find_builtin(torch.zeros) == "aten::zeros"
+
+
+def save_shards(model: nn.Module, path: Path) -> None:
+    checkpointing.save(model.state_dict(), checkpoint_id=path)
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize(
+    "save", [lambda model, path: torch.save(model.state_dict(), path / "model.pt"), save_shards]
+)
+def test_saving_tensors_without_data_is_explained(
+    save: Callable[[nn.Module, Path], None], tmp_path: Path
+) -> None:
+    before = torch.save
+
+    def save_in_a_world() -> None:
+        with simulate(mesh={"dp": 2}, device="cuda") as world:
+            model = fully_shard(on_meta(lambda: nn.Linear(8, 8)), mesh=world.mesh)
+            save(world.materialize(model), tmp_path)
+
+    with pytest.raises(Exception, match=r"torch\.save|_local_scalar_dense") as caught:
+        save_in_a_world()
+    notes = getattr(caught.value, "__notes__", [])
+    assert "add --data" in "".join([str(caught.value), *notes])
+    assert torch.save is before
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nested.nested_tensor([rows(2), rows(1)]),
+        lambda: torch.nested.as_nested_tensor([rows(2), rows(1)]),
+    ],
+    ids=["nested_tensor", "as_nested_tensor"],
+)
+def test_strided_nested_tensors_are_refused_in_a_sentence(make: Callable[[], object]) -> None:
+    with (
+        simulate(mesh={"dp": 2}, device="cuda"),
+        pytest.raises(WorldError, match=r"A nested tensor .* device=\"cpu\" .* --data\."),
+    ):
+        make()
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+def test_an_encoder_that_would_nest_its_input_names_the_option() -> None:
+    with simulate(mesh={"dp": 2}, device="cuda"):
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, device="cuda")
+        x, mask = torch.ones(2, 4, 8, device="cuda"), torch.zeros(2, 4, device="cuda").bool()
+        with torch.no_grad(), pytest.raises(WorldError, match="enable_nested_tensor=False"):
+            nn.TransformerEncoder(layer, 1).eval()(x, src_key_padding_mask=mask)
+        with torch.no_grad():
+            encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+            assert encoder(x, src_key_padding_mask=mask).shape == x.shape
 
 
 def rows(num_rows: int) -> torch.Tensor:

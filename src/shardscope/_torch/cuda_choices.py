@@ -234,7 +234,13 @@ def _choose_backend(
     is_known = query.dtype in (*_HALF, torch.float32)
     if may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads:
         return "efficient"
-    return "math"
+    if may_use.math_sdp_enabled():
+        return "math"
+    raise RuntimeError(
+        "No available kernel: none of the backends that are enabled for "
+        f"scaled_dot_product_attention takes {query.dtype} with {head} elements per head on a "
+        "Hopper GPU. Enable another with torch.nn.attention.sdpa_kernel, or cast the inputs."
+    )
 
 
 def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

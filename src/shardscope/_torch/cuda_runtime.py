@@ -450,6 +450,7 @@ _CUDA: dict[str, Any] = {
     "Event": Event,
     "Stream": Stream,
     "_lazy_init": _refuse_data,
+    "can_device_access_peer": lambda device, peer_device: True,
     "current_device": current_index,
     "current_stream": _current_stream,
     "default_stream": lambda device=None: _DEFAULT_STREAM,

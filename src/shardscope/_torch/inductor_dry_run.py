@@ -7,11 +7,14 @@ with matrix products included, where they are enabled) and is then run op by op.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+
+from shardscope._torch.cuda_runtime import has_cuda, replace_attribute
 
 __all__ = ["inductor_without_codegen"]
 
@@ -24,6 +27,11 @@ _SETTINGS = {
     "shape_padding": False,
     "joint_graph_constant_folding": False,
 }
+# The passes that overlap collectives with computation would time kernels and collectives.
+_ESTIMATORS = ("compute_estimator", "collective_estimator")
+# Of an H200, by its data sheet and without sparsity: what the simulated device stands for.
+_DRAM_GBPS = 4800
+_TFLOPS = {torch.float64: 67.0, torch.float32: 67.0, torch.float16: 989.5, torch.bfloat16: 989.5}
 
 
 @contextmanager
@@ -61,6 +69,41 @@ def _interpreting() -> Iterator[None]:
             compile_function.__defaults__ = defaults
 
 
+@contextmanager
+def _estimating() -> Iterator[None]:
+    """Have Inductor estimate how long ops and collectives take, for a device that is not there.
+
+    Its passes that overlap the two would run and time them, and ask Triton how fast the device is.
+    """
+    from torch._inductor import config
+    from torch.utils import _runtime_estimation
+
+    section = "aten_distributed_optimizations"
+    options = getattr(config, section, None)
+    settings = {f"{section}.{name}": "analytical" for name in _ESTIMATORS if hasattr(options, name)}
+    if getattr(options, "enable_overlap_scheduling", False):
+        warnings.warn(
+            "Inductor's overlap scheduling goes by estimates for an H200 in a simulated world, "
+            "where kernels cannot be timed: on a GPU, collectives may be ordered and bucketed "
+            "differently",
+            stacklevel=2,
+        )
+    with ExitStack() as stack:
+        stack.enter_context(config.patch(settings))
+        if not has_cuda():
+            speeds = {
+                "get_gpu_dram_gbps": lambda: _DRAM_GBPS,
+                "get_device_tflops": _estimate_tflops,
+            }
+            for name, speed in speeds.items():
+                replace_attribute(stack, _runtime_estimation, name, speed)
+        yield
+
+
+def _estimate_tflops(dtype: torch.dtype) -> float:
+    return _TFLOPS.get(dtype, _TFLOPS[torch.float32])
+
+
 def _interpret(
     graph: torch.fx.GraphModule, inputs: Any, *, is_inference: bool = False, **_: Any
 ) -> Callable[..., Any]:
@@ -72,7 +115,7 @@ def _interpret(
     compile_fx.view_to_reshape(graph)
     with torch.no_grad():
         fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
-    with V.set_fake_mode(fake_mode):
+    with V.set_fake_mode(fake_mode), _estimating():  # a backward graph may come later, alone
         compile_fx._recursive_post_grad_passes(graph, is_inference=is_inference)
     graph.recompile()
     boxed: Callable[..., Any] = make_boxed_func(graph)

@@ -46,6 +46,9 @@ _DEVICE_ARGUMENTS = ("device", "fake_device", "_fake_device")
 _list_factories = find_name(
     "torch.utils._device._device_constructors", "make tensors on the device of an index"
 )
+_list_builtins = find_name(
+    "torch.jit._builtins._get_builtin_table", "script functions that make tensors"
+)
 _LIKE = tuple(
     f"{name}_like" for name in ("empty", "full", "ones", "rand", "randint", "randn", "zeros")
 )
@@ -233,10 +236,15 @@ def _take_indices_of_devices(stack: ExitStack) -> None:
         return make_device(*map(_read_device, args[:1]), *args[1:], **_with_device(kwargs))
 
     factories = frozenset(_list_factories())
+    builtins = {} if is_missing(_list_builtins) else _list_builtins()
     for name in (*(make.__name__ for make in factories), *_LIKE):
         make = getattr(torch, name, None)
         if make is not None:
-            replace_attribute(stack, torch, name, _Factory(make))
+            factory = _Factory(make)
+            replace_attribute(stack, torch, name, factory)
+            if id(make) in builtins:  # torch.jit.script knows functions by their identity
+                builtins[id(factory)] = builtins[id(make)]
+                stack.callback(builtins.pop, id(factory), None)
     # `with torch.device(...)` acts on the functions in this set: torch's own. Dynamo, which traces
     # this, cannot hash functions that it never traces.
     dense = frozenset(make for make in factories if not make.__name__.startswith("sparse_"))

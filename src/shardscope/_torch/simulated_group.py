@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.library import Library
+from torch.nn.attention.bias import CausalBias
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardscope._torch.dispatch import detect_fake_mode, has_fakes, without_modes
@@ -80,6 +81,9 @@ _JAGGED = (
     "nested_view_from_values_offsets",
     "nested_view_from_values_offsets_lengths",
 )
+# nn.TransformerEncoder calls this for a padding mask in inference.
+_FROM_MASK = ("_nested_tensor_from_mask",)
+_NESTED = ("as_nested_tensor", "nested_tensor")
 
 
 @contextmanager
@@ -144,8 +148,11 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
             _unpinned_fakes(),
             _readable_fakes(),
             without_if_moved(_initialized_fakes()),
+            without_if_moved(_steps_without_overflow()),
+            without_if_moved(_causal_biases()),
             _swappable_fakes(),
             _refused_lazy_fakes(),
+            _refused_saves(),
             _plain_tensors_on_meta(mode),
             mode,
         ):
@@ -270,6 +277,40 @@ def _initialized_fakes() -> Iterator[None]:
 
 
 @contextmanager
+def _causal_biases() -> Iterator[None]:
+    """Let causal biases, tensors that stand for a mask and have a class of their own, be made."""
+
+    def make(cls: type[CausalBias], *args: Any) -> Any:
+        with without_modes():
+            return torch.Tensor.__new__(cls, *args)
+
+    bias_class: Any = CausalBias
+    bias_class.__new__ = make
+    try:
+        yield
+    finally:
+        del bias_class.__new__  # it is inherited
+
+
+@contextmanager
+def _steps_without_overflow() -> Iterator[None]:
+    """Let gradient scalers, which look for infinite gradients, step as if there were none."""
+    step_if_finite = torch.amp.GradScaler._maybe_opt_step
+
+    @functools.wraps(step_if_finite)
+    def step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_fakes(tuple(state["found_inf_per_device"].values())):
+            return optimizer.step(*args, **kwargs)
+        return step_if_finite(scaler, optimizer, state, *args, **kwargs)
+
+    torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.amp.GradScaler._maybe_opt_step = step_if_finite
+
+
+@contextmanager
 def _refused_lazy_fakes() -> Iterator[None]:
     """Refuse lazy modules off the meta device: a fake tensor cannot be one without a shape."""
     with ExitStack() as stack:
@@ -297,6 +338,31 @@ def _refused_lazy(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
+def _refused_saves() -> Iterator[None]:
+    """Refuse to save tensors without data, which pickle refuses for reasons of its own."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_data(*args: Any, **kwargs: Any) -> None:
+        try:
+            save(*args, **kwargs)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            if "pickle" not in str(error):
+                raise
+            raise WorldError(
+                "torch.save() was called in a simulated world, where tensors have no data to save. "
+                'Leave it out, or simulate with device="cpu" and without materialize(); with the '
+                "command line, add --data."
+            ) from error
+
+    torch.save = save_data
+    try:
+        yield
+    finally:
+        torch.save = save
+
+
+@contextmanager
 def _unpinned_fakes() -> Iterator[None]:
     """Let tensors without data be pinned, which torch cannot do: they stay as they are."""
     pin = torch.Tensor.pin_memory
@@ -318,29 +384,40 @@ def _unpinned_fakes() -> Iterator[None]:
 
 @contextmanager
 def refused_nested_tensors() -> Iterator[None]:
-    """Refuse to make jagged nested tensors of tensors without data.
+    """Refuse to make nested tensors of tensors without data.
 
     There torch fails inside C++, which corrupts memory. Threads without a fake mode make them as
     before.
     """
     with ExitStack() as stack:
-        for name in _JAGGED:
-            make = getattr(_nested_tensor, name, None)
-            if make is not None:
-                stack.callback(setattr, _nested_tensor, name, make)
-                setattr(_nested_tensor, name, _refused_jagged(make))
+        owners: tuple[tuple[Any, tuple[str, ...]], ...] = (
+            (_nested_tensor, _JAGGED),
+            (torch, _FROM_MASK),
+            (torch.nested, _NESTED),
+        )
+        for owner, names in owners:
+            for name in names:
+                make = getattr(owner, name, None)
+                if make is not None:
+                    stack.callback(setattr, owner, name, make)
+                    setattr(owner, name, _refused_nested(make))
         yield
 
 
-def _refused_jagged(make: Callable[..., Any]) -> Callable[..., Any]:
+def _refused_nested(make: Callable[..., Any]) -> Callable[..., Any]:
+    is_encoder = make.__name__ in _FROM_MASK
+    option = " (enable_nested_tensor=False for nn.TransformerEncoder)" if is_encoder else ""
+
     @functools.wraps(make)
     def make_with_data(*args: Any, **kwargs: Any) -> Any:
         mode = detect_fake_mode()
         if mode is not None and mode.shape_env is None:  # a compiler's mode has one
+            is_jagged = make.__name__ in _JAGGED or kwargs.get("layout") is torch.jagged
+            layout = "jagged " if is_jagged else ""
             raise WorldError(
-                "A jagged nested tensor was to be made in a simulated world whose tensors have no "
-                "data, which torch does not support. Use padded tensors, or simulate with "
-                'device="cpu" and without materialize(), so that tensors have data; with the '
+                f"A {layout}nested tensor was to be made in a simulated world whose tensors have "
+                f"no data, which torch does not support. Use padded tensors{option}, or simulate "
+                'with device="cpu" and without materialize(), so that tensors have data; with the '
                 "command line, add --data."
             )
         return make(*args, **kwargs)
@@ -382,10 +459,13 @@ def _with_data(function: Any) -> Any:
 # What torch says where C++ or numpy wants to read a tensor without data.
 _UNREADABLE = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
 
+# What torch says to a program that uses CUDA on a machine without it.
+_WITHOUT_CUDA = ("not compiled with CUDA", "no NVIDIA driver", "has no attribute '_cuda_")
+
 
 @contextmanager
 def explained_lack_of_data() -> Iterator[None]:
-    """Add a note to an exception that tensors without data raise when their values are read."""
+    """Add a note to what torch raises where values, a GPU or a rule are not there."""
     try:
         yield
     except Exception as error:
@@ -396,6 +476,16 @@ def explained_lack_of_data() -> Iterator[None]:
                 ".tolist(), if loss > …; DistributedDataParallel). Leave that out, or simulate "
                 'with device="cpu", build the model with real tensors and do not call '
                 "materialize(); with the command line, add --data."
+            )
+        elif any(words in str(error) for words in _WITHOUT_CUDA):
+            error.add_note(
+                'The world is simulated on "cpu", on a machine without a GPU. Simulate with '
+                'device="cuda", which needs none, or use world.mesh.device_type for "cuda".'
+            )
+        elif "attention_for_cpu" in str(error) and isinstance(error, NotImplementedError):
+            error.add_note(
+                "DTensor has no sharding rule for this kernel, which torch chooses on the CPU "
+                'alone. Simulate with device="cuda", which needs no GPU, to run the kernels of one.'
             )
         raise
 

@@ -35,6 +35,18 @@ _NO_KERNEL = (
     "The op has no kernel for tensors without data: register one with "
     "torch.library.register_fake, or run again with --data."
 )
+# What torch says to a program that uses CUDA on a machine without it.
+_CUDA_WORDS = re.compile(
+    r"not compiled with CUDA enabled|no NVIDIA driver|has no attribute '_cuda_\w+'"
+)
+_NO_CUDA = (
+    "The program uses CUDA, which this machine does not have: write mesh.device_type for "
+    '"cuda", or run without --data and --device, which simulates CUDA devices.'
+)
+_CPU_KERNEL = (
+    "DTensor has no sharding rule for this kernel, which torch chooses on the CPU alone: run "
+    "again with --device cuda, which needs no GPU, and without --data."
+)
 # How the names of wrappers begin whose message says less than the exception behind them.
 _WRAPPERS = (
     "FakeTensorObservedException",
@@ -67,6 +79,10 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
             return _NO_DATA
         if not has_data and kind == "UnsupportedOperatorException":
             return _NO_KERNEL
+        if _CUDA_WORDS.search(message):
+            return _NO_CUDA
+        if kind == "NotImplementedError" and "_for_cpu" in message:
+            return _CPU_KERNEL
         if "initialize the default process group twice" in message:
             return _TWICE
         if "mesh_dim_name" in message:

@@ -207,7 +207,14 @@ def _parts(objects: list[Any], weights_only: bool) -> tuple[torch.Tensor, torch.
 def _dump(obj: Any, weights_only: bool) -> bytes:
     """The bytes of an object as torch writes it."""
     if not weights_only:
-        return pickle.dumps(obj)
+        try:
+            return pickle.dumps(obj)
+        except Exception:
+            # What failed on this rank, which torch.distributed.checkpoint sends to the others.
+            failure = obj[0] if isinstance(obj, tuple) and obj else None
+            if isinstance(failure, BaseException):
+                raise failure from None
+            raise
     content = io.BytesIO()
     torch.save(obj, content)
     return content.getvalue()
