@@ -12,6 +12,7 @@ from shardscope.record.base import Record
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
 from shardscope.record.explain import Explanation
+from shardscope.record.inert import escape_controls
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
@@ -305,7 +306,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
         mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
         ranks = f"{count_ranks(run.ranks):,} of {run.world_size:,} ranks"
         names = [root, mesh, ranks, "simulated" * run.is_simulated, "+".join(run.instruments)]
-        facts = ", ".join(name[:_MAX_NAME] for name in names if name)
+        facts = ", ".join(escape_controls(name[:_MAX_NAME]) for name in names if name)
         counts = [
             f"{len(value):,} {_SINGULARS.get(field, field) if len(value) == 1 else field}"
             for field, value in zip(self.__struct_fields__, astuple(self), strict=True)
