@@ -68,8 +68,8 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     `num_forwards` is how often the model ran forward while it was traced, None where that was not
     counted: figures of collectives are of all of these together. `device_type` is the device that
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
-    there is neither. `skipped_checks` are those of an audit that had nothing to work on: "plan" was
-    not given one, "ties" no audit from before sharding, "step" no step to run.
+    there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
+    given no audit from before sharding, "step" no step to run.
     """
 
     torch_version: str

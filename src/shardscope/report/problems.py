@@ -45,7 +45,7 @@ SEVERITIES = tuple(SEVERITY_STYLES)
 _CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnose")
 
 # What an audit was not given, by the check that needs it.
-_LACKING = {"plan": "a plan", "ties": "the ties before sharding", "step": "a step"}
+_LACKING = {"ties": "the ties before sharding", "step": "a step"}
 
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:

@@ -75,7 +75,7 @@ def audit(
     if step is not None:
         findings += _run_step(held, step, gaps)
     run = describe_run(rank, world_size, _read_axes(model), instrument="audit")
-    inputs = {"plan": plan, "ties": before, "step": step}
+    inputs = {"ties": before, "step": step}
     skipped = tuple(check for check, needed in inputs.items() if needed is None)
     return Recording(
         run=replace(run, skipped_checks=skipped),
