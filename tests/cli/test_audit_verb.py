@@ -89,6 +89,7 @@ def test_a_step_that_fails_is_a_gap_and_a_sentence(target: Path, failure: str) -
     assert load("train.shardscope.json.gz").modules
     without = run("audit", target, "--mesh", "dp=2,tp=4", "--no-step")
     assert (without.exit_code, "Gaps" in without.output) == (0, False)
+    assert "No findings (checked by: audit without a step; not run: " in without.output
 
 
 def test_the_gap_of_a_step_that_reads_values_ends_with_its_remedy(target: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sample_recordings import make_holdings, make_llama, make_recording
+from sample_recordings import make_diagnosed, make_holdings, make_llama, make_recording
 from shardscope.cli import main
 from shardscope.record import save
 
@@ -95,3 +95,15 @@ def test_tables_have_files_of_their_own_and_an_empty_one_points_to_others(
     assert "has no collectives, so the table is empty. Try --table coverage or" in result.stderr
     save(make_recording(), "empty.json")
     assert "All other tables are empty too" in export("empty.json", "--to", "csv").stderr
+
+
+@pytest.mark.parametrize("form", ["perfetto", "chrome", "chakra"])
+def test_an_empty_trace_says_what_was_not_recorded(
+    export: Callable[..., Result], form: str
+) -> None:
+    save(make_diagnosed(), "diagnosed.json")
+    result = export("diagnosed.json", "--to", form)
+    assert result.exit_code == 0
+    fact = "shardscope: collectives were not recorded, so the trace is empty. Export a recording of"
+    assert fact in result.stderr
+    assert "trace is empty" not in export("run.json.gz", "--to", form).stderr

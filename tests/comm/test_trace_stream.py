@@ -358,5 +358,8 @@ def test_clock_that_steps_back_gives_loadable_files(
     saved, streamed = load(tmp_path / "run.json"), load(tmp_path / "run.jsonl")
     assert saved.collectives == streamed.collectives
     assert len(saved.spans) == len(streamed.spans) == 2
-    assert streamed.gaps == streamed.stops == ()
+    assert streamed.stops == ()
+    assert streamed.gaps == saved.gaps
+    (gap,) = saved.gaps
+    assert gap.fact == "the host's clock was set back during the trace: times after that are wrong"
     assert all(span.self_ns <= span.duration_ns for span in saved.spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,23 @@ def test_what_is_wrong_is_said_with_its_line_and_the_right_word(text: str, fault
     assert fault in str(raised.value)
     assert "my.toml" in str(raised.value)
     assert raised.value.exit_code == 2
+
+
+def test_a_pipe_or_device_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardscope.record.input._MAX_WAIT_MS", 1)
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    with pytest.raises(ContractError, match="it is a named pipe that nothing writes to"):
+        read_contract(pipe)
+    with pytest.raises(ContractError, match="it has more than 16777216 bytes"):
+        read_contract("/dev/zero")
+
+
+def test_a_number_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(ContractError, match=r"my\.toml: a number has too many digits"):
+        parse_contract(f"[contract]\ngaps = {'9' * 9999}", name="my.toml")
 
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:

@@ -514,3 +514,10 @@ def test_zeros_of_schema_1_that_stood_for_nothing_are_none(tmp_path):
     assert {one.flops for one in new.coverage[0].ops} == {None}
     assert new.explanations[0].stages[0].total_ns is None
     assert load(save(old, tmp_path / "new.json")) == old
+
+
+def test_the_representation_of_a_recording_has_no_control_characters() -> None:
+    root = Module(name="", type="\x1b[2J\u202eNet", ranks=(RankSpan(0),))
+    recording = make_recording(modules=(root,))
+    assert repr(recording).startswith(r"Recording(\x1b[2J\u202eNet, ")
+    assert repr(recording).isprintable()

@@ -89,6 +89,12 @@ def test_first_line_says_what_ran(llama):
     assert traffic in render_text(llama)
 
 
+def test_no_findings_of_an_audit_says_what_it_was_not_given():
+    run = make_run(instruments=("audit",), skipped_checks=("ties", "step"))
+    words = "checked by: audit without the ties before sharding, a step; not run: trace,"
+    assert words in " ".join(render_text(make_recording(run=run)).split())
+
+
 @pytest.mark.parametrize(
     ("instruments", "words"),
     [

@@ -452,3 +452,8 @@ def test_a_phase_may_be_timed_on_the_host_alone() -> None:
     (span,) = times.spans
     assert isinstance(span, Span)
     assert span.device == "cpu"
+
+
+def test_the_representation_of_a_long_name_fits_a_terminal() -> None:
+    assert repr(phases("load")) == "phases('load')"
+    assert len(repr(phases("x" * 10_000))) < 150

@@ -174,13 +174,28 @@ def _check_event_file(target: str) -> None:
 
 
 def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
-    """Name the tables that have rows if the one asked for has none."""
+    """Say what the recording lacks if the output has nothing in it."""
+    if form in ("perfetto", "chrome", "chakra"):
+        _warn_if_untraced(recording, has_more=form != "chakra")
+        return
     if form != "csv" or count_rows(recording, table):
         return
     filled = [name for name in TABLES if count_rows(recording, name)]
     remedy = f"Try --table {' or '.join(filled)}." if filled else "All other tables are empty too."
     fact = f"the recording has no {table}, so the table is empty"
     click.echo(f"shardscope: {fact}. {remedy}", err=True)
+
+
+def _warn_if_untraced(recording: Recording, *, has_more: bool) -> None:
+    """An empty trace of what was not recorded looks like a run without communication."""
+    if recording.collectives or (has_more and (recording.spans or recording.memory)):
+        return
+    if "trace" in recording.run.instruments:
+        fact = "no collectives were issued, so the trace is empty."
+    else:
+        fact = "collectives were not recorded, so the trace is empty. Export a recording of "
+        fact += "shardscope trace."
+    click.echo(f"shardscope: {fact}", err=True)
 
 
 def _warn_of_gaps(recording: Recording) -> None:

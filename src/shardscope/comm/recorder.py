@@ -120,7 +120,7 @@ class Recorder:
         # Which modules issued a collective at a line of forward, by name.
         self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
         self._issuers = defaultdict(dict)
-        self.start_ns = time.perf_counter_ns()
+        self.start_ns = self._latest_ns = time.perf_counter_ns()
         self._is_simulated = is_simulated()
 
     def before(self, issued: Issued) -> None:
@@ -168,12 +168,22 @@ class Recorder:
         if self._emit is not None:
             self._emit(gap)
 
+    def read_clock(self) -> int:
+        """The host's clock. Times measured while it is set back are wrong, which is a gap."""
+        latest_ns = self._latest_ns  # before the clock: another thread may read it in between
+        now_ns = time.perf_counter_ns()
+        if now_ns < latest_ns:
+            fact = "the host's clock was set back during the trace: times after that are wrong"
+            self.report_gap("clock", fact)
+        self._latest_ns = max(latest_ns, now_ns)
+        return now_ns
+
     def _report_loss(self, op: str, error: Exception) -> None:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
     def _note(self, issued: Issued, stack: Stack) -> None:
         # A simulation's own time says nothing of a run's.
-        start_ns = None if self._is_simulated else max(0, time.perf_counter_ns() - self.start_ns)
+        start_ns = None if self._is_simulated else max(0, self.read_clock() - self.start_ns)
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)

@@ -74,6 +74,7 @@ class _SpanRecorder:
         try:
             if not self._recorder.is_in_its_world():
                 return
+            self._recorder.read_clock()
             span = timing.as_span(rank=self._recorder.rank, since_ns=self._recorder.start_ns)
             with self._lock:
                 self.has_rank = self.has_rank or dist.is_initialized()

@@ -22,7 +22,7 @@ from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selec
 from shardscope.contract.lines import find_lines
 from shardscope.contract.place import Place
 from shardscope.errors import ContractError
-from shardscope.record import CollectiveKind, Phase, Record, Severity
+from shardscope.record import CollectiveKind, Phase, Record, Severity, read_text_file
 
 __all__ = [
     "ContractFile",
@@ -73,8 +73,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """What a file says, with the line ends that it has."""
     name = os.fspath(path)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return file.read()
+        return read_text_file(path)
     except FileNotFoundError as error:
         raise ContractError(
             f"There is no contract '{name}'. Name one with --contract, or record one from the "
@@ -120,6 +119,8 @@ def _parse(text: str, name: str) -> dict[str, Any]:
         raise ContractError(f"{name}, line {number}: {fact}. Correct the TOML.") from error
     except RecursionError as error:
         raise ContractError(f"{name}: it is nested too deeply. Correct the TOML.") from error
+    except ValueError as error:  # Python refuses to read numbers of thousands of digits
+        raise ContractError(f"{name}: a number has too many digits. Correct the TOML.") from error
 
 
 def _read_limits(place: Place, table: Mapping[str, Any]) -> Iterator[tuple[Limit, int]]:

@@ -21,6 +21,7 @@ from shardscope.record.explain import (
     StageTime,
 )
 from shardscope.record.inert import escape_controls, guard_line, make_inert
+from shardscope.record.input import read_text_file
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
@@ -179,6 +180,7 @@ __all__ = [
     "name_axis",
     "rank_at",
     "read_stream",
+    "read_text_file",
     "replace_surrogates",
     "save",
     "sum_spans",

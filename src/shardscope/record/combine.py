@@ -64,7 +64,13 @@ def _name(recording: Recording) -> str:
 def _join_runs(run: RunInfo, all_: Sequence[Recording], bound: Sequence[Recording]) -> RunInfo:
     instruments = dict.fromkeys(chain.from_iterable(one.run.instruments for one in all_))
     ranks = sorted({rank for one in bound for rank in expand_ranks(one.run.ranks)})
-    return replace(run, instruments=tuple(instruments), ranks=compress_ranks(ranks))
+    skipped = dict.fromkeys(chain.from_iterable(one.run.skipped_checks for one in all_))
+    return replace(
+        run,
+        instruments=tuple(instruments),
+        ranks=compress_ranks(ranks),
+        skipped_checks=tuple(skipped),
+    )
 
 
 def _join_groups(recordings: Iterable[Recording]) -> tuple[Group, ...]:

@@ -12,7 +12,7 @@ from typing import IO
 
 from shardscope.errors import RecordingError
 
-__all__ = ["MAX_BYTES", "read_file"]
+__all__ = ["MAX_BYTES", "read_file", "read_text_file"]
 
 MAX_BYTES = 2 * 1024**3  # of a recording after decompression
 # What gzip may unpack: so much in any case, and so many times its own size. Recordings shrink to a
@@ -20,6 +20,7 @@ MAX_BYTES = 2 * 1024**3  # of a recording after decompression
 _FREE_BYTES = 4 * 1024**2
 _MAX_RATIO = 150
 _CHUNK_BYTES = 1024**2
+_MAX_TEXT_BYTES = 16 * 1024**2  # of a contract or a plan
 _MAX_WAIT_MS = 5_000  # for somebody to write to a pipe
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -40,6 +41,24 @@ def read_file(
     if not _is_gzip(data):
         return data
     return _decompress(data, name=name, max_bytes=max_bytes, start=start)
+
+
+def read_text_file(path: str | os.PathLike[str]) -> str:
+    """Read the text of a small file in UTF-8, with its own line ends; raises OSError or ValueError.
+
+    A pipe that nothing writes to and a device that never ends raise OSError.
+
+    Args:
+        path: The file.
+
+    Examples:
+        >>> read_text_file("shardscope.toml")
+    """
+    with open(_open_descriptor(path), "rb") as file:
+        data = file.read(_MAX_TEXT_BYTES + 1)
+    if len(data) > _MAX_TEXT_BYTES:
+        raise OSError(f"it has more than {_MAX_TEXT_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def _open_descriptor(path: str | os.PathLike[str]) -> int:

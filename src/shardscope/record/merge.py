@@ -173,6 +173,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         instruments=tuple(instruments),
         num_forwards=max(counts, default=None),
         device_type=next((run.device_type for run in runs if run.device_type), None),
+        skipped_checks=tuple(dict.fromkeys(one for run in runs for one in run.skipped_checks)),
     )
 
 

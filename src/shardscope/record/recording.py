@@ -12,6 +12,7 @@ from shardscope.record.base import Record
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
 from shardscope.record.explain import Explanation
+from shardscope.record.inert import escape_controls
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
@@ -67,7 +68,8 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     `num_forwards` is how often the model ran forward while it was traced, None where that was not
     counted: figures of collectives are of all of these together. `device_type` is the device that
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
-    there is neither.
+    there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
+    given no audit from before sharding, "step" no step to run.
     """
 
     torch_version: str
@@ -80,6 +82,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, …
     num_forwards: Natural | None = None
     device_type: str | None = None
+    skipped_checks: tuple[str, ...] = ()
 
 
 class Group(Record, frozen=True, kw_only=True, gc=False):
@@ -305,7 +308,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
         mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)
         ranks = f"{count_ranks(run.ranks):,} of {run.world_size:,} ranks"
         names = [root, mesh, ranks, "simulated" * run.is_simulated, "+".join(run.instruments)]
-        facts = ", ".join(name[:_MAX_NAME] for name in names if name)
+        facts = ", ".join(escape_controls(name[:_MAX_NAME]) for name in names if name)
         counts = [
             f"{len(value):,} {_SINGULARS.get(field, field) if len(value) == 1 else field}"
             for field, value in zip(self.__struct_fields__, astuple(self), strict=True)

@@ -44,6 +44,9 @@ SEVERITIES = tuple(SEVERITY_STYLES)
 # Verbs that look for problems of a program.
 _CHECKS = ("trace", "audit", "coverage", "memory", "parity", "explain", "diagnose")
 
+# What an audit was not given, by the check that needs it.
+_LACKING = {"ties": "the ties before sharding", "step": "a step"}
+
 
 def render_problems(recording: Recording) -> Iterator[RenderableType]:
     """Findings, most severe first, or the checks that found none; where ranks stopped; gaps."""
@@ -66,6 +69,9 @@ def describe_checks(*recordings: Recording) -> str:
         num_ranks = count_ranks(run.ranks)
         if "trace" in run.instruments and num_ranks < run.world_size:
             names["trace"] = f"trace of {num_ranks:,} of {run.world_size:,} ranks"
+        if "audit" in run.instruments and run.skipped_checks:
+            lacking = [_LACKING.get(check, check) for check in run.skipped_checks]
+            names["audit"] = f"audit without {', '.join(lacking)}"
     if not names:
         return "which checks ran was not recorded"
     missing = [check for check in _CHECKS if check not in names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from msgspec.structs import replace
 from torch import nn
 
 from shardscope._torch.meshes import describe_axes, meshes_of, root_mesh
@@ -75,8 +76,11 @@ def audit(
     gaps = list(held.gaps)
     if step is not None:
         findings += _run_step(held, step, gaps)
+    run = describe_run(rank, world_size, _read_axes(model), instrument="audit")
+    inputs = {"ties": before, "step": step}
+    skipped = tuple(check for check, needed in inputs.items() if needed is None)
     return Recording(
-        run=describe_run(rank, world_size, _read_axes(model), instrument="audit"),
+        run=replace(run, skipped_checks=skipped),
         modules=held.modules,
         findings=tuple(findings),
         gaps=(*find_torch_gaps(rank), *gaps),

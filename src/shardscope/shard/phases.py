@@ -20,6 +20,8 @@ from shardscope.shard.phase_times import PhaseTimes
 
 __all__ = ["Phase", "Phases", "phases"]
 
+_MAX_REPR = 100  # characters of a name
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -85,7 +87,8 @@ class Phase:
         return timed
 
     def __repr__(self) -> str:
-        return f"phases({self.name!r})"
+        is_long = len(self.name) > _MAX_REPR
+        return f"phases({self.name[:_MAX_REPR]!r}{'…' if is_long else ''})"
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,27 @@ def test_a_file_that_is_no_plan_is_refused_at_its_place(
         (lambda path: None, "cannot be read: No such file or directory. Check the path"),
         (lambda path: path.mkdir(), "cannot be read: Is a directory"),
         (lambda path: path.write_bytes(b"\xff\xfe"), r"is not text in UTF-8 \(byte 0\)"),
+        (lambda path: path.symlink_to("/dev/zero"), "it has more than 16777216 bytes"),
+        (lambda path: path.write_text("a=" + "[" * 9999), "is nested too deeply"),
+        (lambda path: path.write_text("a=" + "9" * 9999), "cannot be read: Exceeds the limit"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(make: Any, sentence: str, tmp_path: Path) -> None:
     make(tmp_path / "plan.toml")
     with pytest.raises(PlanError, match=sentence):
         Plan.read(tmp_path / "plan.toml")
+
+
+def test_a_pipe_without_a_peer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardscope.record.input._MAX_WAIT_MS", 1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(PlanError, match="it is a named pipe that nothing writes to"):
+        Plan.read(pipe)
+    with pytest.raises(OutputError, match="it is a named pipe that nothing reads"):
+        Plan({"a": Colwise()}).write(pipe)
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

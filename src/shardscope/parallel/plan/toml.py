@@ -11,6 +11,7 @@ from typing import Any
 
 from shardscope.errors import OutputError, PlanError
 from shardscope.parallel.plan.tables import Plain
+from shardscope.record import read_text_file, write_file
 
 __all__ = ["read_toml", "toml_of", "write_toml"]
 
@@ -23,9 +24,9 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, Any]]:
     """The tables of the plan in the file, each there even where the file has none."""
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_text_file(path))
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        reason = error.strerror or str(error)
         raise PlanError(
             f"The plan {str(path)!r} cannot be read: {reason}. Check the path."
         ) from error
@@ -38,15 +39,24 @@ def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, Any]]:
         raise PlanError(
             f"The plan {str(path)!r} is not text in UTF-8 (byte {error.start}). Give a TOML file."
         ) from error
+    except RecursionError as error:
+        raise PlanError(
+            f"The plan {str(path)!r} is nested too deeply. Write entries under [plan]."
+        ) from error
+    except ValueError as error:  # a path with a null byte, or a number of thousands of digits
+        raise PlanError(f"The plan {str(path)!r} cannot be read: {error}. Correct it.") from error
     return {name: _table(tables, name, str(path)) for name in _known(tables, str(path))}
 
 
 def write_toml(path: str | PathLike[str], tables: Mapping[str, Mapping[str, Plain]]) -> None:
     """Write the tables to the file, in their order."""
     try:
-        Path(path).write_text(toml_of(tables), encoding="utf-8")
+        if Path(path).is_fifo():
+            write_file(toml_of(tables).encode(), path)  # raises if nothing reads the pipe
+        else:
+            Path(path).write_text(toml_of(tables), encoding="utf-8")
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        reason = error.strerror or str(error)
         raise OutputError(f"The plan cannot be written to {str(path)!r}: {reason}.") from error
 
 

@@ -52,7 +52,10 @@ def _list_notes(pair: Pair) -> Iterator[str]:
     known = [[one.is_known(side) for one in SECTIONS] for side in pair.both]
     if any(one.has_ranks and all(sides) for one, *sides in zip(SECTIONS, *known, strict=True)):
         yield from filter(None, [pair.note_ranks()])
-    checks = [one.run.instruments for one in pair.both]
+    checks = [
+        (*one.run.instruments, *(f"no {check}" for check in one.run.skipped_checks))
+        for one in pair.both
+    ]
     if set(checks[0]) != set(checks[1]):
         named = "; ".join(", ".join(one) or "not recorded" for one in checks)
         yield f"findings come from different checks ({named})"
