@@ -96,6 +96,14 @@ MODELS: dict[str, Spec] = {
     "vit": Spec(
         "ViTForImageClassification", "ViTConfig", {**BASE, **IMAGE}, inputs=("pixel_values",)
     ),
+    "deit": Spec(
+        "DeiTForImageClassification", "DeiTConfig", {**BASE, **IMAGE}, inputs=("pixel_values",)
+    ),
+    "falcon": Spec(
+        "FalconForCausalLM",
+        "FalconConfig",
+        {"hidden_size": WIDTH, "num_attention_heads": 4, "vocab_size": VOCAB, **TOKENS},
+    ),
     # Those below are for benchmarks/parallel_transformers.py.
     "albert": _encoder("Albert", embedding_size=16),
     "bart": Spec(
@@ -110,6 +118,11 @@ MODELS: dict[str, Spec] = {
         "BloomConfig",
         {"hidden_size": WIDTH, "n_head": 4, "vocab_size": VOCAB},
         layers=("n_layer",),
+    ),
+    "clip": Spec(
+        "CLIPTextModelWithProjection",
+        "CLIPTextConfig",
+        {**TEXT, **TOKENS, "projection_dim": 16},
     ),
     "cohere": _spec("Cohere"),
     "deberta-v2": _encoder("DebertaV2"),
@@ -153,6 +166,13 @@ MODELS: dict[str, Spec] = {
     "roberta": _encoder("Roberta", **TOKENS),
     "stablelm": _spec("StableLm"),
     "starcoder2": _spec("Starcoder2"),
+    "whisper": Spec(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {**PAIR, "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 16},
+        layers=("encoder_layers", "decoder_layers"),
+        inputs=("input_features", "decoder_input_ids"),
+    ),
 }
 
 
@@ -171,11 +191,14 @@ def _input(name: str) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     if name == "pixel_values":
         return torch.randn(BATCH, 3, 16, 16, generator=generator)
+    if name == "input_features":
+        return torch.randn(BATCH, 8, 16, generator=generator)
     return torch.randint(2, VOCAB, (BATCH, LENGTH), generator=generator)
 
 
 def loss(output: Any) -> Tensor:
-    value: Tensor = output.logits.float().square().mean()
+    logits = output.text_embeds if "text_embeds" in output else output.logits
+    value: Tensor = logits.float().square().mean()
     return value
 
 

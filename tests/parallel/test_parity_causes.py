@@ -346,6 +346,117 @@ def test_partial_sums_that_the_caller_reduces_over_the_wrong_group_are_found_the
     assert finding.remedy == "Pass the process group of tp to the collective."
 
 
+def shard_mlp(model: Model, mesh: Any) -> None:
+    axis = mesh["tp"]
+    model.mlp.up = Column(model.mlp.up, axis, index=axis.get_local_rank(), copies=True)
+    model.mlp.down = Row(model.mlp.down, axis, reduce=Sum, bias="after")
+
+
+@pytest.mark.parametrize(
+    ("op", "verb"), [(dist.ReduceOp.AVG, "averaged"), (dist.ReduceOp.SUM, "summed")]
+)
+def test_gradients_of_shards_that_are_reduced_over_the_axis_that_shards_them_are_found(
+    op: Any, verb: str
+) -> None:
+    """As DDP on all ranks does with layers that are tensor-parallel by hand."""
+
+    def parallelize(model: Model, mesh: Any) -> None:
+        shard_mlp(model, mesh)
+        reduce_gradients(model, mesh["dp"].get_group(), _AVG)
+        sharded = nn.ParameterList([*model.mlp.up.parameters(), model.mlp.down.weight])
+        reduce_gradients(sharded, mesh["tp"].get_group(), op)
+
+    finding = only_finding(check(parallelize, {"dp": 2, "tp": 2}, batch_axes="dp"))
+    assert (finding.rule, finding.subject) == ("parity-wrong-group", "mlp")
+    assert f"Each is {verb} over tp, although each rank of tp has another shard" in finding.fact
+    assert "not over tp: give DDP or the all-reduce another process group" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("axis", "fact"),
+    [
+        ("tp", ""),
+        ("dp", "Its partial sums are summed over dp instead of tp."),
+        (None, "Its partial sums are summed over dp and tp instead of tp."),
+    ],
+)
+def test_partial_sums_that_are_reduced_over_other_samples_are_found(
+    axis: str | None, fact: str
+) -> None:
+    def parallelize(model: Model, mesh: Any) -> None:
+        shard_mlp(model, mesh)
+        model.mlp.down.group = None if axis is None else mesh[axis].get_group()
+        reduce_gradients(model, mesh["dp"].get_group(), _AVG)
+
+    recording = check(parallelize, {"dp": 2, "tp": 2}, batch_axes="dp")
+    if not fact:
+        assert recording.findings == ()
+        return
+    finding = only_finding(recording)
+    assert (finding.rule, finding.subject) == ("parity-wrong-group", "mlp.down")
+    assert fact in finding.fact
+    assert finding.remedy == "Pass the process group of tp to the collective."
+
+
+def test_a_mean_of_each_ranks_own_features_is_to_be_averaged_and_not_what_is_made_of_it() -> None:
+    class LocalNorm(nn.Module):
+        def __init__(self, norm: nn.RMSNorm, mesh: Any) -> None:
+            super().__init__()
+            self.weight, self.group = norm.weight, mesh.get_group()
+            self.rank, self.size = mesh.get_local_rank(), mesh.size()
+
+        def forward(self, x: Tensor) -> Tensor:
+            own, weight = (one.chunk(self.size, -1)[self.rank] for one in (x, self.weight))
+            return Gather.apply(functional.rms_norm(own, own.shape[-1:], weight), self.group, -1)
+
+    def parallelize(model: nn.Sequential, mesh: Any) -> None:
+        model[1] = LocalNorm(model[1], mesh)
+
+    model = nn.Sequential(nn.Linear(DIM, DIM), nn.RMSNorm(DIM))
+    finding = only_finding(check(parallelize, {"tp": 2}, model=model))
+    assert (finding.rule, finding.subject) == ("parity-missing-reduction", "1")
+    assert finding.remedy == (
+        "Average the result of aten.mean.dim over tp with an all-reduce before it is used."
+    )
+
+
+def test_gradients_that_fsdp_never_synchronises_have_a_remedy_that_says_so() -> None:
+    def step(model: nn.Module, x: Tensor) -> None:
+        if hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(False)
+        model(x).square().mean().backward()
+
+    finding = only_finding(
+        check(lambda model, mesh: fully_shard(model, mesh=mesh), {"dp": 2}, step=step)
+    )
+    assert (finding.rule, finding.subject) == ("parity-stale", "all gradients")
+    assert "before set_requires_gradient_sync(True)" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "subject"), [(2, "layers.0.up, layers.1.up"), (4, "layers.*.up")]
+)
+def test_modules_of_some_layers_are_named_and_not_the_list_that_has_them(
+    num_layers: int, subject: str
+) -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(MLP() for _ in range(num_layers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x)
+            return x
+
+    def parallelize(model: Stack, mesh: Any) -> None:
+        for layer in model.layers:
+            reduce_gradients(layer.down, mesh.get_group(), _AVG)
+
+    finding = only_finding(check(parallelize, {"dp": 2}, model=Stack(), batch_axes="dp"))
+    assert (finding.rule, finding.subject) == ("parity-missing-reduction", subject)
+
+
 def test_gradients_that_are_summed_over_another_axis_than_the_batch_are_found() -> None:
     recording = check(
         lambda model, mesh: reduce_gradients(model, mesh["tp"].get_group(), dist.ReduceOp.SUM),

@@ -816,6 +816,50 @@ def test_a_factor_on_the_gradients_of_the_experts_is_found_there() -> None:
     assert_found(recording, "experts", Suspect.DOUBLE_REDUCTION, "2 is the size of ep")
 
 
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_gradients_of_different_experts_that_are_reduced_as_if_of_one_are_found(
+    num_ranks: int,
+) -> None:
+    def parallelize(model: Mixture, mesh: Any) -> None:
+        expert_parallel(model, mesh)
+        reduce_gradients(model.experts, mesh.get_group(), dist.ReduceOp.AVG)
+
+    torch.manual_seed(0)
+    recording = check(
+        parallelize, {"ep": num_ranks}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
+    )
+    fact = "the sum of the gradients of several parameters (experts.0.weight, experts."
+    assert_found(recording, "experts", Suspect.WRONG_GROUP, fact, "it is reduced over ep")
+
+
+def test_tokens_that_are_dropped_are_not_called_a_missing_reduction() -> None:
+    """Tokens of another number cannot be compared, so nothing is known of them."""
+
+    class Dropping(Mixture):
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = self.router(x).argmax(-1)
+            y = torch.zeros_like(x)
+            for index, expert in enumerate(self.experts):
+                rows = (chosen == index).nonzero()[:, 0][: self.first or None]
+                y = y.index_add(0, rows, expert(x[rows]))
+            return self.out(y)
+
+    def parallelize(model: Mixture, mesh: Any) -> None:
+        model.first = 1  # the number of tokens that an expert takes
+
+    torch.manual_seed(0)
+    recording = check(
+        parallelize,
+        {"dp": 2},
+        model=Dropping(),
+        inputs=torch.randn(12, DIM),
+        loss=None,
+        batch_axes="dp",
+    )
+    assert recording.findings[0].rule == "parity-unknown"
+    assert "on its own shard" not in recording.findings[0].fact
+
+
 def test_a_gradient_of_the_router_that_is_not_summed_is_found_at_its_output() -> None:
     def parallelize(model: Mixture, mesh: Any) -> None:
         expert_parallel(model, mesh)

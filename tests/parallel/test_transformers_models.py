@@ -15,7 +15,7 @@ from shardscope.record import Phase, TensorKind
 
 NAMES = (
     *("llama", "qwen3", "mixtral", "gemma", "gemma2", "gemma3", "phi", "phi3"),
-    *("gpt2", "bert", "t5", "vit"),
+    *("gpt2", "bert", "t5", "vit", "deit", "falcon"),
 )
 # All layers of a model are alike; one model has two, to see that each counts.
 NUM_LAYERS = {"llama": 2}

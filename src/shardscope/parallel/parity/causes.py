@@ -10,7 +10,15 @@ from typing import Literal, final
 
 import torch
 
-from shardscope.numerics.noise import Distance, Floor, as_exact, find_rms, is_finite, measure
+from shardscope.numerics.noise import (
+    Distance,
+    Floor,
+    as_exact,
+    find_rms,
+    is_finite,
+    is_inexact,
+    measure,
+)
 from shardscope.parallel.parity.cases import Case
 from shardscope.parallel.parity.judge import Judged
 from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
@@ -21,6 +29,8 @@ __all__ = [
     "Explanation",
     "explain",
     "explain_fused",
+    "explain_mixed",
+    "explain_wrong_group",
     "make_sentence",
     "sharding_axes",
 ]
@@ -91,7 +101,9 @@ class _Evidence:
         biases: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         is_forward: bool,
+        batch_axes: Sequence[str],
     ) -> None:
+        self.batch_axes = batch_axes
         self.inputs = [_finite(tensor) for tensor in inputs if tensor.shape == target.shape]
         self.biases = [bias for bias in biases if bias.shape == target.shape[-1:]]
         self.is_forward = is_forward
@@ -131,16 +143,20 @@ class _Evidence:
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[list[int]]]]:
         """The ranks that differ along an axis only, or along several."""
-        sizes = tuple(self.axes.values())
-        names = [name for name, size in self.axes.items() if size > 1]
-        ranks = torch.arange(math.prod(sizes)).reshape(sizes)
-        order = list(self.axes)
-        for count in range(1, len(names) + 1):
-            for some in itertools.combinations(names, count):
-                dims = [order.index(name) for name in some]
-                moved = ranks.movedim(dims, list(range(-count, 0)))
-                lines = moved.reshape(-1, math.prod(self.axes[name] for name in some))
-                yield some, lines.tolist()
+        return _find_groups(self.axes)
+
+
+def _find_groups(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], list[list[int]]]]:
+    sizes = tuple(axes.values())
+    names = [name for name, size in axes.items() if size > 1]
+    ranks = torch.arange(math.prod(sizes)).reshape(sizes)
+    order = list(axes)
+    for count in range(1, len(names) + 1):
+        for some in itertools.combinations(names, count):
+            dims = [order.index(name) for name in some]
+            moved = ranks.movedim(dims, list(range(-count, 0)))
+            lines = moved.reshape(-1, math.prod(axes[name] for name in some))
+            yield some, lines.tolist()
 
 
 def explain(
@@ -150,10 +166,12 @@ def explain(
     inputs: Sequence[torch.Tensor] = (),
     *,
     is_forward: bool = False,
+    batch_axes: Sequence[int] = (),
 ) -> Explanation:
     """The likeliest cause; `biases` and `inputs` may have been added too often, or not at all.
 
-    A result of forward is rarely a mean over ranks, but gradients often are.
+    A result of forward is rarely a mean over ranks, but gradients often are. `batch_axes` are the
+    indices of those axes along which the batch is sharded.
     """
     case = judged.case
     if judged.verdict.agreement is Agreement.MISSING:
@@ -169,7 +187,14 @@ def explain(
     for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
         ranks = [as_exact(tensor) for tensor in full]
         evidence = _Evidence(
-            target, floor, ranks, axes, biases=vectors, inputs=residuals, is_forward=is_forward
+            target,
+            floor,
+            ranks,
+            axes,
+            biases=vectors,
+            inputs=residuals,
+            is_forward=is_forward,
+            batch_axes=[name for index, name in enumerate(axes) if index in batch_axes],
         )
         found = next(_explanations(evidence), None)
         if found is not None:
@@ -221,6 +246,103 @@ def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanat
     return None
 
 
+def explain_wrong_group(
+    partial: Judged, result: Judged, cause: Explanation, axes: Mapping[str, int]
+) -> Explanation | None:
+    """Partial sums of an op that are summed, but over other axes than the `cause` says.
+
+    Those ranks may have other samples, so that the `result` itself shows nothing. A bias may be
+    added to it, the same for all rows.
+    """
+    if None in partial.case.ranks or None in result.case.ranks:
+        return None
+    terms = [as_exact(tensor) for tensor in partial.case.ranks if tensor is not None]
+    totals = [as_exact(tensor) for tensor in result.case.ranks if tensor is not None]
+    floor = result.case.floor
+    if floor is None or {term.numel() for term in terms} != {total.numel() for total in totals}:
+        return None
+    over = " and ".join(cause.axes)
+    for others, lines in _find_groups(axes):
+        size = len(lines[0])
+        sums = {
+            rank: torch.stack([terms[other].flatten() for other in line]).sum(0)
+            for line in lines
+            for rank in line
+        }
+        rests = [
+            (total - sums[rank].view_as(total)).reshape(-1, total.shape[-1] if total.ndim else 1)
+            for rank, total in enumerate(totals)
+        ]
+        if others != cause.axes and all(
+            len(rest) > 1
+            and floor.at(4.0 * size).allows(measure(rest + total, rest.mean(0) + total))
+            for rest, total in zip(
+                rests, (total.reshape(rests[0].shape) for total in totals), strict=True
+            )
+        ):
+            clause = f"its partial sums are summed over {' and '.join(others)} instead of {over}"
+            return Explanation(Suspect.WRONG_GROUP, clause, cause.axes, "sum")
+    return None
+
+
+def explain_mixed(
+    results: Sequence[Judged], axes: Mapping[str, int]
+) -> Iterator[tuple[Judged, Explanation]]:
+    """Gradients of different parameters, such as experts, that were reduced as if of one.
+
+    The ranks have them in the same place: what each has is the sum of all, up to a factor.
+    """
+    groups: list[list[tuple[Judged, torch.Tensor]]] = []
+    for judged in results:
+        if not judged.full or judged.case.target is None or judged.case.floor is None:
+            continue
+        value, floor = _finite(as_exact(judged.full[0])), judged.case.floor
+        same = (
+            group
+            for group in groups
+            if group[0][1].shape == value.shape
+            and floor.at(4.0).allows(measure(value, group[0][1]))
+        )
+        group = next(same, None)
+        if group is None:
+            groups.append([(judged, value)])
+        else:
+            group.append((judged, value))
+    for group in groups:
+        targets = [as_exact(j.case.target) for j, _ in group if j.case.target is not None]
+        total, value = torch.stack(targets).sum(0), group[0][1]
+        ratio = _find_median_ratio(value, total)
+        floor = max((j.case.floor for j, _ in group if j.case.floor), key=lambda its: its.scale)
+        if len(group) < 2 or not ratio or not is_finite(total):
+            continue
+        if not floor.at(4.0 * len(group)).allows(measure(value, total * ratio)):
+            continue
+        over = next((name for name, size in axes.items() if size == len(group)), "")
+        names = ", ".join(j.case.name for j, _ in group[:_MAX_LISTED])
+        more = ", …" if len(group) > _MAX_LISTED else ""
+        for judged, _ in group:
+            yield (
+                judged,
+                Explanation(
+                    Suspect.WRONG_GROUP,
+                    axes=(over,) if over else (),
+                    reduction="sum",
+                    remedy=_leave_out(over or "the axis along which they are distributed"),
+                    predicate=f"is, up to a factor, the sum of the gradients of several parameters "
+                    f"({names}{more}): it is reduced over {over or 'ranks'}, although each rank "
+                    "has another one of them",
+                ),
+            )
+
+
+def _leave_out(over: str) -> str:
+    return (
+        "Reduce the gradients of sharded parameters and of experts over those axes only along "
+        f"which they are replicated, not over {over}: give DDP or the all-reduce another process "
+        "group, or leave these parameters out."
+    )
+
+
 def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
     """Full tensors as judged, then in the other layouts in which shards can be put together."""
     yield judged.full
@@ -242,6 +364,7 @@ def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
     yield from _find_bias(evidence)
     yield from _find_residual(evidence)
     if evidence.target.numel() <= _MAX_ELEMENTS:
+        yield from _find_reduced_shards(evidence)
         yield from _find_slices(evidence)
         yield from _find_scattered(evidence)
         yield from _find_order(evidence)
@@ -439,6 +562,8 @@ def _is_near_number(ratio: float, number: int) -> bool:
 def _find_own_ratios(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
     """Shards that are each off by a factor of their own, such as means over other counts."""
     case, layout = judged.case, judged.layout
+    if case.reference is None or not is_inexact(case.reference):
+        return  # positions and counts are not scaled
     if layout is not None and not case.calls:
         shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
         yield from _match_ratios(
@@ -504,6 +629,39 @@ def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
                 f"should be: a rank of {name} has another rank's shard",
                 (name,),
             )
+
+
+def _find_reduced_shards(evidence: _Evidence) -> Iterator[Explanation]:
+    """Shards that were reduced over the axis that shards them: each is the sum or mean of all."""
+    found: dict[tuple[int, str], list[str]] = {}
+    for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
+        wanted = evidence.target.chunk(size, dim)
+        if not 1 < size == len(wanted) or evidence.target.shape[dim] % size:
+            continue
+        total = torch.stack(wanted).sum(0)
+        for divisor, verb in ((1, "summed"), (size, "averaged")):
+            if all(
+                evidence.is_near(chunk, total / divisor, size)
+                for tensor in evidence.ranks
+                for chunk in tensor.chunk(size, dim)
+            ):
+                found.setdefault((dim, verb), []).append(name)
+    for (dim, verb), names in found.items():
+        # Samples are sharded along the axes of the batch, and parameters along the others.
+        likely = [name for name in names if (name in evidence.batch_axes) is evidence.is_forward]
+        axes = tuple(likely or names)
+        over = " or ".join(axes)
+        yield Explanation(
+            Suspect.WRONG_GROUP,
+            axes=axes,
+            reduction="sum" if verb == "summed" else "mean",
+            remedy=f"Leave {over} out of the process group of the reduction; where all shards are "
+            "needed, gather them."
+            if evidence.is_forward
+            else _leave_out(over),
+            predicate=f"is {verb} over {over}, although each rank of {over} has another shard of "
+            f"it (dim {dim})",
+        )
 
 
 def _find_scattered(evidence: _Evidence) -> Iterator[Explanation]:

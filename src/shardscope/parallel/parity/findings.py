@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -16,6 +17,8 @@ from shardscope.parallel.parity.causes import (
     Explanation,
     explain,
     explain_fused,
+    explain_mixed,
+    explain_wrong_group,
     make_sentence,
     sharding_axes,
 )
@@ -40,6 +43,7 @@ from shardscope.record import (
     TensorKind,
     TensorVerdict,
 )
+from shardscope.record.patterns import matches_parts
 
 __all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
 
@@ -122,7 +126,7 @@ def _explain_verdict(
     suspect = problem.cause.suspect
     if verdict.name not in problem.names and math.prod(verdict.shape) > _MAX_ELEMENTS:
         return replace(verdict, suspect=suspect)
-    own = explain(result, axes)
+    own = explain(result, axes, batch_axes=result.case.batch_axes)
     if own.suspect is not suspect and verdict.name not in problem.names:
         return replace(verdict, suspect=suspect)
     own = own if own.suspect is suspect else problem.cause
@@ -155,6 +159,7 @@ class _Problems:
         self._axes = axes
         self._wrong = wrong
         self._outputs_agree = all(result.case.kind is TensorKind.GRADIENT for result in wrong)
+        self._batch_axes = next((r.case.batch_axes for r in wrong if r.case.batch_axes), ())
         self._causes: dict[int, Explanation] = {}
 
     def find(self) -> Iterator[Problem]:
@@ -172,6 +177,8 @@ class _Problems:
         is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
         if not self._wrong or (is_forward and origins[0].module in explained):
             return
+        if self._outputs_agree:
+            self._find_mixed_gradients()
         common = self._find_common_cause()
         if common is not None:
             yield common
@@ -186,6 +193,17 @@ class _Problems:
         for origin in origins:
             if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
                 yield self._describe(origin)
+
+    def _find_mixed_gradients(self) -> None:
+        """Explain gradients that no cause of their own explains by those of other parameters."""
+        own = {origin.judged for origin in self._examined.origins}
+        unknown = [
+            result
+            for result in self._wrong
+            if result in own and self._explain(result).suspect is Suspect.UNKNOWN
+        ]
+        for result, cause in explain_mixed(unknown, self._axes):
+            self._causes[id(result)] = cause
 
     def _describe_tie(self, tie: BrokenTie) -> Problem | None:
         """A tie that sharding broke, unless the parallel model gives all copies one gradient."""
@@ -229,7 +247,12 @@ class _Problems:
                 if parameter.ndim == 1 and name.rpartition(".")[0] == module
             ]
             self._causes[id(judged)] = explain(
-                judged, self._axes, biases, inputs, is_forward=is_forward
+                judged,
+                self._axes,
+                biases,
+                inputs,
+                is_forward=is_forward,
+                batch_axes=self._batch_axes,
             )
         return self._causes[id(judged)]
 
@@ -357,7 +380,10 @@ class _Problems:
         names = [origin.judged.case.name for origin in origins]
         modules = list(dict.fromkeys(origin.module or "" for origin in origins))
         module = _find_common_module(modules)
-        place = ", ".join(modules) if module is None else module
+        if module is None or self._is_partly_wrong(module, names):
+            place = self._list_modules(modules)
+        else:
+            place = module
         if len(names) > 1:
             clause = f"the gradients of {_list_names(names)} differ"
             agree = "those of their modules' outputs agree"
@@ -379,6 +405,24 @@ class _Problems:
             names=tuple(names),
             rule=f"parity-{verdict.agreement}" if is_plain else "",
         )
+
+    def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
+        """Whether it is a container, without code of its own, of other parameters too."""
+        if self._examined.types.get(module) not in ("ModuleDict", "ModuleList"):
+            return False
+        inner = {n for n in self._examined.reference.gradients if is_within(n, module)}
+        return not inner <= set(names)
+
+    def _list_modules(self, modules: Sequence[str]) -> str:
+        """The names, those of the same module in all layers as one pattern."""
+        owners = {name.rpartition(".")[0] for name in self._examined.reference.parameters}
+        places: dict[str, None] = {}
+        for module in modules:
+            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+            alike = {owner for owner in owners if matches_parts(pattern, owner)}
+            is_folded = len(modules) > _NAMED and alike <= set(modules)
+            places.setdefault(pattern if is_folded else module)
+        return ", ".join(places)
 
     def _describe(self, origin: Origin) -> Problem:
         is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
@@ -429,7 +473,7 @@ class _Problems:
         found = (
             self._explain_own_shard(origin),
             self._explain(origin.judged, origin.module, origin.inputs, is_forward=is_forward),
-            UNKNOWN if op is None else self._explain_op(op, origin.module),
+            UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
         known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
@@ -476,8 +520,9 @@ class _Problems:
                 )
         return UNKNOWN
 
-    def _explain_op(self, op: WrongOp, module: str | None) -> Explanation:
+    def _explain_op(self, op: WrongOp, origin: Origin) -> Explanation:
         """From what the op takes, which differs already, or is only a shard of what it needs."""
+        module = origin.module
         wrong = [result for result in op.inputs if result.full]
         for result in wrong:
             cause = self._explain(result, is_forward=True)
@@ -490,17 +535,20 @@ class _Problems:
         if op.outputs and op.outputs[0].full:
             cause = self._explain(op.outputs[0], module, is_forward=True)
             if cause.suspect is not Suspect.UNKNOWN:
-                return cause
+                return self._explain_result(op, cause, origin)
         if op.changed and not wrong:
             name, ours, theirs = op.changed[0]
             return Explanation(
                 Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
                 f"its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
                 "device",
-                remedy="Compute it from the sizes of the full model, not from those of a shard.",
+                remedy="Use the same value on the ranks; if it follows from a size, take that of "
+                "the full model, not that of a shard.",
             )
         layouts = [result.layout for result in op.inputs if result.layout is not None]
-        if wrong or not layouts:
+        # An input that cannot be compared, such as tokens that were sent to experts, may be wrong.
+        are_right = all(result.verdict.agreement in TOLERABLE for result in op.inputs)
+        if not are_right or not layouts:
             return UNKNOWN
         if len({layout.orders for layout in layouts}) > 1:
             orders = " and ".join(
@@ -515,6 +563,19 @@ class _Problems:
             f"each rank runs it on its own shard of the input only ({where})",
             sharding_axes(layouts[0], self._axes),
         )
+
+    def _explain_result(self, op: WrongOp, cause: Explanation, origin: Origin) -> Explanation:
+        """The cause of an op's result: whether its partial sums are reduced, if wrongly."""
+        if cause.suspect is not Suspect.MISSING_REDUCTION or not cause.reduction:
+            return cause
+        if cause.reduction == "sum" and origin.kind is Kind.OUTPUT:
+            reduced = explain_wrong_group(op.outputs[0], origin.judged, cause, self._axes)
+            if reduced is not None:
+                return reduced
+        verb = "Sum" if cause.reduction == "sum" else "Average"
+        over = " and ".join(cause.axes)
+        remedy = f"{verb} the result of {op.name} over {over} with an all-reduce before it is used."
+        return dataclasses.replace(cause, remedy=remedy)
 
     def _explain_loss(self) -> Explanation:
         """From the layout of the outputs that the loss is computed from."""

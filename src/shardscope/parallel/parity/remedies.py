@@ -40,6 +40,12 @@ def suggest(cause: Explanation, kind: Kind) -> str:
                 "Look for a factor that only one version applies: the number of micro-batches, of "
                 "tokens or of ranks, or a mean over a shard."
             )
+        case Suspect.STALE if kind is Kind.LOSS:
+            return (
+                "Check that the ranks run backward, that nothing is detached or frozen there, and "
+                "that gradients are synchronised in the last micro-batch: FSDP has no gradients "
+                "before set_requires_gradient_sync(True)."
+            )
         case Suspect.WRONG_GROUP:
             return f"Pass the process group of {over} to the collective."
         case Suspect.WRONG_DIM:

@@ -44,11 +44,19 @@ def _plan_of(source: Any) -> dict[str, Any]:
     if names is None:
         return plan
     if not plan:
-        plan = _PLANS.get(getattr(config, "model_type", ""), {})
+        plan = _own_plan(config)
     prefix = getattr(source, "base_model_prefix", "") or ""
     placed = {_placed(key, prefix, names): style for key, style in plan.items()}
     # A plan is for a whole family of models: entries for modules that this one lacks are dropped.
     return {key: style for key, style in placed.items() if _has(key, names)}
+
+
+def _own_plan(config: Any) -> dict[str, Any]:
+    """Ours for a model that comes without a plan, by the options of its config."""
+    has_one_key = getattr(config, "multi_query", False)
+    if has_one_key and not getattr(config, "new_decoder_architecture", False):
+        return _MULTI_QUERY.get(config.model_type, {})
+    return _PLANS.get(getattr(config, "model_type", ""), {})
 
 
 def _placed(key: str, prefix: str, names: list[str]) -> str:
@@ -90,6 +98,9 @@ def _fused(parts: int) -> dict[str, Any]:
 
 _BERT = _pairs("self.query self.key self.value intermediate.dense", "output.dense")
 _BART = _pairs("q_proj k_proj v_proj fc1", "out_proj fc2")
+_BLOOM = _pairs("query_key_value dense_h_to_4h", "self_attention.dense dense_4h_to_h")
+_CLIP = _pairs("q_proj k_proj v_proj fc1", "self_attn.out_proj fc2")
+_T5 = _pairs("q k v wi wi_0 wi_1 relative_attention_bias", "o wo")
 _VIT = _pairs("q_proj k_proj v_proj fc1", "o_proj fc2")
 
 # For models that come without a plan, by config.model_type. Embeddings and heads stay replicated.
@@ -98,34 +109,57 @@ _PLANS: dict[str, dict[str, Any]] = {
         "attention.query attention.key attention.value ffn", "attention.dense ffn_output"
     ),
     "bart": _BART,
+    "beit": _VIT,
     "bert": _BERT,
-    "bloom": _pairs("query_key_value dense_h_to_4h", "self_attention.dense dense_4h_to_h"),
-    "clip": _BART,
+    "bloom": _BLOOM,
+    "camembert": _BERT,
+    "clip": _CLIP,
+    "clip_text_model": _CLIP,
+    "clip_vision_model": _CLIP,
     "deberta-v2": _pairs(
         "self.query_proj self.key_proj self.value_proj intermediate.dense", "output.dense"
     ),
+    "deit": _VIT,
     "detr": _VIT,
     "dinov2": _VIT,
     "distilbert": _pairs("q_lin k_lin v_lin ffn.lin1", "out_lin ffn.lin2"),
     "electra": _BERT,
+    "falcon": _BLOOM,
     "gpt2": {
         "**.attn.c_attn": _fused(3),
         **_pairs("mlp.c_fc", "attn.c_proj mlp.c_proj"),
     },
     "gpt_neo": _pairs("q_proj k_proj v_proj c_fc", "out_proj c_proj"),
     "gptj": _pairs("q_proj k_proj v_proj fc_in", "out_proj fc_out"),
+    "marian": _BART,
+    "mbart": _BART,
     "modernbert": {
         "**.attn.Wqkv": _fused(3),
         "**.mlp.Wi": _fused(2),
         **_pairs("", "attn.Wo mlp.Wo"),
     },
+    "mpnet": _pairs(
+        "attn.q attn.k attn.v relative_attention_bias intermediate.dense", "attn.o output.dense"
+    ),
+    "mpt": {"**.attn.Wqkv": _fused(3), **_pairs("up_proj", "attn.out_proj down_proj")},
+    "mt5": _T5,
     "opt": _BART,
+    "pegasus": _BART,
+    "persimmon": _pairs("query_key_value dense_h_to_4h", "self_attn.dense dense_4h_to_h"),
     "roberta": _BERT,
+    "siglip": _CLIP,
+    "siglip_text_model": _CLIP,
+    "siglip_vision_model": _CLIP,
     "stablelm": _pairs("q_proj k_proj v_proj gate_proj up_proj", "o_proj down_proj"),
     "swin": {**_VIT, "**.relative_position_bias_table": "shard(1)"},
-    "t5": _pairs("q k v wi wi_0 wi_1 relative_attention_bias", "o wo"),
+    "t5": _T5,
     "vit": _VIT,
     "wav2vec2": _pairs("q_proj k_proj v_proj intermediate_dense", "out_proj output_dense"),
     "whisper": _BART,
     "xlm-roberta": _BERT,
+}
+# Where all heads share one of keys and values, in a fused weight, attention stays replicated.
+_MULTI_QUERY: dict[str, dict[str, Any]] = {
+    "falcon": _pairs("dense_h_to_4h", "dense_4h_to_h"),
+    "gpt_bigcode": _pairs("mlp.c_fc", "mlp.c_proj"),
 }
