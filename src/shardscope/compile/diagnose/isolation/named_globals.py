@@ -48,7 +48,8 @@ def reduce_code(pickler: cloudpickle.Pickler, value: Any, by_value: ByValue) -> 
     if operator := spell_operator(value):
         return eval, (_OPERATOR.format(operator),)
     if isinstance(value, nn.Module) and is_parametrized(value):
-        return copyreg.__newobj__, (type(value),), vars(value)  # it refuses to be pickled itself
+        make: Any = copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed lacks it
+        return make, (type(value),), vars(value)  # it refuses to be pickled itself
     if isinstance(value, _NamedGlobals):
         return eval, (_FIND, {"name": value["__name__"]}), None, None, iter(value.items())
     if isinstance(value, FunctionType):
