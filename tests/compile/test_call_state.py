@@ -97,6 +97,8 @@ def test_containers_are_told_by_what_is_in_them_and_in_which_order() -> None:
     assert describe(OrderedDict(b=1, a=2)) == "OrderedDict with the keys 2: 'b', 'a'"
     assert describe({3, 1}) == "set of 2: '1', '3'"
     assert describe(deque([1])) == "deque of 1"
+    assert describe(bytearray(b"ab")).tolist() == [97, 98]
+    assert describe(iter(())) == describe(one for one in ()) == "iterator"
     assert describe(numpy.arange(2)).tolist() == [0, 1]
     assert describe(numpy.array(["a"])) == "<U1 ['a']"
     pair = [1]
@@ -106,6 +108,18 @@ def test_containers_are_told_by_what_is_in_them_and_in_which_order() -> None:
         "it[1]",
         "it[0][0]",
     ]
+
+
+def test_large_containers_are_told_by_all_that_is_in_them() -> None:
+    def describe(value: Any) -> Any:
+        return describe_values(walk_values("it", value))
+
+    ordered = OrderedDict.fromkeys(range(30))
+    before = describe(ordered)
+    ordered.move_to_end(25)
+    after = describe(ordered)
+    assert (before["it[key at 25]"], after["it[key at 25]"]) == ("25", "26")
+    assert describe({*range(30)}) != describe({*range(29), 99})
 
 
 def test_whatever_a_call_changes_is_put_back() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import pytest
 import torch
 
@@ -100,6 +102,23 @@ def test_a_nan_is_told_with_what_should_be_there():
 def test_iterators_of_another_kind_are_fine():
     verdict = compare_value("output 0", iter((1,)), iter([1]), lambda: None)
     assert verdict.condition is Condition.FINE
+
+
+class Kind(enum.Enum):
+    SINE = "sin"
+    COSINE = "cos"
+
+
+def test_numbers_of_python_may_be_off_by_a_rounding_and_other_values_may_not():
+    def judge_plain(compiled, eager):
+        return compare_value("y", compiled, eager, lambda: None).condition
+
+    assert judge_plain(1 + 2.0000001j, 1 + 2j) is Condition.FINE
+    assert judge_plain(complex("nan"), complex("nan")) is Condition.FINE
+    assert judge_plain(1 + 2.1j, 1 + 2j) is Condition.WRONG_RESULT
+    assert judge_plain(Kind.SINE, Kind.COSINE) is Condition.WRONG_RESULT
+    assert judge_plain(torch.strided, torch.sparse_coo) is Condition.WRONG_RESULT
+    assert judge_plain(range(3), range(4)) is Condition.WRONG_RESULT
 
 
 def test_whole_numbers_are_told_as_they_are():

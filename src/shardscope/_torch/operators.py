@@ -12,9 +12,11 @@ from shardscope._torch.dispatch import is_higher_order, is_overload
 from shardscope._torch.graph_nodes import is_packet
 from shardscope._torch.private import find_name
 
-__all__ = ["find_operator", "is_operator", "name_operator", "registered_at"]
+__all__ = ["find_operator", "is_operator", "name_operator", "registered_at", "spell_operator"]
 
 _dump = find_name("torch._C._dispatch_dump", "import the module that registered an op in a worker")
+_TORCHS = ("aten", "prim", "prims")
+_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 _REGISTERED = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
 
 
@@ -32,6 +34,16 @@ def name_operator(operator: Any) -> tuple[str, ...]:
     namespace, _, rest = operator.name().partition("::")
     name, _, overload = rest.partition(".")
     return (namespace, name, overload or "default")
+
+
+def spell_operator(value: Any) -> str:
+    """An expression for one of torch's own ops, or for `torch.ops.aten`; empty for others."""
+    if isinstance(value, _NAMESPACES):
+        return str(value.__name__)
+    if not is_overload(value) and not is_packet(value):
+        return ""
+    names = name_operator(value)
+    return ".".join(["torch.ops", *names]) if names[0] in _TORCHS else ""
 
 
 def find_operator(names: tuple[str, ...], *, module: str = "") -> Any:

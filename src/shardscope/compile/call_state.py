@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, final
@@ -134,6 +135,11 @@ def _list_parts(value: Any, is_data: bool) -> Iterator[Named]:
         yield from _list_code(type(value))
     elif isinstance(value, Mapping):
         yield from ((_spell_key(*item), held) for item, held in enumerate_items(value))
+        keys = islice(enumerate(value), _MAX_KEYS, None)  # which its description leaves out
+        yield from ((f"[key at {place}]", _spell(key)) for place, key in keys)
+    elif isinstance(value, set | frozenset):
+        if len(value) > _MAX_KEYS:
+            yield from ((f"[{_spell(element)}]", "an element") for element in value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         yield from ((f".{name}", held) for name, held in zip(value._fields, value, strict=False))
     elif isinstance(value, list | tuple | deque):
@@ -513,9 +519,11 @@ def _describe(value: Any) -> Any:
         return f"{kind} with the keys {_list_some(value)}"
     if isinstance(value, set | frozenset):
         return f"{kind} of {_list_some(sorted(map(_spell, value)))}"
-    if isinstance(value, list | tuple | deque | bytearray):
+    if isinstance(value, bytearray):
+        return torch.tensor(list(value), dtype=torch.uint8)
+    if isinstance(value, list | tuple | deque):
         return f"{kind} of {len(value)}"
-    return kind
+    return "iterator" if isinstance(value, Iterator) else kind  # compilers have kinds of their own
 
 
 def _describe_array(array: Any) -> Any:

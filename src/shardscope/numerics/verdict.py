@@ -7,6 +7,7 @@ values must be equal. Nothing is held to a tolerance of ours: see elements.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from shardscope.record import Condition, Deviation
 __all__ = ["compare", "compare_value", "is_same"]
 
 # Other classes need not know what equal means.
-_COMPARABLE = (bool, int, str, bytes, complex, torch.dtype, torch.device, torch.Size)
+_COMPARABLE = (
+    *(bool, int, str, bytes, Enum, range, slice),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
 
 
 def compare(
@@ -64,12 +68,13 @@ def _compare_plain(name: str, compiled: Any, eager: Any, exact: Exact) -> Verdic
         return Verdict(name, Condition.FINE)  # the compiler has kinds of its own
     if type(compiled) is not type(eager):
         return _settle_wrong(name, f"{name} is {describe(compiled)} instead of {describe(eager)}")
-    if isinstance(eager, float):
-        got, wanted = (torch.tensor(one, dtype=torch.float64) for one in (compiled, eager))
+    if isinstance(eager, float | complex):
+        dtype = torch.complex128 if isinstance(eager, complex) else torch.float64
+        got, wanted = (torch.tensor(one, dtype=dtype) for one in (compiled, eager))
         if is_same(got, wanted):
             return Verdict(name, Condition.FINE)
         value = (exact() or {}).get(name)
-        known = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else None
+        known = torch.tensor(value, dtype=dtype) if type(value) is type(eager) else None
         # A number in Python came out of a tensor that was shorter than it is.
         case = Case(name, got, wanted, known, no_more_runs)
         return compare_numbers(case, dtype=torch.float32)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 import older_torch
 from home_workers import HomeWorkers, stay_at_home
@@ -106,6 +107,8 @@ HEALTHY: dict[str, Callable[[], tuple[Any, ...]]] = {
     "an array": lambda: (lambda array: array * 2 + 1, numpy.arange(3.0)),
     "nested": lambda: (lambda x: (x * 2).sin(), ragged(2, 3)),
     "nested, with gradients": lambda: (lambda x: (x * 2).sin(), ragged(2, 3, requires_grad=True)),
+    "a generator": lambda: (lambda x: (x * step for step in range(2)), numbers(3)),
+    "parametrized": lambda: (parametrizations.spectral_norm(nn.Linear(3, 3)), numbers(2, 3)),
     "without data": lambda: (lambda x: x * 2, torch.empty(3, device="meta")),
 }
 
@@ -121,6 +124,7 @@ def test_a_function_that_is_right_is_fine_and_leaves_no_trace(
     state = random.getstate(), torch.get_rng_state()
     found = look(fn, *args)
     assert found.condition is Condition.FINE, found.diagnosis
+    assert not any("could not be sent" in note for note in found.diagnosis.notes)
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
     assert (Store.seen, TOTAL) == ([], 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import final
+from typing import TYPE_CHECKING, final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 __all__ = ["Teller", "shown_progress"]
 
@@ -49,6 +49,10 @@ class Teller:
 @contextmanager
 def shown_progress(budget: int) -> Iterator[Teller]:
     """A bar on standard error, if that is a terminal, for as long as the context lasts."""
+    # Importing rich draws a random number, so that it waits until random state is preserved.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Teller(None, budget)

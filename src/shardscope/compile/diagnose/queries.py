@@ -93,14 +93,22 @@ class Queries:
             self._known[piece] = self.run(check, piece, self._compiler)
         return self._known[piece]
 
-    def run(self, function: Callable[..., Any], *args: Any, num_calls: int = 1) -> Any:
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        num_calls: int = 1,
+        limit_s: float | None = None,
+    ) -> Any:
         """Call what calls the backend, at the bench; the end of its process is an outcome.
 
-        Raises CompileError for what is not the backend's doing, BackendError for bad options.
+        `limit_s` replaces the limits of a trial's phases. Raises CompileError for what is not the
+        backend's doing, BackendError for bad options.
         """
         self.count(num_calls)
+        limits = self._patience.limits(self.run_s) if limit_s is None else limit_s
         try:
-            told = self._workers.call(function, *args, limits=self._patience.limits(self.run_s))
+            told = self._workers.call(function, *args, limits=limits)
             outcome = told.outcome if isinstance(told, Report) else told
             if isinstance(outcome, Outcome) and is_of_device(outcome.error):
                 self._workers.discard()

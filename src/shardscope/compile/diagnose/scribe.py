@@ -175,13 +175,15 @@ class Scribe:
         return add_note(told, _describe_failure(seen))
 
     def _run(self, path: Path, arguments: Sequence[str]) -> tuple[int | None, str]:
+        # A script that looks for a hang or a crash starts a process, and waits as long as it says.
+        limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
         if PASSING in arguments:
-            told = self._queries.run(run_passing, path, num_calls=self._num_passing_calls)
+            num_calls = self._num_passing_calls
+            told = self._queries.run(run_passing, path, num_calls=num_calls, limit_s=limit_s)
             return (None, told.fact) if isinstance(told, Outcome) else told
         self._queries.count(1)
         process = self._waiting.pop()
         self._running.append(process)
-        limit_s = _START_S + 2 * (self._compile_s + self._queries.run_s)
         result = process.run(path, timeout_s=limit_s, arguments=arguments)
         return result.exit_code, result.output
 

@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from shardscope.compile.diagnose.isolation.importable import ByValue, is_installed
 from shardscope.compile.diagnose.isolation.named_globals import pickle_for_script
@@ -133,3 +134,30 @@ def test_cloudpickle_is_not_sent_by_means_of_itself() -> None:
     with ByValue(lambda name: False) as by_value:
         by_value.consider("cloudpickle.cloudpickle")
         assert not cloudpickle.list_registry_pickle_by_value()
+
+
+@pytest.mark.parametrize("way", [_TO_WORKER, _TO_SCRIPT], ids=["worker", "script"])
+def test_ops_and_their_namespaces_arrive_as_themselves(way: Way) -> None:
+    send, receive = way
+    aten = torch.ops.aten
+    for value in (torch.ops, aten, torch.ops.shardscope_unknown, aten.sin, aten.add.Tensor):
+        assert receive(send(value)) is value
+    assert receive(send(lambda x: aten.sin(x)))(torch.zeros(1)).item() == 0.0
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.parametrize("way", [_TO_WORKER, _TO_SCRIPT], ids=["worker", "script"])
+def test_parametrized_modules_arrive_with_their_parametrizations(way: Way) -> None:
+    send, receive = way
+    layer = parametrize.register_parametrization(nn.Linear(3, 3), "weight", Symmetric())
+    model = nn.Sequential(layer, parametrizations.weight_norm(nn.Linear(3, 3)))
+    copied = receive(send(model))
+    assert torch.equal(copied(torch.eye(3)), model(torch.eye(3)))
+    with torch.no_grad():
+        copied[0].parametrizations.weight.original.zero_()
+    assert not copied[0].weight.any()
+    assert model[0].weight.any(), "nothing is shared"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -68,6 +70,17 @@ def test_only_time_that_a_process_was_given_or_did_not_want_counts(
     machine.let_pass(0.5, state=state, used=used)
     assert clock.look() == pytest.approx(counted)
     assert clock.processes == {"/proc/7/stat"}
+
+
+def test_a_process_group_of_its_own_within_a_session_counts_for_both() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, process_group=0)
+    try:
+        clocks = [SessionClock(child.pid), SessionClock(os.getsid(0))]
+        for clock in clocks:
+            clock.look()
+            assert f"/proc/{child.pid}/stat" in clock.processes
+    finally:
+        child.communicate(b"\n")
 
 
 def test_who_is_not_given_a_processor_to_look_at_the_clock_counts_little(

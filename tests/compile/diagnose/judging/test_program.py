@@ -82,6 +82,28 @@ def test_buffers_that_are_not_updated_are_told():
     assert outcome.deviation.tensor == "total, after the call"
 
 
+def transpose_and_view(x):
+    return x.sin().t(), x[1:]
+
+
+def test_other_strides_or_memory_of_results_are_notes():
+    copied = judge_program(
+        making(transpose_and_view, numbers(2, 3)),
+        Compiler(
+            after(lambda given: [one.clone(memory_format=torch.contiguous_format) for one in given])
+        ),
+    )
+    assert copied.condition is Condition.FINE
+    end = "in eager execution. That is no error by itself, and not part of the verdict."
+    assert copied.notes == (
+        "output[0] has the strides [2, 1] and memory of its own, and the strides [1, 3] and "
+        f"memory of its own {end}",
+        "output[1] has the strides [0, 1] and memory of its own, and the strides [0, 1] and "
+        f"the memory of argument 0 {end}",
+    )
+    assert judge_program(making(transpose_and_view, numbers(2, 3)), Compiler(eager)).notes == ()
+
+
 def step(model, x):
     model(x)["loss"].backward()
 

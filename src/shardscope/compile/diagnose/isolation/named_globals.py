@@ -5,13 +5,17 @@ The compiler looks names up in the module that a function says it is from, so th
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 from types import FunctionType, ModuleType
 from typing import Any, final
 
 import cloudpickle
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
+from shardscope._torch.operators import spell_operator
 from shardscope.compile.diagnose.isolation.importable import ByValue, is_installed
 
 __all__ = ["pickle_for_script", "reduce_code"]
@@ -27,6 +31,7 @@ _FIND = """(
 # What `functools.cache` makes says where it is, as a class does, but not how to make it.
 _CACHED = type(functools.cache(len))
 _CACHE = """__import__("functools").lru_cache(maxsize, typed)(function)"""
+_OPERATOR = """(torch := __import__("torch")) and {}"""
 _KEPT = ("__package__", "__path__", "__file__")
 
 
@@ -39,7 +44,12 @@ def pickle_for_script(value: object) -> bytes:
 
 
 def reduce_code(pickler: cloudpickle.Pickler, value: Any, by_value: ByValue) -> Any:
-    """How to make globals again, as pickle wants it; None leaves it to cloudpickle."""
+    """How to make what cloudpickle cannot, as pickle wants it; None leaves it to cloudpickle."""
+    if operator := spell_operator(value):
+        return eval, (_OPERATOR.format(operator),)
+    if isinstance(value, nn.Module) and is_parametrized(value):
+        make: Any = copyreg.__newobj__  # type: ignore[attr-defined]  # typeshed lacks it
+        return make, (type(value),), vars(value)  # it refuses to be pickled itself
     if isinstance(value, _NamedGlobals):
         return eval, (_FIND, {"name": value["__name__"]}), None, None, iter(value.items())
     if isinstance(value, FunctionType):

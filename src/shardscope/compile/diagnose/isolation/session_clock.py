@@ -17,6 +17,8 @@ __all__ = ["SessionClock"]
 class SessionClock:
     """Counts the seconds in which the processes of a session ran, or slept of their own accord.
 
+    A process group will do for a session.
+
     Seconds in which one of them was ready to run, or waited for a disk, and nothing was done for
     it do not count: load on the machine makes nothing look slow. Without /proc all seconds count.
     """
@@ -35,7 +37,7 @@ class SessionClock:
         now, used, is_ready = time.monotonic(), 0.0, False
         for stat in glob.glob("/proc/[0-9]*/stat"):
             fields = self._read(stat)
-            if len(fields) > 14 and int(fields[3]) == self.session:
+            if len(fields) > 14 and str(self.session) in fields[2:4]:
                 self.processes.add(stat)
                 used += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
                 threads = glob.glob(os.path.join(os.path.dirname(stat), "task", "*", "stat"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -54,6 +54,8 @@ from shardscope.shard.stand_ins import map_tensors
 
 __all__ = ["EagerError", "Make", "ProgramRuns", "describe_missing", "judge_program"]
 
+Named = tuple[str, Any]
+_MAX_LAYOUTS = 3  # notes on layouts
 Program = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Make = Callable[[], Program]
 """Creates a function and its arguments; equal in each call, and sharing no state."""
@@ -71,7 +73,7 @@ def judge_program(
     with preserved_random_state():
         _ = runs.eager_error
         outcome = _judge(runs, compiler, announce)
-    return replace(outcome, notes=tuple(runs.notes))
+    return replace(outcome, notes=tuple(dict.fromkeys(runs.notes)))
 
 
 def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome:
@@ -81,7 +83,10 @@ def _judge(runs: ProgramRuns, compiler: Compiler, announce: Announce) -> Outcome
             first = trial.run()
             if runs.eager_error is not None:
                 return describe_missing(runs.eager_error.error, runs.eager_error.suspects)
-            return _weigh(trial, first, compiler)
+            outcome = _weigh(trial, first, compiler)
+            if not outcome.is_bad:
+                runs.notes += _compare_layouts(first, runs.eager)
+            return outcome
     except TrialFailure as failure:
         return failure.outcome
     finally:
@@ -125,6 +130,35 @@ def _weigh(trial: _Trial, first: Result, compiler: Compiler) -> Outcome:
     if trial.runs.has_draws and _is_right_but_for_draws(trial.runs, compiler):
         return Outcome(Condition.RNG, f"only its random numbers differ: {outcome.fact}")
     return weigh_again(outcome, first, trial.run, trial.runs)
+
+
+def _compare_layouts(compiled: Result, eager: Result) -> list[str]:
+    """A note on each returned tensor with other strides, or other memory, than eager's."""
+    return [
+        f"{name} has {layout}, and {eager.layouts[name]} in eager execution. That is no error by "
+        "itself, and not part of the verdict."
+        for name, layout in compiled.layouts.items()
+        if layout != eager.layouts.get(name, layout)
+    ][:_MAX_LAYOUTS]
+
+
+def _describe_layouts(outputs: Sequence[Named], state: Iterable[Named]) -> dict[str, str]:
+    """The strides of each returned tensor, and which tensor it shares memory with, if any."""
+    owners: dict[int, str] = {}
+    layouts = {}
+    for tensors, is_output in ((state, False), (outputs, True)):
+        for name, value in tensors:
+            if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
+                continue
+            if value.is_meta or not value.numel():
+                continue
+            owner = owners.setdefault(value.untyped_storage().data_ptr(), name)
+            if is_output:
+                pairs = zip(value.shape, value.stride(), strict=True)
+                strides = [step if size > 1 else 0 for size, step in pairs]
+                memory = "memory of its own" if owner == name else f"the memory of {owner}"
+                layouts[name] = f"the strides {strides} and {memory}"
+    return layouts
 
 
 def _is_right_but_for_draws(runs: ProgramRuns, compiler: Compiler) -> bool:
@@ -303,12 +337,13 @@ class ProgramRuns:
             for name, leaf in leaves.items()
             if leaf.grad is not None
         }
+        layouts = _describe_layouts(given, state)
         if gradients or not self._pulls_back:
-            return Result(values, gradients, is_complete)
+            return Result(values, gradients, is_complete, layouts)
         announce("backward")
         pulled = pull_back({name: one for name, one in given if isinstance(one, Tensor)}, leaves)
         settle_device()
-        return Result(values, pulled, is_complete)
+        return Result(values, pulled, is_complete, layouts)
 
 
 def _find_leaves(*program: Any) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -29,6 +29,7 @@ class Result:
     values: Mapping[str, Any]
     gradients: Mapping[str, Any]
     is_complete: bool = True  # False: a name that is missing in `values` may still exist
+    layouts: Mapping[str, str] = field(default_factory=dict)  # of what the function returns
 
 
 def run(

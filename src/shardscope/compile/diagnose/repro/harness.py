@@ -363,7 +363,8 @@ def find_hang(limit_s: float) -> str:
 def run_child(limit_s: float) -> int | None:
     """The exit code of this script run once more, to compile and call; None if it takes longer."""
     command = [sys.executable, os.path.abspath(__file__), "--child", *sys.argv[1:]]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    # In the session of this process, so that whoever times that one sees it wait for a processor.
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
     assert child.stdout is not None
     child.stdout.readline()  # it says when it begins: importing torch takes long by itself
     clock = SessionClock(child.pid)
