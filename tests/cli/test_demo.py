@@ -31,6 +31,15 @@ def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
         assert expected in result.output
 
 
+def test_demo_names_the_program_as_it_can_be_called(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(here / ".venv/bin/shardscope"), "demo"])
+    monkeypatch.setenv("PATH", "")  # as after `make demo`, in a shell that knows no .venv
+    result = CliRunner().invoke(main, ["demo", "--mesh", "dp=2,tp=1", "--layers", "1"])
+    assert "look at it again with: .venv/bin/shardscope show demo." in result.output
+
+
 def test_megatron_and_fsdp_counts_of_the_demo_are_what_the_textbook_says(here: Path) -> None:
     CliRunner().invoke(main, ["demo", "--layers", "4", "-o", "four.json"])
     collectives = load(here / "four.json").collectives

@@ -163,7 +163,8 @@ def _check_fits(axes: Mapping[str, int]) -> None:
     if size != num_processes:
         raise TargetError(
             f"--mesh has {plural(size, 'rank')}, but {plural(num_processes, 'process', 'es')} "
-            f"{'was' if num_processes == 1 else 'were'} started. Make the two agree."
+            f"{'was' if num_processes == 1 else 'were'} started. Give --mesh axes whose "
+            f"sizes multiply to {num_processes:,}, or start {plural(size, 'process', 'es')}."
         )
 
 

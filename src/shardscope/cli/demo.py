@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import sys
+from pathlib import Path
+from shutil import which
 
 import click
 import torch
@@ -62,7 +66,15 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
         raise TargetError(rehearsal.failure) from rehearsal.error
     recording = review(name_command(rehearsal.recording))
     destination.finish(recording, render_summary(recording))
-    print_line(f"look at it again with: shardscope show {destination.path} --by cause")
+    print_line(f"look at it again with: {_name_program()} show {destination.path} --by cause")
+
+
+def _name_program() -> str:
+    """`shardscope`, or its path where that is not on the search path, as in a new .venv."""
+    path = Path(sys.argv[0])
+    if path.name != "shardscope" or which("shardscope") is not None:
+        return "shardscope"
+    return os.path.relpath(path)
 
 
 def _program(num_layers: int) -> Program:
