@@ -424,7 +424,7 @@ def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("keep", [-1, None, "x", 1.5])
 def test_a_number_to_keep_that_is_none_is_refused(keep: object) -> None:
-    with pytest.raises(PhaseError, match=f"0 or more, not {keep!r}. Write phases.record"):
+    with pytest.raises(PhaseError, match=f"0 or more; got {keep!r}. Write phases.record"):
         phases.record(keep=keep)  # type: ignore[arg-type]
 
 
