@@ -92,6 +92,13 @@ def test_demo_that_cannot_save_has_printed_what_it_learnt(
     assert "No space left" in result.stderr
 
 
+def test_mesh_with_an_axis_that_the_demo_does_not_use_is_refused(here: Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--mesh", "dp=2,pp=2", "--layers", "1"])
+    assert result.exit_code == 2
+    assert "--mesh has the axis 'pp', and the demo is sharded over dp and tp only" in result.stderr
+    assert not list(here.iterdir())
+
+
 def test_mesh_that_does_not_fit_the_model_is_a_sentence(here: Path) -> None:
     result = CliRunner().invoke(main, ["demo", "--mesh", "tp=3", "--layers", "1"])
     assert result.exit_code == 2

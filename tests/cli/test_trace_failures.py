@@ -31,7 +31,10 @@ from shardscope.record import load
         (["train.py", "--mesh", "dp=" + "9" * 6000], "has more than 1,048,576 ranks, the most"),
         (["train.py", "--mesh", "x" * 9000], "where NAME=SIZE is expected"),
         (["train.py", "-o", "no/such/folder.json"], "There is no mesh to run train.py on"),
-        (["train.py", "--mesh", "dp=2", "--rank", "2"], "has ranks 0 to 1"),
+        (
+            ["train.py", "--mesh", "dp=2", "--rank", "2"],
+            "--rank is 2, but the mesh has ranks 0 to 1.",
+        ),
         (["train.py", "--mesh", "dp=2", "-o", "no/such/folder.json"], "no/such"),
     ],
 )

@@ -24,6 +24,7 @@ from shardscope.cli.target import Program
 from shardscope.cli.verb import Verb
 from shardscope.comm.review import review
 from shardscope.errors import TargetError
+from shardscope.report.names import shorten
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -59,6 +60,11 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     # The gradient norm is reduced over one axis after the other; torch would log advice on that.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
+    if unknown := [name for name in axes if name not in ("dp", "tp")]:
+        raise TargetError(
+            f"--mesh has the axis {shorten(unknown[0], 60)!r}, and the demo is sharded over dp and "
+            "tp only. Leave the axis out, or trace your own program: shardscope trace --help."
+        )
     destination = Destination("demo", output, rank=rank, force=force)
     with show_progress("simulating") as report:
         rehearsal = rehearse(_program(layers), axes, rank=rank, is_real=False, report=report)
