@@ -9,13 +9,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from shardscope.cli import main
+from shardscope.cli.destination import FILES_HELP
+from shardscope.cli.verb import EXIT_CODES
 
 _INTRODUCTION = """\
 # Command line
 
 `shardscope VERB --help` prints the same. A TARGET is a file that defines `model()` and
-`batch(model)`: see [the tutorial](../tutorial.md#your-own-model). Exit codes: 0 success,
-1 a finding, 2 wrong usage or input. `shardscope --debug VERB …` shows the traceback of an error.
+`batch(model)`: see [the tutorial](../tutorial.md#your-own-model). `shardscope --debug VERB …`
+shows the traceback of an error.
+
+## Saved files
+
 """
 
 
@@ -32,7 +37,9 @@ def render_page() -> str:
     verbs = [
         part for command in commands if command for part in _render_verb(command, context, depth=2)
     ]
-    return "\n\n".join([_INTRODUCTION, *verbs]) + "\n"
+    codes = [f"- {code}: {text}" for code, text in EXIT_CODES.items()]
+    rules = [_INTRODUCTION + FILES_HELP, "## Exit codes", "\n".join(codes)]
+    return "\n\n".join([*rules, *verbs]) + "\n"
 
 
 def _render_verb(command: click.Command, parent: click.Context, *, depth: int) -> list[str]:
@@ -44,6 +51,7 @@ def _render_verb(command: click.Command, parent: click.Context, *, depth: int) -
         f"```text\n{context.command_path} {usage}\n```",
         inspect.cleandoc(command.help or "").replace("\b\n", ""),
         _render_options(command, context),
+        _render_examples(command),
     ]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
@@ -57,6 +65,11 @@ def _render_options(command: click.Command, context: click.Context) -> str:
     records = [param.get_help_record(context) for param in command.get_params(context)]
     rows = [f"| `{_cell(name)}` | {_cell(text)} |" for name, text in filter(None, records)]
     return "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
+
+
+def _render_examples(command: click.Command) -> str:
+    examples = getattr(command, "examples", ())
+    return "\n".join(["```sh", *examples, "```"]) if examples else ""
 
 
 def _cell(text: str) -> str:

@@ -102,7 +102,7 @@ def test_the_gap_of_a_step_that_reads_values_ends_with_its_remedy(target: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "There is no mesh to run train on"),
+        ((), "train.py on. Give one to simulate, such as --mesh dp=8,tp=4"),
         (("--mesh", ""), "--mesh '' has '' where NAME=SIZE is expected"),
         (("--mesh", "dp"), "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
         (("--mesh", "dp=2,tp=2", "--rank", "4"), "rank"),

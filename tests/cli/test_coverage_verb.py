@@ -97,6 +97,14 @@ def test_a_model_that_looks_at_values_wants_data(here: Path) -> None:
     assert run("train.py", "--level", "exported", "--data").exit_code == 0
 
 
+def test_a_failing_forward_is_one_sentence_with_one_period(here: Path) -> None:
+    text = PLAIN + "\ndef batch(model):\n    return torch.ones(2, 3)\n"
+    result = run(write(here, text), "--level", "exported")
+    assert result.exit_code == 2
+    assert "the model's forward raised RuntimeError" in result.stderr
+    assert ".." not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

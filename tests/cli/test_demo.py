@@ -31,6 +31,15 @@ def test_demo_simulates_1024_ranks_and_says_what_was_learnt(here: Path) -> None:
         assert expected in result.output
 
 
+def test_demo_names_the_program_as_it_can_be_called(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(here / ".venv/bin/shardscope"), "demo"])
+    monkeypatch.setenv("PATH", "")  # as after `make demo`, in a shell that knows no .venv
+    result = CliRunner().invoke(main, ["demo", "--mesh", "dp=2,tp=1", "--layers", "1"])
+    assert "look at it again with: .venv/bin/shardscope show demo." in result.output
+
+
 def test_megatron_and_fsdp_counts_of_the_demo_are_what_the_textbook_says(here: Path) -> None:
     CliRunner().invoke(main, ["demo", "--layers", "4", "-o", "four.json"])
     collectives = load(here / "four.json").collectives
@@ -81,6 +90,13 @@ def test_demo_that_cannot_save_has_printed_what_it_learnt(
     assert result.exit_code == 2
     assert "By kind and mesh axis" in result.stdout
     assert "No space left" in result.stderr
+
+
+def test_mesh_with_an_axis_that_the_demo_does_not_use_is_refused(here: Path) -> None:
+    result = CliRunner().invoke(main, ["demo", "--mesh", "dp=2,pp=2", "--layers", "1"])
+    assert result.exit_code == 2
+    assert "--mesh has the axis 'pp', and the demo is sharded over dp and tp only" in result.stderr
+    assert not list(here.iterdir())
 
 
 def test_mesh_that_does_not_fit_the_model_is_a_sentence(here: Path) -> None:

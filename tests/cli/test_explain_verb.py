@@ -104,6 +104,14 @@ def test_a_step_that_fails_is_explained_up_to_there_and_ends_with_two(here: Path
     assert "step() failed: ValueError: no" in " ".join(result.output.split())
 
 
+def test_a_failure_inside_torch_is_not_shown_at_a_line_of_torch(here: Path) -> None:
+    wrong = TARGET + "\ndef batch(model):\n    return torch.ones(2, 3)\n"
+    result = run(write(here, wrong))
+    assert result.exit_code == 2
+    assert "step() failed: RuntimeError" in result.stderr
+    assert "linear.py" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

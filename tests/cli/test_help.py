@@ -57,6 +57,21 @@ def test_help_has_an_example_exit_codes_and_complete_sentences(path: tuple[str, 
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_a_group_lists_its_commands_with_complete_sentences(path: tuple[str, ...]) -> None:
+    if isinstance(COMMANDS[path], click.Group):
+        listed = read_help(path).partition("Commands:")[2].partition("\n\n")[0]
+        assert "..." not in listed
+        assert listed.rstrip().endswith(".")
+
+
+def test_a_group_without_a_command_prints_its_help() -> None:
+    result = CliRunner().invoke(main, ["contract"])
+    assert result.exit_code == 2
+    assert result.output.splitlines()[0] == "Usage: main contract [OPTIONS] COMMAND [ARGS]..."
+    assert "\\n" not in result.output
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_examples_are_commands_that_parse(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]
     if not isinstance(command, Verb | VerbGroup):

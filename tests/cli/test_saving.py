@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.small_target import TARGET, write
 from sample_recordings import make_llama, make_recording
 from shardscope.cli import main
 from shardscope.cli.explain import _Run
@@ -123,6 +124,22 @@ def test_what_is_made_of_a_recording_is_named_after_it(
     assert again.exit_code == 2
     assert f"'{saved}' already exists" in again.stderr
     assert run(*args, "--force").exit_code == 0
+
+
+def test_a_merged_recording_does_not_overwrite_one_that_it_is_made_of(here: Path) -> None:
+    save(RECORDING, here / "step.json")
+    before = (here / "step.json").read_bytes()
+    result = run("merge", "step.json", "-o", "step.json", "--force")
+    assert result.exit_code == 2
+    assert "'step.json' is one of the recordings to read" in result.stderr
+    assert (here / "step.json").read_bytes() == before
+
+
+def test_a_stream_is_named_like_every_other_saved_file(here: Path) -> None:
+    write(here, TARGET)
+    result = run("trace", "train.py", "--mesh", "dp=2", "--rank", "1", "--stream", "s-{rank}.jsonl")
+    assert result.output.splitlines()[-2:] == ["saved train.shardscope.json.gz", "saved s-1.jsonl"]
+    assert (here / "s-1.jsonl").exists()
 
 
 @pytest.mark.parametrize(

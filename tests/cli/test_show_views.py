@@ -19,7 +19,7 @@ _TITLES = {
     "sharding": "Placements",
     "coverage": "Op coverage",
     "memory": "Memory over the step",
-    "proof": "Parity",
+    "correctness": "Parity",
 }
 
 
@@ -43,12 +43,19 @@ def test_a_view_shows_its_subject_and_no_other(run, tmp_path, view):
     assert not any(f"\n{title}" in result.output for title in others)
 
 
+def test_the_old_name_of_a_view_still_works(run, tmp_path):
+    save(make_holdings(), tmp_path / "run.json")
+    assert "proof" not in run("show", "--help").output
+    named = [run("show", "run.json", "--view", name) for name in ("correctness", "proof")]
+    assert named[0].output == named[1].output
+
+
 def test_views_can_be_repeated_and_all_is_all_of_them(run, tmp_path):
     save(make_holdings(), tmp_path / "run.json")
     two = run("show", "run.json", "--view", "memory", "--view", "coverage").output
     assert two.index("Op coverage") < two.index("Memory over the step")
     whole = run("show", "run.json", "--view", "all").output
-    assert all(f"\n{_TITLES[view]}" in whole for view in ("overview", "coverage", "proof"))
+    assert all(f"\n{_TITLES[view]}" in whole for view in ("overview", "coverage", "correctness"))
     assert "shardscope explain" in whole
 
 

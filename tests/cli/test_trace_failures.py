@@ -18,7 +18,9 @@ from shardscope.record import load
     [
         (["missing.py", "--mesh", "dp=2"], "missing.py does not exist"),
         (["no.such.module", "--mesh", "dp=2"], "There is no file or module 'no.such.module'"),
-        (["train.py"], "There is no mesh to run train on"),
+        (["train.py"], "There is no mesh to run train.py on"),
+        (["missing.py"], "missing.py does not exist"),
+        (["."], ". is a folder"),
         (["train.py", "--mesh", "dp"], "--mesh 'dp' has 'dp' where NAME=SIZE is expected"),
         (
             ["train.py", "--mesh", "dp=0"],
@@ -29,8 +31,11 @@ from shardscope.record import load
         (["train.py", "--mesh", "dp=2048,tp=1024"], "has more than 1,048,576 ranks, the most"),
         (["train.py", "--mesh", "dp=" + "9" * 6000], "has more than 1,048,576 ranks, the most"),
         (["train.py", "--mesh", "x" * 9000], "where NAME=SIZE is expected"),
-        (["train.py", "-o", "no/such/folder.json"], "There is no mesh to run train on"),
-        (["train.py", "--mesh", "dp=2", "--rank", "2"], "has ranks 0 to 1"),
+        (["train.py", "-o", "no/such/folder.json"], "There is no mesh to run train.py on"),
+        (
+            ["train.py", "--mesh", "dp=2", "--rank", "2"],
+            "--rank is 2, but the mesh has ranks 0 to 1.",
+        ),
         (["train.py", "--mesh", "dp=2", "-o", "no/such/folder.json"], "no/such"),
     ],
 )
@@ -55,6 +60,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(
         ("import no_such_thing", "could not be imported: ModuleNotFoundError"),
         ("1 / 0", "could not be imported: ZeroDivisionError"),
         (TARGET + "\nstep = 3\n", "defines step as int"),
+        (TARGET + "\nmodel = model()\n", "defines model as Sequential, not as a function"),
         (TARGET + "\ndef model():\n    return 3\n", "model() returned int"),
         (TARGET + "\ndef model():\n    return [][0]\n", "model() failed: IndexError"),
         (TARGET + "\ndef batch(model):\n    return [][0]\n", "batch() failed: IndexError"),

@@ -129,7 +129,8 @@ def test_mesh_that_does_not_fit_the_launched_processes_is_a_sentence(
     _launch(monkeypatch, rank=0, num_processes=1)
     result = run(write(here, TARGET), "--mesh", "dp=2", "-o", "out.json")
     assert result.exit_code == 2
-    assert "--mesh has 2 ranks, but 1 process was started. Make the two agree." in result.stderr
+    assert "--mesh has 2 ranks, but 1 process was started. Give --mesh axes" in result.stderr
+    assert "multiply to 1, or start 2 processes." in result.stderr
 
 
 def test_launched_ranks_trace_the_real_thing_and_write_files_named_as_asked(here: Path) -> None:

@@ -170,7 +170,7 @@ def multiply(x: Any, n: Any) -> Any:
         (optional, ((X, None), (X, 3)), "n is 3, was None"),
         (add_all, ((X, [1]), (X, [1, 2])), "len(n) is 2, was 1"),
         (lambda x, n: x + n.get("a", 0), ((X, {}), (X, {"a": 1})), "n: has the key 'a', had not"),
-        (lambda x, n: x + n, ((X, X), (X, X + 1)), "x and n were one object, and are not"),
+        (lambda x, n: x + n, ((X, X), (X, X + 1)), "x and n were the same object, and are not now"),
         (lambda x, n: n(x), ((X, torch.sin), (X, torch.cos)), "n: is a different object"),
     ],
 )

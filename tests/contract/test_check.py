@@ -202,7 +202,7 @@ def test_a_shared_module_is_one_unless_its_places_were_told_apart() -> None:
 def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> None:
     (breach,) = check(comm(most=9, module="layers.*.attention"), two_layers())
     assert breach.kind is BreachKind.NOTHING_FITS
-    assert breach.actual == "no module fits 'layers.*.attention'"
+    assert breach.actual == "no module matches 'layers.*.attention'"
     assert "'layers.*.attn'" in breach.remedy
     (breach,) = check(comm(most=9, module="layers"), samples.make_recording())
     assert "has no module" in breach.remedy
@@ -210,7 +210,7 @@ def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> 
 
 def test_an_axis_that_the_mesh_does_not_have_is_a_breach() -> None:
     (breach,) = check(comm(most=0, axes=("tpp",)), two_layers())
-    assert (breach.kind, breach.actual) == (BreachKind.NOTHING_FITS, "no axis fits 'tpp'")
+    assert (breach.kind, breach.actual) == (BreachKind.NOTHING_FITS, "no axis matches 'tpp'")
     assert "'tp'" in breach.remedy
     silent = samples.make_recording(run=samples.make_run(axes=(Axis(name="dp", size=8),)))
     assert check(comm(most=0, axes=("dp",)), silent) == ()

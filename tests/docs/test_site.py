@@ -78,6 +78,7 @@ def test_every_verb_and_option_is_on_the_page_of_the_command_line() -> None:
         assert f"\n## {name}\n" in page
         options = [one for one in command.params if isinstance(one, click.Option)]
         assert all(one.opts[-1] in page for one in options)
+        assert all(f"\n{example}\n" in page for example in getattr(command, "examples", ()))
 
 
 def test_every_page_is_in_the_menu() -> None:

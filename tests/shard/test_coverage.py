@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 from coverage_models import MODELS
-from shardscope import Recording, coverage, load, save
+from shardscope import Recording, coverage, load, save, simulate
 from shardscope.errors import CoverageError
 from shardscope.record import Level, OpCoverage
 from shardscope.shard.dispatch import Dispatcher
@@ -315,6 +315,16 @@ def test_what_cannot_be_covered_is_refused_with_fact_and_remedy(
 ) -> None:
     with pytest.raises(CoverageError, match=sentence):
         call()
+
+
+def test_a_simulated_cuda_device_is_refused_because_it_cannot_compute() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("with a GPU the device is not simulated")
+    with (
+        simulate({"tp": 2}, device="cuda"),
+        pytest.raises(CoverageError, match=r"Call it outside of that block, or within simulate"),
+    ):
+        coverage(MLP(), batch())
 
 
 def test_a_real_process_group_is_refused() -> None:

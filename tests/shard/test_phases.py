@@ -373,14 +373,14 @@ async def generate_slowly() -> object:
         (generate_slowly, "cannot time generate_slowly, a generator"),
         (
             contextmanager(generate),
-            r"stands above @contextmanager on generate: .*`with phases\('x'\):` around its use",
+            r"is applied above @contextmanager to generate: .*`with phases\('x'\):` around its use",
         ),
         (
             asynccontextmanager(generate_slowly),
-            "stands above @contextmanager on generate_slowly",
+            "is applied above @contextmanager to generate_slowly",
         ),
-        (staticmethod(len), "stands above @staticmethod.*Put it below"),
-        (classmethod(len), "stands above @classmethod"),
+        (staticmethod(len), "is applied above @staticmethod.*Put it below"),
+        (classmethod(len), "is applied above @classmethod"),
         (torch.nn.Linear(1, 1), "times functions, and Linear is not one.*around the code"),
         (int, "times functions, and int is not one"),
     ],
@@ -399,7 +399,7 @@ def test_a_function_that_hands_back_a_coroutine_is_refused_when_it_does() -> Non
         return fetch() if is_wanted else None
 
     assert start(False) is None
-    with pytest.raises(PhaseError, match=r"hands back the coroutine .*fetch.*around the await"):
+    with pytest.raises(PhaseError, match=r"returns the coroutine .*fetch.*around the await"):
         start(True)
     waits = phases("x")(lambda: asyncio.run(fetch()))
     with phases.record() as times:
@@ -424,7 +424,7 @@ def test_names_and_devices_that_are_none_are_refused(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("keep", [-1, None, "x", 1.5])
 def test_a_number_to_keep_that_is_none_is_refused(keep: object) -> None:
-    with pytest.raises(PhaseError, match=f"0 or more, not {keep!r}. Write phases.record"):
+    with pytest.raises(PhaseError, match=f"0 or more; got {keep!r}. Write phases.record"):
         phases.record(keep=keep)  # type: ignore[arg-type]
 
 

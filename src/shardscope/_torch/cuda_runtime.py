@@ -31,6 +31,7 @@ __all__ = [
     "NUM_DEVICES",
     "current_index",
     "has_cuda",
+    "is_simulated",
     "replace_attribute",
     "simulated_runtime",
     "stand_in",
@@ -94,8 +95,13 @@ _current = _Current()
 
 def has_cuda() -> bool:
     """Whether CUDA is in use by this process, on a device that is there."""
+    return bool(torch.cuda.is_initialized()) and not is_simulated()
+
+
+def is_simulated() -> bool:
+    """Whether torch.cuda is that of a simulated device."""
     stream_class: Any = torch.cuda.Stream
-    return bool(torch.cuda.is_initialized()) and stream_class is not Stream
+    return stream_class is Stream
 
 
 def current_index() -> int:

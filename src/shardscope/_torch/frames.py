@@ -75,23 +75,27 @@ _FUNCTIONS = (
     (
         Role.REDISTRIBUTE,
         "torch.distributed.tensor._redistribute.redistribute_local_tensor",
-        "say from which placements to which DTensor moved a tensor",
+        "read the placements of a redistribution",
     ),
     (
         Role.IMPLICIT,
         "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args",
-        "name the op for which DTensor moved a tensor unasked",
+        "name the op that requires an implicit redistribution",
     ),
-    (Role.FSDP_UNSHARD, f"{_FSDP2}.unshard", "tell whose an FSDP2 all-gather is"),
-    (Role.FSDP_REDUCE, f"{_FSDP2}.post_backward", "tell whose an FSDP2 reduce-scatter is"),
+    (Role.FSDP_UNSHARD, f"{_FSDP2}.unshard", "attribute FSDP2 all-gathers to modules"),
+    (Role.FSDP_REDUCE, f"{_FSDP2}.post_backward", "attribute FSDP2 reduce-scatters to modules"),
     (
         Role.FSDP_GRADIENT,
         "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._get_grad_inner_tensor",
-        "tell whose gradient tensor parallelism reduces when FSDP2 asks for it",
+        "attribute gradients that tensor parallelism reduces under FSDP2",
     ),
-    (Role.FSDP1_UNSHARD, f"{_FSDP1}._unshard", "tell whose an FSDP1 all-gather is"),
-    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad", "tell whose an FSDP1 reduce-scatter is"),
-    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad_no_shard", "tell whose an FSDP1 all-reduce is"),
+    (Role.FSDP1_UNSHARD, f"{_FSDP1}._unshard", "attribute FSDP1 all-gathers to modules"),
+    (Role.FSDP1_REDUCE, f"{_FSDP1}._reduce_grad", "attribute FSDP1 reduce-scatters to modules"),
+    (
+        Role.FSDP1_REDUCE,
+        f"{_FSDP1}._reduce_grad_no_shard",
+        "attribute FSDP1 all-reduces to modules",
+    ),
 )
 
 

@@ -105,7 +105,8 @@ class _Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            vars(error).update(message=make_inert(error.message))  # it may quote an argument
+            if not _is_help(error):
+                vars(error).update(message=make_inert(error.message))  # it may quote an argument
             raise
         except click.exceptions.Exit:
             raise
@@ -129,6 +130,11 @@ class _Verbs(click.Group):
             silence_stdout()
             click.echo(f"shardscope: {explain_stdout(error.strerror or str(error))}", err=True)
             sys.exit(_FAILED)
+
+
+def _is_help(error: click.ClickException) -> bool:
+    """Whether its message is our own help: a group was called without a command."""
+    return type(error).__name__ == "NoArgsIsHelpError"  # which click before 8.2 does not have
 
 
 def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -> None:

@@ -77,6 +77,7 @@ def build_model(
             yield built
     else:
         assert axes is not None
+        _check_rank(rank, axes)
         with simulate(axes, rank=rank, device=device) as world:
             built = _build_simulated(program, world, report, inspect, has_data=has_data)
             if is_materialized and not has_data:
@@ -163,7 +164,16 @@ def _check_fits(axes: Mapping[str, int]) -> None:
     if size != num_processes:
         raise TargetError(
             f"--mesh has {plural(size, 'rank')}, but {plural(num_processes, 'process', 'es')} "
-            f"{'was' if num_processes == 1 else 'were'} started. Make the two agree."
+            f"{'was' if num_processes == 1 else 'were'} started. Give --mesh axes whose "
+            f"sizes multiply to {num_processes:,}, or start {plural(size, 'process', 'es')}."
+        )
+
+
+def _check_rank(rank: int, axes: Mapping[str, int]) -> None:
+    size = math.prod(axes.values())
+    if not 0 <= rank < size:
+        raise TargetError(
+            f"--rank is {rank:,}, but the mesh has ranks 0 to {size - 1:,}. Choose one of those."
         )
 
 

@@ -39,7 +39,11 @@ def write_chakra(recording: Recording, target: str, *, force: bool) -> None:
         for rank, trace in render_chakra(recording):
             write_file(trace, name_for_rank(target, rank), force=force)
         write_file(render_chakra_groups(recording), groups, force=force)
-    print_saved(target, plural(len(ranks), "rank"))
+    first, *others = (str(name_for_rank(target, rank)) for rank in ranks)
+    if others:
+        print_saved(f"{first} … {others[-1]}", plural(len(ranks), "rank"))
+    else:
+        print_saved(first)
     print_saved(groups)
 
 

@@ -150,6 +150,7 @@ def _render(breach: Breach, file: ContractFile) -> RenderableType:
 @command.command(
     "record",
     cls=Verb,
+    short_help="Save the figures of RECORDINGs as the limits of a contract.",
     examples=[
         "shardscope contract record step.json.gz",
         "shardscope contract record step.json.gz memory.json.gz --by axis --slack 5%",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import sys
+from pathlib import Path
+from shutil import which
 
 import click
 import torch
@@ -20,6 +24,7 @@ from shardscope.cli.target import Program
 from shardscope.cli.verb import Verb
 from shardscope.comm.review import review
 from shardscope.errors import TargetError
+from shardscope.report.names import shorten
 from shardscope.report.text import render_summary
 
 __all__ = ["command"]
@@ -55,6 +60,11 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
     # The gradient norm is reduced over one axis after the other; torch would log advice on that.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
+    if unknown := [name for name in axes if name not in ("dp", "tp")]:
+        raise TargetError(
+            f"--mesh has the axis {shorten(unknown[0], 60)!r}, and the demo is sharded over dp and "
+            "tp only. Leave the axis out, or trace your own program: shardscope trace --help."
+        )
     destination = Destination("demo", output, rank=rank, force=force)
     with show_progress("simulating") as report:
         rehearsal = rehearse(_program(layers), axes, rank=rank, is_real=False, report=report)
@@ -62,7 +72,15 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
         raise TargetError(rehearsal.failure) from rehearsal.error
     recording = review(name_command(rehearsal.recording))
     destination.finish(recording, render_summary(recording))
-    print_line(f"look at it again with: shardscope show {destination.path} --by cause")
+    print_line(f"look at it again with: {_name_program()} show {destination.path} --by cause")
+
+
+def _name_program() -> str:
+    """`shardscope`, or its path where that is not on the search path, as in a new .venv."""
+    path = Path(sys.argv[0])
+    if path.name != "shardscope" or which("shardscope") is not None:
+        return "shardscope"
+    return os.path.relpath(path)
 
 
 def _program(num_layers: int) -> Program:

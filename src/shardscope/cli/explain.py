@@ -123,7 +123,8 @@ def _check_backend(backend: str | None) -> None:
     if backend not in known:
         raise TargetError(
             f"torch.compile has no backend {shorten(backend, 60)!r}.{suggest(backend, known)} "
-            f"Choose from {', '.join(known)}."
+            f"Choose from {', '.join(torch.compiler.list_backends())}, or a debugging backend "
+            "such as eager or aot_eager; torch.compiler.list_backends(()) lists all."
         )
 
 

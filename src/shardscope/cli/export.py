@@ -181,7 +181,9 @@ def _warn_if_empty(recording: Recording, form: str, table: str) -> None:
     if form != "csv" or count_rows(recording, table):
         return
     filled = [name for name in TABLES if count_rows(recording, name)]
-    remedy = f"Try --table {' or '.join(filled)}." if filled else "All other tables are empty too."
+    remedy = "All other tables are empty too."
+    if filled:
+        remedy = f"These tables have rows: {', '.join(filled)}."
     fact = f"the recording has no {table}, so the table is empty"
     click.echo(f"shardscope: {fact}. {remedy}", err=True)
 

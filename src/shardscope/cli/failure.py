@@ -128,7 +128,8 @@ def _find_user_code(error: BaseException) -> tuple[str, int | None] | None:
     """The line that torch.compile names as the user's in its message, where no frame shows it."""
     _, found, after = _read(error).partition("from user code:")
     places = _USER_CODE.findall(after) if found else []
-    return (places[-1][0], int(places[-1][1])) if places else None
+    theirs = [(file, int(line)) for file, line in places if not file.startswith(_TORCH)]
+    return theirs[-1] if theirs else None
 
 
 def _find_line(error: BaseException) -> tuple[str, int | None] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from shardscope.cli.console import exit_code, show_progress
-from shardscope.cli.destination import Destination
+from shardscope.cli.destination import Destination, check_distinct
 from shardscope.cli.options import force_option, strict_option
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.review import review
@@ -41,6 +41,8 @@ def command(
 
     A FILE that cannot be read becomes a gap.
     """
+    if output is not None:
+        check_distinct(output, files)
     destination = Destination("merged", output, force=force)
     with show_progress("merging") as report:
         merged = merge_files(files, report=report)

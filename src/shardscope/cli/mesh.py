@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from shardscope.cli.launch import is_launched
-from shardscope.cli.target import name_target
+from shardscope.cli.target import check_file
 from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.report.names import shorten
@@ -18,9 +18,10 @@ _MAX_ECHO = 60  # characters of the argument that a message repeats
 def choose_axes(target: str, mesh: str | None, *, verb: str) -> dict[str, int] | None:
     """The axes to simulate; None if a launcher started the ranks."""
     if mesh is None and not is_launched():
+        check_file(target)  # a path that does not exist is the mistake to correct first
         raise TargetError(
-            f"There is no mesh to run {name_target(target)} on. Give one to simulate, such as "
-            "--mesh dp=8,tp=4, or start real ranks: torchrun --nproc-per-node 8 --no-python "
+            f"There is no mesh to run {shorten(target, _MAX_ECHO)} on. Give one to simulate, such "
+            "as --mesh dp=8,tp=4, or start real ranks: torchrun --nproc-per-node 8 --no-python "
             f"shardscope {verb} {target}"
         )
     return None if mesh is None else parse_mesh(mesh)

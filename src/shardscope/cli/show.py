@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import click
 from rich.console import RenderableType
 
@@ -13,12 +11,12 @@ from shardscope.cli.options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording
 from shardscope.report.text import View, render_summary
-from shardscope.report.views import Subject, render_views
+from shardscope.report.views import VIEW_NAMES, render_views
 
 __all__ = ["command"]
 
-_SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 _ALL = "all"
+_OLD_NAMES = ("proof",)  # of correctness
 
 
 @click.command(
@@ -35,11 +33,11 @@ _ALL = "all"
 @click.option(
     "--view",
     "views",
-    type=click.Choice([*_SUBJECTS, _ALL]),
+    type=click.Choice([*VIEW_NAMES, _ALL, *_OLD_NAMES]),
     metavar="VIEW",
     multiple=True,
     show_default="a summary of all",
-    help=f"View to show; may be repeated: {', '.join(_SUBJECTS)} or {_ALL}.",
+    help=f"View to show; may be repeated: {', '.join(VIEW_NAMES)} or {_ALL}.",
 )
 @click.option(
     "--module",
@@ -79,5 +77,9 @@ def _render(
 ) -> RenderableType:
     if not views:
         return render_summary(recording, by=by, is_folded=is_folded)
-    subjects = [one for one in _SUBJECTS if one in views or _ALL in views]
+    subjects = [
+        subject
+        for name, subject in VIEW_NAMES.items()
+        if _ALL in views or name in views or subject in views
+    ]
     return render_views(recording, subjects, by=by, is_folded=is_folded, whole=whole)

@@ -22,6 +22,7 @@ from shardscope.report.names import shorten
 __all__ = [
     "Program",
     "add_outputs",
+    "check_file",
     "load_program",
     "name_target",
     "run_default_step",
@@ -73,7 +74,8 @@ def load_program(target: str) -> Program:
     """Import TARGET, a path to a .py file or a dotted module name, and take what it defines."""
     module = _import(target)
     for name, purpose in (("model", "build the model"), ("batch", "make its input")):
-        if not callable(getattr(module, name, None)):
+        value = _optional_function(module, target, name)
+        if value is None:
             raise TargetError(
                 f"{target} defines no function {name}(), so there is no way to {purpose}. "
                 "A target looks like this:",
@@ -96,12 +98,21 @@ def name_target(target: str) -> str:
     return Path(target).stem if _is_file(target) else target.rpartition(".")[2]
 
 
+def check_file(target: str) -> None:
+    """Raise TargetError if TARGET is a path, and not that of a file."""
+    if _is_file(target) and not os.path.isfile(target):
+        fact = "is a folder" if os.path.isdir(target) else "does not exist"
+        raise TargetError(f"{target} {fact}. Give the path of a .py file that defines model().")
+
+
 def _optional_function(module: ModuleType, target: str, name: str) -> Callable[..., Any] | None:
     value = getattr(module, name, None)
-    if value is not None and not callable(value):
+    # A loss may be a module, which can be called like a function; a model is built by one.
+    is_built = name == "model" and isinstance(value, nn.Module)
+    if value is not None and (is_built or not callable(value)):
         raise TargetError(
             f"{target} defines {name} as {type(value).__name__}, not as a function. "
-            "Define it as shown here, or leave it out:",
+            "Define it as shown here:",
             example=EXAMPLE,
         )
     return value
@@ -170,9 +181,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        fact = "is a folder" if path.is_dir() else "does not exist"
-        raise TargetError(f"{path} {fact}. Give the path of a .py file that defines model().")
+    check_file(str(path))
     name = "shardscope_target_" + "".join(c if c.isalnum() else "_" for c in path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

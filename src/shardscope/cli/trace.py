@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from shardscope.cli.console import exit_code, print_traceback, show_progress
-from shardscope.cli.destination import Destination, check_rank_in_name
+from shardscope.cli.destination import Destination, check_rank_in_name, print_saved
 from shardscope.cli.launch import is_first, is_launched, launched_rank
 from shardscope.cli.mesh import choose_axes
 from shardscope.cli.options import (
@@ -84,16 +84,19 @@ def command(
     # Check the command before running the program, which may take long.
     axes = choose_axes(target, mesh, verb="trace")
     destination = Destination(name_target(target), output, rank=rank, force=force)
+    writer = launched_rank() if is_launched() else rank
     if stream is not None:
         check_rank_in_name(stream, example="--stream run-{rank}.jsonl")
         stream = os.path.abspath(stream)  # the target may change the working directory
-        check_output(name_for_rank(stream, launched_rank() if is_launched() else rank), force=force)
+        check_output(name_for_rank(stream, writer), force=force)
     run_step = partial(
         rehearse, axes=axes, rank=rank, has_data=data, device=device, stream=stream, force=force
     )
     rehearsal = _rehearse(target, run_step)
     recording = review(name_command(rehearsal.recording))
     destination.finish(recording, render_summary(recording, by=by))
+    if stream is not None and is_first():
+        print_saved(os.path.relpath(name_for_rank(stream, writer)))
     ctx.exit(_outcome(ctx, rehearsal, recording, strict))
 
 

@@ -152,7 +152,7 @@ def _install(watch: Watch, stack: ExitStack) -> None:
         recorder.report_gap("modules", f"which module runs is not known: {error}")
 
     def report_missing(sentence: str) -> None:
-        recorder.report_gap("collectives", f"some are not seen: {sentence}", is_loss=True)
+        recorder.report_gap("collectives", f"some are not recorded: {sentence}", is_loss=True)
 
     stack.enter_context(intercept(recorder, report_missing=report_missing))
     stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))

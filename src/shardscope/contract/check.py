@@ -64,7 +64,7 @@ def _check_whole(limit: Limit, wholes: Sequence[Whole]) -> Iterator[Breach]:
     elif worst is None:
         yield _not_measured(limit, "no recording has it")
     elif flawed is not None:
-        yield _not_measured(limit, f"not all was seen: {flawed.flaw}")
+        yield _not_measured(limit, f"not everything was observed: {flawed.flaw}")
 
 
 def _check_comm(limit: Limit, seen: Iterable[tuple[Traffic, Witness]]) -> Iterator[Breach]:
@@ -127,7 +127,7 @@ def _nothing_fits(limit: Limit, traffic: Traffic) -> Breach:
         kind=BreachKind.NOTHING_FITS,
         title=describe_limit(limit),
         expected=describe_bound(limit),
-        actual=f"no {noun} fits {name!r}",
+        actual=f"no {noun} matches {name!r}",
         remedy=suggest_names(noun, known),
     )
 

@@ -108,7 +108,7 @@ def _list_recompiles(told: Explanation) -> Iterable[Evidence]:
 
 def _list_skipped(told: Explanation) -> Iterable[Evidence]:
     for one in told.skipped_frames:
-        what = f"Python runs {'the rest of ' if one.is_rest else ''}{one.function}"
+        what = f"{'the rest of ' if one.is_rest else ''}{one.function} runs eagerly"
         yield Evidence(what=what, cause=one.reason, source=one.source)
 
 

@@ -128,7 +128,7 @@ def _compare_whole(case: Case) -> Verdict:
         num_alone = int((torch.stack(moved).sum(0) == 1).sum()) if len(moved) > 2 else 0
         if int(is_off.sum()) > 4 * num_alone / max(1, len(others)):
             return _settle_whole(case, is_off)
-    return Verdict(case.name, Condition.FINE, f"{case.name} hangs on the last place of a number")
+    return Verdict(case.name, Condition.FINE, f"{case.name} depends on the last bit of a number")
 
 
 def _settle_whole(case: Case, is_off: Tensor) -> Verdict:

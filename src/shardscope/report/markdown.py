@@ -194,7 +194,7 @@ def _count_sites(count: int) -> str:
 def _write_gaps(paper: Paper, gaps: tuple[Gap, ...]) -> None:
     known = dict.fromkeys((gap.place, gap.fact) for gap in gaps)
     if known:
-        paper.add(f"### Not understood ({len(known):,})")
+        paper.add(f"### Gaps ({len(known):,})")
         paper.add_list(
             list(known), lambda gap: f"{make_code(gap[0])}: {make_prose(gap[1])}", most=_MAX_GAPS
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO, cast, get_args
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 
@@ -14,13 +14,13 @@ from shardscope.report.guarded import GuardedFile
 from shardscope.report.result import read_recording
 from shardscope.report.slices import render_layout
 from shardscope.report.text import View, render_summary
-from shardscope.report.views import Subject, render_views
+from shardscope.report.views import VIEW_NAMES, render_views
 
 __all__ = ["show"]
 
 
 def show(
-    result: Any, *, view: Subject | None = None, by: View = "module", is_folded: bool = True
+    result: Any, *, view: str | None = None, by: View = "module", is_folded: bool = True
 ) -> None:
     """Print a recording, trace, audit, tensor layout, parallel program or diff.
 
@@ -38,7 +38,7 @@ def show(
     console.print(_render(result, view=view, by=by, is_folded=is_folded))
 
 
-def _render(result: Any, *, view: Subject | None, by: View, is_folded: bool) -> RenderableType:
+def _render(result: Any, *, view: str | None, by: View, is_folded: bool) -> RenderableType:
     if isinstance(result, TensorLayout):
         return Group(*render_layout(result, is_complete=not is_folded))
     if isinstance(result, Changes):
@@ -46,6 +46,7 @@ def _render(result: Any, *, view: Subject | None, by: View, is_folded: bool) -> 
     recording = read_recording(result, asked_by="show")
     if view is None:
         return render_summary(recording, by=by, is_folded=is_folded)
-    if view not in get_args(Subject):
-        raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(get_args(Subject))}.")
-    return render_views(recording, [view], by=by, is_folded=is_folded)
+    subject = next((one for name, one in VIEW_NAMES.items() if view in (name, one)), None)
+    if subject is None:
+        raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(VIEW_NAMES)}.")
+    return render_views(recording, [subject], by=by, is_folded=is_folded)

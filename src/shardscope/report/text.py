@@ -145,7 +145,7 @@ def _render_modules(
     if is_folded:
         roots = tuple(fold_repeated_layers(root) for root in roots)
     passes = describe_passes(recording)
-    note = "collectives per rank, including children; ×n: figures of one"
+    note = "collectives per rank, including children; ×n: figures per layer"
     yield make_title("Modules", join_notes(note, passes))
     yield render_tree(roots, is_complete=not is_folded)
     yield make_title("By kind and mesh axis", describe_totals(recording, classes))

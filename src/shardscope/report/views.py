@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -39,7 +39,7 @@ from shardscope.report.traffic import RankClass, fold_ranks
 from shardscope.report.tree import render_tree
 from shardscope.report.units import sum_known
 
-__all__ = ["Subject", "Views", "render_views"]
+__all__ = ["VIEW_NAMES", "Subject", "Views", "render_views"]
 
 Subject = Literal[
     "overview",
@@ -51,6 +51,11 @@ Subject = Literal[
     "memory",
     "proof",
 ]
+
+VIEW_NAMES: dict[str, Subject] = {
+    "correctness" if subject == "proof" else subject: subject for subject in get_args(Subject)
+}
+"""The views by the names that users give them."""
 
 # What to run so that a view has something to show.
 _REMEDIES: dict[Subject, str] = {
@@ -150,7 +155,7 @@ class Views:
     def _render_modules(self) -> Iterator[RenderableType]:
         if not self._roots:
             return
-        note = "figures of one rank, including children; ×n: figures of one"
+        note = "figures of one rank, including children; ×n: figures per layer"
         yield make_title("Modules", join_notes(note, describe_passes(self._recording)))
         figures = {"holds": _read_held, "at peak": self._read_peak}
         yield render_tree(self._roots, is_complete=not self._is_folded, figures=figures)

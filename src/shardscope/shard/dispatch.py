@@ -208,5 +208,5 @@ def _wire_bytes(call: CollectiveCall) -> int:
 
 def describe(error: BaseException) -> str:
     """What was raised, on one line."""
-    words = " ".join(str(error).split())
+    words = " ".join(str(error).split()).rstrip(".")
     return f"{type(error).__name__}: {words}"[:300] if words else type(error).__name__

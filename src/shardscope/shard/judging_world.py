@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardscope._torch.cuda_runtime import is_simulated
 from shardscope._torch.meshes import meshes_of
 from shardscope.errors import CoverageError
 from shardscope.world import current_world, simulate
@@ -23,6 +24,12 @@ def judging_world(
     model: nn.Module, mesh: Mapping[str, int] | DeviceMesh | None
 ) -> Iterator[DeviceMesh]:
     """The mesh to judge on, in a world of its own unless there is one."""
+    if is_simulated():
+        raise CoverageError(
+            'coverage() was called within simulate(device="cuda") on a machine without a GPU, '
+            "where the ops cannot be computed. Call it outside of that block, or within "
+            'simulate(device="cpu").'
+        )
     if isinstance(mesh, DeviceMesh):
         yield mesh
     elif dist.is_initialized():

@@ -165,7 +165,7 @@ def _read_keep(keep: object) -> int:
         number = -1
     if number < 0:
         raise PhaseError(
-            f"a number of spans to keep is 0 or more, not {keep!r}. "
+            f"keep must be a whole number of 0 or more; got {keep!r}. "
             "Write phases.record(keep=10_000), or leave keep out."
         )
     return min(number, sys.maxsize)

@@ -206,7 +206,7 @@ def _refuse_coroutine(coroutine: CoroutineType[Any, Any, Any], phase: str) -> No
     name = coroutine.__qualname__
     coroutine.close()  # or Python would warn that nobody awaited it
     raise PhaseError(
-        f"phases({phase!r}) timed a function that hands back the coroutine {name} before that has "
+        f"phases({phase!r}) timed a function that returns the coroutine {name} before that has "
         f"run. Put it on `async def {name}` itself, or write `with phases({phase!r}):` around the "
         "await."
     )
@@ -222,13 +222,15 @@ def _check_function(function: object, phase: str) -> None:
         )
     if getattr(function, "__code__", None) in _CONTEXT_MAKERS:
         raise PhaseError(
-            f"phases({phase!r}) stands above @contextmanager on {name}: it would time the making "
-            f"of the context, not what runs in it. Write `with phases({phase!r}):` around its use."
+            f"phases({phase!r}) is applied above @contextmanager to {name}: it would time the "
+            f"creation of the context, not what runs in it. Write `with phases({phase!r}):` around "
+            "its use."
         )
     if isinstance(function, classmethod | staticmethod):
         kind = type(function).__name__
         raise PhaseError(
-            f"phases({phase!r}) stands above @{kind} on {name}. Put it below: it times a function."
+            f"phases({phase!r}) is applied above @{kind} to {name}. Put it below: it times a "
+            "function."
         )
     if not (inspect.isroutine(function) or isinstance(function, functools.partial)):
         raise PhaseError(

@@ -203,9 +203,9 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
         (
             {"tp": Colwise(fused=3), "dp": Shard(0)},
             {"dp": 2, "tp": 2},
-            "The plan's entry 'layers.0.qkv': {'tp': Colwise(fused=3), 'dp': Shard(0)} cuts dim 0 "
-            "of 'layers.0.qkv.weight' in parts, but dp and tp both cut that dim. Cut another dim "
-            "along the other axis.",
+            "The plan's entry 'layers.0.qkv': {'tp': Colwise(fused=3), 'dp': Shard(0)} shards "
+            "dim 0 of 'layers.0.qkv.weight' in parts, but dp and tp both shard that dim. Shard "
+            "another dim along the other axis.",
         ),
     ],
 )
@@ -261,12 +261,12 @@ def test_axes_that_the_mesh_does_not_have_are_refused(
     [
         (
             {"tok.weight": Shard(2)},
-            "The plan's entry 'tok.weight': Shard(2) cuts dim 2, but 'tok.weight' has 2 dims. Give "
-            "a dim that it has.",
+            "The plan's entry 'tok.weight': Shard(2) shards dim 2, but 'tok.weight' has 2 dims. "
+            "Give a dim that it has.",
         ),
         (
             {"layers.*.wo": Shard(1)},
-            "The plan's entry 'layers.*.wo': Shard(1) cuts dim 1, but 'layers.0.wo.bias' has 1 "
+            "The plan's entry 'layers.*.wo': Shard(1) shards dim 1, but 'layers.0.wo.bias' has 1 "
             "dim. Name the tensors that have that dim.",
         ),
         (
@@ -276,8 +276,8 @@ def test_axes_that_the_mesh_does_not_have_are_refused(
         ),
         (
             {"tok.weight": Rowwise(output=Shard(1))},
-            "The plan's entry 'tok.weight': Rowwise(output=Shard(1)) says how values lie, but "
-            "'tok.weight' is a tensor, which has none. Name its module, or leave input and output "
+            "The plan's entry 'tok.weight': Rowwise(output=Shard(1)) places inputs or outputs, but "
+            "'tok.weight' is a tensor, not a module. Name its module, or leave input and output "
             "out.",
         ),
         (

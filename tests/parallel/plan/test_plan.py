@@ -153,7 +153,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         ({"a": [Shard(0), Partial()]}, r"gives Partial\(\), but a parameter cannot be partial"),
         ({"a": [Colwise(), Rowwise()]}, "gives 2 layouts of the parameters for one axis"),
         ({"a": [Colwise(), Shard(0)]}, "gives 2 layouts of the parameters for one axis"),
-        ({"a": [ModuleOutput(R), ModuleOutput(R)]}, "gives 2 wishes for the outputs"),
+        ({"a": [ModuleOutput(R), ModuleOutput(R)]}, "gives 2 placements for the outputs"),
         ({"a": PrepareModuleInput}, "entry 'a' has no style. Give one"),
         ({"a": Needy}, "class Needy, which cannot be created without arguments.*Give an object"),
         ({"a": Custom()}, "gives Custom, which shardscope cannot interpret"),

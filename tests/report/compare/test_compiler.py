@@ -44,7 +44,7 @@ def test_recompilations_skipped_functions_and_failures_are_compared():
     )
     assert told(bare, make_recording(explanations=(other,)), Area.GRAPH_BREAKS) == [
         "added worse | recompilations of forward: – → 2",
-        "added worse | helper left to Python: – → 1",
+        "added worse | helper not compiled: – → 1",
         "added worse | failure: – → ValueError: no",
     ]
 

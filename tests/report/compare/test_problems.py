@@ -62,5 +62,5 @@ def test_gaps_are_compared_and_lost_records_noted():
     changes = compare(before, after)
     assert lines(changes, Area.GAPS) == ["added worse | q: – → g"]
     assert changes.notes == (
-        "records of the second were lost: what is missing there may have happened",
+        "records of the second recording were lost: differences may come from that",
     )

@@ -51,7 +51,8 @@ function Modules() {
 
 function describeFigures(): string {
   const { scope } = page.value.run;
-  const words = "Figures of one rank, including children; ×n: n identical layers, figures of one.";
+  const words =
+    "Figures of one rank, including children; ×n: n identical layers, figures per layer.";
   return scope ? `${words} Collectives: ${scope}.` : words;
 }
 

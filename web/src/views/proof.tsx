@@ -107,7 +107,7 @@ function Parallel({ item }: { item: ParallelItem }) {
 function Inserted({ rows }: { rows: readonly InsertedRow[] }) {
   return (
     <div class="proof-table">
-      <h3 class="detail-head">Inserted collectives; ×n: in n layers alike</h3>
+      <h3 class="detail-head">Inserted collectives; ×n: in n identical layers</h3>
       <div class="scroll-x">
         <table class="plain-table">
           <thead>

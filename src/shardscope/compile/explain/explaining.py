@@ -73,7 +73,7 @@ def explaining(*, guards: bool = False, target: str = "") -> Iterator[Explaining
             try:
                 stack.enter_context(watch_compiles(log))
             except TorchVersionError as error:  # watching must not kill
-                log.errors.append(f"what is compiled is not seen: {error}")
+                log.errors.append(f"compilations are not observed: {error}")
             yield explained
     except BaseException as error:
         failure = describe_error(error)

@@ -39,7 +39,7 @@ def _find_skips(explanation: Explanation) -> Iterator[Finding]:
             rule="recompile-limit" if is_limit else "skipped-frame",
             severity=Severity.ERROR if is_limit else Severity.WARNING,
             subject=skip.function,
-            fact=f"Python runs {'the rest of it' if skip.is_rest else 'all of it'}: "
+            fact=f"{'the rest of it' if skip.is_rest else 'all of it'} runs eagerly: "
             f"{skip.reason}{_at(site)}",
             remedy=_STOP_RECOMPILING if is_limit else _remedy(site),
             rank=explanation.rank,

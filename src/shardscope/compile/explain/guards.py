@@ -67,7 +67,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"not ___dict_contains\((.+), (.+)\)", "{1}: has the key {0}, had not before"),
         (r"___dict_contains\((.+), (.+)\)", "{1}: has no key {0}, had one before"),
         (r"(\d+) <= (.+)\.size\(\)\[(\d+)\].*", "tensor {1}: size {2} is below {0}, was not"),
-        (r"(\w+) is (\w+)", "{0} and {1} were one object, and are not"),
+        (r"(\w+) is (\w+)", "{0} and {1} were the same object, and are not now"),
     )
 )
 _DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64"} | {

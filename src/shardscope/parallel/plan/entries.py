@@ -101,8 +101,8 @@ def _read_styles(value: Any, place: str) -> Styles:
         raise PlanError(f"{place} has no style. Give one, such as Colwise(), or remove it.")
     for kinds, what in (
         ((Colwise, Rowwise, Sequence, Replicated, Shard), "layouts of the parameters"),
-        ((ModuleInput,), "wishes for the inputs"),
-        ((ModuleOutput,), "wishes for the outputs"),
+        ((ModuleInput,), "placements for the inputs"),
+        ((ModuleOutput,), "placements for the outputs"),
     ):
         same = [style for style in styles if isinstance(style, kinds)]
         if len(same) > 1:

@@ -103,8 +103,8 @@ class Weights:
         # A sum left in addends is what cutting the tensor gives anyway; transformers says so.
         if style.input is not None or not isinstance(style.output, (Partial, type(None))):
             raise PlanError(
-                f"{rule.place} says how values lie, but {name!r} is a tensor, which has none. Name "
-                "its module, or leave input and output out."
+                f"{rule.place} places inputs or outputs, but {name!r} is a tensor, not a module. "
+                "Name its module, or leave input and output out."
             )
         outline = self._outline.modules.get(module)
         return parameter_dim(_way(style), own, outline, own_shapes(self._outline, module, own))
@@ -117,7 +117,7 @@ class Weights:
             return None
         remedy = "Name the tensors that have that dim" if is_module else "Give a dim that it has"
         raise PlanError(
-            f"{rule.place} cuts dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
+            f"{rule.place} shards dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
             f"{remedy}."
         )
 
@@ -157,8 +157,8 @@ class Weights:
                 name for name, its in zip(self._axes.names, dims, strict=True) if its == dim
             )
             raise PlanError(
-                f"{one.rule.place} cuts dim {dim} of {one.name!r} in parts, but {both} both cut "
-                "that dim. Cut another dim along the other axis."
+                f"{one.rule.place} shards dim {dim} of {one.name!r} in parts, but {both} both "
+                "shard that dim. Shard another dim along the other axis."
             )
         return cut
 

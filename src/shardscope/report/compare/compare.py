@@ -72,7 +72,7 @@ def _list_notes(pair: Pair) -> Iterator[str]:
         if alone:
             yield f"only the {word} recording has {_list_words(alone)}: not compared"
         if any(gap.is_loss for gap in pair.both[index].gaps):
-            yield f"records of the {word} were lost: what is missing there may have happened"
+            yield f"records of the {word} recording were lost: differences may come from that"
 
 
 def _list_words(words: Sequence[str]) -> str:

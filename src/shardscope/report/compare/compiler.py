@@ -84,7 +84,7 @@ def _list_facts(one: Explanation, target: str) -> Iterator[Fact]:
     for (function, why), count in recompiles.items():
         yield _count(f"{prefix}recompilations of {function}", count, key=why, because=why)
     for frame in one.skipped_frames:
-        what = f"{prefix}{'rest of ' if frame.is_rest else ''}{frame.function} left to Python"
+        what = f"{prefix}{'rest of ' if frame.is_rest else ''}{frame.function} not compiled"
         yield _count(what, 1, because=_add_place(frame.reason, frame.source))
     if one.failure:
         yield Fact(what=f"{prefix}failure", value=one.failure, unit=Unit.WORDS, badness=1)

@@ -55,7 +55,7 @@ _TOTALS = {
     "peak": "peak_bytes",
     "peak of the first step": "first_peak_bytes",
     "reserved by the allocator": "reserved_bytes",
-    "needed of a device": "needed_bytes",
+    "needed on a device": "needed_bytes",
 }
 
 

@@ -70,7 +70,7 @@ class Details:
             ("sent", _format_bytes(node.wire_bytes())),
             (
                 "alike",
-                Text(f"{len(place.paths):,}, figures of one") if place.repeat > 1 else Text(),
+                Text(f"{len(place.paths):,}, figures per layer") if place.repeat > 1 else Text(),
             ),
         ]
         module = self._modules.get(place.paths[0])
@@ -141,7 +141,7 @@ def _format_bytes(values: Spread) -> Text:
 
 def _describe_gap(gap: Gap) -> RenderableType:
     head = Text("gap ", "bold yellow").append_text(make_text(gap.place, "bold"))
-    lost = [Text("Records were lost: what is not here may have happened.")] if gap.is_loss else []
+    lost = [Text("Records were lost: collectives may be missing here.")] if gap.is_loss else []
     fact = make_text(gap.fact, width=_MAX_TEXT)
     return Group(head, _make_table(_name_rank(gap)), fact, *lost)
 

@@ -241,7 +241,9 @@ function Twisty({ position }: { position: number }) {
 
 function FoldChip({ position, repeat }: { position: number; repeat: number }) {
   const isUnfolded = openness.value.unfolded.has(position);
-  const hint = isUnfolded ? "fold them again" : `${repeat} are alike; figures are of one. Show all`;
+  const hint = isUnfolded
+    ? "fold them again"
+    : `${repeat} identical layers; figures are per layer. Show all`;
   return (
     <button
       type="button"

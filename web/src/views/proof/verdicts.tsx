@@ -72,7 +72,7 @@ function Verdict({ tensors, row }: { tensors: VerdictTable; row: number }) {
   return (
     <div class="stack">
       <code class="wrap">{tensors.name[row]}</code>
-      <p class="wrap">{tensors.detail[row] || "It is the same but for noise."}</p>
+      <p class="wrap">{tensors.detail[row] || "It is equal up to noise."}</p>
     </div>
   );
 }

@@ -125,7 +125,7 @@ def settle(value: Any) -> Any:
         return value
     if value.node.is_nested_int():
         raise CompileError(
-            "the graph takes the size of a nested tensor, which is no number. Call the function "
+            "the graph takes the size of a nested tensor, which is not a number. Call the function "
             "with dense tensors to have its ops looked at one by one."
         )
     return int(value)

@@ -216,7 +216,7 @@ def resolve(compiler: Compiler) -> Callable[..., Any]:
         near = get_close_matches(compiler.name, [] if compiler.name in known else known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "Check its name, mode and options."
         raise CompileError(
-            f"the backend {compiler.name} cannot be used ({say_error(error)}). {hint}"
+            f"the backend {compiler.name} cannot be used ({say_error(error).rstrip('.')}). {hint}"
         ) from error
 
 

@@ -63,7 +63,7 @@ class Definitions:
         if known:
             return known[0]
         if not called.isidentifier():
-            raise NotPrintable(f"{called} is no name.")
+            raise NotPrintable(f"{called} is not a name.")
         name = called if self.names.reserve(called) else self.names.give(called)
         self._defined[name] = value
         if len(self._defined) > _MOST_DEFINITIONS:
