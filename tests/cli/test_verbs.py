@@ -214,11 +214,22 @@ def test_rank_that_stopped_in_a_complete_stream_is_a_finding(run, tmp_path):
 
 def test_merge_does_not_overwrite(run, tmp_path):
     paths = _save_ranks(tmp_path)
-    result = run("merge", *paths, "-o", paths[0])
+    assert run("merge", *paths, "-o", "all.json").exit_code == 0
+    result = run("merge", *paths, "-o", "all.json")
     assert result.exit_code == 2
     assert "already exists" in result.stderr
     assert "--force" in result.stderr
-    assert run("merge", *paths, "-o", paths[0], "--force").exit_code == 0
+    assert run("merge", *paths, "-o", "all.json", "--force").exit_code == 0
+
+
+def test_merge_never_overwrites_what_it_reads(run, tmp_path):
+    paths = _save_ranks(tmp_path)
+    before = paths[0].read_bytes()
+    for force in ((), ("--force",)):
+        result = run("merge", *paths, "-o", paths[0], *force)
+        assert result.exit_code == 2
+        assert "is one of the recordings to read and would be overwritten" in result.stderr
+    assert paths[0].read_bytes() == before
 
 
 def test_merge_of_files_that_do_not_belong_together(run, tmp_path):
