@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.dispatch import without_modes
 from shardscope._torch.private import find_name
@@ -140,6 +141,8 @@ def simulated_runtime() -> Iterator[None]:
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
         replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
+        check_hook = _with_nccl(DistributedDataParallel._check_comm_hook)
+        replace_attribute(stack, DistributedDataParallel, "_check_comm_hook", check_hook)
         for name in _WITHOUT_ANSWER:
             replaced = getattr(torch.cuda, name, None)
             if replaced is not None:
@@ -413,6 +416,19 @@ def _with_device(make: Callable[..., None]) -> Callable[..., None]:
         make(*args, device_id=device_id, **kwargs)
 
     return make_with_device
+
+
+def _with_nccl(check: Callable[..., None]) -> Callable[..., None]:
+    """DDP's check of a hook, which takes bfloat16 where torch was built with CUDA and NCCL."""
+
+    @functools.wraps(check)
+    def check_with_nccl(*args: Any, **kwargs: Any) -> None:
+        with ExitStack() as stack:
+            replace_attribute(stack, torch.version, "cuda", "12.8")
+            replace_attribute(stack, torch.cuda.nccl, "version", lambda: (2, 27))
+            check(*args, **kwargs)
+
+    return check_with_nccl
 
 
 def _refuse_data() -> None:
