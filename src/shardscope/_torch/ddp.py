@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope._torch.dispatch import TorchDispatchMode, detect_fake_mode, without_modes
 from shardscope._torch.fakes import without_data
 from shardscope._torch.private import find_class, find_name
+from shardscope.errors import WorldError
 
 __all__ = [
     "REPLICATED",
@@ -79,6 +80,7 @@ def reducers_without_data() -> Iterator[None]:
         _replace(stack, dist, "_verify_params_across_processes", _without_fakes)
         for name in ("__init__", "_rebuild_buckets", "_set_static_graph"):
             _replace(stack, dist.Reducer, name, _with_counts)
+        _replace(stack, DistributedDataParallel, "_build_params_for_reducer", _refuse_sparse)
         yield
 
 
@@ -108,6 +110,24 @@ def _with_counts(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+def _refuse_sparse(list_parameters: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's list of parameters and of whether their gradients are sparse, which none may be."""
+
+    @functools.wraps(list_parameters)
+    def list_dense(module: DistributedDataParallel) -> Any:
+        parameters, are_sparse = list_parameters(module)
+        if any(are_sparse) and detect_fake_mode() is not None:
+            raise WorldError(
+                "DistributedDataParallel got a model with sparse gradients (nn.Embedding(…, "
+                "sparse=True)) in a simulated world whose tensors have no data, on which their "
+                'sizes depend. Use sparse=False, or simulate with device="cpu" and without '
+                "materialize(); with the command line, add --data."
+            )
+        return parameters, are_sparse
+
+    return list_dense
 
 
 @final

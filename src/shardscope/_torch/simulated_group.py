@@ -475,7 +475,7 @@ def explained_lack_of_data() -> Iterator[None]:
             error.add_note(
                 "In a simulated world, tensors have no data after materialize(), nor ever on a "
                 "CUDA device that is not there, so that nothing can depend on a value (.item(), "
-                ".tolist(), if loss > …; DistributedDataParallel). Leave that out, or simulate "
+                ".tolist(), if loss > …; DDP's join()). Leave that out, or simulate "
                 'with device="cpu", build the model with real tensors and do not call '
                 "materialize(); with the command line, add --data."
             )
