@@ -139,9 +139,11 @@ class _CountsWithData(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if kwargs.get("dtype") is not torch.int32:
             return op(*args, **kwargs)
+        if kwargs.get("device") is not None and kwargs["device"].type == "cuda":
+            kwargs["device"] = torch.device("cpu")  # from there it would be copied by pinned memory
         with without_modes():
             return _Counts(op(*args, **kwargs))
 
@@ -161,7 +163,9 @@ class _Counts(torch.Tensor):
         return counts
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         shown: dict[int, _Counts] = {}
 
         def unwrap(value: Any) -> Any:
