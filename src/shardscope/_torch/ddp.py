@@ -143,7 +143,8 @@ class _CountsWithData(TorchDispatchMode):
         if kwargs.get("dtype") is not torch.int32:
             return op(*args, **kwargs)
         if kwargs.get("device") is not None and kwargs["device"].type == "cuda":
-            kwargs["device"] = torch.device("cpu")  # from there it would be copied by pinned memory
+            # C++ would copy it through pinned memory, which has no data here.
+            kwargs["device"] = torch.device("cpu")
         with without_modes():
             return _Counts(op(*args, **kwargs))
 
