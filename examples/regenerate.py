@@ -39,7 +39,7 @@ COMMANDS = {
         "audit examples/moe.py --mesh dp=4,ep=8",
     ),
     "vision": (
-        "trace examples/vision.py --mesh dp=8 --data",
+        "trace examples/vision.py --mesh dp=8",
         "explain examples/vision.py",
     ),
 }

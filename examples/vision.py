@@ -68,4 +68,4 @@ def step(model, images):
 if __name__ == "__main__":
     from shardscope.cli import main
 
-    main(["trace", __file__, "--mesh", "dp=8", "--data"])  # DDP reads data
+    main(["trace", __file__, "--mesh", "dp=8"])

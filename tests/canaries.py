@@ -20,6 +20,7 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -115,6 +116,31 @@ def ddp_buckets_are_readable() -> bool:
             and bucket.buffer().numel() == 20
             and bucket.index() == 0
         )
+
+
+def ddp_calls(owner: Any, name: str, check: Callable[[Any], bool] = lambda result: True) -> Probe:
+    """Whether DDP calls `name` of `owner` as it is made, given a hook, or run twice."""
+
+    def probe() -> bool:
+        function = getattr(owner, name)
+        results = []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            results.append(function(*args, **kwargs))
+            return results[-1]
+
+        with simulate(mesh={"dp": 2}):
+            setattr(owner, name, call)
+            try:
+                model = DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
+                model.register_comm_hook(None, allreduce_hook)
+                for _ in range(3):
+                    model(torch.ones(1, 4)).sum().backward()
+            finally:
+                setattr(owner, name, function)
+        return bool(results) and any(map(check, results))
+
+    return probe
 
 
 def node_of_an_op() -> Any:
@@ -602,6 +628,39 @@ CANARIES: dict[str, Canary] = {
     ),
     "._get_zeros_like_grad_buckets": Canary(
         "tell which parameters a DDP bucket holds", ddp_buckets_are_readable
+    ),
+    "._verify_params_across_processes": Canary(
+        "let DDP compare shapes without data", ddp_calls(dist, "_verify_params_across_processes")
+    ),
+    "._rebuild_buckets": Canary(
+        "let DDP rebuild its buckets without data",
+        ddp_calls(dist.Reducer, "_rebuild_buckets", lambda is_rebuilt: is_rebuilt is True),
+    ),
+    "._set_static_graph": Canary(
+        "let DDP find unused parameters without data",
+        ddp_calls(dist.Reducer, "_set_static_graph"),
+    ),
+    "._build_params_for_reducer": Canary(
+        "refuse sparse gradients where tensors have no data",
+        ddp_calls(
+            DistributedDataParallel,
+            "_build_params_for_reducer",
+            lambda result: len(result[0]) == 2 and result[1] == [False, False],
+        ),
+    ),
+    **{
+        name: Canary(
+            "let DDP reduce in bfloat16 on a simulated CUDA device",
+            ddp_calls(DistributedDataParallel, "_check_comm_hook"),
+        )
+        for name in (
+            "._check_comm_hook",
+            "torch.nn.parallel.DistributedDataParallel._check_comm_hook",
+        )
+    },
+    "torch.Tensor._make_subclass": Canary(
+        "compute what DDP counts where tensors have no data",
+        a_subclass_is_made_on_a_device("_make_subclass"),
     ),
     "._checkpoint_context_fn": Canary(
         "print the policy of a checkpoint",

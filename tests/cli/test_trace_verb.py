@@ -67,17 +67,14 @@ def test_batches_of_any_shape_are_fed(here: Path, batch: str) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_ddp_asks_for_data_and_runs_with_it(here: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--device", "cpu"), ("--data",)])
+def test_ddp_runs_with_and_without_data(here: Path, options: tuple[str, ...]) -> None:
     text = TARGET.split("def parallelize")[0] + (
         "def parallelize(model, mesh):\n"
         "    from torch.nn.parallel import DistributedDataParallel\n"
         "    return DistributedDataParallel(model)\n"
     )
-    name = write(here, text)
-    refused = run(name, "--mesh", "dp=4")
-    assert refused.exit_code == 2
-    assert "run again with --data" in refused.output
-    result = run(name, "--mesh", "dp=4", "--data")
+    result = run(write(here, text), "--mesh", "dp=4", *options)
     assert result.exit_code == 0, result.output
     causes = [c.cause for c in load(here / "train.shardscope.json.gz").collectives]
     assert "2.weight" in causes[0].parameters  # type: ignore[union-attr]

@@ -337,20 +337,9 @@ class TestParallelisms:
         assert model(torch.ones(2, 3, device="cuda")).shape == (2, 4)
 
     @without_gpu
-    def test_a_model_in_ddp_is_not_materialized(self, world: World) -> None:
-        model = DistributedDataParallel.__new__(DistributedDataParallel)
-        nn.Module.__init__(model)  # as if it had been made on a machine with a GPU
-        with pytest.raises(WorldError, match='run it in a world with device="cpu" without'):
-            world.materialize(model)
-
-    @without_gpu
-    def test_ddp_is_refused_with_a_note(self) -> None:
-        with (
-            pytest.raises(RuntimeError) as caught,
-            simulate(mesh={"dp": 2}, device="cuda"),
-        ):
-            DistributedDataParallel(nn.Linear(4, 4, device="cuda"))
-        assert any("DistributedDataParallel" in note for note in caught.value.__notes__)
+    def test_a_model_in_ddp_stays_as_it_is(self, world: World) -> None:
+        model = DistributedDataParallel(nn.Linear(4, 4, device="cuda"))
+        assert world.materialize(model)(torch.ones(2, 4, device="cuda")).shape == (2, 4)
 
     def test_memory_is_that_of_the_cpu_standing_for_a_gpu(self) -> None:
         def peak(device: str) -> int:

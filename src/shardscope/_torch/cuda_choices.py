@@ -20,6 +20,7 @@ from shardscope._torch.cuda_autocast import cuda_autocast
 from shardscope._torch.dispatch import has_fakes
 from shardscope._torch.fakes import FakeTensor
 from shardscope._torch.private import find_name, without_if_moved
+from shardscope._torch.uncompiled import keep_uncompiled
 
 __all__ = ["cuda_choices", "foreach_by_default"]
 
@@ -90,6 +91,8 @@ def _for_fakes(
                 return answered
         return torchs_own(keyset, *args, **kwargs)
 
+    # Dynamo would compile it where it runs a graph on fake tensors, as it does to split DDP's.
+    keep_uncompiled(answer.__code__)
     return answer
 
 

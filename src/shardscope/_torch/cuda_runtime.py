@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.dispatch import without_modes
-from shardscope._torch.private import find_name
+from shardscope._torch.private import find_name, without_if_moved
 from shardscope._torch.propagation import dtensor_random
 from shardscope.errors import WorldError
 
@@ -140,6 +141,7 @@ def simulated_runtime() -> Iterator[None]:
         make_fsdp1 = _with_device(FullyShardedDataParallel.__init__)
         replace_attribute(stack, FullyShardedDataParallel, "__init__", make_fsdp1)
         replace_attribute(stack, _fsdp1_init, "_get_compute_device", _current_cuda_device)
+        stack.enter_context(without_if_moved(_hooks_in_bfloat16()))
         for name in _WITHOUT_ANSWER:
             replaced = getattr(torch.cuda, name, None)
             if replaced is not None:
@@ -413,6 +415,23 @@ def _with_device(make: Callable[..., None]) -> Callable[..., None]:
         make(*args, device_id=device_id, **kwargs)
 
     return make_with_device
+
+
+@contextmanager
+def _hooks_in_bfloat16() -> Iterator[None]:
+    """Let DDP take hooks that reduce in bfloat16, which a torch without CUDA and NCCL refuses."""
+    check = DistributedDataParallel._check_comm_hook
+
+    @functools.wraps(check)
+    def check_with_nccl(*args: Any, **kwargs: Any) -> None:
+        with ExitStack() as checking:
+            replace_attribute(checking, torch.version, "cuda", "12.8")
+            replace_attribute(checking, torch.cuda.nccl, "version", lambda: (2, 27))
+            check(*args, **kwargs)
+
+    with ExitStack() as stack:
+        replace_attribute(stack, DistributedDataParallel, "_check_comm_hook", check_with_nccl)
+        yield
 
 
 def _refuse_data() -> None:

@@ -1,19 +1,35 @@
-"""The buckets into which DDP's reducer, written in C++, gathers gradients."""
+"""DDP's reducer, written in C++: its buckets, and how it reduces tensors without data."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, Self, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope._torch.fakes import FakeTensorMode
-from shardscope._torch.private import find_class
+from shardscope._torch.dispatch import TorchDispatchMode, detect_fake_mode, without_modes
+from shardscope._torch.fakes import without_data
+from shardscope._torch.private import find_class, find_name
+from shardscope.errors import WorldError
 
-__all__ = ["REPLICATED", "Bucket", "is_in_comm_hook", "is_replicated", "read_buckets"]
+__all__ = [
+    "REPLICATED",
+    "Bucket",
+    "is_in_comm_hook",
+    "is_replicated",
+    "read_buckets",
+    "reducers_without_data",
+]
+
+_NEED = "let DDP reduce gradients without data"
+_tree_map = find_name("torch.utils._pytree.tree_map", _NEED)
 
 REPLICATED = find_class(
     "torch.distributed._composable.replicate.DDP",
@@ -39,7 +55,7 @@ def is_replicated(module: nn.Module) -> bool:
 def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
     """The buckets as they stand. Not to be called in backward: the reducer holds its lock then."""
     # The reducer hands out buckets only as zero tensors of their size: without data they are free.
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with without_data():
         buckets = module.reducer._get_zeros_like_grad_buckets()
     return [
         Bucket(bucket.index(), bucket.buffer().numel(), tuple(bucket.parameters()))
@@ -54,3 +70,115 @@ def is_in_comm_hook(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@contextmanager
+def reducers_without_data() -> Iterator[None]:
+    """Let DDP reduce tensors without data: only what its reducer counts and compares has data."""
+    with ExitStack() as stack:
+        # The number and shapes of the parameters, which rank 0 sends and each rank compares.
+        _replace(stack, dist, "_verify_params_across_processes", _without_fakes)
+        for name in ("__init__", "_rebuild_buckets", "_set_static_graph"):
+            _replace(stack, dist.Reducer, name, _with_counts)
+        _replace(stack, DistributedDataParallel, "_build_params_for_reducer", _refuse_sparse)
+        yield
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
+    function = getattr(owner, name)
+    stack.callback(setattr, owner, name, function)
+    setattr(owner, name, wrap(function))
+
+
+def _without_fakes(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if detect_fake_mode() is None:
+            return function(*args, **kwargs)
+        with without_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _with_counts(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if detect_fake_mode() is None:
+            return function(*args, **kwargs)
+        with _CountsWithData():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _refuse_sparse(list_parameters: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's list of parameters and of whether their gradients are sparse, which none may be."""
+
+    @functools.wraps(list_parameters)
+    def list_dense(module: DistributedDataParallel) -> Any:
+        parameters, are_sparse = list_parameters(module)
+        if any(are_sparse) and detect_fake_mode() is not None:
+            raise WorldError(
+                "DistributedDataParallel got a model with sparse gradients (nn.Embedding(…, "
+                "sparse=True)) in a simulated world whose tensors have no data, on which their "
+                'sizes depend. Use sparse=False, or simulate with device="cpu" and without '
+                "materialize(); with the command line, add --data."
+            )
+        return parameters, are_sparse
+
+    return list_dense
+
+
+@final
+class _CountsWithData(TorchDispatchMode):
+    """Gives data to the tensors of int32 that the reducer makes, in a world without data.
+
+    They are the order of its buckets and which parameters were used; buckets have the dtype of
+    gradients.
+    """
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is not torch.int32:
+            return op(*args, **kwargs)
+        if kwargs.get("device") is not None and kwargs["device"].type == "cuda":
+            # C++ would copy it through pinned memory, which has no data here.
+            kwargs["device"] = torch.device("cpu")
+        with without_modes():
+            return _Counts(op(*args, **kwargs))
+
+
+@final
+class _Counts(torch.Tensor):
+    """A tensor with data, on which ops are computed also where other tensors have none.
+
+    Fake tensors' mode leaves ops on classes that it does not know to the class.
+    """
+
+    data_tensor: torch.Tensor
+
+    def __new__(cls, tensor: torch.Tensor) -> Self:
+        counts: Self = torch.Tensor._make_subclass(cls, tensor)
+        counts.data_tensor = tensor
+        return counts
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        shown: dict[int, _Counts] = {}
+
+        def unwrap(value: Any) -> Any:
+            if not isinstance(value, _Counts):
+                return value
+            shown[id(value.data_tensor)] = value
+            return value.data_tensor
+
+        def wrap(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return shown[id(value)] if id(value) in shown else _Counts(value)
+
+        with without_modes():
+            return _tree_map(wrap, op(*_tree_map(unwrap, args), **_tree_map(unwrap, kwargs or {})))

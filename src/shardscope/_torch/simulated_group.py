@@ -20,6 +20,7 @@ from torch.library import Library
 from torch.nn.attention.bias import CausalBias
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from shardscope._torch.ddp import reducers_without_data
 from shardscope._torch.dispatch import detect_fake_mode, has_fakes, without_modes
 from shardscope._torch.fakes import NO_DATA
 from shardscope._torch.logs import FAKE_TENSOR_LOG
@@ -150,6 +151,7 @@ def fake_tensors() -> Iterator[fake_tensor.FakeTensorMode]:
             without_if_moved(_initialized_fakes()),
             without_if_moved(_steps_without_overflow()),
             without_if_moved(_causal_biases()),
+            without_if_moved(reducers_without_data()),
             _swappable_fakes(),
             _refused_lazy_fakes(),
             _refused_saves(),
@@ -473,7 +475,7 @@ def explained_lack_of_data() -> Iterator[None]:
             error.add_note(
                 "In a simulated world, tensors have no data after materialize(), nor ever on a "
                 "CUDA device that is not there, so that nothing can depend on a value (.item(), "
-                ".tolist(), if loss > …; DistributedDataParallel). Leave that out, or simulate "
+                ".tolist(), if loss > …; DDP's join()). Leave that out, or simulate "
                 'with device="cpu", build the model with real tensors and do not call '
                 "materialize(); with the command line, add --data."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,7 @@ def build_model(
         with simulate(axes, rank=rank, device=device) as world:
             built = _build_simulated(program, world, report, inspect, has_data=has_data)
             if is_materialized and not has_data:
-                _materialize(built, world)
+                world.materialize(built.model)
             with torch.device(device) if device != "cpu" else nullcontext():
                 yield built
 
@@ -124,17 +125,27 @@ def _build_simulated(
         torch.device(world.mesh.device_type if has_data else "meta"),
     ):
         model = program.model()
-    model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)
+    with nullcontext() if has_data else _materialized_for_ddp(world):
+        model = _parallelized(program, model, world.mesh, report, inspect, has_data=has_data)
     return Built(program=program, model=model, mesh=world.mesh, has_data=has_data)
 
 
-def _materialize(built: Built, world: World) -> None:
-    if any(isinstance(module, DistributedDataParallel) for module in built.model.modules()):
-        raise TargetError(
-            f"{built.program.name} wraps its model in DistributedDataParallel, which needs "
-            "tensors with data. Run again with --data."
-        )
-    world.materialize(built.model)
+@contextmanager
+def _materialized_for_ddp(world: World) -> Iterator[None]:
+    """Materialize models as DDP takes them, which reads their shapes and broadcasts them then."""
+    make = DistributedDataParallel.__init__
+
+    @functools.wraps(make)
+    def make_materialized(
+        self: DistributedDataParallel, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        make(self, world.materialize(module), *args, **kwargs)
+
+    DistributedDataParallel.__init__ = make_materialized  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.__init__ = make  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ _MAX_TEXT = 300  # characters of an exception's message
 _DATA_ERRORS = ("DataDependentOutputException", "DynamicOutputShapeException")
 _DATA_WORDS = re.compile(
     r"\bmeta\b.*\btensors?\b|no data!|\.numpy\(\) is not supported for tensor"
-    r"|its data is not allocated yet"  # DistributedDataParallel on fake tensors
+    r"|its data is not allocated yet"  # C++ that reads a fake tensor
     r"|Can't pickle local object 'WeakValueDictionary"  # torch.save() of a fake tensor
 )
 _NO_DATA = (

@@ -45,7 +45,7 @@ rank_option = click.option(
 data_option = click.option(
     "--data",
     is_flag=True,
-    help="Simulate with real tensor data, for DDP and for programs that read values.",
+    help="Simulate with real tensor data, for programs that read values.",
 )
 device_option = click.option(
     "--device",

@@ -106,13 +106,12 @@ class World:
             raise WorldError(
                 f"materialize() got {model!r:.60}, which is not a module. Give it the model itself."
             )
-        if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-            # On a simulated GPU tensors have no data from the start.
-            world = 'a world with device="cpu"' if self._is_fake else "the simulated world"
+        is_in_ddp = any(isinstance(module, DistributedDataParallel) for module in model.modules())
+        if is_in_ddp and not self._is_fake:
             raise WorldError(
-                "materialize() got a model wrapped in DistributedDataParallel, whose reducer reads "
-                "data that simulated tensors do not have. Build the model with real tensors "
-                f"instead, and run it in {world} without materialize()."
+                "materialize() got a model wrapped in DistributedDataParallel, whose reducer holds "
+                "tensors with data. Wrap the model after materialize(), or run it in the simulated "
+                "world without materialize()."
             )
 
         lazy = next((name for name, one in model.named_parameters() if is_lazy(one)), None)
