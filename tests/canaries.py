@@ -377,7 +377,8 @@ def ops_are_estimated_by_speeds() -> bool:
     """Inductor's estimates of times ask two functions of their module how fast the device is."""
     estimates = import_module("torch.utils._runtime_estimation")
     source = inspect.getsource(estimates)
-    return all(f" {name}(" in source for name in ("get_gpu_dram_gbps", "get_device_tflops"))
+    has_bandwidth = any(f" get_{kind}_dram_gbps(" in source for kind in ("gpu", "device"))
+    return has_bandwidth and " get_device_tflops(" in source
 
 
 def encoders_make_nested_tensors() -> bool:

@@ -129,7 +129,10 @@ def simulated_runtime() -> Iterator[None]:
         for name in torch.cuda.__all__:
             function = getattr(torch.cuda, name, None)
             if callable(function) and not isinstance(function, type | ModuleType):
-                replace_attribute(stack, torch.cuda, name, _refuse(f"torch.cuda.{name}"))
+                refuse = _refuse(f"torch.cuda.{name}")
+                if hasattr(function, "__wrapped__"):  # which dynamo reads of context managers
+                    vars(refuse)["__wrapped__"] = function.__wrapped__
+                replace_attribute(stack, torch.cuda, name, refuse)
         for name, answer in _CUDA.items():
             replace_attribute(stack, torch.cuda, name, _distinct(answer))
         for name, answer in _ACCELERATOR.items():

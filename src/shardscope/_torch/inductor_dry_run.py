@@ -92,15 +92,21 @@ def _estimating() -> Iterator[None]:
         stack.enter_context(config.patch(settings))
         if not has_cuda():
             speeds = {
-                "get_gpu_dram_gbps": lambda: _DRAM_GBPS,
+                "get_gpu_dram_gbps": _estimate_dram_gbps,  # until torch 2.14
+                "get_device_dram_gbps": _estimate_dram_gbps,
                 "get_device_tflops": _estimate_tflops,
             }
             for name, speed in speeds.items():
-                replace_attribute(stack, _runtime_estimation, name, speed)
+                if hasattr(_runtime_estimation, name):
+                    replace_attribute(stack, _runtime_estimation, name, speed)
         yield
 
 
-def _estimate_tflops(dtype: torch.dtype) -> float:
+def _estimate_dram_gbps(device: Any = None) -> float:
+    return _DRAM_GBPS
+
+
+def _estimate_tflops(dtype: torch.dtype, device: Any = None) -> float:
     return _TFLOPS.get(dtype, _TFLOPS[torch.float32])
 
 

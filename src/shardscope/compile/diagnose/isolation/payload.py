@@ -53,7 +53,8 @@ def pack(value: object) -> Payload:
     with ByValue(is_importable) as by_value:
         pickler = _Pickler(file, pieces, by_value)
         pickler.dump(value)
-    return Payload([file.getbuffer(), *pieces], pickler.memories)
+    # Not getbuffer(): Python 3.12.1 crashes when a BytesIO with a view of it is garbage in a cycle.
+    return Payload([file.getvalue(), *pieces], pickler.memories)
 
 
 def unpack(pieces: Sequence[Any]) -> Any:
