@@ -516,8 +516,11 @@ class TestRuntime:
             return x + index + torch.tensor([1.0, 2.0, 3.0, 4.0], device=x.device)
 
         torch.compiler.reset()
+        # From torch 2.15 on, dynamo breaks the graph at the device that this function makes.
+        is_one_graph = torch.__version__ < (2, 15)
         for options in ({}, {"backend": "aot_eager", "dynamic": True}):
-            result = torch.compile(add, fullgraph=True, **options)(torch.ones(4, device="cuda"))
+            compiled = torch.compile(add, fullgraph=is_one_graph, **options)
+            result = compiled(torch.ones(4, device="cuda"))
             assert (result.device.type, result.shape) == ("cuda", (4,))
 
     def test_the_device_of_a_tensor_is_made_current(self, world: World) -> None:
