@@ -150,11 +150,11 @@ def _signature(value: Any) -> str:
 def capture_registries(out: Path) -> None:
     """Which ops have a rule, a lowering, a decomposition; private torch names."""
     from private_names import find_private_names
-    from shardscope.parallel.rules.book import DECOMPOSITIONS, RULES, SPELLERS
-    from shardscope.parallel.rules.lookup import load_rules
+    from shardscope.parallel.sharding_rules.lookup import load_rules
+    from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, LOWERINGS, RULES
 
     load_rules()
-    tables = {"rule": RULES, "lowering": SPELLERS, "decomposition": DECOMPOSITIONS}
+    tables = {"rule": RULES, "lowering": LOWERINGS, "decomposition": DECOMPOSITIONS}
     lines = [f"{kind} {op}" for kind, table in tables.items() for op in table]
     (out / "ops.txt").write_text("\n".join(sorted(lines)))
     names: set[str] = set()

@@ -63,11 +63,11 @@ def run_row(row: Row, tools: Sequence[str], patience: float) -> tuple[Score, flo
     PROGRESS.print(f"{row.name}: diagnose", style="dim")
     ours = run_ours(row)
     limit_s = max(LEAST_S, patience * ours.seconds)
-    theirs = []
+    user_code = []
     for tool in tools:
         PROGRESS.print(f"{row.name}: {tool}, at most {limit_s:.0f} s", style="dim")
-        theirs.append(attempt(tool, row.task, limit_seconds=limit_s))
-    return Score(row=row, ours=ours, theirs=theirs), limit_s
+        user_code.append(attempt(tool, row.task, limit_seconds=limit_s))
+    return Score(row=row, ours=ours, user_code=user_code), limit_s
 
 
 def choose_tools(row: Row, done: Sequence[Score]) -> Sequence[str]:
@@ -75,7 +75,7 @@ def choose_tools(row: Row, done: Sequence[Score]) -> Sequence[str]:
     if row.is_inductor:
         return list(TOOLS)
     has_bisected = any(
-        score.row.kind == row.kind and any(one.tool == BISECTOR for one in score.theirs)
+        score.row.kind == row.kind and any(one.tool == BISECTOR for one in score.user_code)
         for score in done
     )
     return [MINIFIER] if has_bisected else [MINIFIER, BISECTOR]
@@ -94,12 +94,12 @@ def read_scores(file: Path) -> Iterator[Score]:
         yield Score(
             row=Row(**told["row"]),
             ours=Ours(**told["ours"]),
-            theirs=[Attempt(**one) for one in told["theirs"]],
+            user_code=[Attempt(**one) for one in told["theirs"]],
         )
 
 
 def add_to(table: Table, score: Score, limit_s: float) -> None:
-    row, by_tool = score.row, {one.tool: one for one in score.theirs}
+    row, by_tool = score.row, {one.tool: one for one in score.user_code}
     cells = [describe_attempt(by_tool[one], limit_s) if one in by_tool else "" for one in TOOLS]
     is_good = not find_faults(score)
     table.add_row(
@@ -149,7 +149,7 @@ def print_summary(scores: Sequence[Score]) -> None:
 def _describe_theirs(scores: Sequence[Score]) -> str:
     lines = []
     for tool in TOOLS:
-        attempts = [(s, one) for s in scores for one in s.theirs if one.tool == tool]
+        attempts = [(s, one) for s in scores for one in s.user_code if one.tool == tool]
         found = [(s, one) for s, one in attempts if one.outcome == "found"]
         late = sum(one.outcome == "timed out" for _, one in attempts)
         text = f"{tool}: {len(attempts)} tries, {len(found)} answers"
@@ -192,7 +192,7 @@ def main(
     stages: list[str],
     sizes: list[str],
     patterns: list[str],
-    theirs: bool,
+    user_code: bool,
     quick: bool,
     patience: float,
     file: Path | None,
@@ -212,7 +212,7 @@ def main(
     known = {score.row.name for score in scores}
     is_first = True
     for row in [one for one in rows if one.name not in known]:
-        tools = choose_tools(row, scores) if theirs else []
+        tools = choose_tools(row, scores) if user_code else []
         score, limit_s = run_row(row, tools, patience)
         scores.append(score)
         if file is not None:

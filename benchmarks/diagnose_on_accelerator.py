@@ -13,7 +13,7 @@ from torch import nn
 from torch._inductor import config
 
 from shardscope import diagnose
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 
 _FAULTS = ("", "accuracy", "compile_error", "runtime_error")
 

@@ -37,7 +37,7 @@ class Score:
 
     row: Row
     ours: Ours
-    theirs: Sequence[Attempt] = field(default_factory=tuple)
+    user_code: Sequence[Attempt] = field(default_factory=tuple)
 
     @property
     def is_located(self) -> bool:
@@ -70,7 +70,7 @@ class Score:
     @property
     def is_faster(self) -> bool:
         """Whether every tool of torch's that gave an answer, right or not, was slower."""
-        answers = [one for one in self.theirs if one.outcome == "found"]
+        answers = [one for one in self.user_code if one.outcome == "found"]
         return not self.ours.failure and all(one.seconds > self.ours.seconds for one in answers)
 
 
@@ -84,7 +84,7 @@ BARS: dict[str, Callable[[Score], bool | None]] = {
         score.is_cheap if score.num_calls_allowed == DISTANT_IN_400 else None
     ),
     "less wall time than every answer of torch's": lambda score: (
-        score.is_faster if score.theirs else None
+        score.is_faster if score.user_code else None
     ),
 }
 """What is asked of a row; None where it is not asked."""

@@ -36,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardscope import simulate
 from shardscope.cli import _llama
-from shardscope.shard.memory import Memory, memory
+from shardscope.shard.memory.memory import Memory, memory
 
 GIB = 1 << 30
 BF16 = torch.bfloat16

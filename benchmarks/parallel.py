@@ -45,7 +45,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardscope import parity
 from shardscope.cli._llama import LLAMA_8B, LLAMA_TINY, Llama
 from shardscope.parallel import Colwise, Rowwise, Shard
-from shardscope.parallel.transform import parallelize
+from shardscope.parallel.api import parallelize
 
 BY_HAND = "by hand"
 AGAIN = "by hand, again"

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._debug_utils import SimpleProfiler
 
 from shardscope import phases, trace
 from shardscope.record import Span
-from shardscope.report.perfetto import render_perfetto
+from shardscope.report.export.perfetto import render_perfetto
 
 _CYCLES = 20_000_000  # about 10 ms on today's devices; what it is on this one is measured
 

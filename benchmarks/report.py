@@ -25,8 +25,7 @@ from playwright.sync_api import Browser, sync_playwright
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from large_recording import make_large
-from shardscope.report.html import encode_page, render_page
-from shardscope.report.page.build import build_page
+from shardscope.report.html.html import build_page, encode_page, render_page
 
 MAX_BYTES = 5_000_000
 MAX_OPENING_S = 2.0

@@ -27,6 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "shardscope"
+# Modules on top of all packages: the public API, and what `recording.html()` calls.
+FRONT = ("shardscope", "shardscope.compat", "shardscope.testing", "shardscope.drawing")
 ANALYSES = ("comm", "shard", "compile", "parallel", "numerics")
 
 
@@ -131,8 +133,8 @@ def subpackage_edges(source: Source) -> dict[str, set[str]]:
     edges: dict[str, set[str]] = defaultdict(set)
     for module, targets in source.edges.items():
         home = folder(source, module)
-        if module in source.packages and "." not in module:
-            continue  # the public API
+        if module in FRONT:
+            continue  # on top of everything
         edges[home] |= {folder(source, target) for target in targets} - {home}
     return edges
 

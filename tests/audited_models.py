@@ -123,7 +123,7 @@ def found(recording: Recording, rule: str) -> list[Finding]:
     return [finding for finding in recording.findings if finding.rule == rule]
 
 
-def one(recording: Recording, rule: str) -> Finding:
+def only_finding(recording: Recording, rule: str) -> Finding:
     """The only finding of one kind."""
     (finding,) = found(recording, rule)
     return finding

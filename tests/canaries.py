@@ -1,4 +1,7 @@
-"""Private names that shims reach when they run: attributes of torch's objects, late imports."""
+"""Canaries for private names that shims use at run time: attributes and late imports.
+
+A canary has a probe that uses the name as the shim does, and a purpose for the error message.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +32,31 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import simulate
-from shardscope._torch import cuda_autocast
-from shardscope._torch.backend_names import compile_and_keep_guards
-from shardscope._torch.compile_caches import fresh_caches
-from shardscope._torch.compile_events import watch_compiles
-from shardscope._torch.compile_times import read_durations
 from shardscope._torch.compiling import watched_compiles
+from shardscope._torch.cuda import autocast as cuda_autocast
+from shardscope._torch.cuda.simulated import simulated_cuda
 from shardscope._torch.decompositions import inductor_table
-from shardscope._torch.graph_switches import switched_back
-from shardscope._torch.propagation import watch_decisions
-from shardscope._torch.scaling import scale_all
-from shardscope._torch.simulated_cuda import simulated_cuda
+from shardscope._torch.dtensor import watch_decisions
+from shardscope._torch.dynamo import compile_and_keep_guards, read_durations, watch_compiles
+from shardscope._torch.dynamo_caches import fresh_caches
+from shardscope._torch.graph import switched_back
+from shardscope._torch.storage import scale_all
 
 __all__ = [
     "CANARIES",
     "Canary",
     "Probe",
-    "all_ranks_are_played",
+    "autocast_policies_are_complete",
     "boxed_code_empties_its_list",
-    "compile_is_told",
-    "cuda_autocast_policies_are_known",
     "custom_op",
-    "decisions_are_seen",
+    "decisions_are_reported",
     "fsdp1_chooses_a_cuda_device",
-    "guards_are_given",
+    "guards_are_returned",
     "in_mesh",
-    "lazy_backward_is_announced",
     "levels_are_closed",
+    "list_compiled_backwards",
+    "local_tensor_mode_runs_all_ranks",
+    "observe_compiles",
 ]
 
 Probe = Callable[[], object]
@@ -63,10 +64,10 @@ Probe = Callable[[], object]
 
 @dataclass(frozen=True)
 class Canary:
-    """What a private name is needed for, and a probe that uses of it what we use.
+    """What a private name is needed for, and a probe that uses it as the shims do.
 
-    `probe` returns something true. Versions of torch before `since`, and from `until` on, do not
-    have the name, and its shims do without.
+    `probe` returns a true value if the name works. Versions of torch before `since`, and from
+    `until` on, do not have the name, and the shims work without it.
     """
 
     purpose: str
@@ -76,7 +77,7 @@ class Canary:
 
 
 @contextmanager
-def sharded_model() -> Iterator[Any]:
+def make_sharded_model() -> Iterator[Any]:
     with simulate(mesh={"dp": 2}) as world:
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         yield fully_shard(model, mesh=world.mesh)
@@ -84,7 +85,7 @@ def sharded_model() -> Iterator[Any]:
 
 def in_sharded_model(look: Callable[[Any], object]) -> Probe:
     def probe() -> object:
-        with sharded_model() as model:
+        with make_sharded_model() as model:
             return look(model)
 
     return probe
@@ -110,16 +111,16 @@ def ddp_buckets_are_readable() -> bool:
     with simulate(mesh={"dp": 2}):
         model = DistributedDataParallel(nn.Linear(4, 4))
         (bucket,) = model.reducer._get_zeros_like_grad_buckets()
-        held = {id(parameter) for parameter in bucket.parameters()}
+        bucket_ids = {id(parameter) for parameter in bucket.parameters()}
         return (
-            held == {id(parameter) for parameter in model.parameters()}
+            bucket_ids == {id(parameter) for parameter in model.parameters()}
             and bucket.buffer().numel() == 20
             and bucket.index() == 0
         )
 
 
 def ddp_calls(owner: Any, name: str, check: Callable[[Any], bool] = lambda result: True) -> Probe:
-    """Whether DDP calls `name` of `owner` as it is made, given a hook, or run twice."""
+    """A probe whether DDP calls `owner.name` when it is created, gets a hook, or runs."""
 
     def probe() -> bool:
         function = getattr(owner, name)
@@ -152,16 +153,16 @@ def functional_op() -> Any:
 
 
 def resolve(name: str) -> object:
-    """The object at a dotted name; raises if a part of it is not there."""
+    """The object at a dotted name; raises if a part of it does not exist."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
-            found: object = import_module(".".join(parts[:length]))
+            value: object = import_module(".".join(parts[:length]))
         except ModuleNotFoundError:
             continue
         for part in parts[length:]:
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
     raise ModuleNotFoundError(name)
 
 
@@ -189,7 +190,7 @@ def fake_mode() -> Any:
     return torch._subclasses.fake_tensor.FakeTensorMode()
 
 
-def stage_is_told(**shapes: Any) -> bool:
+def stage_has_shapes(**shapes: Any) -> bool:
     example = torch.empty(1, 4, device="meta")
     shapes = {"input_args": example, "output_args": example, **shapes}
     with simulate(mesh={"pp": 2}) as world:
@@ -198,40 +199,40 @@ def stage_is_told(**shapes: Any) -> bool:
         return bool(stage._user_meta.is_complete_for_forward())
 
 
-def all_ranks_are_played() -> bool:
+def local_tensor_mode_runs_all_ranks() -> bool:
     with simulate(mesh={"tp": 2}) as world, LocalTensorMode(frozenset({0, 1})):
-        pieces = {0: torch.ones(2), 1: torch.full((2,), 2.0)}
+        local_tensors = {0: torch.ones(2), 1: torch.full((2,), 2.0)}
         placed = DTensor.from_local(
-            LocalTensor(pieces), world.mesh, [Partial()], run_check=False
+            LocalTensor(local_tensors), world.mesh, [Partial()], run_check=False
         ).redistribute(placements=[Replicate()])
         local: Any = placed.to_local()
         local = local.wait() if hasattr(local, "wait") else local
-        return all(bool((one == 3).all()) for one in local._local_tensors.values())
+        return all(bool((tensor == 3).all()) for tensor in local._local_tensors.values())
 
 
-def decisions_are_seen() -> bool:
-    seen: list[Any] = []
+def decisions_are_reported() -> bool:
+    decisions: list[Any] = []
 
-    class Watcher:
+    class DecisionLog:
         def decided(self, decision: Any) -> None:
-            seen.append(decision)
+            decisions.append(decision)
 
         def tried(self, num_tried: int) -> None:
-            seen.append(num_tried)
+            decisions.append(num_tried)
 
         def failed(self, op: Any, num_tried: int) -> None:
-            seen.append(op)
+            decisions.append(op)
 
         def moved(self) -> None:
-            seen[-1].is_moved = True
+            decisions[-1].is_moved = True
 
-    with simulate(mesh={"tp": 2}) as world, watch_decisions(Watcher()):
+    with simulate(mesh={"tp": 2}) as world, watch_decisions(DecisionLog()):
         torch.mm(
             distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
             distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)]),
         )
-    return [str(one.op) for one in seen] == ["aten.mm.default"] and bool(
-        seen[0].moves and seen[0].is_moved
+    return [str(decision.op) for decision in decisions] == ["aten.mm.default"] and bool(
+        decisions[0].moves and decisions[0].is_moved
     )
 
 
@@ -248,68 +249,68 @@ def boxed_code_empties_its_list() -> bool:
 
 
 @cache
-def compile_is_told() -> dict[str, Any]:
-    """What one compilation of a function that breaks, and of one that is given up, told."""
-    found: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
-    found["backend"] = False
+def observe_compiles() -> dict[str, Any]:
+    """The events of compiling a function with a graph break, and one that dynamo gives up on."""
+    observed: dict[str, Any] = {"compiled": False, "skip": False, "graph": False, "stop": False}
+    observed["backend"] = False
 
-    class Watcher:
+    class CompileLog:
         has_guards = True
 
         def begin_frame(self, code: Any, caller: Any, scope: Any) -> None:
             pass
 
         def end_frame(self, end: Any) -> None:
-            found["compiled"] |= end.is_compiled and bool(end.guards)
-            found["skip"] |= end.stop is not None
-            found["backend"] |= end.backend is run_as_it_is
+            observed["compiled"] |= end.is_compiled and bool(end.guards)
+            observed["skip"] |= end.stop is not None
+            observed["backend"] |= end.backend is run_eagerly
 
         def see_stop(self, stop: Any) -> None:
-            found["stop"] |= "print" in stop.message and stop.stack[-1].function == "talk"
+            observed["stop"] |= "print" in stop.message and stop.stack[-1].function == "break_graph"
 
         def see_recompile(self, reasons: Any, values: Any) -> None:
             pass
 
         def see_graph(self, graph: Any, compile_id: str) -> None:
-            found["graph"] |= graph.compile_subgraph_reason.graph_break
-            found["compile_id"] = compile_id
+            observed["graph"] |= graph.compile_subgraph_reason.graph_break
+            observed["compile_id"] = compile_id
 
         def fail(self, error: Exception) -> None:
             raise error
 
-    def talk(x: Any) -> Any:
+    def break_graph(x: Any) -> Any:
         x = x + 1
         print(end="")
         return x * 2
 
-    def talk_again(x: Any) -> Any:
+    def break_graph_in_loop(x: Any) -> Any:
         for _ in range(2):
-            x = talk(x)
+            x = break_graph(x)
         return x
 
-    def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    def run_eagerly(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         return graph.forward
 
-    with fresh_caches(), watch_compiles(Watcher()):
-        for function in (talk, talk_again):
-            torch.compile(function, backend=run_as_it_is)(torch.ones(2))
-        found["times"] = read_durations()["tracing"][1] > 0
-    return found
+    with fresh_caches(), watch_compiles(CompileLog()):
+        for function in (break_graph, break_graph_in_loop):
+            torch.compile(function, backend=run_eagerly)(torch.ones(2))
+        observed["times"] = read_durations()["tracing"][1] > 0
+    return observed
 
 
-def a_subclass_is_made_on_a_device(name: str) -> Probe:
+def subclass_is_created_on_device(name: str) -> Probe:
     def probe() -> bool:
         make = getattr(torch.Tensor, name)
         if name == "_make_subclass":
             return type(make(nn.Parameter, torch.ones(2))) is nn.Parameter
-        made = make(DTensor, (2,), dtype=torch.float32, device=torch.device("cpu", 1))
-        return bool(torch._C.TensorBase.device.__get__(made) == torch.device("cpu", 1))
+        tensor = make(DTensor, (2,), dtype=torch.float32, device=torch.device("cpu", 1))
+        return bool(torch._C.TensorBase.device.__get__(tensor) == torch.device("cpu", 1))
 
     return probe
 
 
-def cuda_autocast_policies_are_known() -> bool:
-    """Every op that torch.autocast("cuda") casts has one policy of ours."""
+def autocast_policies_are_complete() -> bool:
+    """Whether every op that torch.autocast("cuda") casts has exactly one policy in our tables."""
     names = {name.partition(".")[0] for name in cuda_autocast._list_ops("AutocastCUDA")}
     policies = (
         cuda_autocast.FP32,
@@ -319,11 +320,11 @@ def cuda_autocast_policies_are_known() -> bool:
         cuda_autocast.BANNED,
         cuda_autocast.LOWER_PRECISION_FP,
     )
-    known = set().union(*policies)
+    listed = set().union(*policies)
     return (
-        len(known) == sum(map(len, policies))
-        and names <= known
-        and known - names <= {"_cudnn_rnn", "linalg_matrix_sqrth", "rms_norm"}
+        len(listed) == sum(map(len, policies))
+        and names <= listed
+        and listed - names <= {"_cudnn_rnn", "linalg_matrix_sqrth", "rms_norm"}
     )
 
 
@@ -339,8 +340,8 @@ def tensors_of_numbers_are_lifted_from_the_host() -> bool:
     return is_set and not torch._C._only_lift_cpu_tensors()
 
 
-def a_device_context_is_traced() -> bool:
-    """Dynamo traces what a device context does, by the functions that the context acts on."""
+def device_context_is_traced() -> bool:
+    """Whether dynamo traces factory functions inside a device context."""
     graphs: list[object] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -363,7 +364,7 @@ def trunc_normal_draws_with(name: str) -> bool:
 
 
 def scalers_step_with(name: str) -> bool:
-    """Whether a gradient scaler calls its method `name` in place of the optimizer's step."""
+    """Whether a gradient scaler calls its method `name` to run the optimizer's step."""
     calls: list[object] = []
     scaler = torch.amp.GradScaler("cpu")
     setattr(scaler, name, lambda optimizer, state: calls.extend(state["found_inf_per_device"]))
@@ -374,7 +375,7 @@ def scalers_step_with(name: str) -> bool:
 
 
 def ops_are_estimated_by_speeds() -> bool:
-    """Inductor's estimates of times ask two functions of their module how fast the device is."""
+    """Whether Inductor's time estimates call two functions of their module for device speeds."""
     estimates = import_module("torch.utils._runtime_estimation")
     source = inspect.getsource(estimates)
     has_bandwidth = any(f" get_{kind}_dram_gbps(" in source for kind in ("gpu", "device"))
@@ -386,7 +387,7 @@ def encoders_make_nested_tensors() -> bool:
 
 
 def inductor_compiles_with_the_default() -> bool:
-    """`compile_fx` compiles graphs with what its third default names, and takes another."""
+    """Whether the first default of `compile_fx` is the function that compiles inner graphs."""
     compile_fx = import_module("torch._inductor.compile_fx")
     parameters = list(inspect.signature(compile_fx.compile_fx).parameters.values())
     defaults = [parameter for parameter in parameters if parameter.default is not parameter.empty]
@@ -394,16 +395,16 @@ def inductor_compiles_with_the_default() -> bool:
     return defaults[0].name == "inner_compile" and bool(passes.bind(None, is_inference=True))
 
 
-def lazy_backward_is_announced() -> list[bool]:
-    """Of each compilation of a function and its gradient, whether it is a backward's."""
-    found: list[bool] = []
-    with fresh_caches(), watched_compiles(found.append, lambda: None):
+def list_compiled_backwards() -> list[bool]:
+    """For each compilation of a function and its gradient, whether it is a backward."""
+    are_backwards: list[bool] = []
+    with fresh_caches(), watched_compiles(are_backwards.append, lambda: None):
         compiled = torch.compile(lambda x: x.sin(), backend="aot_eager")
         compiled(torch.ones(2, requires_grad=True)).sum().backward()
-    return found
+    return are_backwards
 
 
-def guards_are_given() -> bool:
+def guards_are_returned() -> bool:
     guards: list[Any] = []
     with fresh_caches():
         backend = torch._dynamo.lookup_backend("eager")
@@ -419,7 +420,7 @@ def levels_are_closed() -> bool:
         functorch._jvp_increment_nesting()
         torch._C._enter_dual_level()
         raise ZeroDivisionError
-    torch._C._enter_dual_level()  # it refuses a second one
+    torch._C._enter_dual_level()  # fails if a level is open
     torch._C._exit_dual_level(0)
     return functorch.get_dynamic_layer_stack_depth() == 0
 
@@ -432,7 +433,7 @@ def is_marked_by(function: str, attribute: str) -> bool:
 
 CANARIES: dict[str, Canary] = {
     **{
-        f".{name}": Canary("cast ops as autocast does on CUDA", cuda_autocast_policies_are_known)
+        f".{name}": Canary("cast ops as autocast does on CUDA", autocast_policies_are_complete)
         for name in sorted(cuda_autocast.FP32 | cuda_autocast.LOWER_PRECISION_FP)
         if name.startswith("_")
     },
@@ -463,7 +464,7 @@ CANARIES: dict[str, Canary] = {
     **{
         name: Canary(
             "keep compiled code in a device context one graph on a CUDA device that is not there",
-            a_device_context_is_traced,
+            device_context_is_traced,
         )
         for name in ("torch.utils._device", "._device_constructors")
     },
@@ -492,10 +493,10 @@ CANARIES: dict[str, Canary] = {
         ),
     ),
     "._make_subclass": Canary(
-        "show C++ a device of the host", a_subclass_is_made_on_a_device("_make_subclass")
+        "show C++ a device of the host", subclass_is_created_on_device("_make_subclass")
     ),
     "._make_wrapper_subclass": Canary(
-        "show C++ a device of the host", a_subclass_is_made_on_a_device("_make_wrapper_subclass")
+        "show C++ a device of the host", subclass_is_created_on_device("_make_wrapper_subclass")
     ),
     "._DISPATCH_META_HANDLERS": Canary(
         "show C++ a device of the host",
@@ -550,10 +551,10 @@ CANARIES: dict[str, Canary] = {
             and not torch.ops.aten.mm.default._can_decompose()
         ),
     ),
-    "._local_tensors": Canary("compare the numbers of all ranks", all_ranks_are_played),
+    "._local_tensors": Canary("compare the numbers of all ranks", local_tensor_mode_runs_all_ranks),
     "torch.distributed.tensor.DTensor._op_dispatcher": Canary(
         "observe which inputs DTensor redistributes",
-        decisions_are_seen,
+        decisions_are_reported,
     ),
     "torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers": Canary(
         "judge ops as loss_parallel() runs them",
@@ -661,7 +662,7 @@ CANARIES: dict[str, Canary] = {
     },
     "torch.Tensor._make_subclass": Canary(
         "compute what DDP counts where tensors have no data",
-        a_subclass_is_made_on_a_device("_make_subclass"),
+        subclass_is_created_on_device("_make_subclass"),
     ),
     "._checkpoint_context_fn": Canary(
         "print the policy of a checkpoint",
@@ -886,7 +887,7 @@ CANARIES: dict[str, Canary] = {
     ),
     "._user_meta": Canary(
         "know whether a pipeline stage was told its shapes",
-        lambda: stage_is_told() and not stage_is_told(input_args=None),
+        lambda: stage_has_shapes() and not stage_has_shapes(input_args=None),
         since=(2, 13),
     ),
     "._in_optimized_module": Canary(
@@ -1006,7 +1007,7 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch._foreach_mul_": Canary(
         "scale all gradients of a step at once",
-        lambda: scale_all([one := torch.ones(1)], torch.tensor(2.0)) or bool(one == 2),
+        lambda: scale_all([tensor := torch.ones(1)], torch.tensor(2.0)) or bool(tensor == 2),
     ),
     "torch._C._jit_set_autocast_mode": Canary(
         "keep TorchScript from casting what was cast before",
@@ -1092,7 +1093,7 @@ CANARIES: dict[str, Canary] = {
     },
     "._torchdynamo_orig_backend": Canary(
         "know the backend that a frame is compiled for",
-        lambda: compile_is_told()["backend"],
+        lambda: observe_compiles()["backend"],
     ),
     **{
         f".{name}": Canary(

@@ -12,20 +12,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 
 __all__ = ["PROGRAMS", "capture", "run"]
 
 
-def capture(function: Callable[..., Any], *args: Any, **options: Any) -> list[Fragment]:
+def capture(function: Callable[..., Any], *args: Any, **options: Any) -> list[Subgraph]:
     """The graphs that dynamo makes of one call, with what each is called with."""
-    fragments: list[Fragment] = []
+    subgraphs: list[Subgraph] = []
 
     def keep(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
         def call(*inputs: Any) -> Any:
-            leaves = tuple(_leaf(one) for one in inputs)
-            wanting = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
-            fragments.append(Fragment(graph, leaves, with_gradients=bool(wanting)))
+            leaves = tuple(_leaf(value) for value in inputs)
+            wanting = [
+                leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+            ]
+            subgraphs.append(Subgraph(graph, leaves, with_gradients=bool(wanting)))
             return graph(*inputs)
 
         return call
@@ -37,19 +39,23 @@ def capture(function: Callable[..., Any], *args: Any, **options: Any) -> list[Fr
             torch.compile(function, backend=keep, **options)(*args)
     finally:
         torch._dynamo.reset()
-    return fragments
+    return subgraphs
 
 
-def run(fragment: Fragment) -> tuple[list[Any], list[Any]]:
+def run(subgraph: Subgraph) -> tuple[list[Any], list[Any]]:
     """Outputs and gradients, of copies of the inputs, with random numbers from the start."""
-    inputs = [_leaf(one, copy=True) for one in fragment.inputs]
+    inputs = [_leaf(value, copy=True) for value in subgraph.inputs]
     torch.manual_seed(0)
-    outputs = [_leaf(one, copy=True) if one is None else one for one in fragment.graph(*inputs)]
-    wanted = [one for one in inputs if isinstance(one, torch.Tensor) and one.requires_grad]
-    differentiable = [one for one in outputs if isinstance(one, torch.Tensor) and one.requires_grad]
+    outputs = [
+        _leaf(value, copy=True) if value is None else value for value in subgraph.graph(*inputs)
+    ]
+    wanted = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+    differentiable = [
+        output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
+    ]
     gradients: list[Any] = []
     if wanted and differentiable:
-        total = torch.stack([one.double().square().sum() for one in differentiable]).sum()
+        total = torch.stack([value.double().square().sum() for value in differentiable]).sum()
         gradients = list(torch.autograd.grad(total, wanted, allow_unused=True))
     return outputs, gradients
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from shardscope.compile.diagnose.cutting.values import copy_tensor
-from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph.values import copy_tensor
 
 __all__ = ["CASES", "capture"]
 
@@ -20,14 +20,14 @@ Case = Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 def capture(
     function: Callable[..., Any], *args: Any, dynamic: bool | None = None
-) -> list[Fragment]:
+) -> list[Subgraph]:
     """The graphs that dynamo makes of a call, with what each is called with."""
-    found: list[Fragment] = []
+    found: list[Subgraph] = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
             values = tuple(_copy(value) for value in inputs)
-            found.append(Fragment(graph, values, torch.is_grad_enabled()))
+            found.append(Subgraph(graph, values, torch.is_grad_enabled()))
             return graph.forward(*inputs)
 
         return run

@@ -55,13 +55,13 @@ def lines(changes: Changes, area: Area | None = None) -> list[str]:
     ]
 
 
-def told(before: Recording, after: Recording, area: Area, **options: Any) -> list[str]:
-    """What a comparison says of one area."""
+def list_changes(before: Recording, after: Recording, area: Area, **options: Any) -> list[str]:
+    """List the changes of one area as text."""
     return lines(compare(before, after, **options), area)
 
 
 def add_reductions(llama: Recording) -> Recording:
-    """The Llama with one more all-reduce in each layer's forward, which nobody asked for."""
+    """The Llama with one more all-reduce in each layer's forward, which is implicit."""
     extra = [
         replace(call, kind=CollectiveKind.ALL_REDUCE, cause=UNASKED, order=10_000 + index)
         for index, call in enumerate(llama.collectives)
@@ -85,7 +85,7 @@ def unshard_queries(llama: Recording) -> Recording:
 
 
 def make_pair() -> tuple[Recording, Recording]:
-    """A Llama before and after: more is said, less is cut, and another torch did it."""
+    """A Llama before and after: more collectives, fewer sharded parameters, another torch."""
     before = make_llama(num_layers=4, dp=4, tp=2)
     run = replace(before.run, torch_version="2.14.0")
     finding = Finding(
@@ -106,7 +106,7 @@ def make_module(name: str, *parameters: Parameter, **changes: Any) -> Module:
 
 
 def make_parameter(name: str = "weight", **changes: Any) -> Parameter:
-    """A weight that is cut over tp, as an audit describes it."""
+    """A weight that is sharded over tp, as an audit describes it."""
     facts: dict[str, Any] = {
         "shape": (8, 8),
         "local_shape": (4, 8),
@@ -167,7 +167,7 @@ def make_coverage(verdicts: dict[str, Verdict], level: Level = Level.EXPORTED) -
 
 
 def make_program(**changes: Any) -> Parallelization:
-    """A program that was cut over tp."""
+    """A parallel program, sharded over tp."""
     facts: dict[str, Any] = {"program": "Model", "is_training": True, "num_ops": 9}
     return Parallelization(axes=(Axis(name="tp", size=4),), **(facts | changes))
 
@@ -180,7 +180,7 @@ def make_placed(name: str, **changes: Any) -> Placed:
 
 
 def make_fallback(module: str) -> FallbackRecord:
-    """An op that every rank does whole."""
+    """An op that every rank runs on the full tensor."""
     return FallbackRecord(
         axis="tp",
         kind=FallbackKind.REPLICATE,

@@ -9,34 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardscope.compile.diagnose.fragment import Fragment
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 
 __all__ = [
     "after",
     "always_wrong",
     "eager",
     "fails_late",
-    "fragment",
     "layer",
     "layered",
     "numbers",
     "raises",
     "returns",
     "returns_number",
+    "subgraph",
     "wrong_backward",
 ]
 
 Graph = fx.GraphModule
 
 
-def fragment(function: Callable[..., Any], *inputs: Any, with_gradients: bool = True) -> Fragment:
+def subgraph(function: Callable[..., Any], *inputs: Any, with_gradients: bool = True) -> Subgraph:
     """A function as dynamo would hand it on: with a flat tuple for its output."""
     graph = fx.symbolic_trace(function)
     (end,) = graph.graph.find_nodes(op="output")
     if not isinstance(end.args[0], list | tuple):
         end.args = ((end.args[0],),)
     graph.recompile()
-    return Fragment(graph, inputs, with_gradients)
+    return Subgraph(graph, inputs, with_gradients)
 
 
 def eager(graph: Graph, inputs: Any) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ def raises(error: Exception, *, when: str) -> Callable[..., Any]:
         def run(*given: Any) -> Any:
             if when == "running":
                 raise error
-            return [_FailsBackward.apply(one, error) for one in graph(*given)]
+            return [_FailsBackward.apply(value, error) for value in graph(*given)]
 
         return run
 
@@ -95,7 +95,7 @@ class _Multiplies(torch.autograd.Function):
 
 
 def wrong_backward(graph: Graph, inputs: Any, factor: float = 2.0) -> Callable[..., Any]:
-    return lambda *given: [_Multiplies.apply(one, factor) for one in graph(*given)]
+    return lambda *given: [_Multiplies.apply(value, factor) for value in graph(*given)]
 
 
 def fails_late(graph: Graph, inputs: Any) -> Any:
@@ -114,7 +114,7 @@ def fails_late(graph: Graph, inputs: Any) -> Any:
 def always_wrong(graph: Graph, inputs: Any) -> Callable[..., Any]:
     """Another wrong result each time."""
     count = itertools.count(2)
-    return lambda *given: [one * next(count) for one in graph(*given)]
+    return lambda *given: [value * next(count) for value in graph(*given)]
 
 
 def returns_number(graph: Graph, inputs: Any) -> int:
@@ -131,4 +131,4 @@ def layer(x, w):
 
 
 def layered():
-    return fragment(layer, numbers(8, 16), numbers(16, 16, seed=2))
+    return subgraph(layer, numbers(8, 16), numbers(16, 16, seed=2))

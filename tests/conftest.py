@@ -115,7 +115,7 @@ def any_recording(request: pytest.FixtureRequest) -> Recording:
 @pytest.fixture
 def host_clock_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans are timed on the host alone, also if a test before this one has used a GPU."""
-    monkeypatch.setattr("shardscope.comm.device_clock.has_cuda", lambda: False)
+    monkeypatch.setattr("shardscope.attribution.spans.has_cuda", lambda: False)
 
 
 @pytest.fixture

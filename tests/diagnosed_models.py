@@ -114,7 +114,7 @@ class Adds:
 
     def __call__(self, graph: Graph, _: Any) -> Callable[..., Any]:
         is_wrong = _has(graph, self._op)
-        return lambda *given: [one + self._by * is_wrong for one in graph(*given)]
+        return lambda *given: [value + self._by * is_wrong for value in graph(*given)]
 
 
 BUILT: list[Graph] = []
@@ -130,7 +130,7 @@ def rounds_late(graph: Graph, _: Any) -> Callable[..., Any]:
     """A backend that computes in more precision than it was asked to."""
 
     def run(*given: Any) -> Any:
-        return [one.to(given[0].dtype) for one in graph(*(one.double() for one in given))]
+        return [value.to(given[0].dtype) for value in graph(*(value.double() for value in given))]
 
     return run
 
@@ -151,7 +151,7 @@ def rests(graph: Graph, _: Any) -> Callable[..., Any]:
 
     def run(*given: Any) -> list[Any]:
         factor = 1 + next(count) % 2
-        return [one * factor for one in graph(*given)]
+        return [value * factor for value in graph(*given)]
 
     return run
 

@@ -21,15 +21,15 @@ import pytest
 import torch
 
 from shardscope.compile.diagnose import diagnose as diagnosing
-from shardscope.compile.diagnose import scribe as writing
-from shardscope.compile.diagnose.isolation.bench import Bench
-from shardscope.compile.diagnose.isolation.payload import pack, unpack
-from shardscope.compile.diagnose.isolation.scripts import ScriptResult
+from shardscope.compile.diagnose import repro_writer as writing
+from shardscope.compile.diagnose.worker.context import WorkerContext
+from shardscope.compile.diagnose.worker.scripts import ScriptResult
+from shardscope.compile.diagnose.worker.serialization import pack, unpack
 from shardscope.errors import RemoteError, WorkerCrashed, WorkerHung
 
 __all__ = ["Death", "HomeScript", "HomeWorkers", "Sleep", "stay_at_home"]
 
-_one_at_a_time = threading.Lock()  # what is printed is the whole process's
+_output_lock = threading.Lock()  # what is printed is the whole process's
 
 
 class Death(BaseException):
@@ -51,7 +51,7 @@ class HomeWorkers:
         self.interrupt_at: int | None = None  # the call at which the user presses Ctrl-C
 
     def _begin(self) -> None:
-        self._bench: Bench | None = None
+        self._context: WorkerContext | None = None
         self._prepared: set[str] = set()
         self._phase = ""
 
@@ -75,11 +75,11 @@ class HomeWorkers:
         if self.interrupt_at == len(self.calls):
             raise KeyboardInterrupt
         self._phase = ""
-        bench = self._ready_bench()
+        context = self._ready_context()
         try:
-            sent, given = unpack(_copy_call(function, args))
-            with _one_at_a_time, _warnings_of_its_own():
-                return unpack(pack(sent(bench, *given)).copy().pieces)
+            sent, arguments = unpack(_copy_call(function, args))
+            with _output_lock, _warnings_of_its_own():
+                return unpack(pack(sent(context, *arguments)).copy().buffers)
         except Death:
             phase = self._phase
             self._begin()
@@ -92,17 +92,19 @@ class HomeWorkers:
             kind = f"{type(error).__module__}.{type(error).__qualname__}"
             raise RemoteError(kind.removeprefix("builtins."), str(error)) from error
 
-    def _ready_bench(self) -> Bench:
-        if self._bench is None:
+    def _ready_context(self) -> WorkerContext:
+        if self._context is None:
             self.num_started += 1
-            self._bench = Bench(self._hear)
-        for name in [one for one in self._preparations if one not in self._prepared]:
+            self._context = WorkerContext(self._set_phase)
+        for name in [
+            preparation for preparation in self._preparations if preparation not in self._prepared
+        ]:
             function, args = unpack(self._preparations[name])
-            function(self._bench, *args)
+            function(self._context, *args)
             self._prepared.add(name)
-        return self._bench
+        return self._context
 
-    def _hear(self, phase: str) -> None:
+    def _set_phase(self, phase: str) -> None:
         self._phase = phase
 
 
@@ -112,7 +114,7 @@ def _warnings_of_its_own() -> warnings.catch_warnings[None]:
 
 
 def _copy_call(function: Callable[..., Any], args: Sequence[Any]) -> Sequence[Any]:
-    return pack((function, args)).copy().pieces
+    return pack((function, args)).copy().buffers
 
 
 class HomeScript:
@@ -125,11 +127,11 @@ class HomeScript:
         pass
 
     def run(self, path: Path, *, timeout_s: float, arguments: Sequence[str] = ()) -> ScriptResult:
-        said = io.StringIO()
+        printed = io.StringIO()
         with (
-            _one_at_a_time,
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(said),
+            _output_lock,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
             mock.patch.dict(os.environ),
             mock.patch.object(sys, "argv", [str(path), *arguments]),
             _warnings_of_its_own(),
@@ -137,7 +139,7 @@ class HomeScript:
             torch.compiler.reset()
             code = _run(path)
             torch.compiler.reset()
-        return ScriptResult(code, said.getvalue())
+        return ScriptResult(code, printed.getvalue())
 
 
 def _run(path: Path) -> int:
@@ -149,9 +151,9 @@ def _run(path: Path) -> int:
 
 
 def stay_at_home(monkeypatch: pytest.MonkeyPatch) -> HomeWorkers:
-    """Have `diagnose` start no process; gives whoever is asked instead."""
+    """Have `diagnose` start no process; returns the workers that run in this one."""
     workers = HomeWorkers()
-    monkeypatch.setattr(diagnosing, "open_nursery", lambda _: None)
+    monkeypatch.setattr(diagnosing, "open_fork_server", lambda _: None)
     monkeypatch.setattr(diagnosing, "Workers", lambda *_, **__: workers)
     monkeypatch.setattr(writing, "prewarm", HomeScript)
     return workers

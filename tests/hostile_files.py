@@ -13,9 +13,9 @@ import msgspec
 from rich.console import RenderableType
 
 import sample_recordings as samples
-from shardscope.comm.review import review
+from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
-from shardscope.contract.recording import record_contract
+from shardscope.contract.record import record_contract
 from shardscope.record import (
     CollectiveKind,
     Recording,
@@ -26,19 +26,18 @@ from shardscope.record import (
     merge_files,
 )
 from shardscope.record.stream import StreamHeader
-from shardscope.report.chakra import render_chakra, render_chakra_groups
 from shardscope.report.compare.compare import compare
-from shardscope.report.compare.document import encode_changes
-from shardscope.report.compare.markdown import render_changes_markdown
+from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.text import render_changes
-from shardscope.report.html import render_html
-from shardscope.report.markdown import render_markdown
-from shardscope.report.perfetto import render_perfetto_pieces
-from shardscope.report.tables import TABLES, render_table
-from shardscope.report.tensorboard import render_tensorboard
-from shardscope.report.text import render_plain, render_summary
-from shardscope.report.tui.walk import Walk
-from shardscope.report.views import render_views
+from shardscope.report.export.chakra import render_chakra, render_chakra_groups
+from shardscope.report.export.csv import TABLES, render_table
+from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.perfetto import render_perfetto_pieces
+from shardscope.report.export.tensorboard import render_tensorboard
+from shardscope.report.html.html import render_html
+from shardscope.report.text.summary import render_plain, render_summary
+from shardscope.report.text.views import render_views
+from shardscope.report.tui.walk import BrowserState
 
 __all__ = ["READERS", "make_file", "make_seeds"]
 
@@ -214,7 +213,7 @@ def _compare(recording: Recording) -> None:
 
 
 def _walk(recording: Recording) -> None:
-    walk = Walk(recording)
+    walk = BrowserState(recording)
     walk.fold()
     walk.search("layers")
     walk.list_calls()
@@ -228,7 +227,7 @@ READERS: dict[str, Callable[[Recording], object]] = {
             ["overview", "modules", "communication", "sharding", "coverage", "memory", "compiler"],
             by="module",
             is_folded=True,
-            whole=recording,
+            full_recording=recording,
         )
     ),
     "report": render_html,

@@ -15,35 +15,35 @@ from typing import Any
 import torch
 
 from captured_fragments import run
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.isolation.bench import Bench
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.worker.context import WorkerContext
 
 __all__: list[str] = []
 
 
-def add(bench: Bench, left: Any, right: Any) -> Any:
+def add(context: WorkerContext, left: Any, right: Any) -> Any:
     return left + right
 
 
-def count(bench: Bench) -> int:
-    bench.held["count"] = bench.held.get("count", 0) + 1
-    return int(bench.held["count"])
+def count(context: WorkerContext) -> int:
+    context.store["count"] = context.store.get("count", 0) + 1
+    return int(context.store["count"])
 
 
-def pid(bench: Bench) -> int:
+def pid(context: WorkerContext) -> int:
     return os.getpid()
 
 
-def keep(bench: Bench, name: str, value: Any) -> None:
-    bench.held[name] = value
-    bench.held["times"] = bench.held.get("times", 0) + 1
+def keep(context: WorkerContext, name: str, value: Any) -> None:
+    context.store[name] = value
+    context.store["times"] = context.store.get("times", 0) + 1
 
 
-def held(bench: Bench, name: str) -> Any:
-    return bench.held.get(name)
+def held(context: WorkerContext, name: str) -> Any:
+    return context.store.get(name)
 
 
-def print_much(bench: Bench, text: str) -> None:
+def print_much(context: WorkerContext, text: str) -> None:
     print(text)
     print("x" * 200_000, file=sys.stderr)
     os.system("echo from a child")
@@ -58,7 +58,7 @@ class OddError(Exception):
         raise TypeError("not me")
 
 
-def fail(bench: Bench, kind: str) -> None:
+def fail(context: WorkerContext, kind: str) -> None:
     if kind == "odd":
         raise OddError(1, 2)
     if kind == "exit":
@@ -66,44 +66,44 @@ def fail(bench: Bench, kind: str) -> None:
     raise ValueError("the cat is on the mat")
 
 
-def return_a_lock(bench: Bench) -> Any:
+def return_a_lock(context: WorkerContext) -> Any:
     return threading.Lock()
 
 
-def read_address_zero(bench: Bench) -> None:
-    bench.announce("compiling")
+def read_address_zero(context: WorkerContext) -> None:
+    context.report_phase("compiling")
     ctypes.string_at(0)
 
 
-def exit_with_three(bench: Bench) -> None:
+def exit_with_three(context: WorkerContext) -> None:
     print("goodbye", flush=True)
     os._exit(3)
 
 
-def sleep_with_the_lock(bench: Bench) -> None:
+def sleep_with_the_lock(context: WorkerContext) -> None:
     """In C, where no other thread of Python's can run."""
     ctypes.PyDLL(None).sleep(100)
 
 
-def begin_a_child_and_sleep_with_the_lock(bench: Bench, file: str) -> None:
+def begin_a_child_and_sleep_with_the_lock(context: WorkerContext, file: str) -> None:
     child = subprocess.Popen(["sleep", "100"])
     Path(file).write_text(str(child.pid))
-    bench.announce("compiling")
+    context.report_phase("compiling")
     time.sleep(0.01)
-    bench.announce("running")
-    sleep_with_the_lock(bench)
+    context.report_phase("running")
+    sleep_with_the_lock(context)
 
 
-def interrupt(bench: Bench, pid: int) -> None:
+def interrupt(context: WorkerContext, pid: int) -> None:
     os.kill(pid, signal.SIGINT)
     time.sleep(100)
 
 
-def compute(bench: Bench, fragment: Fragment) -> Any:
-    return run(fragment)
+def compute(context: WorkerContext, subgraph: Subgraph) -> Any:
+    return run(subgraph)
 
 
-def describe_places(bench: Bench) -> dict[str, Any]:
+def describe_places(context: WorkerContext) -> dict[str, Any]:
     import tempfile
 
     return {
@@ -115,18 +115,26 @@ def describe_places(bench: Bench) -> dict[str, Any]:
     }
 
 
-def compile_with_inductor(bench: Bench) -> torch.Tensor:
+def compile_with_inductor(context: WorkerContext) -> torch.Tensor:
     return torch.compile(lambda x: torch.relu(x) + 1)(torch.linspace(-1, 1, 8))
 
 
-def look_at(bench: Bench, tensors: tuple[torch.Tensor, ...]) -> list[Any]:
+def look_at(context: WorkerContext, tensors: tuple[torch.Tensor, ...]) -> list[Any]:
     return [
-        (one.dtype, tuple(one.shape), one.stride(), one.storage_offset(), one.requires_grad)
-        for one in tensors
+        (
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.requires_grad,
+        )
+        for tensor in tensors
     ]
 
 
-def write_through(bench: Bench, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def write_through(
+    context: WorkerContext, tensors: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
     with torch.no_grad():
         tensors[0].fill_(7)
     return tensors

@@ -1,7 +1,8 @@
-"""What we use of each private name that a shim looks up while it is imported: it is used here.
+"""Probes of the private names that shims look up when they are imported.
 
-A name that is still there may no longer do what we need of it, take the arguments that we give it,
-or define the function whose frames we look for. What the name is needed for is said in the shim.
+A name may still exist and behave differently, take other arguments, or no longer define the
+function whose frames are searched for. So each probe uses the name as the shim does. The shim
+states what the name is needed for.
 """
 
 from __future__ import annotations
@@ -26,53 +27,50 @@ from torch.distributed.tensor import DTensor, Shard
 
 from canaries import (
     Probe,
-    all_ranks_are_played,
+    autocast_policies_are_complete,
     boxed_code_empties_its_list,
-    compile_is_told,
-    cuda_autocast_policies_are_known,
     custom_op,
-    decisions_are_seen,
+    decisions_are_reported,
     fsdp1_chooses_a_cuda_device,
-    guards_are_given,
+    guards_are_returned,
     in_mesh,
-    lazy_backward_is_announced,
     levels_are_closed,
+    list_compiled_backwards,
+    local_tensor_mode_runs_all_ranks,
+    observe_compiles,
 )
 from shardscope import simulate, trace
 from shardscope._torch import (
     aot,
-    aot_backends,
     autograd,
-    backend_names,
-    calls,
     checking_modes,
-    checkpointing,
     compiling,
     custom_ops,
     ddp,
     dispatch,
-    fakes,
+    dynamo,
     frames,
     fsdp_groups,
-    functional_collectives,
-    graph_nodes,
-    graph_switches,
-    inductor_caches,
-    kernel_doors,
+    inductor,
     modules,
-    object_calls,
-    operators,
-    programs,
-    propagation,
-    pytree_values,
-    running,
-    simulated_group,
-    subgraph_calls,
-    trial_runs,
-    uncompiled,
-    workspaces,
 )
-from shardscope._torch.simulated_cuda import simulated_cuda
+from shardscope._torch import aot as aot_backends
+from shardscope._torch import aot as subgraph_calls
+from shardscope._torch import checkpoint as checkpointing
+from shardscope._torch import dispatch as operators
+from shardscope._torch import dtensor as propagation
+from shardscope._torch import dtensor as trial_runs
+from shardscope._torch import export as programs
+from shardscope._torch import export as pytree_values
+from shardscope._torch import fake as fake_shim
+from shardscope._torch import frames as running
+from shardscope._torch import graph as graph_nodes
+from shardscope._torch import graph as graph_switches
+from shardscope._torch import skip_dynamo as skip_dynamo_shim
+from shardscope._torch.collectives import functional, hooks, objects, schema
+from shardscope._torch.cuda import workspaces
+from shardscope._torch.cuda.simulated import simulated_cuda
+from shardscope._torch.process_groups import simulated as simulated_group
 
 __all__ = ["PROBES"]
 
@@ -86,33 +84,33 @@ def keys_can_be_combined() -> bool:
     return both.has(KEY) and not (both - keys).has(KEY) and (both & keys).has(KEY)
 
 
-def key_can_be_left_out() -> bool:
-    with kernel_doors.go_past():
+def key_can_be_excluded() -> bool:
+    with hooks.bypass_hook_key():
         is_out = C._dispatch_tls_is_dispatch_key_excluded(KEY)
     return is_out and not C._dispatch_tls_is_dispatch_key_excluded(KEY)
 
 
 def key_can_be_forced() -> bool:
-    with kernel_doors.go_past(), kernel_doors.lead_by():
+    with hooks.bypass_hook_key(), hooks.force_hook_key():
         return not C._dispatch_tls_is_dispatch_key_excluded(KEY)
 
 
-def calls_go_on_after_the_key() -> bool:
+def keys_after_the_hook_key_are_lower() -> bool:
     rest = C._dispatch_keyset_full_after(KEY)
     return not rest.has(KEY) and not rest.has(C.DispatchKey.AutogradCPU)
 
 
-def backward_is_known_by_its_task_and_node() -> bool:
-    seen = []
+def backward_has_graph_task_and_node() -> bool:
+    states = []
 
-    def see(gradient: torch.Tensor) -> None:
-        seen.append((autograd.is_in_backward(), autograd.current_node().name()))
+    def read_state(gradient: torch.Tensor) -> None:
+        states.append((autograd.is_in_backward(), autograd.current_node().name()))
 
     y = torch.ones(1, requires_grad=True) * 2
-    y.register_hook(see)
+    y.register_hook(read_state)
     y.sum().backward()
     return (
-        seen == [(True, "MulBackward0")]
+        states == [(True, "MulBackward0")]
         and not autograd.is_in_backward()
         and autograd.current_node() is None
     )
@@ -131,10 +129,10 @@ def work_has_a_future_and_can_be_boxed() -> bool:
     return work.wait() is True and work.get_future().wait() == [1] and work.boxed() is not None
 
 
-def group_is_found_by_name() -> bool:
+def group_is_resolved_by_name() -> bool:
     with simulate(mesh={"dp": 2}) as world:
         group = world.mesh.get_group()
-        return calls.process_group(group.group_name) is group
+        return schema.process_group(group.group_name) is group
 
 
 def count_compiled(function: Callable[..., Any]) -> int:
@@ -156,7 +154,7 @@ def marked_code_is_not_compiled() -> bool:
     def marked(x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
-    uncompiled.keep_uncompiled(marked.__code__)
+    skip_dynamo_shim.skip_dynamo(marked.__code__)
     return count_compiled(plain) == 1 and count_compiled(marked) == 0
 
 
@@ -169,7 +167,7 @@ def skipped_code_is_not_compiled() -> bool:
 
 
 def failed_guards_are_described_and_torch_functions_restored() -> bool:
-    """A function is compiled again for a fake tensor that differs in its device's index."""
+    """Whether a function is recompiled for a fake tensor that differs in its device's index."""
     double = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
     with simulate(mesh={"dp": 2}, device="cuda"):
         devices = [double(torch.ones(2, device=name)).device.type for name in ("cpu", "cuda")]
@@ -193,10 +191,10 @@ def synchronized_batch_norm_gathers_and_reduces() -> bool:
 
 
 def factories_take_the_index_of_a_device() -> bool:
-    known = {make.__name__ for make in resolve("torch.utils._device._device_constructors")()}
+    factories = {make.__name__ for make in resolve("torch.utils._device._device_constructors")()}
     with simulated_cuda(), FakeTensorMode():  # also where there is a GPU
         device = torch.zeros(2, device=1).device
-    return {"zeros", "tensor", "arange"} <= known and device == torch.device("cuda", 1)
+    return {"zeros", "tensor", "arange"} <= factories and device == torch.device("cuda", 1)
 
 
 def compiled_code_is_listed_until_it_is_reset() -> bool:
@@ -210,12 +208,12 @@ def compiled_code_is_listed_until_it_is_reset() -> bool:
     return before == 1 and not eval_frame._debug_get_cache_entry_list(function.__code__)
 
 
-def compiled_call_is_seen_on_the_stack() -> bool:
-    seen = []
+def compiled_call_is_on_the_stack() -> bool:
+    results = []
 
     @torch.compiler.disable
     def look() -> None:
-        seen.append(running.is_compiled_running(sys._getframe()))
+        results.append(running.is_compiled_running(sys._getframe()))
 
     def function(x: torch.Tensor) -> torch.Tensor:
         look()
@@ -223,10 +221,10 @@ def compiled_call_is_seen_on_the_stack() -> bool:
 
     look()
     count_compiled(function)
-    return seen == [False, True]
+    return results == [False, True]
 
 
-class Seen(dispatch.TorchDispatchMode):
+class OpLog(dispatch.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[str] = []
@@ -236,19 +234,19 @@ class Seen(dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def modes_are_counted_and_found() -> bool:
-    with Seen() as mode:
+def dispatch_modes_are_listed() -> bool:
+    with OpLog() as mode:
         return (
             dispatch.has_modes()
             and C._get_dispatch_stack_at(0) is mode
-            and dispatch.is_up_to_a_mode()
+            and dispatch.is_user_mode_active()
         )
 
 
 def a_mode_sees_ops_unless_modes_are_off() -> bool:
     x = torch.ones(1)
-    with Seen() as mode:
-        with dispatch.without_modes():
+    with OpLog() as mode:
+        with dispatch.disable_dispatch_modes():
             x + 1
         before = list(mode.ops)
         x + 1
@@ -269,11 +267,11 @@ def saved_tensors_hooks_can_be_disabled() -> bool:
 
 @cache
 def targets_in_a_graph() -> tuple[object, ...]:
-    """What dynamo writes for the contexts that a program enters."""
-    found: list[object] = []
+    """The targets of calls that dynamo writes for the contexts that a program enters."""
+    targets: list[object] = []
 
     def keep(gm: fx.GraphModule, inputs: Any) -> Any:
-        found.extend(node.target for node in gm.graph.nodes if node.op == "call_function")
+        targets.extend(node.target for node in gm.graph.nodes if node.op == "call_function")
         return gm
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -287,15 +285,15 @@ def targets_in_a_graph() -> tuple[object, ...]:
             return w.cos(), y + 1, z + 1
 
     torch.compile(function, backend=keep)(torch.ones(2, 2))
-    return tuple(found)
+    return tuple(targets)
 
 
 def is_in_graphs(*targets: object) -> Probe:
     return lambda: all(target in targets_in_a_graph() for target in targets)
 
 
-def device_is_exchanged_and_put_back() -> bool:
-    """What `torch.cuda.device` calls, which is what dynamo writes for it."""
+def device_is_exchanged_and_restored() -> bool:
+    """Whether `torch.cuda.device` calls the functions that dynamo writes for it."""
     enter = torch.cuda.device.__enter__.__code__.co_names
     leave = torch.cuda.device.__exit__.__code__.co_names
     return "_exchange_device" in enter and "_maybe_exchange_device" in leave
@@ -307,16 +305,16 @@ def version_can_be_set() -> bool:
     return tensor._version == 0
 
 
-def fakes_say_that_they_have_no_data() -> bool:
+def fake_tensors_raise_without_data() -> bool:
     def fails_with(kind: type[Exception], read: Callable[[torch.Tensor], object]) -> bool:
-        with fakes.FakeTensorMode():
+        with fake_shim.FakeTensorMode():
             try:
                 read(torch.ones(2))
             except kind:
                 return True
         return False
 
-    value, shape, unsupported = fakes.NO_DATA
+    value, shape, unsupported = fake_shim.NO_DATA
     return (
         fails_with(value, lambda x: x.sum().item())
         and fails_with(shape, lambda x: x.nonzero())
@@ -324,16 +322,16 @@ def fakes_say_that_they_have_no_data() -> bool:
     )
 
 
-def fakes_are_made_and_known() -> bool:
-    mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)
+def fake_tensors_are_recognised() -> bool:
+    mode = fake_shim.FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        made = torch.ones(2) + torch.ones(2)
+        fake = torch.ones(2) + torch.ones(2)
     real = torch.ones(2)
     return (
-        fakes.is_fake(made)
-        and fakes.is_fake(mode.from_tensor(real))
-        and not fakes.is_fake(real)
-        and dispatch.detect_fake_mode((made,)) is mode
+        fake_shim.is_fake(fake)
+        and fake_shim.is_fake(mode.from_tensor(real))
+        and not fake_shim.is_fake(real)
+        and dispatch.detect_fake_mode((fake,)) is mode
         and dispatch.detect_fake_mode((real,)) is None
     )
 
@@ -343,10 +341,10 @@ def graph_of(function: Callable[..., Any]) -> fx.GraphModule:
 
 
 def graphs_are_compiled_ahead() -> bool:
-    made: list[fx.GraphModule] = []
+    graphs: list[fx.GraphModule] = []
 
     def keep(gm: fx.GraphModule, inputs: Any) -> Any:
-        made.append(gm)
+        graphs.append(gm)
         return aot_backends.as_boxed(gm)
 
     x = torch.ones(2, requires_grad=True)
@@ -355,15 +353,15 @@ def graphs_are_compiled_ahead() -> bool:
     )
     (result,) = compiled(x)
     result.sum().backward()
-    return len(made) == 2 and x.grad is not None
+    return len(graphs) == 2 and x.grad is not None
 
 
-def a_graph_is_one_call_where_it_is_traced() -> bool:
+def subgraph_stays_a_single_call() -> bool:
     call = subgraph_calls.call_as_subgraph(graph_of(lambda x: (x.sin(),)), [torch.ones(2)])
     return bool(torch.equal(call([torch.ones(2)])[0], torch.ones(2).sin()))
 
 
-def ops_are_known_by_their_kinds() -> bool:
+def op_kinds_are_recognised() -> bool:
     cond, add = torch.ops.higher_order.cond, torch.ops.aten.add
     return (
         operators.name_operator(cond) == ("higher_order", "cond")
@@ -381,36 +379,36 @@ def ops_are_checked() -> bool:
     return bool(schemas == checked)
 
 
-def replicated_modules_are_known() -> bool:
+def replicated_modules_are_recognised() -> bool:
     with simulate(mesh={"dp": 2}):
         return ddp.is_replicated(replicate(nn.Linear(4, 4))) and not ddp.is_replicated(nn.ReLU())
 
 
-def rank_outside_is_warned_of() -> bool:
+def rank_outside_a_group_gets_a_warning() -> bool:
     with warnings.catch_warnings(record=True) as caught, simulate(mesh={"dp": 2}):
         warnings.simplefilter("always")
-        object_calls.warn_not_in_group("canary")
+        objects.warn_not_in_group("canary")
     return len(caught) == 1
 
 
-def trial_runs_are_known() -> bool:
-    trials, seen = trial_runs.TrialRuns(), []
+def shape_propagation_is_recognised() -> bool:
+    propagation_log, states = trial_runs.ShapePropagationTracker(), []
 
-    class Look(dispatch.TorchDispatchMode):
+    class StateMode(dispatch.TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if any(issubclass(kind, DTensor) for kind in types):
                 return NotImplemented
-            seen.append(trials.is_on())
+            states.append(propagation_log.is_on())
             return func(*args, **(kwargs or {}))
 
     with simulate(mesh={"tp": 2}) as world:
         x = DTensor.from_local(torch.ones(3, 5), world.mesh, [Shard(0)], run_check=False)
         propagation.forget_decisions(thoroughly=True)
-        with trials.watching(), Look():
+        with propagation_log.watching(), StateMode():
             x.sin()
-    return True in seen and False in seen
+    return True in states and False in states
 
 
 def arguments_are(op: str, *names: str) -> Probe:
@@ -422,14 +420,14 @@ def arguments_are(op: str, *names: str) -> Probe:
 
 
 def resolve(name: str) -> Any:
-    found: Any = torch
+    value: Any = torch
     for part in name.split(".")[1:]:
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def takes(name: str, *args: Any, **kwargs: Any) -> Probe:
-    """Whether a function can be called so."""
+    """A probe whether a function accepts these arguments."""
     return lambda: inspect.signature(resolve(name)).bind(*args, **kwargs)
 
 
@@ -459,29 +457,29 @@ def leaves_are_mapped() -> bool:
     ) == ((2,), {"a": 3})
 
 
-def open_sizes_are_divided() -> bool:
+def symbolic_sizes_are_divided() -> bool:
     sizes = {"input": {0: torch.export.Dim("rows", min=2, max=64)}}
     program = torch.export.export(nn.ReLU(), (torch.ones(8, 2),), dynamic_shapes=sizes)
-    (given,) = (node for node in program.graph.nodes if node.op == "placeholder")
-    value = given.meta["val"]
+    (placeholder,) = (node for node in program.graph.nodes if node.op == "placeholder")
+    value = placeholder.meta["val"]
     part = programs.divide_size(value.shape[0], 2)
     with programs.traced(programs.fake_mode_of([value]), has_open_sizes=True):
         doubled = value * 2
     return programs.hint_of(part) == 4 and doubled.shape == value.shape
 
 
-def roles_are_found(*roles: frames.Role) -> Probe:
+def roles_exist(*roles: frames.Role) -> Probe:
     return lambda: set(roles) <= set(frames.find_roles().values())
 
 
-def flat_parameter_is_known() -> bool:
+def flat_parameter_is_recognised() -> bool:
     with simulate(mesh={"dp": 2}):
         model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
         (parameter,) = model.parameters()
         return isinstance(parameter, fsdp_groups.FlatParameter)
 
 
-def device_is_read_past_the_class() -> bool:
+def device_is_read_from_the_base_class() -> bool:
     tensor = torch.ones(2)
     read, set_data = torch._C.TensorBase.device.__get__, torch._C.TensorBase.data.__set__
     set_data(tensor, torch.zeros(3))
@@ -496,19 +494,19 @@ PROBES: dict[str, Probe] = {
     ),
     "torch._dynamo.guards.GuardDebugInfo": failed_guards_are_described_and_torch_functions_restored,
     "torch._C.DisableTorchFunction": failed_guards_are_described_and_torch_functions_restored,
-    "torch._C._dispatch_get_registrations_for_dispatch_key": cuda_autocast_policies_are_known,
+    "torch._C._dispatch_get_registrations_for_dispatch_key": autocast_policies_are_complete,
     "torch._C._functorch": levels_are_closed,
-    "torch._dynamo.optimize": guards_are_given,
+    "torch._dynamo.optimize": guards_are_returned,
     "torch._dynamo.utils.compile_times": lambda: (
-        "repr" in inspect.signature(backend_names._compile_times).parameters
+        "repr" in inspect.signature(dynamo._compile_times).parameters
     ),
     **{
-        f"torch._dynamo.callback.{name}": lambda: lazy_backward_is_announced() == [False, True]
+        f"torch._dynamo.callback.{name}": lambda: list_compiled_backwards() == [False, True]
         for name in ("CallbackTrigger", "callback_handler")
     },
     "torch.distributed.fsdp._init_utils": fsdp1_chooses_a_cuda_device,
-    "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_known,
-    "torch._C.TensorBase": device_is_read_past_the_class,
+    "torch.distributed.fsdp._flat_param.FlatParameter": flat_parameter_is_recognised,
+    "torch._C.TensorBase": device_is_read_from_the_base_class,
     "torch.ops.aten._to_copy.default": lambda: torch.equal(
         simulated_group._COPY(torch.ones(2)), torch.ones(2)
     ),
@@ -519,21 +517,21 @@ PROBES: dict[str, Probe] = {
     "torch.jit._builtins._get_builtin_table": lambda: (
         import_module("torch.jit._builtins")._get_builtin_table()[id(torch.zeros)] == "aten::zeros"
     ),
-    # kernel_doors.py
+    # collectives/hooks.py: kernel hooks
     "torch._C.DispatchKey.ADInplaceOrView": lambda: KEY.name == "ADInplaceOrView",
     "torch._C.DispatchKey.Meta": keys_can_be_combined,
     "torch._C.DispatchKey.Python": keys_can_be_combined,
     "torch._C.DispatchKeySet": keys_can_be_combined,
-    "torch._C._ExcludeDispatchKeyGuard": key_can_be_left_out,
+    "torch._C._ExcludeDispatchKeyGuard": key_can_be_excluded,
     "torch._C._ForceDispatchKeyGuard": key_can_be_forced,
-    "torch._C._dispatch_keyset_full_after": calls_go_on_after_the_key,
-    "torch._C._dispatch_tls_is_dispatch_key_excluded": key_can_be_left_out,
+    "torch._C._dispatch_keyset_full_after": keys_after_the_hook_key_are_lower,
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": key_can_be_excluded,
     "torch._C._dispatch_tls_is_dispatch_key_included": lambda: (
         C._dispatch_tls_is_dispatch_key_included(KEY)
     ),
     "torch._C._dispatch_tls_local_exclude_set": key_can_be_forced,
     "torch._C._dispatch_tls_local_include_set": key_can_be_forced,
-    # issuing.py, dispatch.py, calls.py, method_doors.py, op_doors.py
+    # collectives/events.py, dispatch.py, collectives/schema.py, collectives/hooks.py
     "torch._C._TorchDispatchModeKey.FUNCTIONAL": lambda: (
         C._get_dispatch_mode(C._TorchDispatchModeKey.FUNCTIONAL) is None
     ),
@@ -543,55 +541,55 @@ PROBES: dict[str, Probe] = {
     "torch._C._get_dispatch_mode": lambda: (
         C._get_dispatch_mode(C._TorchDispatchModeKey.PROXY) is None
     ),
-    "torch._C._get_dispatch_stack_at": modes_are_counted_and_found,
-    "torch._C._len_torch_dispatch_stack": modes_are_counted_and_found,
+    "torch._C._get_dispatch_stack_at": dispatch_modes_are_listed,
+    "torch._C._len_torch_dispatch_stack": dispatch_modes_are_listed,
     "torch._guards.CompileContext.try_get": lambda: torch._guards.CompileContext.try_get() is None,
     "torch._guards.TracingContext.try_get": lambda: torch._guards.TracingContext.try_get() is None,
-    "torch._guards.detect_fake_mode": fakes_are_made_and_known,
+    "torch._guards.detect_fake_mode": fake_tensors_are_recognised,
     "torch.utils._python_dispatch.TorchDispatchMode": a_mode_sees_ops_unless_modes_are_off,
     "torch.utils._python_dispatch._disable_current_modes": a_mode_sees_ops_unless_modes_are_off,
-    "torch._ops.HigherOrderOperator": ops_are_known_by_their_kinds,
-    "torch._ops.OpOverload": ops_are_known_by_their_kinds,
-    "torch._ops.OpOverloadPacket": ops_are_known_by_their_kinds,
+    "torch._ops.HigherOrderOperator": op_kinds_are_recognised,
+    "torch._ops.OpOverload": op_kinds_are_recognised,
+    "torch._ops.OpOverloadPacket": op_kinds_are_recognised,
     "torch.ops.aten._local_scalar_dense.default": lambda: dispatch.READ_VALUE(torch.tensor(3)) == 3,
     "torch._C._dispatch_get_all_op_names": lambda: "aten::relu" in C._dispatch_get_all_op_names(),
     "torch._C._dispatch_dump": lambda: operators.registered_at("aten", "relu"),
-    "torch.distributed.distributed_c10d._resolve_process_group": group_is_found_by_name,
-    "torch.distributed._symmetric_memory": lambda: calls.unread_ops("symm_mem"),
+    "torch.distributed.distributed_c10d._resolve_process_group": group_is_resolved_by_name,
+    "torch.distributed._symmetric_memory": lambda: schema.unread_ops("symm_mem"),
     "torch.jit._builtins._register_builtin": takes(
         "torch.jit._builtins._register_builtin", abs, "aten::abs"
     ),
-    # autograd.py, kept_tensors.py, frames.py, recompute.py, running.py
+    # autograd.py, snapshot.py, frames.py, checkpoint.py
     "torch.autograd._get_sequence_nr": nodes_are_numbered,
-    "torch._C._current_autograd_node": backward_is_known_by_its_task_and_node,
-    "torch._C._current_graph_task_id": backward_is_known_by_its_task_and_node,
+    "torch._C._current_autograd_node": backward_has_graph_task_and_node,
+    "torch._C._current_graph_task_id": backward_has_graph_task_and_node,
     "torch._C._autograd._unsafe_set_version_counter": version_can_be_set,
-    "torch.autograd.graph._engine_run_backward": roles_are_found(frames.Role.ENGINE),
-    "torch.optim.Optimizer.profile_hook_step": roles_are_found(frames.Role.OPTIMIZER),
+    "torch.autograd.graph._engine_run_backward": roles_exist(frames.Role.ENGINE),
+    "torch.optim.Optimizer.profile_hook_step": roles_exist(frames.Role.OPTIMIZER),
     "torch.utils.checkpoint": frames.recompute_code,
     "torch.utils.checkpoint.CheckpointFunction.backward": frames.reentrant_code,
-    "torch.distributed.tensor._redistribute.redistribute_local_tensor": roles_are_found(
+    "torch.distributed.tensor._redistribute.redistribute_local_tensor": roles_exist(
         frames.Role.REDISTRIBUTE
     ),
-    "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args": roles_are_found(
+    "torch.distributed.tensor._dispatch.OpDispatcher.redistribute_local_args": roles_exist(
         frames.Role.IMPLICIT
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.unshard": (
-        roles_are_found(frames.Role.FSDP_UNSHARD)
+        roles_exist(frames.Role.FSDP_UNSHARD)
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward": (
-        roles_are_found(frames.Role.FSDP_REDUCE)
+        roles_exist(frames.Role.FSDP_REDUCE)
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam._get_grad_inner_tensor": (
-        roles_are_found(frames.Role.FSDP_GRADIENT)
+        roles_exist(frames.Role.FSDP_GRADIENT)
     ),
-    "torch.distributed.fsdp._runtime_utils._unshard": roles_are_found(frames.Role.FSDP1_UNSHARD),
-    "torch.distributed.fsdp._runtime_utils._reduce_grad": roles_are_found(frames.Role.FSDP1_REDUCE),
-    "torch.distributed.fsdp._runtime_utils._reduce_grad_no_shard": roles_are_found(
+    "torch.distributed.fsdp._runtime_utils._unshard": roles_exist(frames.Role.FSDP1_UNSHARD),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad": roles_exist(frames.Role.FSDP1_REDUCE),
+    "torch.distributed.fsdp._runtime_utils._reduce_grad_no_shard": roles_exist(
         frames.Role.FSDP1_REDUCE
     ),
-    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": compiled_call_is_seen_on_the_stack,
-    # uncompiled.py, module_calls.py, modules.py, checkpointing.py, ddp.py
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": compiled_call_is_on_the_stack,
+    # skip_dynamo.py, module_calls.py, modules.py, checkpoint.py, ddp.py
     "torch._C._dynamo.eval_frame._FrameAction.SKIP": marked_code_is_not_compiled,
     "torch._C._dynamo.eval_frame._FrameExecStrategy": marked_code_is_not_compiled,
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": marked_code_is_not_compiled,
@@ -611,8 +609,8 @@ PROBES: dict[str, Probe] = {
         checkpointing.is_checkpointed(checkpoint(nn.Linear(1, 1)))
         and not checkpointing.is_checkpointed(nn.Linear(1, 1))
     ),
-    "torch.distributed._composable.replicate.DDP": replicated_modules_are_known,
-    # meshes.py, object_calls.py, simulated_group.py, played_group.py, rank_state.py, local_ranks.py
+    "torch.distributed._composable.replicate.DDP": replicated_modules_are_recognised,
+    # mesh.py, collectives/objects.py, process_groups/, dtensor.py
     "torch.distributed.distributed_c10d._world": in_mesh(
         lambda mesh: (
             next(iter(dist.distributed_c10d._world.pg_group_ranks))
@@ -620,12 +618,12 @@ PROBES: dict[str, Probe] = {
         )
     ),
     "torch.distributed.distributed_c10d._canonicalize_group_rank": in_mesh(
-        lambda mesh: object_calls.to_group_rank(dist.group.WORLD, None, 1) == 1
+        lambda mesh: objects.to_group_rank(dist.group.WORLD, None, 1) == 1
     ),
     "torch.distributed.distributed_c10d._check_not_self_rank": in_mesh(
-        lambda mesh: object_calls.refuse_self(dist.group.WORLD, 1, "destination") is None
+        lambda mesh: objects.refuse_self(dist.group.WORLD, 1, "destination") is None
     ),
-    "torch.distributed.distributed_c10d._warn_not_in_group": rank_outside_is_warned_of,
+    "torch.distributed.distributed_c10d._warn_not_in_group": rank_outside_a_group_gets_a_warning,
     "torch.testing._internal.distributed.fake_pg": lambda: "fake" in dist.Backend.backend_list,
     "torch._C._distributed_c10d.FakeWork": lambda: simulated_group.ReceivedFrom(1).is_completed(),
     "torch._C._distributed_c10d._create_work_from_future": work_has_a_future_and_can_be_boxed,
@@ -644,29 +642,29 @@ PROBES: dict[str, Probe] = {
     "torch.utils._python_dispatch": lambda: hasattr(
         torch.utils._python_dispatch, "_is_in_torch_dispatch_mode"
     ),
-    "torch.distributed._local_tensor.LocalTensor": all_ranks_are_played,
-    "torch.distributed._local_tensor.LocalTensorMode": all_ranks_are_played,
-    # fakes.py, propagation.py, trial_runs.py, cuda_choices.py, workspaces.py, twin_kernels.py
-    "torch._subclasses.fake_tensor": fakes_are_made_and_known,
-    "torch._subclasses.fake_tensor.FakeTensor": fakes_are_made_and_known,
-    "torch._subclasses.fake_tensor.FakeTensorMode": fakes_are_made_and_known,
-    "torch._subclasses.fake_tensor.DataDependentOutputException": fakes_say_that_they_have_no_data,
-    "torch._subclasses.fake_tensor.DynamicOutputShapeException": fakes_say_that_they_have_no_data,
+    "torch.distributed._local_tensor.LocalTensor": local_tensor_mode_runs_all_ranks,
+    "torch.distributed._local_tensor.LocalTensorMode": local_tensor_mode_runs_all_ranks,
+    # fake.py, dtensor.py, cuda/, dispatch.py
+    "torch._subclasses.fake_tensor": fake_tensors_are_recognised,
+    "torch._subclasses.fake_tensor.FakeTensor": fake_tensors_are_recognised,
+    "torch._subclasses.fake_tensor.FakeTensorMode": fake_tensors_are_recognised,
+    "torch._subclasses.fake_tensor.DataDependentOutputException": fake_tensors_raise_without_data,
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": fake_tensors_raise_without_data,
     "torch._subclasses.fake_tensor.UnsupportedFakeTensorException": (
-        fakes_say_that_they_have_no_data
+        fake_tensors_raise_without_data
     ),
     "torch.distributed.tensor._random": lambda: hasattr(
         torch.distributed.tensor._random, "_rng_tracker"
     ),
     "torch.distributed.tensor._redistribute": caches_can_be_cleared,
-    "torch.distributed.tensor._dispatch.OpDispatcher": decisions_are_seen,
-    "torch.distributed.tensor._dtensor_spec.DTensorSpec": decisions_are_seen,
+    "torch.distributed.tensor._dispatch.OpDispatcher": decisions_are_reported,
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec": decisions_are_reported,
     "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": in_mesh(
         lambda mesh: propagation.local_part((4, 6), mesh, (Shard(0), Shard(1))) == (2, 3)
     ),
     "torch.distributed.tensor.debug._clear_fast_path_sharding_prop_cache": caches_can_be_cleared,
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": caches_can_be_cleared,
-    "torch.distributed.tensor._sharding_prop.ShardingPropagator": trial_runs_are_known,
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": shape_propagation_is_recognised,
     "torch.utils._foreach_utils": lambda: isinstance(
         torch.utils._foreach_utils._foreach_supported_types, list
     ),
@@ -689,7 +687,7 @@ PROBES: dict[str, Probe] = {
     "torch.ops.aten._scaled_dot_product_flash_attention_backward": lambda: (
         workspaces.workspace_bytes(torch.ops.aten.relu.default, ()) == 0
     ),
-    # functional_collectives.py
+    # collectives/functional.py
     "torch.distributed._functional_collectives": lambda: C._dispatch_has_kernel_for_dispatch_key(
         "_c10d_functional::all_reduce", "Meta"
     ),
@@ -716,10 +714,8 @@ PROBES: dict[str, Probe] = {
         "input_split_sizes",
         "group_name",
     ),
-    "torch.ops._c10d_functional.wait_tensor.default": lambda: (
-        functional_collectives.WAIT(torch.ones(1)) == 1
-    ),
-    # graph_nodes.py, graph_switches.py
+    "torch.ops._c10d_functional.wait_tensor.default": lambda: functional.WAIT(torch.ones(1)) == 1,
+    # graph.py
     "torch._C._set_grad_enabled": is_in_graphs(graph_nodes.SET_GRAD_ENABLED),
     "torch.amp.autocast_mode._enter_autocast": is_in_graphs(graph_nodes.ENTER_AUTOCAST),
     "torch.amp.autocast_mode._exit_autocast": is_in_graphs(graph_nodes.EXIT_AUTOCAST),
@@ -731,16 +727,16 @@ PROBES: dict[str, Probe] = {
     "torch.nn.attention._sdpa_kernel": is_in_graphs(torch.nn.attention._sdpa_kernel),
     "torch._C._autograd._saved_tensors_hooks_disable": saved_tensors_hooks_can_be_disabled,
     "torch._C._autograd._saved_tensors_hooks_enable": saved_tensors_hooks_can_be_disabled,
-    "torch.cuda._exchange_device": device_is_exchanged_and_put_back,
-    "torch.cuda._maybe_exchange_device": device_is_exchanged_and_put_back,
-    # compile_events.py, compile_caches.py, compile_times.py, break_ids.py, backend_names.py
-    "torch._dynamo.convert_frame": lambda: compile_is_told()["compiled"],
-    "torch._dynamo.exc.Unsupported": lambda: compile_is_told()["skip"],
+    "torch.cuda._exchange_device": device_is_exchanged_and_restored,
+    "torch.cuda._maybe_exchange_device": device_is_exchanged_and_restored,
+    # dynamo.py, dynamo_caches.py
+    "torch._dynamo.convert_frame": lambda: observe_compiles()["compiled"],
+    "torch._dynamo.exc.Unsupported": lambda: observe_compiles()["skip"],
     "torch._dynamo.exc.UserError": lambda: issubclass(torch._dynamo.exc.UserError, Exception),
-    "torch._dynamo.output_graph.OutputGraph": lambda: compile_is_told()["graph"],
-    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": lambda: compile_is_told()["stop"],
-    "torch._dynamo.utils.compilation_time_metrics": lambda: compile_is_told()["times"],
-    "torch._guards.CompileContext": lambda: compile_is_told()["compile_id"] not in ("", "None"),
+    "torch._dynamo.output_graph.OutputGraph": lambda: observe_compiles()["graph"],
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase": lambda: observe_compiles()["stop"],
+    "torch._dynamo.utils.compilation_time_metrics": lambda: observe_compiles()["times"],
+    "torch._guards.CompileContext": lambda: observe_compiles()["compile_id"] not in ("", "None"),
     "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": (
         compiled_code_is_listed_until_it_is_reset
     ),
@@ -759,7 +755,7 @@ PROBES: dict[str, Probe] = {
         "gb0170" in torch._dynamo.exc.get_gbid_documentation_link("Data-dependent branching")
     ),
     "torch._dynamo.lookup_backend": lambda: torch._dynamo.lookup_backend("eager"),
-    # aot.py, aot_backends.py, aot_stages.py, compiler_parts.py, compiling.py, subgraph_calls.py
+    # aot.py, inductor.py, compiling.py, checking_modes.py, custom_ops.py
     "torch._functorch.aot_autograd.aot_function": lambda: (
         len(aot.trace_graphs(lambda x: [x.sin()], torch.ones(2, requires_grad=True))) == 2
     ),
@@ -791,11 +787,9 @@ PROBES: dict[str, Probe] = {
         )
         == ["backend", "subsystem", "debug_info"]
     ),
-    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": (
-        a_graph_is_one_call_where_it_is_traced
-    ),
+    "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_infer": (subgraph_stays_a_single_call),
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir": lambda: (
-        inductor_caches.header_folder().is_absolute()
+        inductor.header_folder().is_absolute()
     ),
     "torch._subclasses.CrossRefFakeMode": ops_are_checked,
     "torch._subclasses.schema_check_mode.SchemaCheckMode": ops_are_checked,
@@ -803,9 +797,9 @@ PROBES: dict[str, Probe] = {
     "torch._library.custom_ops.OPDEFS": lambda: (
         custom_op() and custom_ops.describe_custom_op("shardscope_canary::same")
     ),
-    # programs.py, pytree_values.py, mixing.py
-    "torch._dispatch.python.enable_python_dispatcher": open_sizes_are_divided,
-    "torch._dynamo.source.ConstantSource": open_sizes_are_divided,
+    # export.py, dtensor.py
+    "torch._dispatch.python.enable_python_dispatcher": symbolic_sizes_are_divided,
+    "torch._dynamo.source.ConstantSource": symbolic_sizes_are_divided,
     "torch.fx._pytree.tree_flatten_spec": nested_values_are_flattened,
     "torch.utils._pytree.tree_flatten": nested_values_are_flattened,
     "torch.utils._pytree.tree_leaves": leaves_are_mapped,

@@ -1,7 +1,7 @@
-"""A program that traces a step in torches that each lack one private name that we look up.
+"""Traces a training step with private names of torch missing, one at a time and all together.
 
-It is run by a test. Each torch is a fork of a process that has torch and not yet shardscope, where
-the lookup of one name fails, or of all of them. What became of the step is printed as JSON.
+A test runs it as a program. Each case is a fork of a process that has imported torch and not
+shardscope, in which the lookup of one name fails, or of all. The results are printed as JSON.
 """
 
 from __future__ import annotations
@@ -28,26 +28,22 @@ import shardscope.record  # imports no torch
 
 __all__ = ["run_all"]
 
-# Their functions are called while a step is traced.
+# Modules whose functions are called while a step is traced.
 TRACING_SHIMS = {
     "autograd",
-    "calls",
-    "checkpointing",
+    "checkpoint",
     "ddp",
     "dispatch",
+    "events",
     "frames",
     "fsdp",
-    "functional_collectives",
-    "intercept",
-    "issuing",
-    "kernel_doors",
-    "meshes",
-    "method_doors",
+    "functional",
+    "hooks",
+    "mesh",
     "module_calls",
     "modules",
-    "op_doors",
-    "recompute",
-    "uncompiled",
+    "schema",
+    "skip_dynamo",
 }
 
 
@@ -68,7 +64,7 @@ def make_step() -> tuple[nn.Module, Callable[[], float]]:
     model = Net()
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     with torch.no_grad():
-        for parameter in model.parameters():  # what a fake group scatters is nobody's
+        for parameter in model.parameters():  # a fake group scatters uninitialized data
             nn.init.constant_(parameter.to_local(), 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -83,12 +79,12 @@ def make_step() -> tuple[nn.Module, Callable[[], float]]:
 
 
 def find_public_names() -> list[str]:
-    """What cannot be imported of the public API."""
+    """The names of the public API that cannot be imported, with errors."""
     failed = []
     for name in shardscope.__all__:
         try:
             getattr(shardscope, name)
-        except Exception as error:  # noqa: BLE001 - it is the answer
+        except Exception as error:  # noqa: BLE001 - errors are the result
             failed.append(f"{name}: {error!r}")
     return failed
 
@@ -109,7 +105,7 @@ def trace_step(expected: float) -> dict[str, Any]:
 
 
 def hide(names: Iterable[str]) -> None:
-    """Let lookups of these names fail, as in a torch that has moved them."""
+    """Make lookups of these names fail, as in a torch without them."""
     private = import_module("shardscope._torch.private")
     resolve, hidden = private._resolve, set(names)
 
@@ -127,7 +123,7 @@ def in_fork(run: Callable[[], Any]) -> Any:
     if not pid:
         try:
             answer = run()
-        except BaseException as error:  # noqa: BLE001 - it is the answer
+        except BaseException as error:  # noqa: BLE001 - errors are the result
             answer = {"error": repr(error)}
         with os.fdopen(writing, "w") as file:
             json.dump(answer, file)

@@ -7,7 +7,7 @@ from typing import final
 
 import msgspec
 
-from shardscope.report.page.records import Page
+from shardscope.report.html.page import Page
 
 __all__ = ["Document", "read_page"]
 

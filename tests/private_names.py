@@ -1,7 +1,7 @@
-"""Every private torch name that a source file uses: imported, reached through torch, or spelt out.
+"""Finds the private names of torch in a source file: imported, as attributes, or in strings.
 
-`torch.autograd._get_sequence_nr` stands for itself, `._sequence_nr` for an attribute of some object
-of torch's.
+`torch.autograd._get_sequence_nr` is a name below torch, `._sequence_nr` an attribute of an object
+of torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 __all__ = ["find_early_names", "find_private_names"]
 
-_SPELT_OUT = re.compile(r"_[a-z][a-z0-9_]*")
+_PRIVATE_NAME = re.compile(r"_[a-z][a-z0-9_]*")
 _NOT_TORCHS = {"self", "sys"}
 
 
 def find_private_names(path: Path) -> set[str]:
-    """The private names of torch's in the file at `path`."""
+    """The private names of torch in the file at `path`."""
     tree = ast.parse(path.read_text())
     imported = dict(_imports(tree))
     names = {name for name in imported.values() if _is_private(name)} - {"torch._C"}
@@ -27,12 +27,12 @@ def find_private_names(path: Path) -> set[str]:
         if isinstance(node, ast.Attribute) and _is_private_part(node.attr):
             names |= _attribute(node, imported)
         elif isinstance(node, ast.Constant) and id(node) not in skipped:
-            names |= _spelt_out(node)
+            names |= _names_in_string(node)
     return names
 
 
 def find_early_names(path: Path) -> set[str]:
-    """The private names that the file at `path` reaches, or imports, while it is imported."""
+    """The private names that the file at `path` uses or imports while it is imported."""
     tree = ast.parse(path.read_text())
     imported = dict(_imports(tree))
     early = _Early().visit(tree)
@@ -44,7 +44,7 @@ def find_early_names(path: Path) -> set[str]:
 
 
 class _Early(ast.NodeTransformer):
-    """Leaves of a module what runs as it is imported: no bodies of functions, no annotations."""
+    """Reduces a module to the code that runs on import: no function bodies, no annotations."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return ast.Module([*node.decorator_list, *node.args.defaults], [])
@@ -62,7 +62,7 @@ class _Early(ast.NodeTransformer):
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Names of this file that stand for something of torch's, and what."""
+    """Names of this file that are bound to objects of torch, with the objects' full names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -74,14 +74,14 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _attribute(node: ast.Attribute, imported: dict[str, str]) -> set[str]:
-    """What `node` reaches: a name from torch on down, or an attribute of an object."""
+    """The private name at `node`: a full name below torch, or an attribute of an object."""
     chain = ast.unparse(node)
     root = re.match(r"\w+", chain)
     if root is None or root[0] in _NOT_TORCHS:
         return set()
     if not re.fullmatch(r"[\w.]+", chain):
         return {f".{node.attr}"}
-    whole = next(
+    full_name = next(
         (
             imported[name] + chain.removeprefix(name)
             for name in sorted(imported, key=len, reverse=True)
@@ -89,16 +89,16 @@ def _attribute(node: ast.Attribute, imported: dict[str, str]) -> set[str]:
         ),
         chain,
     )
-    return {whole} if whole.startswith("torch.") else {f".{node.attr}"}
+    return {full_name} if full_name.startswith("torch.") else {f".{node.attr}"}
 
 
-def _spelt_out(node: ast.Constant) -> set[str]:
-    is_name = isinstance(node.value, str) and _SPELT_OUT.fullmatch(node.value)
+def _names_in_string(node: ast.Constant) -> set[str]:
+    is_name = isinstance(node.value, str) and _PRIVATE_NAME.fullmatch(node.value)
     return {f".{node.value}"} if is_name else set()
 
 
 def _positions_of_own_names(tree: ast.Module) -> set[int]:
-    """Strings that name our own attributes, those in `__slots__`, and parts of longer strings."""
+    """Identities of string nodes that are not names of torch: in `__slots__` and in f-strings."""
     return {
         id(constant)
         for node in ast.walk(tree)

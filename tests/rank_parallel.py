@@ -81,7 +81,7 @@ def check_forward(case: Case, program: ParallelProgram, module: nn.Module) -> No
     with torch.no_grad():
         wanted = model(*mine[0], **mine[1])
         found = module(*(local := local_inputs(program, given, dist.get_rank()))[0], **local[1])
-    placed = [item for item, role in program.flow.outputs if role.kind == "output"]
+    placed = [item for item, role in program.graph.outputs if role.kind == "output"]
     for at, (one, other, value) in enumerate(
         zip(tree_leaves(wanted), tree_leaves(found), placed, strict=True)
     ):
@@ -111,7 +111,7 @@ def compare_training(
     wanted.backward()
     torch.testing.assert_close(loss.detach(), wanted.detach(), rtol=case.tolerance, atol=1e-9)
     own = dict(module.named_parameters())
-    values = {role.name: value for value, role in program.flow.inputs}
+    values = {role.name: value for value, role in program.graph.inputs}
     for name, parameter in model.named_parameters():
         if name in own and parameter.grad is not None:
             gradient = own[name].grad
@@ -124,7 +124,7 @@ def compare_training(
 def compare_buffers(
     model: nn.Module, module: nn.Module, program: ParallelProgram, case: Case
 ) -> None:
-    values = {role.name: value for value, role in program.flow.inputs}
+    values = {role.name: value for value, role in program.graph.inputs}
     own = {name.removeprefix("_orig_mod."): one for name, one in module.named_buffers()}
     for name, buffer in model.named_buffers():
         if name in own and name in values:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.record import Condition
 
 __all__ = ["WRONG", "assert_same", "assert_tidy", "capture", "copy_inputs", "load"]
@@ -24,15 +24,15 @@ __all__ = ["WRONG", "assert_same", "assert_tidy", "capture", "copy_inputs", "loa
 WRONG = Outcome(Condition.WRONG_RESULT, fact="output 0 is off")
 
 
-def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Fragment:
+def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Subgraph:
     """The first graph that dynamo makes of a call, with its inputs."""
-    found: list[Fragment] = []
+    found: list[Subgraph] = []
 
     def keep(graph: fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         def call(*inputs: Any) -> Any:
             if not found:
-                fragment = Fragment(graph, copy_inputs(inputs), torch.is_grad_enabled())
-                found.append(replace(fragment, has_open_sizes=dynamic or False))
+                subgraph = Subgraph(graph, copy_inputs(inputs), torch.is_grad_enabled())
+                found.append(replace(subgraph, has_open_sizes=dynamic or False))
             return graph.forward(*inputs)
 
         return call
@@ -44,10 +44,10 @@ def capture(function: Callable[..., Any], *args: Any, dynamic: bool | None = Non
 
 def copy_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        one.detach().clone().requires_grad_(one.requires_grad)
-        if isinstance(one, torch.Tensor)
-        else one
-        for one in inputs
+        value.detach().clone().requires_grad_(value.requires_grad)
+        if isinstance(value, torch.Tensor)
+        else value
+        for value in inputs
     )
 
 
@@ -69,17 +69,17 @@ def load(path: Path, name: str = "") -> dict[str, Any]:
     return vars(module)
 
 
-def assert_same(fragment: Fragment, path: Path) -> str:
-    """The script computes, bit for bit, what the fragment computes; its text."""
+def assert_same(subgraph: Subgraph, path: Path) -> str:
+    """Check that the script computes, bit for bit, what the subgraph computes; returns its text."""
     scope = load(path)
     # FX's own code for a graph gets `(-1) ** x` wrong.
-    graph = fx.Interpreter(fragment.graph).run
-    constants = scope["make_inputs"]()[len(fragment.inputs) :]
-    expected = scope["run"](graph, copy_inputs(fragment.inputs), fragment.with_gradients)
+    graph = fx.Interpreter(subgraph.graph).run
+    constants = scope["make_inputs"]()[len(subgraph.inputs) :]
+    expected = scope["run"](graph, copy_inputs(subgraph.inputs), subgraph.with_gradients)
     inputs = scope["make_inputs"]()
-    found = scope["run"](scope["f"], inputs, fragment.with_gradients)
-    assert len(inputs) == len(fragment.inputs) + len(constants)
-    tensors = {name: one for name, one in expected.items() if isinstance(one, torch.Tensor)}
+    found = scope["run"](scope["f"], inputs, subgraph.with_gradients)
+    assert len(inputs) == len(subgraph.inputs) + len(constants)
+    tensors = {name: value for name, value in expected.items() if isinstance(value, torch.Tensor)}
     assert tensors
     for name, value in tensors.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True)
@@ -93,7 +93,7 @@ def assert_tidy(text: str) -> None:
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.Import):
-            modules = [one.name for one in node.names]
+            modules = [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
         for module in modules:

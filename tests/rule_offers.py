@@ -1,91 +1,103 @@
-"""What a rule may be asked: every cut of its inputs, and what it then answers."""
+"""All strategies of an op's rule, asked with every sharding of its inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardscope.parallel.placements import Placement, Replicate, Shard, cut_size, divides
-from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
-from shardscope.parallel.rules.lookup import find_rule
+from shardscope.parallel.ir.placements import Placement, Replicate, Shard, divides, shard_size
+from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
+from shardscope.parallel.sharding_rules.lookup import find_rule
 
 __all__ = ["can_run", "find_strategies"]
 
 
-def find_strategies(call: Call, *, offers: Sequence[Sequence[Placement]] = ()) -> list[Strategy]:
-    """All that the op's rule answers, whatever its inputs may lie like; none without a rule.
+def find_strategies(
+    call: OpCall, *, candidate_placements: Sequence[Sequence[Placement]] = ()
+) -> list[Strategy]:
+    """All strategies of the op's rule for any placements of its inputs; none without a rule.
 
-    `offers` adds to the cuts that are tried for each input.
+    `candidate_placements` are tried in addition to every sharding of a single input.
     """
     rule = find_rule(call.op)
     if rule is None:
         return []
-    tried = [call.offered, *_single_cuts(call), *map(tuple, offers)]
-    found = [one for offered in tried for one in rule(replace(call, offered=offered))]
-    lifted = [blocks for one in found for blocks in _in_blocks(call, one)]
-    return [one for one in dict.fromkeys([*found, *lifted]) if can_run(call, one)]
-
-
-def can_run(call: Call, strategy: Strategy) -> bool:
-    """Whether the cuts match on every rank: uneven ones do only along dims of one size."""
-    cuts = _cuts_of(call, strategy)
-    is_one_size = len({size for _, size in cuts}) <= 1
-    return is_one_size or all(_is_even(cut, size, call.num_ranks) for cut, size in cuts)
-
-
-def _cuts_of(call: Call, strategy: Strategy) -> list[tuple[Shard, int]]:
-    placements = (*strategy.inputs, *strategy.outputs)
-    specs = (*call.inputs, *call.outputs)
+    candidates = [call.input_placements, *_single_shards(call), *map(tuple, candidate_placements)]
+    strategies = [
+        strategy
+        for input_placements in candidates
+        for strategy in rule(replace(call, input_placements=input_placements))
+    ]
+    lifted = [blocks for strategy in strategies for blocks in _in_blocks(call, strategy)]
     return [
-        (one, spec.shape[one.dim])
-        for one, spec in zip(placements, specs, strict=True)
-        if isinstance(one, Shard)
+        strategy for strategy in dict.fromkeys([*strategies, *lifted]) if can_run(call, strategy)
     ]
 
 
-def _is_even(cut: Shard, size: int, num_ranks: int) -> bool:
-    if cut.segments:
-        return all(divides(num_ranks, one) for one in cut.segments)
-    return divides(cut.outer * num_ranks, size)
+def can_run(call: OpCall, strategy: Strategy) -> bool:
+    """Whether the shards match on every rank: uneven shards do only along dims of equal size."""
+    shards = _shards_of(call, strategy)
+    is_same_size = len({size for _, size in shards}) <= 1
+    return is_same_size or all(_is_even(shard, size, call.num_ranks) for shard, size in shards)
 
 
-def _single_cuts(call: Call) -> Iterator[tuple[Placement, ...]]:
-    """One input cut somewhere, the others whole."""
-    whole: tuple[Placement, ...] = (Replicate(),) * len(call.inputs)
+def _shards_of(call: OpCall, strategy: Strategy) -> list[tuple[Shard, int]]:
+    placements = (*strategy.inputs, *strategy.outputs)
+    specs = (*call.inputs, *call.outputs)
+    return [
+        (placement, spec.shape[placement.dim])
+        for placement, spec in zip(placements, specs, strict=True)
+        if isinstance(placement, Shard)
+    ]
+
+
+def _is_even(shard: Shard, size: int, num_ranks: int) -> bool:
+    if shard.segments:
+        return all(divides(num_ranks, segment) for segment in shard.segments)
+    return divides(shard.outer * num_ranks, size)
+
+
+def _single_shards(call: OpCall) -> Iterator[tuple[Placement, ...]]:
+    """Placements with one input sharded and the others replicated."""
+    replicated: tuple[Placement, ...] = (Replicate(),) * len(call.inputs)
     for position, spec in enumerate(call.inputs):
-        for cut in _all_cuts(spec, call.num_ranks):
-            yield (*whole[:position], cut, *whole[position + 1 :])
+        for shard in _all_shards(spec, call.num_ranks):
+            yield (*replicated[:position], shard, *replicated[position + 1 :])
 
 
-def _all_cuts(spec: TensorSpec, num_ranks: int) -> Iterator[Shard]:
+def _all_shards(spec: TensorSpec, num_ranks: int) -> Iterator[Shard]:
     for dim, size in enumerate(spec.shape):
         yield Shard(dim)
         for block in _blocks(size, num_ranks):
             yield block.at(dim)
 
 
-def _in_blocks(call: Call, strategy: Strategy) -> Iterator[Strategy]:
-    """The same strategy on cuts in blocks, as the engine takes it to be good for."""
-    cuts = _cuts_of(call, strategy)
-    sizes = {size for _, size in cuts}
-    if not strategy.is_order_blind or len(sizes) != 1 or not all(one.is_plain for one, _ in cuts):
+def _in_blocks(call: OpCall, strategy: Strategy) -> Iterator[Strategy]:
+    """The same strategy with shards in blocks, to which the propagation pass applies it too."""
+    shards = _shards_of(call, strategy)
+    sizes = {size for _, size in shards}
+    if (
+        not strategy.is_permutation_invariant
+        or len(sizes) != 1
+        or not all(shard.is_plain for shard, _ in shards)
+    ):
         return
     for block in _blocks(sizes.pop(), call.num_ranks):
         yield replace(
             strategy,
-            inputs=tuple(_lift(one, block) for one in strategy.inputs),
-            outputs=tuple(_lift(one, block) for one in strategy.outputs),
+            inputs=tuple(_with_blocks(placement, block) for placement in strategy.inputs),
+            outputs=tuple(_with_blocks(placement, block) for placement in strategy.outputs),
         )
 
 
-def _lift(placement: Placement, block: Shard) -> Placement:
+def _with_blocks(placement: Placement, block: Shard) -> Placement:
     return block.at(placement.dim) if isinstance(placement, Shard) else placement
 
 
 def _blocks(size: int, num_ranks: int) -> Iterator[Shard]:
-    """Ways to cut a dim in blocks that leave something to every rank."""
+    """Ways to shard a dim in blocks that give every rank a nonempty shard."""
     for outer in range(2, size):
-        if size % outer == 0 and cut_size(size // outer, num_ranks, num_ranks - 1):
+        if size % outer == 0 and shard_size(size // outer, num_ranks, num_ranks - 1):
             yield Shard(0, outer=outer)
     for unit in range(num_ranks, size // 3 + 1, num_ranks):
         if size % unit == 0:

@@ -1,7 +1,8 @@
-"""Rules proved by computing: cut, run on every rank, join, compare with the whole.
+"""Proves sharding rules by computing: shard, run on every rank, unshard, compare with the full
+result.
 
-Gradients too: each rank differentiates what it computed, and what comes back has to be the whole's
-gradient in the layout that calculus gives it (`dual`).
+Gradients too: each rank differentiates what it computed, and the result has to be the full gradient
+in the placement that `grad_placement` gives.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from torch.fx.node import map_aggregate
 
 from rule_offers import find_strategies
 from rule_sample import Sample, make_sample
-from shardscope.parallel.layouts import Layout, Seat
-from shardscope.parallel.placements import Placement, Replicate
-from shardscope.parallel.rules.call import Call, Strategy, TensorSpec
-from shardscope.parallel.rules.dealing import Coordinates, all_coordinates, deal, dual, join
+from shardscope.parallel.ir.placements import Placement, Replicate
+from shardscope.parallel.ir.reference_sharding import (
+    Coordinates,
+    all_coordinates,
+    grad_placement,
+    shard_tensor,
+    unshard_tensor,
+)
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 
 __all__ = ["Verdict", "prove", "refute"]
 
@@ -41,10 +48,10 @@ def prove(
     kwargs: Mapping[str, Any] | None = None,
     *,
     sizes: Sequence[int] = (2,),
-    offers: Sequence[Sequence[Placement]] = (),
+    candidate_placements: Sequence[Sequence[Placement]] = (),
     constants: Collection[str] = (),
 ) -> list[Verdict]:
-    """Try every strategy of the op's rule on a mesh of these sizes, as inference and training.
+    """Try every strategy of the op's rule on a mesh of these sizes, in inference and in training.
 
     `constants` are the arguments that torch gives no gradient.
     """
@@ -53,12 +60,12 @@ def prove(
     verdicts: dict[tuple[Strategy, ...], Verdict] = {}
     for is_training in (True, False):
         call = sample.as_call(num_ranks=sizes[0], is_training=is_training)
-        for chosen in _combinations(call, sizes, offers):
-            if chosen not in verdicts:
+        for combination in _combinations(call, sizes, candidate_placements):
+            if combination not in verdicts:
                 refutation = refute(
-                    sample, chosen, sizes=sizes, is_training=is_training, constants=constants
+                    sample, combination, sizes=sizes, is_training=is_training, constants=constants
                 )
-                verdicts[chosen] = Verdict(chosen, refutation)
+                verdicts[combination] = Verdict(combination, refutation)
     return list(verdicts.values())
 
 
@@ -70,19 +77,21 @@ def refute(
     is_training: bool = False,
     constants: Collection[str] = (),
 ) -> str | None:
-    """What goes wrong when the op runs so (a strategy for each mesh axis); None if nothing does."""
-    learned = [name for name in sample.arguments if is_training and name not in constants]
+    """The error when the op runs with these strategies (one for each mesh axis); None if there is
+    none.
+    """
+    trainable = [name for name in sample.arguments if is_training and name not in constants]
     try:
-        with _own_chance(), _no_warnings():
-            ranks = _Ranks(sample, strategies, sizes, learned)
+        with _isolated_rng(), _no_warnings():
+            ranks = _Ranks(sample, strategies, sizes, trainable)
             return ranks.compare_outputs() or (ranks.compare_gradients() if is_training else None)
     except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
 
 
 @contextmanager
-def _own_chance() -> Iterator[None]:
-    """Draw the same numbers every time, and none of those that the caller would draw."""
+def _isolated_rng() -> Iterator[None]:
+    """Draw the same numbers every time, without changing the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
@@ -90,59 +99,71 @@ def _own_chance() -> Iterator[None]:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """What torch warns of, as of variances of too few elements, is compared here anyway."""
+    """Ignore torch's warnings, such as of variances of too few elements: results are compared
+    anyway.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _combinations(
-    call: Call, sizes: Sequence[int], offers: Sequence[Sequence[Placement]]
+    call: OpCall, sizes: Sequence[int], candidate_placements: Sequence[Sequence[Placement]]
 ) -> Iterator[tuple[Strategy, ...]]:
-    """A strategy for each axis: an axis cuts what the axes before it left."""
+    """Combinations of a strategy for each axis: an axis shards what the earlier axes left."""
     call = replace(call, num_ranks=sizes[0])
-    for strategy in find_strategies(call, offers=offers):
+    for strategy in find_strategies(call, candidate_placements=candidate_placements):
         if len(sizes) == 1:
             yield (strategy,)
             continue
-        smaller = _after(call, strategy)
+        smaller = _local_call(call, strategy)
         if smaller is not None:
-            yield (strategy, *(_whole(call) for _ in sizes[1:]))
-            yield from ((strategy, *rest) for rest in _combinations(smaller, sizes[1:], offers))
+            yield (strategy, *(_replicated_strategy(call) for _ in sizes[1:]))
+            yield from (
+                (strategy, *rest)
+                for rest in _combinations(smaller, sizes[1:], candidate_placements)
+            )
     if len(sizes) > 1:
-        yield from ((_whole(call), *rest) for rest in _combinations(call, sizes[1:], offers))
+        yield from (
+            (_replicated_strategy(call), *rest)
+            for rest in _combinations(call, sizes[1:], candidate_placements)
+        )
 
 
-def _whole(call: Call) -> Strategy:
+def _replicated_strategy(call: OpCall) -> Strategy:
     return Strategy((Replicate(),) * len(call.inputs), (Replicate(),) * len(call.outputs))
 
 
-def _after(call: Call, strategy: Strategy) -> Call | None:
-    """The call on what one rank of the axis holds; None if ranks hold different sizes."""
-    inputs = _layouts(call.inputs, [strategy.inputs])
-    outputs = _layouts(call.outputs, [strategy.outputs])
-    if not all(one.is_even((call.num_ranks,)) for one in (*inputs, *outputs)):
+def _local_call(call: OpCall, strategy: Strategy) -> OpCall | None:
+    """The call on what a rank of the axis holds; None if ranks hold different sizes."""
+    inputs = _shard_specs(call.inputs, [strategy.inputs])
+    outputs = _shard_specs(call.outputs, [strategy.outputs])
+    if not all(shard_spec.is_even((call.num_ranks,)) for shard_spec in (*inputs, *outputs)):
         return None
-    seat = Seat((call.num_ranks,), (0,))
-    shapes = iter([one.local_shape(seat) for one in inputs])
+    coordinate = MeshCoordinate((call.num_ranks,), (0,))
+    shapes = iter([shard_spec.local_shape(coordinate) for shard_spec in inputs])
     return replace(
         call,
         arguments=map_aggregate(
             dict(call.arguments),
-            lambda one: replace(one, shape=next(shapes)) if isinstance(one, TensorSpec) else one,
+            lambda argument: (
+                replace(argument, shape=next(shapes))
+                if isinstance(argument, TensorSpec)
+                else argument
+            ),
         ),
         outputs=tuple(
-            replace(spec, shape=one.local_shape(seat))
-            for spec, one in zip(call.outputs, outputs, strict=True)
+            replace(spec, shape=shard_spec.local_shape(coordinate))
+            for spec, shard_spec in zip(call.outputs, outputs, strict=True)
         ),
     )
 
 
-def _layouts(
+def _shard_specs(
     specs: Sequence[TensorSpec | Tensor], by_axis: Sequence[Sequence[Placement]]
-) -> tuple[Layout, ...]:
+) -> tuple[ShardSpec, ...]:
     return tuple(
-        Layout(tuple(spec.shape), placements)
+        ShardSpec(tuple(spec.shape), placements)
         for spec, placements in zip(specs, zip(*by_axis, strict=True), strict=True)
     )
 
@@ -156,119 +177,135 @@ class _Ranks:
         sample: Sample,
         strategies: Sequence[Strategy],
         sizes: Sequence[int],
-        learned: Collection[str],  # the arguments whose gradients are asked for
+        trainable: Collection[str],  # the arguments whose gradients are computed
     ) -> None:
         self._sizes = tuple(sizes)
         self._strategies = strategies
-        with _same_chance():
-            self._whole = make_sample(sample.op, (), _leaves(sample.arguments, learned))
-        self._inputs = _layouts(sample.inputs, [one.inputs for one in strategies])
-        self._outputs = _layouts(sample.outputs, [one.outputs for one in strategies])
-        dealt = [
-            self._deal(tensor.detach(), layout.placements)
-            for tensor, layout in zip(sample.inputs, self._inputs, strict=True)
+        with _shared_seed():
+            self._reference = make_sample(sample.op, (), _leaves(sample.arguments, trainable))
+        self._inputs = _shard_specs(sample.inputs, [strategy.inputs for strategy in strategies])
+        self._outputs = _shard_specs(sample.outputs, [strategy.outputs for strategy in strategies])
+        input_shards = [
+            self._shard(tensor.detach(), shard_spec.placements)
+            for tensor, shard_spec in zip(sample.inputs, self._inputs, strict=True)
         ]
         ranks = all_coordinates(sizes)
-        self._pieces = {
+        self._shards = {
             at: [
-                one[at].clone().requires_grad_(whole.requires_grad)
-                for one, whole in zip(dealt, self._whole.inputs, strict=True)
+                shards[at].clone().requires_grad_(reference.requires_grad)
+                for shards, reference in zip(input_shards, self._reference.inputs, strict=True)
             ]
             for at in ranks
         }
         self._results = {at: self._run(at) for at in ranks}
 
     def compare_outputs(self) -> str | None:
-        for index, whole in enumerate(self._whole.outputs):
-            pieces = {at: results[index].detach() for at, results in self._results.items()}
-            found = self._join(pieces, self._outputs[index].placements)
-            difference = _difference(found, whole.detach())
+        for index, expected in enumerate(self._reference.outputs):
+            shards = {at: results[index].detach() for at, results in self._results.items()}
+            result = self._unshard(shards, self._outputs[index].placements)
+            difference = _difference(result, expected.detach())
             if difference is not None:
                 return f"output {index} {difference}"
         return None
 
     def compare_gradients(self) -> str | None:
-        results = [(index, one) for index, one in enumerate(self._whole.outputs) if one.grad_fn]
+        results = [
+            (index, output)
+            for index, output in enumerate(self._reference.outputs)
+            if output.grad_fn
+        ]
         if not results:
             return None
-        weights = {index: torch.randn_like(one) for index, one in results}
+        weights = {index: torch.randn_like(output) for index, output in results}
         try:
-            expected = _gradients(self._whole.inputs, dict(results), weights)
+            expected = _gradients(self._reference.inputs, dict(results), weights)
         except RuntimeError:
             return None  # torch cannot differentiate it either
-        found = self._gradients_of_ranks(weights)
-        for index, whole in enumerate(expected):
-            if whole is None:
+        rank_gradients = self._gradients_of_ranks(weights)
+        for index, expected_gradient in enumerate(expected):
+            if expected_gradient is None:
                 continue
-            lie = self._gradient_placements(index)
-            pieces = {at: one[index] for at, one in found.items()}
-            difference = _difference(self._join(pieces, lie), whole)
+            placements = self._gradient_placements(index)
+            shards = {at: gradients[index] for at, gradients in rank_gradients.items()}
+            difference = _difference(self._unshard(shards, placements), expected_gradient)
             if difference is not None:
                 return f"the gradient of input {index} {difference}"
         return None
 
     def _gradients_of_ranks(self, weights: Mapping[int, Tensor]) -> dict[Coordinates, list[Any]]:
-        dealt = {
-            index: self._deal(
-                weight, [dual(one, is_split=False) for one in self._outputs[index].placements]
+        weight_shards = {
+            index: self._shard(
+                weight,
+                [
+                    grad_placement(placement, is_split=False)
+                    for placement in self._outputs[index].placements
+                ],
             )
             for index, weight in weights.items()
         }
         return {
             at: _gradients(
-                self._pieces[at],
+                self._shards[at],
                 {index: results[index] for index in weights},
-                {index: dealt[index][at] for index in weights},
+                {index: weight_shards[index][at] for index in weights},
             )
             for at, results in self._results.items()
         }
 
-    def _deal_weight(self, index: int, weight: Tensor) -> dict[Coordinates, Tensor]:
-        lies = self._outputs[index].placements
-        return self._deal(weight, [dual(one, is_split=False) for one in lies])
+    def _shard_weight(self, index: int, weight: Tensor) -> dict[Coordinates, Tensor]:
+        placements = self._outputs[index].placements
+        return self._shard(
+            weight, [grad_placement(placement, is_split=False) for placement in placements]
+        )
 
     def _gradient_placements(self, index: int) -> list[Placement]:
         return [
-            dual(strategy.inputs[index], is_split=not _is_whole(strategy))
+            grad_placement(strategy.inputs[index], is_split=not _is_replicated(strategy))
             for strategy in self._strategies
         ]
 
     def _run(self, at: Coordinates) -> tuple[Tensor, ...]:
-        layouts = (self._inputs, self._outputs)
-        with _same_chance():
-            results = self._whole.run_locally(
-                self._pieces[at], layouts=layouts, seat=Seat(self._sizes, at)
+        shard_specs = (self._inputs, self._outputs)
+        with _shared_seed():
+            results = self._reference.run_locally(
+                self._shards[at],
+                shard_specs=shard_specs,
+                coordinate=MeshCoordinate(self._sizes, at),
             )
-        for result, layout in zip(results, self._outputs, strict=True):
-            promised = layout.local_shape(Seat(self._sizes, at))
+        for result, shard_spec in zip(results, self._outputs, strict=True):
+            promised = shard_spec.local_shape(MeshCoordinate(self._sizes, at))
             if tuple(result.shape) != promised:
                 raise ValueError(f"a rank computes {tuple(result.shape)}, not {promised}")
         return results
 
-    def _deal(self, whole: Tensor, placements: Sequence[Placement]) -> dict[Coordinates, Tensor]:
-        return deal(whole, placements=placements, sizes=self._sizes)
+    def _shard(
+        self, full_tensor: Tensor, placements: Sequence[Placement]
+    ) -> dict[Coordinates, Tensor]:
+        return shard_tensor(full_tensor, placements=placements, sizes=self._sizes)
 
-    def _join(
-        self, pieces: Mapping[Coordinates, Tensor], placements: Sequence[Placement]
+    def _unshard(
+        self, shards: Mapping[Coordinates, Tensor], placements: Sequence[Placement]
     ) -> Tensor:
-        return join(pieces, placements=placements, sizes=self._sizes)
+        return unshard_tensor(shards, placements=placements, sizes=self._sizes)
 
 
 @contextmanager
-def _same_chance() -> Iterator[None]:
+def _shared_seed() -> Iterator[None]:
     """All ranks draw what the single device draws: they share its seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
 
 
-def _is_whole(strategy: Strategy) -> bool:
-    return all(isinstance(one, Replicate) for one in (*strategy.inputs, *strategy.outputs))
+def _is_replicated(strategy: Strategy) -> bool:
+    return all(
+        isinstance(placement, Replicate) for placement in (*strategy.inputs, *strategy.outputs)
+    )
 
 
-def _leaves(arguments: Mapping[str, Any], learned: Collection[str]) -> dict[str, Any]:
+def _leaves(arguments: Mapping[str, Any], trainable: Collection[str]) -> dict[str, Any]:
     return {
-        name: map_aggregate(value, lambda one, name=name: _leaf(one, name in learned))  # type: ignore[misc]
+        name: map_aggregate(value, lambda item, name=name: _leaf(item, name in trainable))  # type: ignore[misc]
         for name, value in arguments.items()
     }
 
@@ -284,11 +321,11 @@ def _gradients(
     inputs: Sequence[Tensor], outputs: Mapping[int, Tensor], weights: Mapping[int, Tensor]
 ) -> list[Tensor | None]:
     """The gradient of each input; None for those that cannot have one."""
-    wanted = [one for one in inputs if one.requires_grad]
-    used = [index for index, one in outputs.items() if one.requires_grad]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    used = [index for index, output in outputs.items() if output.requires_grad]
     if not used:
-        return [torch.zeros_like(one) if one.requires_grad else None for one in inputs]
-    found = iter(
+        return [torch.zeros_like(tensor) if tensor.requires_grad else None for tensor in inputs]
+    gradients = iter(
         torch.autograd.grad(
             [outputs[index] for index in used],
             wanted,
@@ -297,12 +334,12 @@ def _gradients(
             materialize_grads=True,
         )
     )
-    return [next(found) if one.requires_grad else None for one in inputs]
+    return [next(gradients) if tensor.requires_grad else None for tensor in inputs]
 
 
-def _difference(found: Tensor, expected: Tensor) -> str | None:
+def _difference(actual: Tensor, expected: Tensor) -> str | None:
     try:
-        torch.testing.assert_close(found, expected, equal_nan=True)
+        torch.testing.assert_close(actual, expected, equal_nan=True)
     except AssertionError as error:
         return f"differs: {str(error).splitlines()[0]}"
     return None

@@ -1,4 +1,4 @@
-"""An op on real tensors: as its rule sees it, and as one rank of a mesh runs it."""
+"""An op on real tensors: as its sharding rule sees it, and as a rank of a mesh runs it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
 from shardscope._torch.dispatch import op_schema
-from shardscope.parallel.layouts import Layout, Seat
-from shardscope.parallel.placements import Placement, Replicate, Size
-from shardscope.parallel.rules.call import Call, TensorSpec
-from shardscope.parallel.rules.local import Local, LocalSize
-from shardscope.parallel.rules.lookup import find_speller
-from shardscope.parallel.rules.memory import memory_order
+from shardscope.parallel.ir.placements import Placement, Replicate, Size
+from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
+from shardscope.parallel.sharding_rules.context import (
+    LocalSize,
+    LoweringContext,
+    OpCall,
+    TensorSpec,
+)
+from shardscope.parallel.sharding_rules.lookup import find_lowering
+from shardscope.parallel.sharding_rules.random import memory_order
 
 __all__ = ["Sample", "make_sample"]
 
@@ -39,49 +43,53 @@ class Sample:
         self,
         *,
         num_ranks: int,
-        offered: Sequence[Placement] = (),
+        input_placements: Sequence[Placement] = (),
         is_training: bool = False,
-    ) -> Call:
-        """The call that a rule is asked about."""
-        return Call(
+    ) -> OpCall:
+        """The call as a sharding rule sees it."""
+        return OpCall(
             op=self.op,
             arguments=_map_tensors(self.arguments, _spec_of),
-            outputs=tuple(_spec_of(one) for one in self.outputs),
+            outputs=tuple(_spec_of(tensor) for tensor in self.outputs),
             num_ranks=num_ranks,
-            offered=tuple(offered) or (Replicate(),) * len(self.inputs),
+            input_placements=tuple(input_placements) or (Replicate(),) * len(self.inputs),
             is_training=is_training,
         )
 
     def run_locally(
-        self, inputs: Sequence[Tensor], *, layouts: tuple[tuple[Layout, ...], ...], seat: Seat
+        self,
+        inputs: Sequence[Tensor],
+        *,
+        shard_specs: tuple[tuple[ShardSpec, ...], ...],
+        coordinate: MeshCoordinate,
     ) -> tuple[Tensor, ...]:
-        """What one rank computes from its pieces, as the op's speller writes it.
+        """What a rank computes from its shards with the op's lowering.
 
-        `layouts` are those of the inputs and those of the outputs.
+        `shard_specs` are those of the inputs and those of the outputs.
         """
         graph = fx.Graph()
         nodes = iter([graph.placeholder(f"piece_{index}") for index in range(len(inputs))])
-        local = Local(
+        local = LoweringContext(
             call=self.as_call(num_ranks=1),
             arguments=_map_tensors(self.arguments, lambda _: next(nodes)),
-            inputs=layouts[0],
-            outputs=layouts[1],
-            seat=seat,
-            pen=_GraphPen(graph),
+            inputs=shard_specs[0],
+            outputs=shard_specs[1],
+            coordinate=coordinate,
+            builder=_GraphBuilder(graph),
         )
-        spell = find_speller(self.op) or Local.repeat
-        graph.output(spell(local))
+        lower = find_lowering(self.op) or LoweringContext.repeat
+        graph.output(lower(local))
         return tuple(_tensors(fx.Interpreter(torch.nn.Module(), graph=graph).run(*inputs)))
 
 
 def make_sample(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Sample:
-    """Run the op on whole tensors."""
+    """Run the op on full tensors."""
     arguments = _by_name(op, args, kwargs or {})
     return Sample(op, arguments, tuple(_tensors(op(**arguments))))
 
 
 @final
-class _GraphPen:
+class _GraphBuilder:
     """Writes into a graph whose sizes are all known."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -106,13 +114,13 @@ def _by_name(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    found: list[Tensor] = []
-    _map_tensors(value, found.append)
-    yield from found
+    tensors: list[Tensor] = []
+    _map_tensors(value, tensors.append)
+    yield from tensors
 
 
 def _map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    return map_aggregate(value, lambda one: change(one) if isinstance(one, Tensor) else one)
+    return map_aggregate(value, lambda item: change(item) if isinstance(item, Tensor) else item)
 
 
 def _spec_of(tensor: Tensor) -> TensorSpec:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shardscope.record import Axis
-from shardscope.report.page.modules import Modules
-from shardscope.report.page.records import Fact, FindingItem, GapItem, Page, RunFacts, Sources
+from shardscope.report.html.page import Fact, FindingItem, GapItem, Modules, Page, RunFacts, Sources
 
 MIB = 1 << 20
 

@@ -17,7 +17,8 @@ from torch import nn
 import sample_recordings as samples
 from shardscope import Memory, Trace, diff, memory, simulate, trace
 from shardscope.compat import CommDebugMode, ExplainWithBackend
-from shardscope.contract import Breach, BreachKind, Contract, Figure, Limit
+from shardscope.contract import Breach as Violation
+from shardscope.contract import BreachKind, Contract, Figure, Limit
 from shardscope.errors import ShardscopeError
 from shardscope.parallel import Colwise, Plan
 from shardscope.record import Axis, Module, RankSpan, Record, Recording
@@ -119,10 +120,10 @@ def other_objects() -> Iterator[object]:
     yield diff(samples.make_recording(), samples.make_varied())
     yield Contract(tuple(Limit(figure=Figure.COUNT, most=1, module="m" * 99) for _ in range(99)))
     limit = Limit(figure=Figure.GAPS, most=0)
-    breach = Breach(
+    violation = Violation(
         limit=limit, kind=BreachKind.TOO_MUCH, title="gaps", expected="0", actual="9" * 999
     )
-    yield from (limit, BreachError([breach] * 99, num_limits=100, name="contract.toml"))
+    yield from (limit, BreachError([violation] * 99, num_limits=100, name="contract.toml"))
     yield Plan({f"layers.{layer}.attention.wq": Colwise() for layer in range(99)})
     yield from (CommDebugMode(), ExplainWithBackend("eager"), ExplainWithBackend("eager").output())
     with simulate({f"axis{number}": 1 for number in range(6)}) as world:

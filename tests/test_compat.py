@@ -41,10 +41,10 @@ def list_names() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("module", "name"), list(list_names()))
 def test_names_and_parameters_are_torchs(module: str, name: str) -> None:
-    ours, theirs = getattr(compat, name), getattr(import_module(module), name)
-    assert inspect.isclass(ours) == inspect.isclass(theirs)
-    if not inspect.isclass(theirs):
-        assert list_parameters(ours) == list_parameters(theirs)
+    ours, user_code = getattr(compat, name), getattr(import_module(module), name)
+    assert inspect.isclass(ours) == inspect.isclass(user_code)
+    if not inspect.isclass(user_code):
+        assert list_parameters(ours) == list_parameters(user_code)
 
 
 def list_parameters(function: Any) -> list[tuple[str, Any]]:

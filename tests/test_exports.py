@@ -141,7 +141,7 @@ def test_a_name_we_do_not_have_is_an_attribute_error() -> None:
         "import shardscope.cli.show, shardscope.cli.export, shardscope.cli.report",
         "import shardscope.cli.diff, shardscope.cli.tui, shardscope.report.tui.browser",
         "import shardscope.contract, shardscope.cli.contract, shardscope.plugins.pytest",
-        "import shardscope.report.text, shardscope.report.perfetto, shardscope.report.table",
+        "import shardscope.report.text.summary, shardscope.report.export.csv",
     ],
 )
 def test_reading_recordings_does_not_import_torch(statement: str) -> None:

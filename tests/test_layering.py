@@ -1,9 +1,10 @@
-"""Imports point one way: each room may know only the rooms below it."""
+"""Imports point one way: each package imports only packages below it, and so do subpackages."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ EVERYTHING_BELOW_CLI = {
     "record",
     "_torch",
     "world",
+    "attribution",
     "comm",
     "shard",
     "numerics",
@@ -24,31 +26,29 @@ EVERYTHING_BELOW_CLI = {
     "version",
 }
 
-# The rooms, and single files at the top, that files of a room may import besides their own.
+# The packages, and single files at the top, that files of a package may import besides their own.
 ALLOWED = {
     "record": {"errors", "drawing"},
     "errors": set(),
-    # The one door from a recording to its page, opened when somebody asks for that.
+    # Imports the HTML renderer when `recording.html()` is called; records know nothing else of it.
     "drawing": {"report"},
     "version": set(),
     "_torch": {"record", "errors", "version"},
     "world": {"record", "_torch", "errors"},
-    "comm": {"record", "_torch", "world", "errors", "version"},
-    # Memory and coverage are charged to modules and lines as collectives are.
-    "shard": {"record", "_torch", "world", "comm", "errors", "version"},
-    # How far off a number may be, whoever computed it: ranks or a compiler.
-    "numerics": {"record", "_torch", "shard", "errors"},
-    # Ops are charged to modules and lines as collectives are; results are judged as ranks' are.
-    "compile": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
-    # A program is verified with the numerics, the worlds and the matching of names of the others.
-    "parallel": {"record", "_torch", "world", "comm", "shard", "numerics", "errors", "version"},
-    # What it must keep: whoever has a recording can check it.
+    # Module names, call sites and run identity, which every instrument charges its records to.
+    "attribution": {"record", "_torch", "world", "errors", "version"},
+    "comm": {"record", "_torch", "world", "attribution", "errors", "version"},
+    "shard": {"record", "_torch", "world", "attribution", "errors", "version"},
+    "numerics": {"record", "_torch", "attribution", "errors"},
+    "compile": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
+    "parallel": {"record", "_torch", "world", "attribution", "numerics", "errors", "version"},
+    # A contract is checked wherever there is a recording, without torch.
     "contract": {"record", "errors"},
     "report": {"record"},
     "compat": EVERYTHING_BELOW_CLI,
     "cli": EVERYTHING_BELOW_CLI | {"compat"},
-    # Beside cli the only place that puts rooms together: what other programs call to run things.
-    "plugins": EVERYTHING_BELOW_CLI | {"testing"},  # an error names where people find it
+    # Trainers and test runners: beside cli, the only package that combines others.
+    "plugins": EVERYTHING_BELOW_CLI | {"testing"},
     "testing": {"plugins"},
     "__main__": {"cli"},
     # The public API, whose names load when first used.
@@ -60,7 +60,7 @@ TORCHLESS = ("record", "contract", "report", "errors", "version", "drawing")
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -70,60 +70,101 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno} imports relatively; say the whole name."
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively; write the full name."
             module = node.module or ""
-            # `from shardscope import record` names a room only in what it imports.
+            # `from shardscope import record` names a package only in what it imports.
             names = [alias.name for alias in node.names] if module == "shardscope" else [""]
             yield from ((node.lineno, f"{module}.{name}".rstrip(".")) for name in names)
 
 
-def rooms_in_strings(path: Path) -> Iterator[tuple[int, str]]:
+def modules_in_strings(path: Path) -> Iterator[tuple[int, str]]:
     """Modules of ours that a file names in a string, to import them when they are needed."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found = re.fullmatch(r"shardscope\.(\w+)(\.\w*)*", node.value)
-            if found is not None and found[1] in ALLOWED:
+            match = re.fullmatch(r"shardscope\.(\w+)(\.\w*)*", node.value)
+            if match is not None and match[1] in ALLOWED:
                 yield node.lineno, node.value
 
 
-def test_every_room_says_what_it_may_import() -> None:
+def test_every_package_lists_what_it_may_import() -> None:
     assert len(FILES) > 100
-    new = {room_of(path) for path in FILES} - set(ALLOWED)
-    assert new == set(), f"{sorted(new)} are new rooms: say here what they may import."
+    new = {package_of(path) for path in FILES} - set(ALLOWED)
+    assert new == set(), f"{sorted(new)} are new packages: list here what they may import."
 
 
 def imports_upwards(path: Path) -> Iterator[str]:
-    """What a file imports that its room may not, each told in a sentence."""
-    room = room_of(path)
-    allowed = ALLOWED.get(room, set()) | {room}
-    for line, module in (*imported_modules(path), *rooms_in_strings(path)):
+    """A sentence for each import of a file that its package may not have."""
+    package = package_of(path)
+    allowed = ALLOWED.get(package, set()) | {package}
+    for line, module in (*imported_modules(path), *modules_in_strings(path)):
         if module.split(".")[0] != "shardscope":
             continue
         target = module.split(".")[1] if "." in module else "__init__"
         if target not in allowed:
             yield (
-                f"{path.relative_to(SOURCE)}:{line} imports {module}, but {room} may import only "
-                f"{', '.join(sorted(allowed))}. Move the code to the room that it belongs to."
+                f"{path.relative_to(SOURCE)}:{line} imports {module}, but {package} may import "
+                f"only {', '.join(sorted(allowed))}. Move the code to the package it belongs to."
             )
 
 
-def test_a_file_imports_only_rooms_below_its_own() -> None:
+def test_a_file_imports_only_packages_below_its_own() -> None:
     wrong = [sentence for path in FILES for sentence in imports_upwards(path)]
     assert wrong == [], "\n".join(wrong)
+
+
+def subpackage_imports() -> dict[str, set[str]]:
+    """For each subpackage (a folder, by its path) the subpackages that its files import."""
+    folders = {path.relative_to(SOURCE).parent for path in FILES}
+    imports: dict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        importer = path.relative_to(SOURCE).parent
+        if importer == Path("."):
+            continue  # the public API and its helpers, on top of everything
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            parts = node.module.split(".")
+            for name in [alias.name for alias in node.names] if parts[0] == "shardscope" else []:
+                target = Path(*parts[1:], name)
+                while target not in folders:
+                    target = target.parent
+                if target not in (importer, Path(".")):
+                    imports[str(importer)].add(str(target))
+    return imports
+
+
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """The subpackages on circles of imports, and those between two circles; none is a []."""
+    names = set(imports) | {target for targets in imports.values() for target in targets}
+    while True:
+        importing = {name for name in names if imports.get(name, set()) & names}
+        imported = {target for name in names for target in imports.get(name, set())}
+        if importing & imported == names:
+            return sorted(names)
+        names = importing & imported & names
+
+
+def test_subpackages_do_not_import_each_other_in_circles() -> None:
+    assert find_cycle(subpackage_imports()) == []
+
+
+def test_a_circle_of_subpackages_is_found() -> None:
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
 def test_reading_and_showing_a_recording_needs_no_torch() -> None:
     torch_imports = [
         f"{path.relative_to(SOURCE)}:{line}: {module}"
         for path in FILES
-        if room_of(path) in TORCHLESS
+        if package_of(path) in TORCHLESS
         for line, module in imported_modules(path)
         if module.split(".")[0] == "torch"
     ]
     assert torch_imports == []
 
 
-def test_the_check_sees_imports_wherever_they_hide(tmp_path: Path) -> None:
+def test_the_check_sees_late_imports_and_strings(tmp_path: Path) -> None:
     file = tmp_path / "hidden.py"
     file.write_text(
         "from typing import TYPE_CHECKING\n"
@@ -140,4 +181,4 @@ def test_the_check_sees_imports_wherever_they_hide(tmp_path: Path) -> None:
         (5, "shardscope.cli.show"),
         (6, "shardscope.world"),
     ]
-    assert list(rooms_in_strings(file)) == [(7, "shardscope.report.text")]
+    assert list(modules_in_strings(file)) == [(7, "shardscope.report.text")]

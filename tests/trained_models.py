@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from shardscope import Recording, World
-from shardscope._torch.issuing import AUDIENCE
+from shardscope._torch.collectives.events import OBSERVERS
 
 __all__ = [
     "Block",
@@ -90,4 +90,4 @@ def leaving_torch_alone() -> Iterator[None]:
 
 def is_watched() -> bool:
     """Whether any trace is on, or left something behind in torch."""
-    return bool(AUDIENCE.current[0]) or bool(module_hooks._global_forward_pre_hooks)
+    return bool(OBSERVERS.current[0]) or bool(module_hooks._global_forward_pre_hooks)

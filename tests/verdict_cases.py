@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shardscope.numerics.fp64 import convert_inputs_to_fp64, fp64_mode
 from shardscope.numerics.rounding import RandomRounding
-from shardscope.numerics.widen import widen_inputs, widened
 
 __all__ = ["NEARER", "REWRITTEN", "RIGHT", "WRONG", "Rewrite", "Triple", "numbers"]
 
@@ -235,8 +235,8 @@ class Rewrite:
         return {"output": output.detach(), **named}
 
     def run_exact(self) -> dict[str, Tensor]:
-        with widened(self.inputs[0].dtype):
-            wide = Rewrite(self.original, self.other, widen_inputs(self.inputs))
+        with fp64_mode(self.inputs[0].dtype):
+            wide = Rewrite(self.original, self.other, convert_inputs_to_fp64(self.inputs))
             return wide.run(wide.original)
 
     def run_rounded(self, seed: int) -> dict[str, Tensor]:

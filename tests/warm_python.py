@@ -35,7 +35,7 @@ _PRELOADED = [
     "shardscope.comm.trace",
     "shardscope.world.simulate",
     "shardscope.cli.trace",
-    "shardscope.parallel.transform",
+    "shardscope.parallel.api",
 ]
 _TESTS = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from shardscope.report.page.schema import make_schema
+from shardscope.report.html.page_schema import make_schema
 
 _NAMES = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean"}
 

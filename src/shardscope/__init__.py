@@ -1,6 +1,6 @@
 """See what a PyTorch model does when it is compiled and sharded.
 
-The whole public API is here. Names load when first used: reading a recording needs no torch.
+The entire public API is here. Names load when first used: reading a recording needs no torch.
 """
 
 from __future__ import annotations
@@ -14,53 +14,52 @@ if TYPE_CHECKING:
     from shardscope.compile.diagnose.diagnose import Diagnosed as Diagnosed
     from shardscope.compile.diagnose.diagnose import diagnose as diagnose
     from shardscope.compile.explain.explain import explain as explain
-    from shardscope.compile.explain.explaining import explaining as explaining
+    from shardscope.compile.explain.explain import explaining
     from shardscope.errors import ShardscopeError as ShardscopeError
-    from shardscope.parallel.parity.check import parity as parity
+    from shardscope.parallel.api import parallelize
+    from shardscope.parallel.parity.api import parity
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
-    from shardscope.parallel.transform import parallelize as parallelize
     from shardscope.record import Recording as Recording
     from shardscope.record import load as load
-    from shardscope.record import merge as merge
+    from shardscope.record import merge
     from shardscope.record import save as save
     from shardscope.report.compare.diff import diff as diff
     from shardscope.report.show import show as show
-    from shardscope.shard.audit import audit as audit
-    from shardscope.shard.coverage import coverage as coverage
-    from shardscope.shard.memory import Memory as Memory
-    from shardscope.shard.memory import memory as memory
-    from shardscope.shard.phases import phases as phases
-    from shardscope.shard.slices import visualize_sharding as visualize_sharding
+    from shardscope.shard.audit.audit import audit
+    from shardscope.shard.audit.slices import visualize_sharding
+    from shardscope.shard.coverage.coverage import coverage
+    from shardscope.shard.memory.memory import Memory, memory
+    from shardscope.shard.phases.phases import phases
     from shardscope.version import __version__ as __version__
     from shardscope.world import World as World
-    from shardscope.world import simulate as simulate
+    from shardscope.world import simulate
 
 _HOMES = {
     "Diagnosed": "shardscope.compile.diagnose.diagnose",
-    "Memory": "shardscope.shard.memory",
+    "Memory": "shardscope.shard.memory.memory",
     "ParallelProgram": "shardscope.parallel.program",
     "Recording": "shardscope.record",
     "ShardscopeError": "shardscope.errors",
     "Trace": "shardscope.comm.trace",
     "World": "shardscope.world",
     "__version__": "shardscope.version",
-    "audit": "shardscope.shard.audit",
-    "coverage": "shardscope.shard.coverage",
+    "audit": "shardscope.shard.audit.audit",
+    "coverage": "shardscope.shard.coverage.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
     "diff": "shardscope.report.compare.diff",
     "explain": "shardscope.compile.explain.explain",
-    "explaining": "shardscope.compile.explain.explaining",
+    "explaining": "shardscope.compile.explain.explain",
     "load": "shardscope.record",
-    "memory": "shardscope.shard.memory",
+    "memory": "shardscope.shard.memory.memory",
     "merge": "shardscope.record",
-    "parallelize": "shardscope.parallel.transform",
-    "parity": "shardscope.parallel.parity.check",
-    "phases": "shardscope.shard.phases",
+    "parallelize": "shardscope.parallel.api",
+    "parity": "shardscope.parallel.parity.api",
+    "phases": "shardscope.shard.phases.phases",
     "save": "shardscope.record",
     "show": "shardscope.report.show",
     "simulate": "shardscope.world",
     "trace": "shardscope.comm.trace",
-    "visualize_sharding": "shardscope.shard.slices",
+    "visualize_sharding": "shardscope.shard.audit.slices",
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from shardscope.comm.debug.mode import CommDebugMode
-from shardscope.compile.backends.pytorch import (
+from shardscope.compile.backends.torch_api import (
     ReluCompileError,
     TestingOnlyCompileError,
     aot_eager,
@@ -34,15 +34,18 @@ from shardscope.compile.backends.pytorch import (
     relu_runtime_error_TESTING_ONLY,
     torchscript,
 )
-from shardscope.compile.explain.torch_names import ExplainOutput, ExplainWithBackend, explain
+from shardscope.compile.explain.torch_api import ExplainOutput, ExplainWithBackend, explain
 from shardscope.parallel.tp_transform import tensor_parallel_transformation
-from shardscope.report.sharded_tree import format_tree
 from shardscope.report.show import show
-from shardscope.shard.audit import audit
-from shardscope.shard.groups import names_by_group
-from shardscope.shard.op_summary import get_inductor_decomp_graphs, print_op_coverage_summary
-from shardscope.shard.simple_profiler import SimpleProfiler
-from shardscope.shard.slices import visualize_sharding as describe_sharding
+from shardscope.report.text.sharding import format_tree
+from shardscope.shard.audit.audit import audit
+from shardscope.shard.audit.sharded_tensors import names_by_group
+from shardscope.shard.audit.slices import visualize_sharding as describe_sharding
+from shardscope.shard.coverage.torch_summary import (
+    get_inductor_decomp_graphs,
+    print_op_coverage_summary,
+)
+from shardscope.shard.phases.simple_profiler import SimpleProfiler
 
 __all__ = [
     "CommDebugMode",

@@ -1,9 +1,7 @@
-"""The door from a recording to what draws it.
+"""Renders a recording as HTML for `recording.html()`, without record/ importing the renderers.
 
-People ask a recording for its page (`recording.html()`), but records may not know the rooms that
-draw them: whoever only reads files would load those too, and a change there could reach the records
-that all rooms share. So records know this file alone, and this file knows one name, which is
-imported when somebody asks.
+The package record/ is shared by all others and must not import report/: reading a file would load
+it too. So it imports only this module, which imports the renderer by name when it is called.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ from typing import Any
 
 __all__ = ["draw_inline", "draw_page"]
 
-_HOME = "shardscope.report.html"
+_HOME = "shardscope.report.html.html"
 
 
 def draw_page(recording: Any) -> str:
-    """A document of its own."""
+    """A recording as an HTML document."""
     return str(import_module(_HOME).render_html(recording))
 
 
 def draw_inline(recording: Any) -> str:
-    """The same, within a notebook."""
+    """A recording as HTML inside a notebook."""
     return str(import_module(_HOME).render_inline(recording))

@@ -73,7 +73,7 @@ class ShardscopeError(Exception):
     exit_code = 2
 
     def __repr__(self) -> str:
-        """The beginning of its message: some say all that went wrong elsewhere."""
+        """The type and the beginning of the message, which may be long."""
         text = str(self)
         return f"{type(self).__name__}({text[:_MAX_REPR]!r}{'…' if len(text) > _MAX_REPR else ''})"
 
@@ -192,7 +192,7 @@ class TorchVersionError(ShardscopeError):
 
 
 class TargetError(ShardscopeError):
-    """A TARGET on the command line that cannot be used; `example` is how one looks, if it helps."""
+    """A TARGET on the command line that cannot be used; `example` is a valid one, if that helps."""
 
     def __init__(self, sentence: str, *, example: str = "") -> None:
         super().__init__(sentence)

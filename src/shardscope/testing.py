@@ -18,4 +18,4 @@ __all__ = [
     "assert_no_graph_breaks",
 ]
 
-BreachError.__module__ = __name__  # where people find it, as pytest's report says
+BreachError.__module__ = __name__  # its public name, which pytest prints

@@ -1,4 +1,4 @@
-"""The autograd engine as we read it: numbers that grow, and the node at work."""
+"""The autograd engine's sequence numbers, graph tasks and current node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardscope._torch.autograd import (
 )
 
 
-def test_nodes_carry_the_numbers_that_were_next() -> None:
+def test_a_node_gets_the_next_sequence_number() -> None:
     x = torch.ones(1, requires_grad=True)
     numbers = []
     for _ in range(3):
@@ -28,7 +28,7 @@ def test_nodes_carry_the_numbers_that_were_next() -> None:
     assert [number for number, _ in numbers] == sorted({number for number, _ in numbers})
 
 
-def test_ops_without_gradient_take_no_number() -> None:
+def test_ops_without_gradient_do_not_advance_the_sequence_number() -> None:
     before = next_sequence_number()
     torch.ones(3).mul(2).add(1)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_ops_without_gradient_take_no_number() -> None:
     assert next_sequence_number() == before
 
 
-def test_numbers_are_counted_by_thread() -> None:
+def test_sequence_numbers_are_per_thread() -> None:
     def make_nodes() -> None:
         x = torch.ones(1, requires_grad=True)
         for _ in range(10):
@@ -49,16 +49,16 @@ def test_numbers_are_counted_by_thread() -> None:
     assert next_sequence_number() == before
 
 
-def test_outside_backward_there_is_no_task_and_no_node() -> None:
+def test_outside_backward_there_is_no_graph_task_or_node() -> None:
     assert current_graph_task() == NO_GRAPH_TASK
     assert current_node() is None
     assert not is_in_backward()
 
 
-class Spy(torch.autograd.Function):
-    """Notes what the engine says while its own backward runs."""
+class EngineProbe(torch.autograd.Function):
+    """Records the engine's state while its own backward runs."""
 
-    seen: ClassVar[list[Any]] = []
+    states: ClassVar[list[Any]] = []
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -66,25 +66,27 @@ class Spy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        Spy.seen.append((current_graph_task(), node_origin(current_node()), is_in_backward()))
+        EngineProbe.states.append(
+            (current_graph_task(), node_origin(current_node()), is_in_backward())
+        )
         return gradient
 
 
-def test_in_backward_the_node_at_work_is_known_by_its_number() -> None:
-    Spy.seen.clear()
+def test_in_backward_the_current_node_has_its_sequence_number() -> None:
+    EngineProbe.states.clear()
     x = torch.ones(1, requires_grad=True)
     number = next_sequence_number()
-    Spy.apply(x).sum().backward()
-    ((task, seen_number, in_backward),) = Spy.seen
+    EngineProbe.apply(x).sum().backward()
+    ((task, node_sequence_number, in_backward),) = EngineProbe.states
     assert task != NO_GRAPH_TASK
-    assert seen_number == number
+    assert node_sequence_number == number
     assert in_backward
 
 
 def test_a_leaf_is_the_origin_of_the_node_that_accumulates_its_gradient() -> None:
     leaf = torch.ones(1, requires_grad=True)
-    seen = []
-    leaf.register_post_accumulate_grad_hook(lambda _: seen.append(node_origin(current_node())))
+    origins = []
+    leaf.register_post_accumulate_grad_hook(lambda _: origins.append(node_origin(current_node())))
     (leaf * 2).sum().backward()
-    assert len(seen) == 1
-    assert seen[0] is leaf
+    assert len(origins) == 1
+    assert origins[0] is leaf

@@ -1,4 +1,4 @@
-"""The ops we read: each is there, and its arguments are where the layout says."""
+"""Layouts of collective ops: torch has each op, with its arguments at the positions listed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory
 import torch.distributed.tensor
 
-from shardscope._torch.calls import (
+from shardscope._torch.collectives.hooks import _OpHook
+from shardscope._torch.collectives.schema import (
     BATCH,
     OPS,
     OpLayout,
@@ -19,7 +20,6 @@ from shardscope._torch.calls import (
     tensors_in,
     unread_ops,
 )
-from shardscope._torch.op_doors import _OpDoor
 from shardscope.record import CollectiveKind
 from shardscope.world import simulate
 
@@ -38,21 +38,21 @@ READ = {
 @pytest.mark.parametrize(
     ("namespace", "name", "layout"), ALL_OPS, ids=[f"{space}.{name}" for space, name, _ in ALL_OPS]
 )
-def test_an_op_has_its_arguments_where_the_layout_says(
+def test_op_arguments_are_at_the_positions_of_the_layout(
     namespace: str, name: str, layout: OpLayout
 ) -> None:
     packet = getattr(getattr(torch.ops, namespace), name, None)
     assert packet is not None, (
-        f"torch has no op {namespace}::{name} any more; _torch/calls.py needs it to see "
+        f"torch has no op {namespace}::{name} any more; the table in schema.py needs it to see "
         f"{layout.kind} collectives issued that way."
     )
     arguments = packet.default._schema.arguments
     for part, names in READ.items():
         position = getattr(layout, part)
         if position is not None:
-            found = arguments[position].name
-            assert any(found.startswith(one) for one in names), (
-                f"{namespace}::{name} has {found!r} at {position}, where _torch/calls.py looks "
+            argument = arguments[position].name
+            assert any(argument.startswith(prefix) for prefix in names), (
+                f"{namespace}::{name} has {argument!r} at {position}, where schema.py looks "
                 f"for its {part.replace('_', ' ')}."
             )
     for position in (layout.inputs, layout.outputs):
@@ -60,7 +60,7 @@ def test_an_op_has_its_arguments_where_the_layout_says(
             assert "Tensor" in str(arguments[position].type)
 
 
-# They name no group, and the rank at the other end takes no part.
+# They name no group, and the target rank does not take part.
 ONE_SIDED = {
     "_barrier",
     "get_remote_tensors",
@@ -78,22 +78,22 @@ ONE_SIDED = {
 
 
 @pytest.mark.parametrize("namespace", OPS)
-def test_no_collective_of_torchs_is_unknown_to_us(namespace: str) -> None:
+def test_every_collective_op_of_torch_has_a_layout(namespace: str) -> None:
     assert set(unread_ops(namespace)) <= ONE_SIDED
 
 
-def test_an_op_hashes_by_its_callable_as_our_stand_in_does() -> None:
+def test_an_op_hook_hashes_like_the_callable_it_replaces() -> None:
     op = torch.ops._c10d_functional.all_reduce.default
-    door = _OpDoor("op", OPS["_c10d_functional"]["all_reduce"], op._schema, op._op)
+    hook = _OpHook("op", OPS["_c10d_functional"]["all_reduce"], op._schema, op._op)
     assert hash(op) == hash(op._op), (
-        "torch no longer hashes ops by `_op`; _torch/op_doors.py needs it, for its stand-in must "
+        "torch no longer hashes ops by `_op`; hooks.py needs it, for its stand-in must "
         "hash like what it stands for."
     )
-    assert hash(door) == hash(op._op)
-    assert door == op._op
+    assert hash(hook) == hash(op._op)
+    assert hook == op._op
 
 
-def test_groups_are_read_boxed_by_name_or_as_they_are() -> None:
+def test_process_group_accepts_a_group_a_boxed_group_or_a_name() -> None:
     with simulate(mesh={"dp": 2}) as world:
         group = world.mesh.get_group()
         assert process_group(group) is group
@@ -101,11 +101,11 @@ def test_groups_are_read_boxed_by_name_or_as_they_are() -> None:
         assert process_group(group.boxed()) is group
 
 
-def test_tensors_are_found_in_any_nesting() -> None:
-    one, two = torch.ones(1), torch.ones(2)
-    assert tensors_in(one) == [one]
-    assert [id(t) for t in tensors_in([one, two])] == [id(one), id(two)]
-    assert [id(t) for t in tensors_in([[one], [two]])] == [id(one), id(two)]
+def test_tensors_in_flattens_lists() -> None:
+    first, second = torch.ones(1), torch.ones(2)
+    assert tensors_in(first) == [first]
+    assert [id(t) for t in tensors_in([first, second])] == [id(first), id(second)]
+    assert [id(t) for t in tensors_in([[first], [second]])] == [id(first), id(second)]
     assert tensors_in([]) == []
     assert tensors_in([[]]) == []
 
@@ -120,11 +120,11 @@ def test_tensors_are_found_in_any_nesting() -> None:
         (None, None),
     ],
 )
-def test_reductions_have_plain_names(value: object, name: str | None) -> None:
+def test_reduce_op_name(value: object, name: str | None) -> None:
     assert reduce_op_name(value) == name
 
 
-def test_a_batch_is_read_as_its_sends_and_receives() -> None:
+def test_a_functional_batch_is_split_into_sends_and_receives() -> None:
     with simulate(mesh={"dp": 2}) as world:
         group = world.mesh.get_group().group_name
         tensors = [torch.ones(1), torch.ones(2)]

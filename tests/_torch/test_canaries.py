@@ -1,4 +1,4 @@
-"""One canary per private torch name: when torch moves it, a sentence says what is lost."""
+"""A canary for each private name of torch: a sentence says what is lost if torch moves it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from canaries import CANARIES, Canary
 from lookup_probes import PROBES
 from older_torch import TORCH
 from private_names import find_early_names, find_private_names
-from shardscope._torch.calls import LOCAL_OPS, OPS
+from shardscope._torch.collectives.schema import LOCAL_OPS, OPS
 from shardscope._torch.frames import find_roles
 from shardscope._torch.private import all_needs, missing_names
 
@@ -21,9 +21,9 @@ SHIMS = Path(shardscope._torch.__path__[0])
 
 
 def looked_up() -> dict[str, tuple[str, str]]:
-    """Each name that is looked up while shims are imported: one that looks, and what for."""
-    for module in pkgutil.iter_modules(shardscope._torch.__path__):
-        import_module(f"shardscope._torch.{module.name}")
+    """Each name that is looked up when shims are imported: a shim that uses it, and its need."""
+    for module in pkgutil.walk_packages(shardscope._torch.__path__, "shardscope._torch."):
+        import_module(module.name)
     find_roles()
     return {name: (shim, need) for (shim, name), need in all_needs().items()}
 
@@ -32,25 +32,25 @@ NEEDS = looked_up()
 
 
 def all_canaries() -> dict[str, Canary]:
-    """Of names that are looked up, the shim says what they are for."""
+    """All canaries by name; for names that are looked up, with the need stated in the shim."""
     needed = {name: Canary(need, PROBES[name]) for name, (_, need) in NEEDS.items()}
     return {**CANARIES, **needed}
 
 
 def users_of(name: str) -> list[str]:
-    """The shims that use a name."""
+    """The file names of the shims that use a name."""
     lookups = [f"{shim}.py" for shim, looked in all_needs() if looked == name]
-    paths = (path for path in SHIMS.glob("*.py") if name in find_private_names(path))
+    paths = (path for path in SHIMS.rglob("*.py") if name in find_private_names(path))
     return sorted({*lookups, *(path.name for path in paths)})
 
 
-def tell_what_moved(name: str, canary: Canary) -> str | None:
-    """What is lost with a name that torch has no more; None where all is well."""
+def describe_moved(name: str, canary: Canary) -> str | None:
+    """A sentence on what is lost if the probe of a name fails; None if it succeeds."""
     try:
         if canary.probe():
             return None
         reason = ""
-    except Exception as error:  # noqa: BLE001 - whatever it is, the sentence says what it means
+    except Exception as error:  # noqa: BLE001 - any error means that the name is unusable
         reason = f" ({type(error).__name__}: {error})"
     return (
         f"torch moved {name.removeprefix('.')}; _torch/{', '.join(users_of(name))} needs it to "
@@ -59,22 +59,22 @@ def tell_what_moved(name: str, canary: Canary) -> str | None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_torch_still_does_what_we_need_of_every_name() -> None:
-    known = {
+def test_every_private_name_of_torch_works_as_needed() -> None:
+    canaries = {
         name: canary
         for name, canary in all_canaries().items()
         if canary.since <= TORCH < canary.until
     }
-    moved = [sentence for name in known if (sentence := tell_what_moved(name, known[name]))]
+    moved = [sentence for name in canaries if (sentence := describe_moved(name, canaries[name]))]
     assert moved == [], "\n".join(moved)
 
 
-def test_no_shim_looks_for_a_name_in_vain() -> None:
+def test_every_name_that_is_looked_up_exists() -> None:
     assert missing_names() == []
 
 
-def test_a_name_that_torch_moved_is_told_in_a_sentence() -> None:
-    moved = tell_what_moved("._sequence_nr", Canary("count nodes", lambda: False))
+def test_a_moved_name_is_described_in_a_sentence() -> None:
+    moved = describe_moved("._sequence_nr", Canary("count nodes", lambda: False))
     assert moved == "torch moved _sequence_nr; _torch/autograd.py needs it to count nodes."
 
 
@@ -87,36 +87,36 @@ def test_every_name_that_is_looked_up_has_a_probe() -> None:
 OPS_BY_NAME = {*OPS, *(name for ops in (*OPS.values(), *LOCAL_OPS.values()) for name in ops)}
 
 
-def test_every_other_private_name_has_a_canary() -> None:
+def test_every_private_name_that_is_not_looked_up_has_a_canary() -> None:
     missing = [
         (path.name, name)
-        for path in sorted(SHIMS.glob("*.py"))
+        for path in sorted(SHIMS.rglob("*.py"))
         for name in sorted(find_private_names(path))
         if name not in {*NEEDS, *CANARIES, "torch._C"} and name.lstrip(".") not in OPS_BY_NAME
     ]
     assert missing == [], "write a canary for each"
 
 
-def test_no_canary_watches_a_name_that_nobody_uses() -> None:
-    used = {name for path in SHIMS.glob("*.py") for name in find_private_names(path)}
+def test_every_canary_is_for_a_name_in_use() -> None:
+    used = {name for path in SHIMS.rglob("*.py") for name in find_private_names(path)}
     assert sorted(set(CANARIES) - used) == []
 
 
-def test_no_shim_fails_to_be_imported_for_want_of_a_private_name() -> None:
+def test_no_shim_needs_a_private_name_to_be_imported() -> None:
     early = [
         (path.name, name)
-        for path in sorted(SHIMS.glob("*.py"))
+        for path in sorted(SHIMS.rglob("*.py"))
         for name in sorted(find_early_names(path))
     ]
     assert early == [], "look them up with find_name() of _torch/private.py"
 
 
 def test_only_the_shims_touch_private_torch_names() -> None:
-    others = [path for path in sorted(SHIMS.parent.rglob("*.py")) if SHIMS not in path.parents]
-    assert len(others) > 100
+    other_files = [path for path in sorted(SHIMS.parent.rglob("*.py")) if SHIMS not in path.parents]
+    assert len(other_files) > 100
     touched = [
         (str(path.relative_to(SHIMS.parent)), name)
-        for path in others
+        for path in other_files
         for name in sorted(find_private_names(path))
         if name.startswith("torch.") or name in CANARIES
     ]
@@ -137,14 +137,12 @@ def test_only_the_shims_touch_private_torch_names() -> None:
         ("getattr(state, '_fsdp_param_group', None)", {"._fsdp_param_group"}),
         ("import torch; torch.__version__", set()),
         ("from torch.distributed.tensor import DTensor", set()),
-        ("from shardscope._torch.calls import OPS", set()),
+        ("from shardscope._torch.collectives.schema import OPS", set()),
         ("self._own", set()),
         ("class A:\n    __slots__ = ('_own',)", set()),
     ],
 )
-def test_private_names_are_found_however_they_are_reached(
-    tmp_path: Path, line: str, names: set[str]
-) -> None:
+def test_private_names_are_found_in_every_form(tmp_path: Path, line: str, names: set[str]) -> None:
     file = tmp_path / "file.py"
     file.write_text(line)
     assert find_private_names(file) == names

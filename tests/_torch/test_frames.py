@@ -1,4 +1,4 @@
-"""What torch's functions hold in their locals while they run: the cause of a collective."""
+"""Stack frames of torch: code objects by role, and the local variables with a cause."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.optim import SGD, AdamW, Optimizer
 
+from shardscope._torch.checkpoint import find_recomputed
 from shardscope._torch.frames import WITNESSES, Role, find_roles, optimizer_code, recompute_code
-from shardscope._torch.recompute import find_recomputed
 
 FUNCTIONS: list[tuple[Role, Callable[..., Any]]] = [
     (Role.ENGINE, torch.autograd.graph._engine_run_backward),
@@ -51,14 +51,14 @@ def code_of(function: Callable[..., Any]) -> CodeType:
 
 
 @pytest.mark.parametrize(("role", "function"), FUNCTIONS)
-def test_a_function_of_torchs_plays_its_role(role: Role, function: Callable[..., Any]) -> None:
+def test_functions_of_torch_have_their_roles(role: Role, function: Callable[..., Any]) -> None:
     assert find_roles()[id(code_of(function))] is role
 
 
 @pytest.mark.parametrize(
     ("role", "function"), [(role, function) for role, function in FUNCTIONS if role in WITNESSES]
 )
-def test_a_function_still_has_the_locals_that_tell_the_cause(
+def test_functions_have_the_local_variables_with_the_cause(
     role: Role, function: Callable[..., Any]
 ) -> None:
     code = code_of(function)
@@ -69,27 +69,27 @@ def test_a_function_still_has_the_locals_that_tell_the_cause(
     )
 
 
-def test_every_role_that_is_a_witness_is_checked() -> None:
+def test_every_role_with_local_variables_is_checked() -> None:
     assert set(WITNESSES) <= {role for role, _ in FUNCTIONS}
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_checkpointed_function_is_known_while_it_runs_again(use_reentrant: bool) -> None:
-    seen: list[Any] = []
+def test_a_checkpointed_function_is_found_while_it_is_recomputed(use_reentrant: bool) -> None:
+    recomputed: list[Any] = []
 
     def wave(x: torch.Tensor) -> torch.Tensor:
-        seen.append(find_recomputed(sys._getframe()))
+        recomputed.append(find_recomputed(sys._getframe()))
         return x.sin()
 
     x = torch.ones(1, requires_grad=True)
     torch.utils.checkpoint.checkpoint(wave, x * 2, use_reentrant=use_reentrant).backward()
-    assert seen == [None, wave], (
+    assert recomputed == [None, wave], (
         "_torch/frames.py and recompute.py no longer see that torch.utils.checkpoint runs a "
         "function again."
     )
 
 
-def test_the_code_that_recomputes_has_its_role() -> None:
+def test_the_recompute_code_has_its_role() -> None:
     assert find_roles()[id(recompute_code())] is Role.RECOMPUTE
 
 

@@ -1,4 +1,4 @@
-"""The doors through which collectives are seen: nobody waits for us, and nothing stays behind."""
+"""Hooks on collectives: each is reported once, no rank is blocked, and all state is restored."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardscope._torch.intercept import Issued, intercept
+from shardscope._torch.collectives.hooks import CollectiveEvent, intercept
 from shardscope.world import simulate
 
 TIMEOUT = timedelta(seconds=20)
 
 
 class Log:
-    """Remembers the ops it was shown."""
+    """Records the ops of observed collectives."""
 
     def __init__(self) -> None:
         self.ops: list[str] = []
 
-    def before(self, issued: Issued) -> None:
-        self.ops.append(issued.op)
+    def before(self, event: CollectiveEvent) -> None:
+        self.ops.append(event.op)
 
 
 def gloo_group(store: dist.Store, rank: int) -> dist.ProcessGroup:
-    """One of two ranks that are threads of this process."""
+    """The group of one of two threaded ranks."""
     group = dist.ProcessGroup(store, rank, 2)
     backend = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
@@ -39,7 +39,7 @@ def gloo_group(store: dist.Store, rank: int) -> dist.ProcessGroup:
 def test_other_threads_run_while_a_collective_waits_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Its kernel returns when both ranks are there: never, if the first to come keeps the GIL.
+    # Its kernel returns when both ranks have called it: never, if the first one holds the GIL.
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     store, log = dist.HashStore(), Log()
 
@@ -70,9 +70,9 @@ def test_observers_come_and_go_in_any_order() -> None:
 
 def test_an_observer_that_raises_refuses_the_collective_and_others_still_see_the_next() -> None:
     class Refuser(Log):
-        def before(self, issued: Issued) -> None:
-            super().before(issued)
-            if issued.op == "c10d.barrier":
+        def before(self, event: CollectiveEvent) -> None:
+            super().before(event)
+            if event.op == "c10d.barrier":
                 raise PermissionError("no barriers")
 
     log, refuser = Log(), Refuser()
@@ -83,15 +83,15 @@ def test_an_observer_that_raises_refuses_the_collective_and_others_still_see_the
     assert log.ops == refuser.ops == ["c10d.barrier", "c10d.allreduce_"]
 
 
-def test_sparse_tensors_are_seen() -> None:
+def test_collectives_on_sparse_tensors_are_reported() -> None:
     log = Log()
     with simulate(mesh={"dp": 2}), intercept(log):
         dist.all_reduce(torch.eye(3).to_sparse())
     assert log.ops == ["c10d.allreduce_"]
 
 
-def test_op_that_a_mode_answers_in_its_own_way_is_what_the_mode_issues() -> None:
-    class Other(TorchDispatchMode):
+def test_collectives_that_a_mode_issues_instead_of_an_op_are_reported() -> None:
+    class ReplacingMode(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
             if op is torch.ops._c10d_functional.all_reduce.default:
                 dist.barrier()
@@ -100,12 +100,12 @@ def test_op_that_a_mode_answers_in_its_own_way_is_what_the_mode_issues() -> None
             return op(*args, **(kwargs or {}))
 
     log = Log()
-    with simulate(mesh={"dp": 2}), intercept(log), Other():
+    with simulate(mesh={"dp": 2}), intercept(log), ReplacingMode():
         torch.ops._c10d_functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD.group_name)
     assert log.ops == ["c10d.barrier", "c10d.broadcast_"]
 
 
-def test_op_that_a_mode_passes_on_is_shown_once_and_under_its_own_name() -> None:
+def test_an_op_that_a_mode_passes_on_is_reported_once_under_its_own_name() -> None:
     class PassOn(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
             return op(*args, **(kwargs or {}))
@@ -134,14 +134,14 @@ CALLS = {
 
 @pytest.fixture
 def fake_group():
-    """A group of two without a simulated world, whose own observer would take other ways."""
+    """A fake group of two ranks, without a simulated world, which has an observer of its own."""
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_each_way_to_call_is_seen_once(fake_group, op) -> None:
+def test_each_way_to_issue_a_collective_is_reported_once(fake_group, op) -> None:
     log = Log()
     with intercept(log):
         CALLS[op](torch.ones(2))
@@ -149,7 +149,7 @@ def test_each_way_to_call_is_seen_once(fake_group, op) -> None:
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_calls_in_inference_mode_are_seen_once(fake_group, op) -> None:
+def test_calls_in_inference_mode_are_reported_once(fake_group, op) -> None:
     log = Log()
     with intercept(log), torch.inference_mode():
         CALLS[op](torch.ones(2))
@@ -157,7 +157,7 @@ def test_calls_in_inference_mode_are_seen_once(fake_group, op) -> None:
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_calls_that_a_mode_makes_itself_are_seen_once(fake_group, op) -> None:
+def test_calls_by_a_dispatch_mode_are_reported_once(fake_group, op) -> None:
     class Caller(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.aten.neg.default:
@@ -171,7 +171,7 @@ def test_calls_that_a_mode_makes_itself_are_seen_once(fake_group, op) -> None:
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_calls_of_another_thread_are_seen_once(fake_group, op) -> None:
+def test_calls_of_another_thread_are_reported_once(fake_group, op) -> None:
     log = Log()
     with intercept(log), ThreadPoolExecutor(1) as pool:
         pool.submit(CALLS[op], torch.ones(2)).result()
@@ -179,14 +179,14 @@ def test_calls_of_another_thread_are_seen_once(fake_group, op) -> None:
 
 
 @pytest.mark.parametrize("op", [op for op in CALLS if op.startswith("c10d.")])
-def test_calls_on_fake_tensors_are_seen_once(fake_group, op) -> None:
+def test_calls_on_fake_tensors_are_reported_once(fake_group, op) -> None:
     log = Log()
     with intercept(log), FakeTensorMode():
         CALLS[op](torch.ones(2))
     assert log.ops == [op]
 
 
-def test_buffers_that_ddp_sends_in_inference_mode_are_seen(fake_group) -> None:
+def test_broadcasts_of_ddp_buffers_in_inference_mode_are_reported(fake_group) -> None:
     log = Log()
     model = DistributedDataParallel(torch.nn.BatchNorm1d(2))
     model.eval()
@@ -195,7 +195,7 @@ def test_buffers_that_ddp_sends_in_inference_mode_are_seen(fake_group) -> None:
     assert set(log.ops) == {"c10d.broadcast_"}
 
 
-def test_keys_of_the_thread_are_as_before_even_after_an_exception(fake_group) -> None:
+def test_dispatch_keys_of_the_thread_are_restored_even_after_an_exception(fake_group) -> None:
     def keys() -> tuple[str, str]:
         included = torch._C._dispatch_tls_local_include_set()
         return str(included), str(torch._C._dispatch_tls_local_exclude_set())
@@ -211,14 +211,14 @@ def test_keys_of_the_thread_are_as_before_even_after_an_exception(fake_group) ->
     assert keys() == before
 
 
-def test_versions_that_a_collective_counts_are_the_same_with_and_without_us(fake_group) -> None:
+def test_tensor_versions_are_the_same_with_and_without_hooks(fake_group) -> None:
     def versions() -> list[int]:
-        found = []
+        counts = []
         for call in CALLS.values():
             x = torch.ones(2)
             call(x)
-            found.append(x._version)
-        return found
+            counts.append(x._version)
+        return counts
 
     without = versions()
     with intercept(Log()):

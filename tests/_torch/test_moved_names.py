@@ -1,4 +1,4 @@
-"""A torch that has moved a private name costs one feature, and never the package or the step."""
+"""A private name missing in torch disables one feature, never the package or the user's step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed.pipelining.schedules
 import moved_names
 from shardscope import audit, coverage, memory, parallelize, parity, simulate, trace
 from shardscope._torch import private
-from shardscope._torch.kernel_doors import kernel_doors
+from shardscope._torch.collectives.hooks import kernel_hooks
 from shardscope._torch.private import (
     find_class,
     find_code,
@@ -26,7 +26,7 @@ from shardscope._torch.private import (
     moved_names_explained,
     require,
 )
-from shardscope.comm import run
+from shardscope.attribution import run_identity as run
 from shardscope.errors import ShardscopeError, TorchVersionError
 from shardscope.version import TESTED_TORCH
 from small_models import Block, batch
@@ -36,7 +36,7 @@ NOWHERE = "torch._nowhere.at_all"
 
 @pytest.fixture(scope="module")
 def traced() -> dict[str, Any]:
-    """What became of a traced step in torches that lack one name each, or all of them, or none."""
+    """Results of a traced step with each name missing, with all missing, and with none."""
     done = subprocess.run(
         [sys.executable, str(Path(moved_names.__file__))],
         capture_output=True,
@@ -49,29 +49,29 @@ def traced() -> dict[str, Any]:
     return results
 
 
-def test_every_public_name_can_be_imported_without_a_single_private_one(
+def test_every_public_name_can_be_imported_without_any_private_name(
     traced: dict[str, Any],
 ) -> None:
     assert len(traced["names"]) > 100
     assert traced["imports"] == []
 
 
-def test_a_step_goes_on_in_a_torch_without_any_of_the_names(traced: dict[str, Any]) -> None:
+def test_a_step_runs_without_any_of_the_private_names(traced: dict[str, Any]) -> None:
     assert traced["all"]["is_same_step"]
     assert traced["all"]["collectives"] == []
     assert any("some are not recorded" in fact for fact in traced["all"]["gaps"])
 
 
-def test_a_name_that_moved_is_a_gap_and_changes_no_step(traced: dict[str, Any]) -> None:
-    whole = traced["none"]
-    assert whole["is_same_step"]
-    assert whole["gaps"] == []
-    assert len(whole["collectives"]) == 2
+def test_a_missing_name_is_a_gap_and_does_not_change_the_step(traced: dict[str, Any]) -> None:
+    complete = traced["none"]
+    assert complete["is_same_step"]
+    assert complete["gaps"] == []
+    assert len(complete["collectives"]) == 2
     assert len(traced["each"]) > 40
     for name, result in traced["each"].items():
         assert result.get("is_same_step"), (name, result)
-        is_whole = result["collectives"] == whole["collectives"]
-        assert is_whole or any(name in gap for gap in result["gaps"]), name
+        is_complete = result["collectives"] == complete["collectives"]
+        assert is_complete or any(name in gap for gap in result["gaps"]), name
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,7 @@ def test_a_name_that_moved_is_a_gap_and_changes_no_step(traced: dict[str, Any]) 
         "torch.distributed.fsdp._runtime_utils._unshard",
     ],
 )
-def test_a_name_that_only_details_need_costs_no_collective(
-    traced: dict[str, Any], name: str
-) -> None:
+def test_a_missing_name_of_a_detail_loses_no_collective(traced: dict[str, Any], name: str) -> None:
     result = traced["each"][name]
     assert result["collectives"] == traced["none"]["collectives"]
     assert [name in gap for gap in result["gaps"]] == [True]
@@ -94,13 +92,13 @@ def test_a_name_that_only_details_need_costs_no_collective(
 
 @pytest.fixture
 def nothing_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are looked up in a test are forgotten after it."""
+    """Undo lookups made in a test after it."""
     monkeypatch.setattr(private, "_missing", dict(private._missing))
     monkeypatch.setattr(private, "_needs", dict(private._needs))
 
 
 @pytest.mark.usefixtures("nothing_missing")
-def test_whatever_uses_a_missing_name_says_what_is_missing_and_what_to_do() -> None:
+def test_using_a_missing_name_raises_an_error_with_a_remedy() -> None:
     missing: Any = find_name(NOWHERE, "find things")
     sentence = (
         rf"torch \S+ has no {NOWHERE}, which shardscope \S+ needs to find things. Use a torch that "
@@ -149,11 +147,11 @@ def test_a_missing_name_is_a_gap_in_every_recording() -> None:
 
 
 @pytest.mark.usefixtures("nothing_missing")
-def test_a_simulated_world_without_what_it_needs_is_one_sentence(
+def test_simulate_raises_if_a_name_it_needs_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_groups = find_name(NOWHERE, "make a process group of any size")
-    monkeypatch.setattr("shardscope._torch.simulated_group._FAKE_GROUPS", fake_groups)
+    monkeypatch.setattr("shardscope._torch.process_groups.simulated._FAKE_GROUPS", fake_groups)
     with pytest.raises(TorchVersionError, match="needs to make a process group"):
         simulate(mesh={"dp": 2}).__enter__()
     assert not torch.distributed.is_initialized()
@@ -164,18 +162,18 @@ def describe() -> None:
 
 
 @pytest.mark.parametrize("version", ["2.16.0", "3.0.1+cu140"])
-def test_an_untested_torch_is_warned_of_once_when_an_instrument_is_used(
+def test_an_instrument_warns_once_of_an_untested_torch(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(private, "_has_warned", False)
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.warns(UserWarning, match=r"was tested with torch 2.11, .* and this is torch") as w:
         describe()
-    assert [str(one.filename) for one in w] == [__file__]
+    assert [str(warning.filename) for warning in w] == [__file__]
     describe()
 
 
-def test_a_run_whose_warnings_are_errors_goes_on_in_an_untested_torch(
+def test_an_untested_torch_does_not_end_a_run_whose_warnings_are_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(private, "_has_warned", False)
@@ -187,7 +185,7 @@ def test_a_run_whose_warnings_are_errors_goes_on_in_an_untested_torch(
 
 
 @pytest.mark.parametrize("version", [*TESTED_TORCH, "2.12.1", f"{TESTED_TORCH[-1]}.9+cpu"])
-def test_tested_versions_and_those_between_are_not_warned_of(
+def test_tested_versions_and_those_between_give_no_warning(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(private, "_has_warned", False)
@@ -197,7 +195,7 @@ def test_tested_versions_and_those_between_are_not_warned_of(
 
 
 class Moving:
-    """An object of torch's that lost the attribute `_old`."""
+    """An object of torch without its former attribute `_old`."""
 
     def read(self) -> Any:
         code = compile("def read(found): return found._old", "shim.py", "exec")
@@ -212,7 +210,7 @@ SENTENCE = (
 )
 
 
-def test_an_attribute_that_torch_moved_is_one_sentence_from_every_function() -> None:
+def test_every_public_function_explains_a_missing_attribute() -> None:
     class Reading(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             Moving().read()
@@ -233,7 +231,7 @@ def test_an_attribute_that_torch_moved_is_one_sentence_from_every_function() -> 
     assert not torch.distributed.is_initialized()
 
 
-def test_errors_of_users_and_public_names_are_not_taken_for_moved_names() -> None:
+def test_errors_of_user_code_are_not_explained_as_missing_names() -> None:
     def read_own() -> None:
         Moving()._old  # type: ignore[attr-defined]  # noqa: B018
 
@@ -258,9 +256,7 @@ def test_errors_of_users_and_public_names_are_not_taken_for_moved_names() -> Non
         ("import importlib; importlib.import_module('torch._nowhere')", "torch._nowhere"),
     ],
 )
-def test_names_that_are_reached_late_are_told_however_they_are_reached(
-    line: str, name: str
-) -> None:
+def test_missing_names_are_explained_however_they_are_used(line: str, name: str) -> None:
     with (
         pytest.raises(TorchVersionError, match=rf"has no {name}, which .*_torch\.some_shim\."),
         moved_names_explained(),
@@ -269,11 +265,11 @@ def test_names_that_are_reached_late_are_told_however_they_are_reached(
 
 
 @pytest.mark.usefixtures("nothing_missing")
-def test_a_world_is_simulated_where_some_collectives_cannot_be_seen(
+def test_simulate_works_where_some_hooks_cannot_be_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needed = find_name(NOWHERE, "intercept collectives before their kernels run")
-    monkeypatch.setattr("shardscope._torch.kernel_doors._NEEDED", (needed,))
+    monkeypatch.setattr("shardscope._torch.collectives.hooks._NEEDED", (needed,))
     with simulate(mesh={"dp": 2}):
         model = Block()
         with trace(model) as t:
@@ -282,14 +278,14 @@ def test_a_world_is_simulated_where_some_collectives_cannot_be_seen(
     assert any("some are not recorded" in gap.fact for gap in t.recording.gaps)
 
 
-def test_a_trace_goes_on_where_torchs_libraries_cannot_be_closed(
+def test_trace_works_where_libraries_of_torch_cannot_be_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with simulate(mesh={"dp": 2}):
         with monkeypatch.context() as patch:
             patch.delattr(torch.library.Library, "_destroy")
             with pytest.raises(TorchVersionError, match="_destroy"), moved_names_explained():
-                kernel_doors().__enter__()
+                kernel_hooks().__enter__()
         model = Block()
         with trace(model) as t:
             torch.distributed.all_reduce(model(batch()))
@@ -304,7 +300,7 @@ def test_a_trace_goes_on_where_torchs_libraries_cannot_be_closed(
         (torch.nn.init, "_no_grad_trunc_normal_"),
     ],
 )
-def test_a_moved_name_of_a_detail_costs_a_simulated_world_that_detail_and_is_a_gap(
+def test_a_missing_name_of_a_detail_of_a_simulated_world_is_a_gap(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     monkeypatch.delattr(owner, name)

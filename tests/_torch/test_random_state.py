@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from shardscope._torch.random_state import preserved_random_state, seed_generators
+from shardscope._torch.snapshot import preserved_random_state, seed_generators
 
 
 def draw() -> tuple[Any, ...]:

@@ -1,11 +1,11 @@
-"""What kernels allocate for themselves, against what an H200's allocator recorded (torch 2.11)."""
+"""Estimated workspaces of kernels against allocations recorded on an H200 (torch 2.11)."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from shardscope._torch.workspaces import workspace_bytes
+from shardscope._torch.cuda.workspaces import workspace_bytes
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -34,10 +34,10 @@ def test_attention_backward(
     assert workspace_bytes(op, (query, query, key, key)) == recorded
 
 
-def test_attention_backward_in_fp32_is_near() -> None:
+def test_attention_backward_in_fp32() -> None:
     query = empty(4, 16, 1024, 96, dtype=torch.float32)
     op = aten._scaled_dot_product_efficient_attention_backward.default
-    recorded = 25_165_824 + 262_144 + 33_570_816  # the gradient laid out anew, sums, accumulators
+    recorded = 25_165_824 + 262_144 + 33_570_816  # a copy of the gradient, sums, accumulators
     assert workspace_bytes(op, (query, query, query, query)) == recorded
 
 
@@ -63,22 +63,22 @@ def test_embedding_backward(count: int, width: int, recorded: int) -> None:
     assert workspace_bytes(aten.embedding_dense_backward.default, args) == recorded
 
 
-def test_matrices_that_are_neither_rows_nor_columns_are_copied() -> None:
+def test_matrices_neither_row_major_nor_column_major_are_copied() -> None:
     rows, spread = empty(64, 32), empty(64, 1).expand(64, 32)
     assert workspace_bytes(aten.mm.default, (rows.t(), rows)) == 0
     assert workspace_bytes(aten.mm.default, (rows.t(), spread)) == 64 * 32 * 2
 
 
-def test_convolutions_lay_their_tensors_out_anew_unless_channels_come_last() -> None:
+def test_convolutions_copy_their_tensors_unless_channels_last() -> None:
     image, weight = empty(32, 64, 56, 56), empty(128, 64, 3, 3)
     rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    near = workspace_bytes(aten.convolution.default, (image, weight, *rest))
-    assert near == pytest.approx(38_682_771, rel=0.001)
-    last = image.contiguous(memory_format=torch.channels_last)
-    assert workspace_bytes(aten.convolution.default, (last, weight, *rest)) == 0
+    num_bytes = workspace_bytes(aten.convolution.default, (image, weight, *rest))
+    assert num_bytes == pytest.approx(38_682_771, rel=0.001)
+    channels_last = image.contiguous(memory_format=torch.channels_last)
+    assert workspace_bytes(aten.convolution.default, (channels_last, weight, *rest)) == 0
     grad = empty(32, 128, 56, 56)
-    near = workspace_bytes(aten.convolution_backward.default, (grad, image, weight))
-    assert near == pytest.approx(42_517_159, rel=0.02)
+    num_bytes = workspace_bytes(aten.convolution_backward.default, (grad, image, weight))
+    assert num_bytes == pytest.approx(42_517_159, rel=0.02)
 
 
 def test_ops_that_are_not_listed_take_nothing() -> None:

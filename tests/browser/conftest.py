@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from large_recording import make_hostile, make_large
-from shardscope.report.html import render_page
-from shardscope.report.page.build import build_page
-from shardscope.report.page.records import Page as PageRecord
+from shardscope.report.html.html import build_page, render_page
+from shardscope.report.html.page import Page as PageRecord
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from sample_pages import lay_out, make_page
-from shardscope.report.page.records import Fact, FindingItem
-from shardscope.report.page.records import Page as PageRecord
+from shardscope.report.html.page import Fact, FindingItem
+from shardscope.report.html.page import Page as PageRecord
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -9,7 +9,7 @@ import pytest
 
 from sample_recordings import make_collective, make_recording
 from shardscope.record import Call
-from shardscope.report.page.build import build_page
+from shardscope.report.html.html import build_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

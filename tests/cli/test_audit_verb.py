@@ -49,7 +49,9 @@ def target(here: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
+    return CliRunner().invoke(
+        main, [str(argument) for argument in arguments], catch_exceptions=False
+    )
 
 
 def test_audit_prints_the_tree_and_saves_a_recording(target: Path) -> None:

@@ -35,13 +35,13 @@ def _wait_in(screen, monkeypatch, **options):
     return screen.getvalue()
 
 
-def test_who_waits_at_a_terminal_is_told_for_what(monkeypatch):
+def test_progress_is_shown_on_a_terminal(monkeypatch):
     seen = _wait_in(_Screen(), monkeypatch)
     assert "judging: op \\x1b[31m1" in seen
     assert "\x1b[31m1" not in seen
 
 
-def test_nobody_else_is_told(monkeypatch):
+def test_progress_is_not_shown_elsewhere(monkeypatch):
     assert _wait_in(StringIO(), monkeypatch) == ""
     assert _wait_in(_Screen(), monkeypatch, is_shown=False) == ""
 

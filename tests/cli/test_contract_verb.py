@@ -45,7 +45,7 @@ def test_what_was_recorded_is_kept(step: Path) -> None:
     assert (done.exit_code, done.output) == (0, f"{checks}shardscope.toml: all 36 limits kept\n")
 
 
-def test_a_breach_is_printed_in_eighty_columns_and_ends_with_one(
+def test_a_violation_is_printed_in_eighty_columns_and_exits_with_1(
     step: Path, llama: Recording
 ) -> None:
     add_call(step, llama)

@@ -48,9 +48,13 @@ def test_a_table_is_printed_and_the_recording_and_the_csv_are_written(here: Path
     assert "Op coverage (exported)" in result.output
     assert "inductor" in result.output
     recording = load(here / "out.json.gz")
-    assert [one.level for one in recording.coverage] == ["exported", "core_aten", "inductor"]
+    assert [coverage.level for coverage in recording.coverage] == [
+        "exported",
+        "core_aten",
+        "inductor",
+    ]
     rows = list(csv.DictReader((here / "ops.csv").read_text().splitlines()))
-    assert len(rows) == sum(len(one.ops) for one in recording.coverage)
+    assert len(rows) == sum(len(coverage.ops) for coverage in recording.coverage)
     shown = CliRunner().invoke(main, ["show", "out.json.gz"])
     assert "Op coverage (exported)" in shown.output
 
@@ -68,8 +72,8 @@ def test_a_target_that_shards_is_judged_at_its_placements(here: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "at the model's placements" in result.output
     (level,) = load(here / "out.json").coverage
-    (linear,) = [one for one in level.ops if one.op == "aten.linear.default"]
-    assert [one.inputs for one in linear.shardings] == [("weight: Shard(0)",)]
+    (linear,) = [op for op in level.ops if op.op == "aten.linear.default"]
+    assert [sharding.inputs for sharding in linear.shardings] == [("weight: Shard(0)",)]
     assert linear.modules == ("0",)
 
 
@@ -77,7 +81,7 @@ def test_a_step_of_the_targets_own_is_covered_without_its_optimizer(here: Path) 
     result = run(write(here, PLAIN + STEP), "-o", "out.json", "--level", "exported")
     assert result.exit_code == 0, result.output
     recording = load(here / "out.json")
-    names = {one.op: one for one in recording.coverage[0].ops}
+    names = {op.op: op for op in recording.coverage[0].ops}
     assert recording.gaps == ()
     assert names["aten.mse_loss.default"].num_forward == 1
     assert names["aten.mse_loss_backward.default"].num_backward == 1
@@ -129,7 +133,7 @@ def test_verdicts_do_not_decide_the_exit_code(here: Path) -> None:
     )
     result = run(write(here, text), "-o", "out.json", "--level", "exported")
     assert result.exit_code == 0
-    verdicts = {one.op: one.verdict for one in load(here / "out.json").coverage[0].ops}
+    verdicts = {op.op: op.verdict for op in load(here / "out.json").coverage[0].ops}
     assert verdicts["aten.sum.dim_IntList"] is Verdict.WRONG
 
 

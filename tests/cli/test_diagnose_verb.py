@@ -37,7 +37,7 @@ def test_a_correct_compiler_exits_0_and_leaves_only_the_recording(here: Path) ->
     assert names == ["train.py", "train.shardscope.json.gz"]
 
 
-def test_a_wrong_one_ends_with_one_and_names_module_line_and_script(here: Path) -> None:
+def test_a_wrong_model_exits_with_1_and_names_module_line_and_script(here: Path) -> None:
     result = run(write(here, TARGET), *FAULT, "-o", "out.json.gz")
     assert result.exit_code == 1, result.output
     text = words(result)
@@ -47,8 +47,12 @@ def test_a_wrong_one_ends_with_one_and_names_module_line_and_script(here: Path) 
     assert "repro shardscope-diagnosis/repro.py (a fresh process fails in the same way)" in text
     assert "saved out.json.gz" in text
     assert (here / "shardscope-diagnosis" / "repro.py").exists()
-    (one,) = load("out.json.gz").diagnoses
-    assert (one.condition, one.target, one.is_minimal) == (Condition.WRONG_RESULT, "train", True)
+    (diagnosis,) = load("out.json.gz").diagnoses
+    assert (diagnosis.condition, diagnosis.target, diagnosis.is_minimal) == (
+        Condition.WRONG_RESULT,
+        "train",
+        True,
+    )
     shown = CliRunner().invoke(main, ["show", "out.json.gz"])
     assert shown.exit_code == 0
     printed = result.output.partition("\nsaved")[0].split()

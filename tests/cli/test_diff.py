@@ -69,7 +69,7 @@ def test_fail_on_decides_the_exit_code(run, what, code):
     assert bool(result.stderr) == bool(code)
 
 
-def test_what_failed_is_said_on_standard_error(run):
+def test_what_failed_is_printed_on_standard_error(run):
     result = run("a.json", "b.json.gz", "--fail-on", "collectives:added", "--fail-on", "run,memory")
     assert result.exit_code == 1
     assert (

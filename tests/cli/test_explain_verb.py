@@ -80,13 +80,13 @@ def test_a_program_that_compiles_itself_is_explained_with_its_own_backend(here: 
     result = run(write(here, own), "-o", "out.json")
     assert result.exit_code == 1, result.output
     (told,) = load("out.json").explanations
-    assert "aot" in [one.stage for one in told.stages]
+    assert "aot" in [stage.stage for stage in told.stages]
 
 
 def test_a_backend_can_be_named(here: Path) -> None:
     run(write(here, TARGET), "--backend", "aot_eager", "-o", "out.json")
     (told,) = load("out.json").explanations
-    assert "aot" in [one.stage for one in told.stages]
+    assert "aot" in [stage.stage for stage in told.stages]
 
 
 def test_a_sharded_model_is_explained_in_a_simulated_world(here: Path) -> None:

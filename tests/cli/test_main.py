@@ -1,4 +1,4 @@
-"""The command line as a whole: help without torch, one line per error, exit codes, pipes."""
+"""The command line: help without torch, one line per error, exit codes, pipes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_debug_shows_the_traceback_too():
     assert result.stderr.endswith("shardscope: there is no file 'gone.json'. Check the path.\n")
 
 
-def test_hostile_file_names_are_inert_in_errors():
+def test_hostile_file_names_are_sanitized_in_errors():
     result = _run("show", "\x1b[31mgone\n.json")
     assert (
         result.stderr == "shardscope: there is no file '\\x1b[31mgone\\n.json'. Check the path.\n"
@@ -176,15 +176,15 @@ def test_what_cannot_be_printed_is_saved_all_the_same(tmp_path):
 
 def _run_on_terminal(*args, folder, **environment):
     """What a command writes to a terminal of its own as standard error."""
-    ours, theirs = pty.openpty()
+    ours, user_code = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", *args],
-        stderr=theirs,
+        stderr=user_code,
         stdout=subprocess.DEVNULL,
         cwd=folder,
         env=os.environ | {"TERM": "xterm"} | environment,
     )
-    os.close(theirs)
+    os.close(user_code)
     written = b""
     with suppress(OSError):  # which a terminal gives at its end
         while chunk := os.read(ours, 4096):

@@ -52,7 +52,7 @@ def test_a_report_is_printed_and_the_recording_written(here: Path) -> None:
     assert "the plan's output of down" in result.output
     assert "All 1 tensor agree (1 output)." in result.output
     (found,) = load(here / "made.json").parallel
-    assert [str(one.kind) for one in found.inserted] == ["all_reduce"]
+    assert [str(collective.kind) for collective in found.inserted] == ["all_reduce"]
     shown = CliRunner().invoke(main, ["show", "made.json"])
     assert "the plan's output of down" in shown.output
 
@@ -64,8 +64,10 @@ def test_training_adds_the_backward_pass_and_axes_of_the_batch_cut_it(here: Path
     assert result.exit_code == 0, result.output
     (found,) = load(here / "made.json").parallel
     assert found.is_training
-    assert {one.axis for one in found.inserted if one.phase is Phase.BACKWARD} == {"dp"}
-    (x,) = [one for one in found.placed if one.name == "x"]
+    assert {
+        collective.axis for collective in found.inserted if collective.phase is Phase.BACKWARD
+    } == {"dp"}
+    (x,) = [placed for placed in found.placed if placed.name == "x"]
     assert x.placements == ("S(0)", "R")
 
 
@@ -91,7 +93,7 @@ def test_programs_of_all_ranks_are_saved_and_load(here: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.endswith("saved out/programs/rank-0.pt2\nsaved out/programs/rank-1.pt2\n")
     loaded = [torch.export.load(here / f"out/programs/rank-{rank}.pt2") for rank in (0, 1)]
-    assert [tuple(one.state_dict["up.weight"].shape) for one in loaded] == [(8, 8), (8, 8)]
+    assert [tuple(program.state_dict["up.weight"].shape) for program in loaded] == [(8, 8), (8, 8)]
     again = run("train.py", "--save-dir", "out/programs")
     assert again.exit_code == 2
     assert "out/programs/rank-0.pt2" in again.output
@@ -131,7 +133,7 @@ def test_a_program_that_is_wrong_is_a_finding_and_is_not_saved(
     assert result.exit_code == 1, result.output
     assert "1 of 1 tensor differ" in result.output
     assert "does not compute what the original does" in result.output
-    assert [one.rule for one in load(here / "made.json").findings] == ["parallel-differs"]
+    assert [finding.rule for finding in load(here / "made.json").findings] == ["parallel-differs"]
     assert list((here / "out").iterdir()) == []
 
 

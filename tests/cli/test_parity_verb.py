@@ -112,7 +112,7 @@ def test_a_step_of_its_own_is_run(here: Path) -> None:
     result = run(write(here, TARGET + STEP), "-o", "out.json")
     assert result.exit_code == 0, result.output
     (parity,) = load(here / "out.json").parity
-    assert {one.agreement for one in parity.tensors} <= {Agreement.EQUAL, Agreement.CLOSE}
+    assert {tensor.agreement for tensor in parity.tensors} <= {Agreement.EQUAL, Agreement.CLOSE}
 
 
 def test_each_rank_may_have_its_share_of_the_batch(here: Path) -> None:

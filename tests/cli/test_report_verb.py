@@ -12,7 +12,7 @@ from page_reader import read_page
 from sample_recordings import make_llama, make_ranks, make_recording
 from shardscope.cli import main
 from shardscope.record import load, save
-from shardscope.report.html import render_html
+from shardscope.report.html.html import render_html
 
 
 def run(*args: object) -> Result:
@@ -98,7 +98,7 @@ def test_a_folder_or_nothing_at_all_is_no_recording(
     assert fact in result.stderr
 
 
-def test_a_place_that_cannot_be_written_is_told_before_any_work(here: Path) -> None:
+def test_an_output_that_cannot_be_written_is_an_error_before_any_work(here: Path) -> None:
     result = run("missing.json", "-o", "nowhere/run.html")
     assert result.exit_code == 2
     assert "there is no folder 'nowhere'" in result.stderr

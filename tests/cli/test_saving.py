@@ -12,14 +12,14 @@ from cli.small_target import TARGET, write
 from sample_recordings import make_llama, make_recording
 from shardscope.cli import main
 from shardscope.cli.explain import _Run
-from shardscope.cli.rehearsal import Rehearsal
+from shardscope.cli.traced_step import TracedStep
 from shardscope.record import Recording, load, save
 
 RECORDING = make_llama(num_layers=1, ranks=(0,))
 # The function of each command that runs the program, and what it gives: other tests run them.
 RUNS: dict[str, tuple[str, Any]] = {
-    "demo": ("shardscope.cli.demo.rehearse", Rehearsal(RECORDING)),
-    "trace": ("shardscope.cli.trace._rehearse", Rehearsal(RECORDING)),
+    "demo": ("shardscope.cli.demo.trace_step", TracedStep(RECORDING)),
+    "trace": ("shardscope.cli.trace._run_target", TracedStep(RECORDING)),
     "audit": ("shardscope.cli.audit._audit", (RECORDING, None)),
     "visualize": ("shardscope.cli.visualize._visualize", RECORDING),
     "memory": ("shardscope.cli.memory._profile", RECORDING),

@@ -87,7 +87,7 @@ def test_a_module_that_is_not_there_is_one_sentence(run, tmp_path, llama):
     assert result.output.endswith("It has no modules at all.\n")
 
 
-def test_strict_checks_the_whole_recording_whatever_is_shown(run, tmp_path):
+def test_strict_checks_the_full_recording_whatever_is_shown(run, tmp_path):
     finding = Finding(rule="r", severity=Severity.ERROR, subject="s", fact="f", remedy="Do this.")
     save(make_llama(num_layers=1, ranks=(0,)), tmp_path / "fine.json")
     assert run("show", "fine.json", "--view", "proof", "--strict").exit_code == 0

@@ -84,7 +84,7 @@ def test_missing_function_comes_with_an_example_as_one_would_write_it(
     assert "    def batch(model):" in lines
 
 
-def test_hostile_target_stays_inert_beside_an_example(here: Path) -> None:
+def test_hostile_target_is_sanitized_beside_an_example(here: Path) -> None:
     result = run(write(here, "x = 1", name="a\nb\x1b[31m.py"), "--mesh", "dp=2")
     assert result.output.startswith("shardscope: a\\nb\\x1b[31m.py defines no function model()")
     assert "\x1b" not in result.output
@@ -218,7 +218,7 @@ def test_failure_is_shown_at_a_line_of_the_program_and_not_of_a_library(here: Pa
     assert f"model() failed: SystemExit: 2 ({here}/train.py, line {number})." in result.stderr
 
 
-def test_long_and_hostile_failures_are_inert_and_cut_short(here: Path) -> None:
+def test_long_and_hostile_failures_are_sanitized_and_shortened(here: Path) -> None:
     text = TARGET + "\ndef step(model, batch):\n    raise ValueError('\\x1b[31m' + 'x' * 99999)\n"
     result = run(write(here, text), "--mesh", "dp=2")
     assert result.exit_code == 2

@@ -16,9 +16,9 @@ from large_recording import Attacker
 from shardscope import show
 from shardscope.cli import main
 from shardscope.errors import RecordingError
-from shardscope.record import Recording, guard_line, load, make_inert, save
-from shardscope.report.guarded import GuardedFile
-from shardscope.report.text import render_plain
+from shardscope.record import Recording, guard_line, load, sanitize_text, save
+from shardscope.record.sanitize import GuardedFile
+from shardscope.report.text.summary import render_plain
 
 COMMANDS = (
     "::error file=a.py,line=1::taken over",
@@ -61,7 +61,7 @@ def attack() -> Recording:
     ]
     attacker = Attacker(COMMANDS)
     fields = {
-        name: tuple(attacker.change(one) for part in parts for one in getattr(part, name))
+        name: tuple(attacker.change(record) for part in parts for record in getattr(part, name))
         for name in parts[0].__struct_fields__
         if isinstance(getattr(parts[0], name), tuple)
     }
@@ -215,7 +215,7 @@ def test_python_users_see_the_same(attack: Recording, capsys: pytest.CaptureFixt
     ],
 )
 def test_commands_are_escaped_and_names_with_colons_are_not(text: str, shown: str) -> None:
-    assert make_inert(text) == shown
+    assert sanitize_text(text) == shown
 
 
 def test_lines_are_guarded_where_a_layout_breaks_them() -> None:

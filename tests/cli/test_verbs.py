@@ -37,10 +37,10 @@ def _save_ranks(folder, num_ranks=4, *, short=None):
     """One file per rank; the rank `short` issues one collective fewer."""
     paths = []
     for rank in range(num_ranks):
-        whole = make_ranks(num_ranks, [{}] * (2 if rank == short else 3))
-        calls = tuple(call for call in whole.collectives if call.rank == rank)
-        one = make_recording(calls, world_size=num_ranks, ranks=(rank,))
-        paths.append(save(one, folder / f"rank{rank}.json"))
+        all_ranks = make_ranks(num_ranks, [{}] * (2 if rank == short else 3))
+        calls = tuple(call for call in all_ranks.collectives if call.rank == rank)
+        recording = make_recording(calls, world_size=num_ranks, ranks=(rank,))
+        paths.append(save(recording, folder / f"rank{rank}.json"))
     return paths
 
 

@@ -159,42 +159,48 @@ def world() -> Iterator[World]:
 def run_both(scenario: Scenario) -> tuple[CommDebugMode, TorchCommDebugMode]:
     """The same in both, after one run outside, since DTensor works shardings out only once."""
     scenario()
-    ours, theirs = CommDebugMode(), TorchCommDebugMode()
+    ours, torchs = CommDebugMode(), TorchCommDebugMode()
     with ours:
         scenario()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's backward hooks warn about themselves
-        with theirs:
+        with torchs:
             scenario()
-    return ours, theirs
+    return ours, torchs
 
 
-def assert_same(ours: CommDebugMode, theirs: TorchCommDebugMode) -> None:
-    assert ours.get_comm_counts() == theirs.get_comm_counts()
-    assert ours.get_total_counts() == theirs.get_total_counts()
-    assert ours.comm_module_counts == theirs.comm_module_counts
-    tracker, their_tracker = ours.advanced_module_tracker, theirs.advanced_module_tracker
+def assert_same(ours: CommDebugMode, torchs: TorchCommDebugMode) -> None:
+    assert ours.get_comm_counts() == torchs.get_comm_counts()
+    assert ours.get_total_counts() == torchs.get_total_counts()
+    assert ours.comm_module_counts == torchs.comm_module_counts
+    tracker, their_tracker = ours.advanced_module_tracker, torchs.advanced_module_tracker
     assert tracker.module_helper_dict == their_tracker.module_helper_dict
     assert tracker.module_parents_dict == their_tracker.module_parents_dict
     assert tracker.parent_dict == their_tracker.parent_dict
-    assert ours.get_sharding_info() == theirs.get_sharding_info()
+    assert ours.get_sharding_info() == torchs.get_sharding_info()
     assert [
-        (module, name) for module, held in ours.get_parameter_info().items() for name in held
-    ] == [(module, name) for module, held in theirs.get_parameter_info().items() for name in held]
+        (module, name)
+        for module, parameters in ours.get_parameter_info().items()
+        for name in parameters
+    ] == [
+        (module, name)
+        for module, parameters in torchs.get_parameter_info().items()
+        for name in parameters
+    ]
 
 
-def all_reduces(mode: CommDebugMode, which: str = "forward") -> dict[str, int]:
+def all_reduces(mode: CommDebugMode, direction: str = "forward") -> dict[str, int]:
     return {
-        name: passes[which][functional.all_reduce]
+        name: passes[direction][functional.all_reduce]
         for name, passes in mode.comm_module_counts.items()
-        if functional.all_reduce in passes[which]
+        if functional.all_reduce in passes[direction]
     }
 
 
 def test_tensor_parallel_mlp_counts_as_in_torch(world: World) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch).sum().backward())
-    assert_same(ours, theirs)
+    ours, torchs = run_both(lambda: model(batch).sum().backward())
+    assert_same(ours, torchs)
     assert list(ours.advanced_module_tracker.module_helper_dict) == [
         "Global",
         "MLP",
@@ -216,15 +222,15 @@ def test_sharding_and_parameters_are_those_of_the_model(world: World) -> None:
         "MLP.net2.weight": (Shard(1),),
         "MLP.net2.bias": (Replicate(),),
     }
-    held = mode.get_parameter_info()["MLP.net1"]["weight"]
-    assert isinstance(held, DTensor)
-    assert held.to_local().data_ptr() == model.net1.weight.to_local().data_ptr()
+    weight = mode.get_parameter_info()["MLP.net1"]["weight"]
+    assert isinstance(weight, DTensor)
+    assert weight.to_local().data_ptr() == model.net1.weight.to_local().data_ptr()
 
 
 def test_nested_modules_count_as_in_torch(world: World) -> None:
     model, batch = parallel_stack(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch).sum().backward())
-    assert_same(ours, theirs)
+    ours, torchs = run_both(lambda: model(batch).sum().backward())
+    assert_same(ours, torchs)
     assert all_reduces(ours)["Stacked.layers.0"] == 1
     assert "Stacked.layers" not in ours.comm_module_counts
 
@@ -232,8 +238,8 @@ def test_nested_modules_count_as_in_torch(world: World) -> None:
 def test_transformer_counts_as_in_torch(world: World) -> None:
     model = parallel_transformer(world.mesh, is_seq_parallel=False)
     tokens = torch.randint(0, 32, (8, 8))
-    ours, theirs = run_both(lambda: model(tokens).sum().backward())
-    assert_same(ours, theirs)
+    ours, torchs = run_both(lambda: model(tokens).sum().backward())
+    assert_same(ours, torchs)
     assert all_reduces(ours) == {
         "Global": 5,
         "Transformer": 5,
@@ -259,15 +265,15 @@ def test_sequence_parallel_transformer_counts_as_in_torch_but_for_backward_owner
 ) -> None:
     model = parallel_transformer(world.mesh, is_seq_parallel=True)
     tokens = torch.randint(0, 32, (8, 8))
-    ours, theirs = run_both(lambda: model(tokens))
-    assert_same(ours, theirs)
+    ours, torchs = run_both(lambda: model(tokens))
+    assert_same(ours, torchs)
 
-    ours, theirs = run_both(lambda: model(tokens).sum().backward())
-    assert ours.get_comm_counts() == theirs.get_comm_counts()
-    assert ours.comm_module_counts["Transformer"] == theirs.comm_module_counts["Transformer"]
-    # The gather is asked for by attention's input, so its backward is attention's, not a child's.
+    ours, torchs = run_both(lambda: model(tokens).sum().backward())
+    assert ours.get_comm_counts() == torchs.get_comm_counts()
+    assert ours.comm_module_counts["Transformer"] == torchs.comm_module_counts["Transformer"]
+    # Attention's input causes the gather, so attention owns its backward, not a child.
     child = "Transformer.layers.0.attention.wq"
-    assert functional.reduce_scatter_tensor in theirs.comm_module_counts[child]["backward"]
+    assert functional.reduce_scatter_tensor in torchs.comm_module_counts[child]["backward"]
     assert child not in ours.comm_module_counts
     own = ours.comm_module_counts["Transformer.layers.0.attention"]["backward"]
     assert own[functional.reduce_scatter_tensor] == 1
@@ -301,8 +307,8 @@ FUNCTIONAL_CALLS: dict[str, Callable[[], object]] = {
 @old_names
 @pytest.mark.parametrize("name", FUNCTIONAL_CALLS)
 def test_functional_collective_counts_as_in_torch(world: World, name: str) -> None:
-    ours, theirs = run_both(FUNCTIONAL_CALLS[name])
-    assert_same(ours, theirs)
+    ours, torchs = run_both(FUNCTIONAL_CALLS[name])
+    assert_same(ours, torchs)
     assert ours.get_comm_counts() == {getattr(functional, name): 1}
     assert ours.comm_module_counts == {
         "Global": {"forward": {getattr(functional, name): 1}, "backward": {}}
@@ -314,8 +320,8 @@ def test_differentiable_all_to_all_counts_both_ways_as_in_torch(world: World) ->
         x = torch.ones(8, requires_grad=True)
         funcol.all_to_all_single_autograd(x, None, None, everyone()).sum().backward()
 
-    ours, theirs = run_both(exchange)
-    assert_same(ours, theirs)
+    ours, torchs = run_both(exchange)
+    assert_same(ours, torchs)
     expected = {functional.all_to_all_single: 1}
     assert ours.comm_module_counts["Global"] == {"forward": expected, "backward": expected}
 
@@ -342,8 +348,8 @@ C10D_CALLS: dict[str, Callable[[], object]] = {
 @old_names
 @pytest.mark.parametrize("name", C10D_CALLS)
 def test_process_group_collective_counts_as_in_torch(world: World, name: str) -> None:
-    ours, theirs = run_both(C10D_CALLS[name])
-    assert_same(ours, theirs)
+    ours, torchs = run_both(C10D_CALLS[name])
+    assert_same(ours, torchs)
     assert ours.get_comm_counts() == {getattr(c10d, name): 1}
 
 
@@ -378,8 +384,8 @@ UNCHECKED_CALLS: dict[str, Callable[[], object]] = {
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", UNCHECKED_CALLS)
 def test_call_on_a_bare_fake_group_counts_as_in_torch(second_of_two: None, name: str) -> None:
-    ours, theirs = run_both(UNCHECKED_CALLS[name])
-    assert_same(ours, theirs)
+    ours, torchs = run_both(UNCHECKED_CALLS[name])
+    assert_same(ours, torchs)
     assert ours.get_comm_counts() == {getattr(c10d, name): 1}
 
 
@@ -399,18 +405,18 @@ def test_dtensor_redistribution_counts_as_in_torch(world: World) -> None:
     def replicate() -> None:
         sharded.redistribute(world.mesh, [Replicate()]).to_local()
 
-    ours, theirs = run_both(replicate)
-    assert_same(ours, theirs)
+    ours, torchs = run_both(replicate)
+    assert_same(ours, torchs)
     assert ours.get_comm_counts() == {functional.all_gather_into_tensor: 1}
 
 
 @pytest.mark.parametrize("noise_level", [0, 1, 2])
 def test_table_is_torchs_to_the_byte(world: World, noise_level: int) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch))
+    ours, torchs = run_both(lambda: model(batch))
     assert ours.generate_comm_debug_tracing_table(
         noise_level
-    ) == theirs.generate_comm_debug_tracing_table(noise_level)
+    ) == torchs.generate_comm_debug_tracing_table(noise_level)
 
 
 def test_highest_noise_level_adds_trivial_ops_alone(world: World) -> None:
@@ -426,9 +432,9 @@ def test_highest_noise_level_adds_trivial_ops_alone(world: World) -> None:
 @pytest.mark.parametrize("noise_level", [0, 1, 2])
 def test_json_is_torchs(world: World, tmp_path: Path, noise_level: int) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch).sum().backward())
+    ours, torchs = run_both(lambda: model(batch).sum().backward())
     dumps = []
-    for mode in (ours, theirs):
+    for mode in (ours, torchs):
         mode.generate_json_dump(file_name=str(tmp_path / "dump.json"), noise_level=noise_level)
         dumps.append(json.loads((tmp_path / "dump.json").read_text()))
     assert dumps[0] == dumps[1]
@@ -438,13 +444,13 @@ def test_json_is_torchs(world: World, tmp_path: Path, noise_level: int) -> None:
 
 def test_operations_carry_what_torchs_carry(world: World) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch))
+    ours, torchs = run_both(lambda: model(batch))
 
     def addmm(mode: Any) -> list[dict[str, Any]]:
         operations = mode.comm_module_operation_counts["MLP.net1"]["operations_list"]
         return [op for op in operations if op["name"] is torch.ops.aten.addmm.default]
 
-    assert addmm(ours) == addmm(theirs)
+    assert addmm(ours) == addmm(torchs)
     assert addmm(ours)[0]["input_sharding"] == [(Shard(0),), (Replicate(),), (Shard(1),)]
 
 
@@ -453,8 +459,8 @@ def test_logs_are_the_tables_without_colours(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch))
-    theirs.log_comm_debug_tracing_table_to_file(noise_level=2)
+    ours, torchs = run_both(lambda: model(batch))
+    torchs.log_comm_debug_tracing_table_to_file(noise_level=2)
     expected = Path("comm_mode_log.txt").read_text()
     ours.log_comm_debug_tracing_table_to_file(noise_level=2)
     assert Path("comm_mode_log.txt").read_text() == expected
@@ -485,10 +491,10 @@ def test_older_table_shows_collectives_by_module(world: World) -> None:
 
 def test_printed_information_is_torchs(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     model, batch = parallel_mlp(world.mesh), torch.rand(8, 10)
-    ours, theirs = run_both(lambda: model(batch))
+    ours, torchs = run_both(lambda: model(batch))
     ours.print_sharding_info()
     printed = capsys.readouterr().out
-    theirs.advanced_module_tracker.print_sharding_info()
+    torchs.advanced_module_tracker.print_sharding_info()
     assert printed == capsys.readouterr().out
     assert printed.startswith("MLP.net1.weight: (Shard(dim=0),)\n")
     ours.print_paramater_info()
@@ -496,12 +502,12 @@ def test_printed_information_is_torchs(world: World, capsys: pytest.CaptureFixtu
 
 
 def test_public_face_is_torchs() -> None:
-    ours, theirs = CommDebugMode(), TorchCommDebugMode()
+    ours, torchs = CommDebugMode(), TorchCommDebugMode()
     assert isinstance(ours, TorchDispatchMode)
-    assert repr(ours) == repr(theirs) == "CommDebugMode(get_total_counts()=0)"
-    assert ours.comm_registry == theirs.comm_registry
-    public = {name for name in dir(theirs) if not name.startswith("_")}
+    assert repr(ours) == repr(torchs) == "CommDebugMode(get_total_counts()=0)"
+    assert ours.comm_registry == torchs.comm_registry
+    public = {name for name in dir(torchs) if not name.startswith("_")}
     assert public <= set(dir(ours))
-    tracker = {name for name in vars(theirs.advanced_module_tracker) if not name.startswith("_")}
+    tracker = {name for name in vars(torchs.advanced_module_tracker) if not name.startswith("_")}
     tracker -= {"register_forward_hook_handles"}  # there are no hooks to hold
     assert tracker <= set(dir(ours.advanced_module_tracker))

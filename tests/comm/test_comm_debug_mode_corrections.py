@@ -25,12 +25,12 @@ c10d = torch.ops.c10d
 ALL_REDUCE = functional.all_reduce
 
 
-def counts(mode: CommDebugMode, which: str, key: Any = ALL_REDUCE) -> dict[str, int]:
+def counts(mode: CommDebugMode, direction: str, key: Any = ALL_REDUCE) -> dict[str, int]:
     """How many of one kind each module was charged in one pass, where any."""
     return {
-        name: passes[which][key]
+        name: passes[direction][key]
         for name, passes in mode.comm_module_counts.items()
-        if key in passes[which]
+        if key in passes[direction]
     }
 
 
@@ -76,7 +76,7 @@ class Twice(nn.Module):
         return self.second(self.first(x))
 
 
-def test_shared_module_is_charged_at_each_of_its_places(world: World) -> None:
+def test_shared_module_is_charged_under_each_of_its_names(world: World) -> None:
     model = Twice()
     with CommDebugMode() as mode:
         model(batch()).sum().backward()
@@ -93,14 +93,14 @@ def test_shared_module_is_charged_at_each_of_its_places(world: World) -> None:
     assert counts(mode, "forward") == counts(mode, "backward") == expected
 
 
-def test_models_of_one_class_are_told_apart(world: World) -> None:
+def test_models_of_the_same_class_have_different_names(world: World) -> None:
     first, second = Net(depth=1), Net(depth=2)
     with CommDebugMode() as mode:
         second(first(batch())).sum().backward()
-    for which in ("forward", "backward"):
-        assert counts(mode, which)["Net"] == 1
-        assert counts(mode, which)["Net#2"] == 2
-        assert counts(mode, which)["Global"] == 3
+    for direction in ("forward", "backward"):
+        assert counts(mode, direction)["Net"] == 1
+        assert counts(mode, direction)["Net#2"] == 2
+        assert counts(mode, direction)["Global"] == 3
 
 
 def run_checkpointed(use_reentrant: bool) -> Callable[[Net, torch.Tensor], torch.Tensor]:
@@ -255,8 +255,8 @@ def test_sharding_is_known_while_fsdp_has_parameters_gathered(world: World) -> N
     expected = {f"FSDPNet.{name}": (Shard(0),) for name, _ in net.named_parameters()}
     assert mode.get_sharding_info() == expected
     assert len(expected) == 6
-    held = mode.get_parameter_info()["FSDPNet.layers.0.linear"]["weight"]
-    assert held.to_local().shape == (2, 8)
+    weight = mode.get_parameter_info()["FSDPNet.layers.0.linear"]["weight"]
+    assert weight.to_local().shape == (2, 8)
     helper = mode.advanced_module_tracker.module_helper_dict["FSDPNet.layers.0.linear"]
     assert helper["parameters"]["weight"] == "(Shard(dim=0),)"
 
@@ -276,7 +276,7 @@ def test_fully_sharded_forward_may_run_outside(world: World) -> None:
     assert "FSDPNet.layers.1" in mode.generate_comm_debug_tracing_table(0)
 
 
-def test_prefetched_module_is_charged_and_shown_in_its_place(world: World) -> None:
+def test_prefetched_module_is_charged_and_shown_under_its_parent(world: World) -> None:
     net = shard_net(Net(), world.mesh)
     net.layers[0].set_modules_to_forward_prefetch([net.layers[1]])
     with CommDebugMode() as mode:

@@ -26,12 +26,12 @@ c10d = torch.ops.c10d
 ALL_REDUCE = functional.all_reduce
 
 
-def counts(mode: CommDebugMode, which: str, key: Any = ALL_REDUCE) -> dict[str, int]:
+def counts(mode: CommDebugMode, direction: str, key: Any = ALL_REDUCE) -> dict[str, int]:
     """How many of one kind each module was charged in one pass, where any."""
     return {
-        name: passes[which][key]
+        name: passes[direction][key]
         for name, passes in mode.comm_module_counts.items()
-        if key in passes[which]
+        if key in passes[direction]
     }
 
 
@@ -164,8 +164,8 @@ def test_compiled_layers_are_charged_forward_and_backward(world: World) -> None:
     with CommDebugMode() as mode:
         for _ in range(2):
             net(batch().requires_grad_()).sum().backward()
-    for which in ("forward", "backward"):
-        charged = counts(mode, which)
+    for direction in ("forward", "backward"):
+        charged = counts(mode, direction)
         assert (charged["Global"], charged["Sequential"]) == (4, 4)
         assert (charged["Sequential.0"], charged["Sequential.1"]) == (2, 2)
     torch._dynamo.reset()
@@ -259,9 +259,15 @@ def torch_state(*models: nn.Module) -> list[Any]:
         if name.startswith("_global_") and name.endswith("_hooks")
     ]
     modules = [module for model in models for module in model.modules()]
-    doors = [torch.ops._c10d_functional.all_reduce._op, torch._C._dispatch_dump("c10d::allreduce_")]
-    own = [{key: dict(held) for key, held in vars(m).items() if "_hooks" in key} for m in modules]
-    return [nn.Module.__call__, hooks, own, doors, _get_current_dispatch_mode_stack()]
+    hooked_ops = [
+        torch.ops._c10d_functional.all_reduce._op,
+        torch._C._dispatch_dump("c10d::allreduce_"),
+    ]
+    own = [
+        {key: dict(hooks_by_id) for key, hooks_by_id in vars(m).items() if "_hooks" in key}
+        for m in modules
+    ]
+    return [nn.Module.__call__, hooks, own, hooked_ops, _get_current_dispatch_mode_stack()]
 
 
 def test_exception_leaves_torch_and_model_as_found(world: World) -> None:
@@ -293,26 +299,28 @@ def test_refused_collective_leaves_torch_as_found(world: World) -> None:
 
 
 class Looking(nn.Module):
-    def __init__(self, seen: list[Any]) -> None:
+    def __init__(self, passes: list[Any]) -> None:
         super().__init__()
-        self.seen = seen
+        self.passes = passes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append("forward")
+        self.passes.append("forward")
         doubled = x * 2
-        doubled.register_hook(lambda _: self.seen.append("backward"))
+        doubled.register_hook(lambda _: self.passes.append("backward"))
         return doubled
 
 
-def test_tracker_says_where_it_is(world: World) -> None:
-    seen: list[Any] = []
+def test_tracker_reports_the_running_module(world: World) -> None:
+    positions: list[Any] = []
     mode = CommDebugMode()
     tracker: Any = None
 
     class Probe(list[Any]):
-        def append(self, what: Any) -> None:
+        def append(self, direction: Any) -> None:
             tracker = mode.advanced_module_tracker
-            seen.append((what, tracker.name, tracker.is_bw, tracker.parents, tracker.parent_list))
+            positions.append(
+                (direction, tracker.name, tracker.is_bw, tracker.parents, tracker.parent_list)
+            )
 
     model = nn.Sequential(nn.Linear(8, 8), Looking(Probe()))
     with mode:
@@ -321,15 +329,15 @@ def test_tracker_says_where_it_is(world: World) -> None:
         model(batch()).sum().backward()
         assert not tracker.activation_checkpointing
     around = {"Global", "Sequential", "Sequential.1"}
-    assert seen[0] == (
+    assert positions[0] == (
         "forward",
         "Sequential.1",
         False,
         around,
         ["Global", "Sequential", "Sequential.1"],
     )
-    assert seen[1][:3] == ("backward", "Sequential.1", True)
-    assert seen[1][3] == around
+    assert positions[1][:3] == ("backward", "Sequential.1", True)
+    assert positions[1][3] == around
     assert tracker.module_depth_dict["Sequential.1"] == 2
 
 
@@ -344,13 +352,13 @@ def test_registered_op_counts_as_one_collective(world: World) -> None:
 
         library.impl("ring", ring, "CPU")
         packet = torch.ops.shardscope_test.ring
-        plain, told = CommDebugMode(), CommDebugMode()
-        told.comm_registry.add(packet)
-        for mode in (plain, told):
+        plain, extended = CommDebugMode(), CommDebugMode()
+        extended.comm_registry.add(packet)
+        for mode in (plain, extended):
             with mode:
                 packet(torch.ones(4))
         assert plain.get_comm_counts() == {c10d.allreduce_: 1}
-        assert told.get_comm_counts() == {packet: 1}
+        assert extended.get_comm_counts() == {packet: 1}
 
 
 def test_repeated_ops_keep_nothing_but_a_reference(world: World) -> None:

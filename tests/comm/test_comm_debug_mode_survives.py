@@ -1,4 +1,4 @@
-"""Whatever goes wrong in the drop-in for CommDebugMode, the step goes on and a gap says so."""
+"""Errors in the drop-in for CommDebugMode become gaps, and the step continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from shardscope import World
-from shardscope.comm.debug import operations, position, tracker
+from shardscope.comm.debug import counts as operations
+from shardscope.comm.debug import counts as position
+from shardscope.comm.debug import tables as tracker
 from shardscope.compat import CommDebugMode
 from small_models import Block, batch
 

@@ -1,4 +1,4 @@
-"""Communication that nobody asked for is found, once per stack of layers."""
+"""Implicit communication has a finding, once per stack of layers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
 from shardscope.comm.findings import find_comm_problems
-from shardscope.comm.review import review
-from shardscope.record import (
-    CollectiveKind,
-    Finding,
-    Phase,
-    Redistribute,
-    Severity,
-    Source,
-    merge,
-)
+from shardscope.comm.match import review
+from shardscope.record import CollectiveKind, Finding, Phase, Redistribute, Severity, Source, merge
 
 _CAUSE = Redistribute(
     before=("Shard(dim=1)",), after=("Replicate()",), asked_by="aten.topk.default", is_implicit=True
@@ -50,9 +42,9 @@ def test_implicit_gather_names_module_op_bytes_line_and_remedy():
 def test_implicit_all_to_all_has_a_finding_of_its_own():
     moved = replace(_CAUSE, after=("Shard(dim=0)",))
     exchange = _gather(kind=CollectiveKind.ALL_TO_ALL, cause=moved, order=1)
-    gather, found = find_comm_problems(make_recording((_gather(), exchange)))
-    assert (gather.rule, found.rule) == ("implicit-gather", "implicit-all-to-all")
-    assert "implicit all-to-all (Shard(dim=1) → Shard(dim=0)): 1 call" in found.fact
+    gather, exchange_finding = find_comm_problems(make_recording((_gather(), exchange)))
+    assert (gather.rule, exchange_finding.rule) == ("implicit-gather", "implicit-all-to-all")
+    assert "implicit all-to-all (Shard(dim=1) → Shard(dim=0)): 1 call" in exchange_finding.fact
 
 
 def test_layers_of_a_stack_share_a_finding():
@@ -65,7 +57,7 @@ def test_layers_of_a_stack_share_a_finding():
     assert "3 calls, in layers.0.moe and layers.1.moe (2 modules), " in finding.fact
 
 
-def test_large_gathers_are_told_in_gibibytes():
+def test_large_gathers_are_reported_in_gibibytes():
     calls = tuple(_gather(output_bytes=2**30, order=index) for index in range(1500))
     (finding,) = find_comm_problems(make_recording(calls))
     assert finding.fact.endswith(": 1,500 calls, 1.46 TiB received")
@@ -98,9 +90,9 @@ def test_what_was_asked_for_or_is_small_is_no_finding(change):
 
 
 def test_review_works_findings_out_afresh_and_keeps_those_of_others():
-    other = Finding(rule="other", severity=Severity.INFO, subject="s", fact="f", remedy="r")
+    unrelated = Finding(rule="other", severity=Severity.INFO, subject="s", fact="f", remedy="r")
     parts = [
-        make_recording((_gather(rank=rank),), world_size=2, ranks=(rank,), findings=(other,))
+        make_recording((_gather(rank=rank),), world_size=2, ranks=(rank,), findings=(unrelated,))
         for rank in range(2)
     ]
     once = review(merge([review(part) for part in parts]))

@@ -1,4 +1,4 @@
-"""After a hang the finding names who is behind, where it stood, and who waits for whom."""
+"""After a hang the finding names the ranks behind, their last collective, and the waiting ranks."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def recv(line, peer, **changes):
 
 def hang(calls, *, world_size=4, groups=(), backend="gloo", finished=(), errors=None, **changes):
     """Ranks that issued the calls given by rank and stopped, but for those that finished."""
-    made = []
+    collectives = []
     for rank, mine in calls.items():
         orders = Counter()
         for order, facts in enumerate(mine):
             group = facts["group"]
-            place = {"rank": rank, "order": order, "group_order": orders[group]}
-            made.append(make_collective(**(place | {"start_ns": order * 100} | facts)))
+            position = {"rank": rank, "order": order, "group_order": orders[group]}
+            collectives.append(make_collective(**(position | {"start_ns": order * 100} | facts)))
             orders[group] += 1
     errors = errors or {}
     stops = [
@@ -77,7 +77,9 @@ def hang(calls, *, world_size=4, groups=(), backend="gloo", finished=(), errors=
         ),
     }
     ranks = tuple(sorted(calls))
-    return make_recording(tuple(made), world_size=world_size, ranks=ranks, **(facts | changes))
+    return make_recording(
+        tuple(collectives), world_size=world_size, ranks=ranks, **(facts | changes)
+    )
 
 
 def in_phase(recording, rank, name, start_ns):
@@ -158,8 +160,8 @@ def test_rank_that_left_its_trace_early_is_a_mismatch_and_nothing_else():
 
 
 def test_rank_that_took_another_branch_is_a_mismatch_and_nothing_else():
-    other = [*TWO, collective(20, kind="barrier")]
-    (finding,) = match_ranks(hang({0: [*THREE, collective(13)], 1: THREE, 2: THREE, 3: other}))
+    diverging = [*TWO, collective(20, kind="barrier")]
+    (finding,) = match_ranks(hang({0: [*THREE, collective(13)], 1: THREE, 2: THREE, 3: diverging}))
     assert (finding.rule, finding.rank) == ("rank-mismatch", 3)
 
 
@@ -190,8 +192,8 @@ def test_several_ranks_behind_are_one_finding_with_the_place_of_each():
     calls = {0: THREE, 1: TWO, 2: TWO[:1], 3: THREE}
     (finding,) = match_ranks(hang(calls))
     assert "rank 2 is behind; ranks 0-1,3 wait for rank 2" in finding.fact
-    both = {0: THREE, 1: TWO, 2: [collective(10), collective(15)], 3: THREE}
-    (finding,) = match_ranks(hang(both))
+    two_behind = {0: THREE, 1: TWO, 2: [collective(10), collective(15)], 3: THREE}
+    (finding,) = match_ranks(hang(two_behind))
     assert finding.fact.startswith("ranks 1-2 are behind; ranks 0,3 wait for ranks 1-2 in ")
     assert "rank 1 last issued all_reduce" in finding.fact
     assert "train.py:15) in group world before the recording stops" in finding.fact
@@ -265,7 +267,7 @@ def test_receive_that_waits_for_a_busy_sender_names_the_sender():
     assert (finding.rule, finding.rank) == ("rank-behind", 1)
 
 
-def test_chain_of_waits_ends_at_the_rank_that_waits_for_nobody():
+def test_chain_of_waits_ends_at_the_rank_that_does_not_wait():
     groups = [
         ("tp0", (RankSpan(0, 4),)),
         ("tp1", (RankSpan(4, 4),)),
@@ -294,7 +296,7 @@ def test_chain_of_waits_ends_at_the_rank_that_waits_for_nobody():
 @pytest.mark.parametrize(("backend", "rule"), [("gloo", "rank-behind"), ("nccl", "deadlock")])
 def test_phase_entered_after_a_collective_shows_that_gloo_did_not_wait_in_it(backend, rule):
     # Rank 0 issued the collective and went on; rank 1 waits for it in a receive. On a GPU the host
-    # goes on while the device waits, so that a phase proves nothing.
+    # continues while the device waits, so that a phase proves nothing.
     calls = {0: [collective(12)], 1: [recv(20, 0)]}
     recording = in_phase(hang(calls, world_size=2, backend=backend), 0, "load", 500)
     (finding,) = match_ranks(recording)
@@ -319,7 +321,7 @@ def test_phase_left_because_of_an_exception_shows_nothing():
     assert finding.rule == "deadlock"
 
 
-def test_hang_long_after_a_mismatch_that_blocked_nobody_is_reported_too():
+def test_hang_long_after_a_mismatch_that_blocked_no_rank_is_reported_too():
     odd = [collective(10), collective(11, dtype="int8"), *THREE, *THREE]
     even = [collective(10), collective(11), *THREE, *THREE]
     findings = match_ranks(hang({0: even, 1: odd[:-1], 2: even, 3: even}))
@@ -365,19 +367,19 @@ def test_collective_that_others_got_past_is_one_that_a_recording_lost():
     assert match_ranks(hang(calls, finished=[0, 2, 3])) == ()
 
 
-def test_simulated_rank_that_raised_is_named_although_nobody_waits():
+def test_simulated_rank_that_raised_is_named_although_no_rank_waits():
     recording = hang({0: THREE, 1: TWO}, world_size=2, finished=[0], errors={1: "ValueError: x"})
     recording = replace(recording, run=replace(recording.run, is_simulated=True))
     (finding,) = match_ranks(recording)
     assert (finding.rule, finding.rank) == ("rank-behind", 1)
 
 
-def test_receive_from_anyone_accuses_nobody():
+def test_receive_from_any_rank_gives_no_finding():
     calls = {0: [recv(20, None)], 1: []}
     assert match_ranks(hang(calls, world_size=2)) == ()
 
 
-def test_hostile_positions_and_circles_cost_little():
+def test_hostile_positions_and_cycles_cost_little():
     calls = {rank: [recv(20, (rank + 1) % 2_000)] for rank in range(2_000)}
     (finding,) = match_ranks(hang(calls, world_size=2_000))
     assert len(finding.fact) < 1_500

@@ -1,4 +1,4 @@
-"""Ranks that disagree are found, with place, sides and remedy; legal differences are not."""
+"""Ranks that disagree have a finding with position, sides and remedy; legal differences do not."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_rank_that_stops_early_is_named():
     assert finding.rank == 1
 
 
-def test_member_that_never_speaks_is_named():
+def test_member_that_issues_no_collective_is_named():
     recording = _uniform(CollectiveKind.ALL_REDUCE)
     calls = tuple(call for call in recording.collectives if call.rank != 3)
     (finding,) = match_ranks(replace(recording, collectives=calls))
@@ -122,8 +122,8 @@ def test_member_that_never_speaks_is_named():
 def test_ranks_without_a_recording_are_not_judged():
     recording = _uniform(CollectiveKind.ALL_REDUCE)
     calls = tuple(call for call in recording.collectives if call.rank != 3)
-    some = make_recording(calls, world_size=4, ranks=(0, 1, 2))
-    assert match_ranks(some) == ()
+    partial_recording = make_recording(calls, world_size=4, ranks=(0, 1, 2))
+    assert match_ranks(partial_recording) == ()
 
 
 def test_only_the_first_divergence_of_a_group_is_reported():
@@ -145,22 +145,22 @@ def _lose(recording, rank, *orders, gap_rank=...):
 
 @pytest.mark.parametrize("orders", [(0,), (3,), (8,), (7, 8), (0, 1, 4), tuple(range(9))], ids=str)
 def test_rank_that_lost_records_is_not_accused(orders):
-    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
-    assert match_ranks(_lose(whole, 2, *orders)) == ()
+    complete = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_lose(complete, 2, *orders)) == ()
 
 
 def test_loss_of_no_rank_in_particular_may_be_any_ranks():
-    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
-    assert match_ranks(_lose(whole, 2, 8, gap_rank=None)) == ()
+    complete = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_lose(complete, 2, 8, gap_rank=None)) == ()
 
 
-def test_gap_that_is_no_loss_excuses_nobody():
+def test_gap_that_is_no_loss_does_not_hide_a_mismatch():
     gap = Gap(place="op", fact="odd", rank=1)
     recording = _drop(_uniform(CollectiveKind.ALL_REDUCE), 1, 2)
     assert len(match_ranks(replace(recording, gaps=(gap,)))) == 1
 
 
-def test_what_is_left_of_a_damaged_recording_is_still_compared_at_its_place():
+def test_rest_of_a_damaged_recording_is_compared_at_its_position():
     recording = _lose(make_ranks(4, [{"dtype": str(i)} for i in range(9)]), 2, 1)
     (finding,) = match_ranks(_change(recording, 2, 5, dtype="int8"))
     assert "disagree on dtype at position 5" in finding.fact
@@ -175,9 +175,9 @@ def test_others_are_compared_where_a_rank_lost_records_and_it_is_named_as_unknow
     assert finding.rank == 1
 
 
-def test_hole_in_the_positions_is_a_loss_even_if_no_gap_says_so():
-    whole = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
-    assert match_ranks(_drop(whole, 2, 4)) == ()
+def test_missing_position_is_a_loss_even_without_a_gap():
+    complete = make_ranks(4, [{"dtype": str(i)} for i in range(9)])
+    assert match_ranks(_drop(complete, 2, 4)) == ()
 
 
 def test_position_of_any_size_is_no_work():
@@ -197,7 +197,7 @@ def test_each_group_is_judged_for_itself():
     assert subjects == ["group tp2"]
 
 
-def test_many_variants_are_cut_short():
+def test_many_variants_are_abbreviated():
     calls = tuple(make_collective(rank=rank, dtype=f"int{rank}") for rank in range(8))
     (finding,) = match_ranks(make_recording(calls))
     assert finding.fact.endswith("; 4 more variants")

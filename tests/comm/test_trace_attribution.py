@@ -1,4 +1,4 @@
-"""Collectives belong to the module that asked for them, forwards and backwards."""
+"""Collectives belong to the module that issued them, in forward and backward."""
 
 from __future__ import annotations
 

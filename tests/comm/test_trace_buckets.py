@@ -86,7 +86,7 @@ def test_each_bucket_of_the_rebuilt_ones_names_its_parameters(
     assert [index for index, _ in buckets(t)] == [0, 1, 2, 3]
 
 
-def test_buckets_of_equal_size_are_told_apart_over_steps(world: World) -> None:
+def test_buckets_of_equal_size_are_distinguished_over_steps(world: World) -> None:
     model = small_buckets(nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(4)]))
     for _ in range(2):
         step(model)

@@ -133,7 +133,7 @@ def test_collectives_of_modules_sharded_together_belong_to_what_has_them_all(wor
 
 
 def test_gradients_that_tensor_parallelism_reduces_are_not_fsdps() -> None:
-    """FSDP asks DTensor for it, over an axis that is not FSDP's."""
+    """FSDP calls DTensor's redistribution, over an axis that is not FSDP's."""
     with simulate({"dp": 2, "tp": 2}) as world:
         model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.ReLU())
         plan = {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1))}
@@ -141,9 +141,11 @@ def test_gradients_that_tensor_parallelism_reduces_are_not_fsdps() -> None:
         fully_shard(model, mesh=world.mesh["dp"])
         with trace(model) as t:
             model(torch.randn(2, 4, 8)).sum().backward()
-    reductions = [one for one in t.recording.collectives if one.kind is K.ALL_REDUCE]
-    assert {(one.axis, one.owner) for one in reductions} == {("tp", "0")}
-    assert {one.cause for one in reductions} == {
+    reductions = [
+        collective for collective in t.recording.collectives if collective.kind is K.ALL_REDUCE
+    ]
+    assert {(collective.axis, collective.owner) for collective in reductions} == {("tp", "0")}
+    assert {collective.cause for collective in reductions} == {
         Redistribute(
             before=("Partial(sum)",),
             after=("Replicate",),

@@ -272,13 +272,17 @@ def test_fully_sharded_compiled_blocks_own_their_collectives(world: World) -> No
     shard_net(net, world.mesh)
     with trace(net) as t:
         net(batch()).sum().backward()
-    found = facts(t, "phase", "kind", "owner")
-    assert [o for phase, kind, o in found if (phase, kind) == (FORWARD, K.ALL_GATHER)] == [
+    collectives = facts(t, "phase", "kind", "owner")
+    assert [o for phase, kind, o in collectives if (phase, kind) == (FORWARD, K.ALL_GATHER)] == [
         "",
         "layers.0",
         "layers.1",
     ]
-    assert [o for _, kind, o in found if kind == K.REDUCE_SCATTER] == ["layers.1", "layers.0", ""]
+    assert [o for _, kind, o in collectives if kind == K.REDUCE_SCATTER] == [
+        "layers.1",
+        "layers.0",
+        "",
+    ]
 
 
 def test_exporting_a_model_counts_nothing(world: World) -> None:

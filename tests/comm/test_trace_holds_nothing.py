@@ -14,31 +14,31 @@ from shardscope import World, trace
 from small_models import MLP, Net, Reduce, batch, facts, shard_net, split_mlp
 
 
-class Watched(nn.Module):
+class ReferencingModel(nn.Module):
     """Remembers its activations, weakly."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = split_mlp(MLP(), dist.device_mesh.init_device_mesh("cpu", (4,)))
-        self.seen: list[weakref.ref[torch.Tensor]] = []
+        self.references: list[weakref.ref[torch.Tensor]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = Reduce.apply(self.inner(x) * 2)
         dist.all_reduce(hidden.detach())
         out = hidden * 3
-        self.seen += [weakref.ref(hidden), weakref.ref(out)]
-        out.register_hook(lambda grad: self.seen.append(weakref.ref(grad)))
+        self.references += [weakref.ref(hidden), weakref.ref(out)]
+        out.register_hook(lambda grad: self.references.append(weakref.ref(grad)))
         return out
 
 
 def test_activations_and_gradients_die_while_the_trace_is_open(world: World) -> None:
-    model = Watched()
+    model = ReferencingModel()
     with trace(model) as t:
         model(batch().requires_grad_()).sum().backward()
         model.zero_grad()
         gc.collect()
-        assert len(model.seen) == 3
-        assert [reference() for reference in model.seen] == [None] * 3
+        assert len(model.references) == 3
+        assert [reference() for reference in model.references] == [None] * 3
         assert len(t.recording.collectives) > 0
 
 

@@ -18,18 +18,18 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from older_torch import IS_OLDER
 from shardscope import World, trace
-from shardscope._torch.calls import OPS
+from shardscope._torch.collectives.schema import OPS
 from small_models import Block, Net, batch, shard_net
 
 
 def packets() -> list[Any]:
-    found = []
+    packets_of_ops = []
     for namespace, table in OPS.items():
-        known = [op for op in table if not IS_OLDER or hasattr(getattr(torch.ops, namespace), op)]
-        for op in known:
+        ops = [op for op in table if not IS_OLDER or hasattr(getattr(torch.ops, namespace), op)]
+        for op in ops:
             packet = getattr(getattr(torch.ops, namespace), op)
-            found += [packet, packet.default]
-    return found
+            packets_of_ops += [packet, packet.default]
+    return packets_of_ops
 
 
 def torch_state() -> dict[str, Any]:
@@ -124,13 +124,13 @@ def test_model_is_untouched_inside_too(world: World) -> None:
         assert model_state(net) == before
 
 
-def test_ops_hash_and_compare_as_ever_inside() -> None:  # no world, which has doors of its own
+def test_ops_hash_and_compare_as_ever_inside() -> None:  # no world, which installs its own hooks
     ops = packets()
-    known = {packet: index for index, packet in enumerate(ops)}
+    index_of_op = {packet: index for index, packet in enumerate(ops)}
     hashes = [hash(packet) for packet in ops]
     with trace():
         assert [hash(packet) for packet in ops] == hashes
-        assert [known[packet] for packet in packets()] == list(range(len(ops)))
+        assert [index_of_op[packet] for packet in packets()] == list(range(len(ops)))
 
 
 def test_no_dispatch_mode_and_no_thread_is_added(world: World) -> None:
@@ -234,19 +234,19 @@ def test_trace_inside_a_module_call_ends_cleanly(world: World) -> None:
 def test_another_tools_wrapper_of_module_calls_stays_in_place(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[str] = []
+    called: list[str] = []
     torchs_own = nn.Module.__call__
 
-    def theirs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        seen.append(type(module).__name__)
+    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        called.append(type(module).__name__)
         return torchs_own(module, *args, **kwargs)
 
-    monkeypatch.setattr(nn.Module, "__call__", theirs)
+    monkeypatch.setattr(nn.Module, "__call__", wrapper)
     model = Block()
     with trace(model) as t:
         model(batch())
-    assert nn.Module.__call__ is theirs
-    assert seen == ["Block", "Linear", "Sum"]
+    assert nn.Module.__call__ is wrapper
+    assert called == ["Block", "Linear", "Sum"]
     assert [call.owner for call in t.recording.collectives] == ["sum"]
 
 
@@ -257,16 +257,16 @@ def test_wrapper_put_on_inside_the_trace_outlives_it(
     with trace(model):
         ours = nn.Module.__call__
 
-        def theirs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return ours(module, *args, **kwargs)
 
-        monkeypatch.setattr(nn.Module, "__call__", theirs)
-    assert nn.Module.__call__ is theirs
+        monkeypatch.setattr(nn.Module, "__call__", wrapper)
+    assert nn.Module.__call__ is wrapper
     assert model(batch()).shape == (4, 8)
     with trace(model) as t:
         model(batch())
     assert [call.owner for call in t.recording.collectives] == ["sum"]
-    assert nn.Module.__call__ is theirs
+    assert nn.Module.__call__ is wrapper
     monkeypatch.undo()  # which puts back what they had found, and that was ours
     assert model(batch()).shape == (4, 8)
     with trace(model) as t:

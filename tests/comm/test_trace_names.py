@@ -1,4 +1,4 @@
-"""Modules have clean names, the user's own, and each call is charged to the place it came from."""
+"""Modules have the user's names without wrappers; a shared module's calls follow their caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import Trace, World, trace
-from shardscope.comm.names import NO_MODULE, ModuleNames
+from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.errors import TraceError
 from shardscope.record import FullyShard
 from small_models import MLP, Block, Net, Own, batch, facts, split_mlp
@@ -33,7 +33,7 @@ def test_module_run_twice_is_charged_twice(world: World) -> None:
 
 
 class Twice(nn.Module):
-    """One block at three places, two of them below other modules."""
+    """A block under three names, two of them below other modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_module_registered_later_has_its_place_as_name(world: World) -> None:
     assert owners(t) == ["embed.1", "layers.0.sum", "layers.1.sum"]
 
 
-def test_fully_sharded_part_called_alone_is_named_within_its_whole(world: World) -> None:
+def test_fully_sharded_part_called_alone_is_named_within_the_full_model(world: World) -> None:
     net = Net(depth=1)
     fully_shard(net.layers[0], mesh=world.mesh)
     fully_shard(net, mesh=world.mesh)
@@ -217,7 +217,7 @@ def test_module_made_in_forward_gets_one_name_however_often(world: World) -> Non
     assert owners(t) == ["Own"] * 5
 
 
-def test_deleted_model_and_a_new_one_at_its_address_are_told_apart(world: World) -> None:
+def test_deleted_model_and_a_new_one_at_its_address_have_different_names(world: World) -> None:
     with trace() as t:
         for _ in range(3):
             model = Own()
@@ -232,10 +232,10 @@ def test_module_at_the_address_of_a_dead_one_has_its_own_name() -> None:
     dead = nn.ReLU()
     address, first = id(dead), names.find(dead)
     del dead
-    others = []
+    other_modules = []
     while id(born := nn.ReLU()) != address:
-        others.append(born)
-        assert len(others) < 10_000
+        other_modules.append(born)
+        assert len(other_modules) < 10_000
     assert names.names[names.find(born)] == "ReLU#2"
     assert names.names[first] == "ReLU"
 
@@ -243,11 +243,11 @@ def test_module_at_the_address_of_a_dead_one_has_its_own_name() -> None:
 def test_parameter_at_the_address_of_a_dead_one_has_its_own_name() -> None:
     names = ModuleNames({"first": nn.Linear(2, 2), "second": nn.Linear(2, 2)})
     gc.collect()
-    kept = [nn.Linear(2, 2) for _ in range(20)]  # some of them where the dead ones were
-    for index, module in enumerate(kept):
+    modules = [nn.Linear(2, 2) for _ in range(20)]  # some of them where the dead ones were
+    for index, module in enumerate(modules):
         assert names.owner_of(module.weight) == NO_MODULE
-        place = names.find(module)
-        assert names.owner_of(module.weight) == place
+        index_of_name = names.find(module)
+        assert names.owner_of(module.weight) == index_of_name
         number = f"#{index + 1}" if index else ""
         assert names.parameter_name(module.bias) == f"Linear{number}.bias"
 

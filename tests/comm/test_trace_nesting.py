@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardscope import World, simulate, trace
-from shardscope._torch.issuing import AUDIENCE
+from shardscope._torch.collectives.events import OBSERVERS
 from shardscope.errors import CollectiveError
 from shardscope.record import Gap
 from small_models import Block, Net, Reduce, batch, everyone, facts
@@ -107,7 +107,7 @@ def test_traces_can_follow_one_another_through_several_worlds() -> None:
 
 
 class Failing(nn.Module):
-    """Fails where it is told to, after a collective of its own."""
+    """Fails at `where`, after a collective of its own."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_exception_keeps_the_recording_and_is_named_in_a_gap(world: World, where
         Gap(place="step", fact=f"it ended early with ZeroDivisionError: {message}", rank=0),
     )
     assert nn.Module.__call__ is call
-    assert len(AUDIENCE.current[0]) == 1  # the world's own
+    assert len(OBSERVERS.current[0]) == 1  # the world's own
 
 
 def test_exception_in_a_collective_is_named_in_a_gap(world: World) -> None:

@@ -314,7 +314,7 @@ def test_layers_that_hold_all_layers_before_them_are_no_burden(world: World) -> 
     assert facts(t, "owner") == [("sum",)]
 
 
-def test_place_of_a_shared_block_is_told_by_who_calls_it_when_fsdp_gathers(world: World) -> None:
+def test_name_of_a_shared_block_follows_its_caller_when_fsdp_gathers(world: World) -> None:
     class Half(nn.Module):
         def __init__(self, block: nn.Module) -> None:
             super().__init__()

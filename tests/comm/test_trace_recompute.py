@@ -228,14 +228,18 @@ def test_fsdp_gathers_again_in_recompute(world: World, use_reentrant: bool) -> N
     shard_net(net, world.mesh)
     with trace(net) as t:
         net(batch().requires_grad_()).sum().backward()
-    found = facts(t, "phase", "kind", "owner")
-    assert [o for phase, kind, o in found if phase == RECOMPUTE and kind == K.ALL_REDUCE] == [
+    collectives = facts(t, "phase", "kind", "owner")
+    assert [o for phase, kind, o in collectives if phase == RECOMPUTE and kind == K.ALL_REDUCE] == [
         "layers.1.sum",
         "layers.0.sum",
     ]
-    gathered = [o for phase, kind, o in found if phase != FORWARD and kind == K.ALL_GATHER]
+    gathered = [o for phase, kind, o in collectives if phase != FORWARD and kind == K.ALL_GATHER]
     assert "layers.0" in gathered
-    assert [o for _, kind, o in found if kind == K.REDUCE_SCATTER] == ["layers.1", "layers.0", ""]
+    assert [o for _, kind, o in collectives if kind == K.REDUCE_SCATTER] == [
+        "layers.1",
+        "layers.0",
+        "",
+    ]
     assert t.recording.gaps == ()
 
 

@@ -112,11 +112,11 @@ def test_eager_collective_is_seen_once_with_its_call(world: World, name: str) ->
     call, kind, op, api = EAGER[name]
     with trace() as t:
         call()
-    seen = only(t)
-    assert (seen.kind, seen.op) == (kind, f"c10d.{op}")
-    assert seen.cause == Call(api=f"torch.distributed.{api or name}")
-    assert (seen.rank, seen.num_ranks, seen.phase) == (5, 8, Phase.OUTSIDE)
-    assert (seen.owner, seen.trigger) == (None, None)
+    collective = only(t)
+    assert (collective.kind, collective.op) == (kind, f"c10d.{op}")
+    assert collective.cause == Call(api=f"torch.distributed.{api or name}")
+    assert (collective.rank, collective.num_ranks, collective.phase) == (5, 8, Phase.OUTSIDE)
+    assert (collective.owner, collective.trigger) == (None, None)
 
 
 def test_source_is_the_line_that_called(world: World) -> None:
@@ -174,7 +174,7 @@ def test_group_axis_and_order_within_the_group(world: World) -> None:
     assert groups["tp[4-7]"].backend == "fake"
 
 
-def test_group_made_by_hand_and_its_twin_are_told_apart(world: World) -> None:
+def test_group_made_by_hand_and_its_twin_have_different_names(world: World) -> None:
     first, second = dist.new_group([4, 5]), dist.new_group([4, 5])
     with trace() as t:
         dist.all_reduce(torch.ones(8), group=first)
@@ -274,9 +274,9 @@ def test_real_object_collectives_are_seen() -> None:
 def test_monitored_barrier_is_seen_on_gloo_its_only_backend() -> None:
     with alone_on_gloo(), trace() as t:
         dist.monitored_barrier()
-    seen = only(t)
-    assert (seen.kind, seen.op) == (K.BARRIER, "c10d.monitored_barrier_")
-    assert seen.cause == Call(api="torch.distributed.monitored_barrier")
+    collective = only(t)
+    assert (collective.kind, collective.op) == (K.BARRIER, "c10d.monitored_barrier_")
+    assert collective.cause == Call(api="torch.distributed.monitored_barrier")
 
 
 def test_other_threads_are_seen_with_their_name(world: World) -> None:

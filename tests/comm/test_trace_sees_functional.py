@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardscope import World, simulate, trace
-from shardscope._torch.calls import OPS
+from shardscope._torch.collectives.schema import OPS
 from shardscope.record import Call, CollectiveKind
 from small_models import everyone, facts, only
 
@@ -96,12 +96,17 @@ FORMS: dict[str, tuple[Callable[[], object], CollectiveKind, tuple[int, int, int
 def check(call: Callable[[], object], kind: CollectiveKind, carried: tuple[int, ...]) -> str:
     with trace() as t:
         call()
-    seen = only(t)
-    assert seen.kind == kind
-    sizes = (seen.num_tensors, seen.input_bytes, seen.output_bytes, seen.wire_bytes)
+    collective = only(t)
+    assert collective.kind == kind
+    sizes = (
+        collective.num_tensors,
+        collective.input_bytes,
+        collective.output_bytes,
+        collective.wire_bytes,
+    )
     assert sizes == carried
-    assert seen.dtype == "float32"
-    return seen.op
+    assert collective.dtype == "float32"
+    return collective.op
 
 
 @pytest.mark.parametrize("form", FORMS)

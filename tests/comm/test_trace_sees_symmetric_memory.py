@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
 
 from shardscope import World, simulate, trace
-from shardscope._torch import op_doors
-from shardscope._torch.calls import OPS, OpLayout, unread_ops
+from shardscope._torch.collectives import hooks as op_hooks
+from shardscope._torch.collectives.schema import OPS, OpLayout, unread_ops
 from shardscope.record import CollectiveKind
 from small_models import everyone, facts, only
 
@@ -78,9 +78,14 @@ def test_symmetric_memory_op_is_recognised_by_name(world: World, op: str) -> Non
     call, kind, carried = SYMMETRIC[op]
     with FakeTensorMode(allow_non_fake_inputs=True), trace() as t:
         call()
-    seen = only(t)
-    assert (seen.op, seen.kind, seen.dtype) == (f"symm_mem.{op}", kind, "float32")
-    sizes = (seen.num_tensors, seen.input_bytes, seen.output_bytes, seen.wire_bytes)
+    collective = only(t)
+    assert (collective.op, collective.kind, collective.dtype) == (f"symm_mem.{op}", kind, "float32")
+    sizes = (
+        collective.num_tensors,
+        collective.input_bytes,
+        collective.output_bytes,
+        collective.wire_bytes,
+    )
     assert sizes == carried
 
 
@@ -104,15 +109,19 @@ def test_symmetric_memory_op_is_recorded_even_where_the_hardware_is_missing(
     large = {K.ALL_GATHER: OPS["symm_mem"][op].outputs, K.REDUCE_SCATTER: 0}
     if large.get(OPS["symm_mem"][op].kind) is not None:
         arguments[large[OPS["symm_mem"][op].kind]] = ones(32)
-    # Where torch cannot run it here, that is torch's to say.
+    # If torch cannot run it here, torch raises its own error.
     cannot_run = suppress(RuntimeError, AssertionError, IndexError)
     with FakeTensorMode(allow_non_fake_inputs=True), trace() as t, cannot_run:
         getattr(symm_mem, op)(*arguments)
     layout = OPS["symm_mem"][op]
-    (seen,) = t.recording.collectives
-    assert (seen.kind, seen.op, seen.group) == (layout.kind, f"symm_mem.{op}", "dp[0-3]")
-    assert seen.peer == (None if layout.peer is None else 2)
-    assert seen.reduce_op == (None if layout.reduce_op is None else "sum")
+    (collective,) = t.recording.collectives
+    assert (collective.kind, collective.op, collective.group) == (
+        layout.kind,
+        f"symm_mem.{op}",
+        "dp[0-3]",
+    )
+    assert collective.peer == (None if layout.peer is None else 2)
+    assert collective.reduce_op == (None if layout.reduce_op is None else "sum")
 
 
 def _sample(argument: Any) -> object:
@@ -204,14 +213,14 @@ def test_an_op_of_a_newer_torch_is_a_gap() -> None:
     library.define("gossip_(Tensor x) -> Tensor")
     library.impl("gossip_", lambda x: x, "CPU")
     unread_ops.cache_clear()
-    op_doors._doors.cache_clear()
+    op_hooks._doors.cache_clear()
     try:
         with simulate({"dp": 4}), trace() as t:
             torch.ops.c10d.gossip_(ones())
     finally:
         library._destroy()
         unread_ops.cache_clear()
-        op_doors._doors.cache_clear()
+        op_hooks._doors.cache_clear()
     assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("c10d.gossip_", True)]
 
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardscope import Recording, World, load, merge, phases, simulate, trace
-from shardscope.comm import watch as comm_watch
-from shardscope.comm.spans import SUBSCRIPTIONS, Timing
+from shardscope.attribution.spans import SUBSCRIPTIONS, Timing
+from shardscope.comm import trace_session as trace_session_module
 from shardscope.errors import TraceError
 from small_models import Net, batch
 
@@ -171,7 +171,7 @@ def test_a_failed_step_leaves_its_spans(world: World) -> None:
 def test_of_very_many_spans_the_first_are_kept_and_a_gap_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(comm_watch, "_MAX_KEPT", 5)
+    monkeypatch.setattr(trace_session_module, "_MAX_SPANS", 5)
     facts = []
     for stream in (None, tmp_path / "run.jsonl"):
         with trace(stream=stream) as t:
@@ -187,7 +187,7 @@ def test_of_very_many_spans_the_first_are_kept_and_a_gap_says_so(
     assert len(load(tmp_path / "run.jsonl").spans) == 8
 
 
-def test_a_listener_that_fails_is_a_gap_and_not_the_users_error(
+def test_a_subscriber_that_fails_is_a_gap_and_not_the_users_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -48,14 +48,14 @@ def test_collective_is_on_disk_before_it_is_issued(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.jsonl"
-    seen: list[int] = []
+    num_written: list[int] = []
     monkeypatch.setattr(
         "shardscope.world.checks.CollectiveChecker.amend",
-        lambda self, issued, result: (seen.append(len(load(path).collectives)), result)[1],
+        lambda self, event, result: (num_written.append(len(load(path).collectives)), result)[1],
     )
     with trace(stream=path):
         dist.all_reduce(torch.ones(1))
-    assert seen == [1]
+    assert num_written == [1]
 
 
 def test_stream_holds_what_the_recording_holds(world: World, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ STUCK = """
 """
 
 
-def test_killed_rank_tells_in_which_phases_it_was(tmp_path: Path) -> None:
+def test_stream_of_a_killed_rank_has_its_open_phases(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     program = textwrap.dedent(STUCK).format(path=str(path))
     ended = run_python("-c", program)
@@ -298,11 +298,11 @@ def test_stream_whose_name_is_taken_in_the_end_stays_where_it_was(tmp_path: Path
     (tmp_path / "0.jsonl").write_text("precious")
     with trace(stream=tmp_path / "{rank}.jsonl") as t, phases("a"):
         pass
-    kept = tmp_path / f"pid{os.getpid()}.jsonl"
+    unnamed = tmp_path / f"pid{os.getpid()}.jsonl"
     assert (tmp_path / "0.jsonl").read_text() == "precious"
-    assert load(kept).spans == t.recording.spans
-    (gap,) = load(kept).gaps
-    assert gap.fact.endswith(f"The stream stays in '{kept}'.")
+    assert load(unnamed).spans == t.recording.spans
+    (gap,) = load(unnamed).gaps
+    assert gap.fact.endswith(f"The stream stays in '{unnamed}'.")
 
 
 def test_folders_of_ranks_need_not_be_there_for_processes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whatever goes wrong inside the tracer, the step goes on, and a gap says what is not known."""
+"""Errors inside the tracer become gaps, and the step continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardscope import Trace, World, simulate, trace
-from shardscope.comm import buckets, calls, causes, groups, inventory, names, recorder, stack
+from shardscope.attribution import call_sites as stack
+from shardscope.attribution import module_calls as buckets
+from shardscope.attribution import module_calls as calls
+from shardscope.attribution import module_names as names
+from shardscope.attribution import module_records as inventory
+from shardscope.comm import causes, groups, recorder
 from shardscope.record import CollectiveKind
 from small_models import Block, Net, batch, facts, gap_facts, gaps, shard_net
 
@@ -97,7 +102,7 @@ def test_step_goes_on_when_shards_cannot_be_read(
 def test_step_goes_on_when_meshes_cannot_be_read(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.comm.watch.meshes_of", broken)
+    monkeypatch.setattr("shardscope.attribution.program_records.meshes_of", broken)
     t = run_step(Block())
     assert gap_facts(t) == ["the model's meshes could not be read (LookupError('torch moved it'))"]
     assert len(t.recording.collectives) == 2
@@ -140,7 +145,7 @@ def test_step_goes_on_when_findings_cannot_be_worked_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = run_step(Block())
-    monkeypatch.setattr("shardscope.comm.watch.find_comm_problems", broken)
+    monkeypatch.setattr("shardscope.comm.trace_session.find_comm_problems", broken)
     assert len(t.recording.collectives) == 2
     assert [gap.place for gap in gaps(t)] == ["findings"]
 

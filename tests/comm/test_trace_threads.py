@@ -22,7 +22,7 @@ def in_thread(name: str, work: Callable[[], object]) -> None:
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             errors.append(error)
 
     worker = threading.Thread(target=run, name=name)
@@ -117,7 +117,7 @@ def test_reading_while_others_issue_loses_and_repeats_nothing(world: World) -> N
     assert [order for (order,) in facts(t, "order")] == list(range(200))
 
 
-def test_traces_of_two_threads_each_see_the_whole_process(world: World) -> None:
+def test_traces_of_two_threads_each_see_the_entire_process(world: World) -> None:
     recorded: list[int] = []
 
     def watch() -> None:

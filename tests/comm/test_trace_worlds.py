@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from shardscope import load, phases, simulate, trace
 from shardscope.errors import TraceError
 from shardscope.record import RankSpan, merge
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 from small_models import Block, batch, facts
 from warm_python import Program
 
@@ -40,9 +40,11 @@ def test_a_recording_says_which_device_a_simulation_stands_for(device: str) -> N
         dist.all_reduce(torch.ones(2))
     assert t.recording.run.device_type == device
     assert f"· simulated ({device}) ·" in render_text(t.recording)
-    one = replace(t.recording, run=replace(t.recording.run, device_type=None, ranks=(RankSpan(1),)))
-    calls = tuple(replace(call, rank=1) for call in one.collectives)
-    merged = merge([replace(one, collectives=calls), t.recording])
+    recording = replace(
+        t.recording, run=replace(t.recording.run, device_type=None, ranks=(RankSpan(1),))
+    )
+    calls = tuple(replace(call, rank=1) for call in recording.collectives)
+    merged = merge([replace(recording, collectives=calls), t.recording])
     assert merged.run.device_type == device
 
 
@@ -190,14 +192,14 @@ def test_another_world_inside_one_trace_is_a_gap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_groups_of_the_same_ranks_are_numbered_as_they_were_made(order: tuple[int, int]) -> None:
     with simulate({"dp": 4}), trace() as t:
-        twins = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+        fake_map = [dist.new_group([0, 1]), dist.new_group([0, 1])]
         for index in order:
-            dist.all_reduce(torch.ones(index + 1), group=twins[index])
+            dist.all_reduce(torch.ones(index + 1), group=fake_map[index])
     names = dict(facts(t, "input_bytes", "group"))
     assert names == {4: "group[0-1]", 8: "group[0-1]#2"}
 
 
-def test_trace_around_a_whole_program_sees_its_group_come_and_go(tmp_path: Path) -> None:
+def test_trace_around_an_entire_program_sees_its_group_come_and_go(tmp_path: Path) -> None:
     program = """
         import sys
         import torch
@@ -221,5 +223,5 @@ def test_trace_around_a_whole_program_sees_its_group_come_and_go(tmp_path: Path)
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program))
     ranks = [Program(tmp_path / "program.py", str(rank), tmp_path) for rank in range(2)]
-    said = [rank.wait().stdout.strip() for rank in ranks]
-    assert said == ["0 world[0-1] 2 ()", "1 world[0-1] 2 ()"]
+    outputs = [rank.wait().stdout.strip() for rank in ranks]
+    assert outputs == ["0 world[0-1] 2 ()", "1 world[0-1] 2 ()"]

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from shardscope import World, simulate, trace
-from shardscope.comm.traffic import wire_bytes
 from shardscope.record import CollectiveKind
+from shardscope.record.kinds import wire_bytes
 from small_models import only
 
 K = CollectiveKind
@@ -21,14 +21,14 @@ K = CollectiveKind
     ("kind", "input_bytes", "output_bytes", "expected"),
     [
         (K.ALL_REDUCE, 800, 800, 1400),  # 2 × 7/8: each element goes round twice
-        (K.ALL_GATHER, 100, 800, 700),  # the other seven pieces pass through
+        (K.ALL_GATHER, 100, 800, 700),  # the other seven shards pass through
         (K.REDUCE_SCATTER, 800, 100, 700),
-        (K.ALL_TO_ALL, 800, 800, 700),  # one piece in eight stays
+        (K.ALL_TO_ALL, 800, 800, 700),  # one shard in eight stays
         (K.BROADCAST, 800, 800, 800),
         (K.REDUCE, 800, 800, 800),
-        (K.GATHER, 100, 0, 100),  # a rank that is not the root sends its piece
+        (K.GATHER, 100, 0, 100),  # a rank that is not the root sends its shard
         (K.GATHER, 100, 800, 0),  # the root sends nothing
-        (K.SCATTER, 800, 100, 700),  # the root keeps one piece
+        (K.SCATTER, 800, 100, 700),  # the root keeps one shard
         (K.SCATTER, 0, 100, 0),
         (K.SEND, 800, 0, 800),
         (K.RECV, 0, 800, 0),  # counted where it is sent
@@ -112,8 +112,13 @@ def test_bytes_of_each_kind(world: World, name: str) -> None:
     call, expected = CARRIED[name]
     with trace() as t:
         call()
-    seen = only(t)
-    carried = (seen.num_tensors, seen.input_bytes, seen.output_bytes, seen.wire_bytes)
+    collective = only(t)
+    carried = (
+        collective.num_tensors,
+        collective.input_bytes,
+        collective.output_bytes,
+        collective.wire_bytes,
+    )
     assert carried == expected
 
 

@@ -15,9 +15,9 @@ from torch import nn
 from shardscope.compile.call_state import (
     StateWalk,
     describe_values,
-    everything_kept,
     list_uncompared,
-    state_of_code_kept,
+    preserved_call_state,
+    preserved_code_state,
     walk_call,
     walk_values,
 )
@@ -166,7 +166,7 @@ def test_whatever_a_call_changes_is_put_back() -> None:
         rng.random(), torch.rand(1, generator=generator), random.random(), torch.rand(1)
 
     state = random.getstate(), torch.get_rng_state()
-    with everything_kept(change, (holder, slotted, model, array), {"rng": rng}):
+    with preserved_call_state(change, (holder, slotted, model, array), {"rng": rng}):
         change()
     assert (local, COUNT, SEEN) == (1, 0, [])
     assert "NEW" not in globals()
@@ -191,15 +191,15 @@ def test_random_numbers_are_put_back_also_where_the_rest_cannot_be(
 
     x = torch.ones(1)
     state = torch.get_rng_state()
-    monkeypatch.setattr("shardscope.compile.call_state.KeptTensors.put_back", fail)
-    with pytest.raises(RuntimeError, match="not this one"), everything_kept(len, ([x],), {}):
+    monkeypatch.setattr("shardscope.compile.call_state.TensorBackup.put_back", fail)
+    with pytest.raises(RuntimeError, match="not this one"), preserved_call_state(len, ([x],), {}):
         torch.manual_seed(99)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_of_a_model_only_what_its_code_shares_is_kept_between_runs() -> None:
     model = Counting()
-    with state_of_code_kept(model):
+    with preserved_code_state(model):
         model(torch.ones(2))
     assert (Counting.calls, Counting.total, model.steps) == ([], 0, 1)
 
@@ -221,7 +221,7 @@ def test_tensors_of_odd_kinds_are_put_back() -> None:
         tensors[2].mul_(2)
         tensors[4].fill_(2.0)
 
-    with everything_kept(change, tensors, {}):
+    with preserved_call_state(change, tensors, {}):
         change(*tensors)
     assert [one.sum().item() for one in (*jagged.unbind(), *strided.unbind())] == [6, 3, 6, 3]
     assert sparse.to_dense().sum().item() == 3
@@ -255,7 +255,7 @@ def count_in_decorator(x: torch.Tensor) -> torch.Tensor:
 
 def test_globals_behind_a_decorator_of_torch_and_of_library_modules_are_restored() -> None:
     before = COUNT
-    with state_of_code_kept(count_in_decorator):
+    with preserved_code_state(count_in_decorator):
         count_in_decorator(torch.ones(1))
         names = dict(walk_call(count_in_decorator, (), {}))
         assert names["COUNT"] == names["random.shardscope_test_value"] == before + 1

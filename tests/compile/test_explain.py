@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from shardscope import explain, explaining, load, save
-from shardscope._torch.compile_times import read_durations
-from shardscope.compile.explain.stages import measure_stages
+from shardscope._torch.dynamo import read_durations
+from shardscope.compile.explain.assemble import measure_stages
 from shardscope.errors import CompileError
 from shardscope.record import Explanation, GraphEnd, OpKind, Recompile
 

@@ -130,9 +130,9 @@ def test_explain_gives_what_torchs_gives_and_changes_nothing() -> None:
         return x.add_(1)
 
     output = compat.explain(counting)(x)
-    theirs = torch._dynamo.explain(lambda x: x.add_(1))(torch.ones(4))
+    user_code = torch._dynamo.explain(lambda x: x.add_(1))(torch.ones(4))
     assert (x.tolist(), calls) == ([1.0] * 4, [0])
-    assert type(output.out_guards[0]) is type(theirs.out_guards[0])
+    assert type(output.out_guards[0]) is type(user_code.out_guards[0])
     assert output.ops_per_graph == [["add_"]]
     assert output.compile_times.startswith("TorchDynamo compilation metrics")
     with pytest.warns(FutureWarning, match="is deprecated"):

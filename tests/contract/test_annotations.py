@@ -6,9 +6,8 @@ import pytest
 
 import sample_recordings as samples
 from shardscope.contract import check
-from shardscope.contract.annotations import render_annotations
-from shardscope.contract.reading import parse_contract
-from shardscope.contract.telling import render_breaches
+from shardscope.contract.read import parse_contract
+from shardscope.contract.text import render_annotations, render_violations
 from shardscope.record import Call, Recording, Source
 
 
@@ -23,7 +22,7 @@ def called_at(path: str) -> Recording:
     return samples.make_recording((call,))
 
 
-def test_a_breach_is_shown_at_the_line_that_made_it() -> None:
+def test_a_violation_is_annotated_at_its_source_line() -> None:
     (line,) = annotate("[[contract.comm]]\ncount = 0", called_at("/repo/pkg/train.py"))
     assert line == (
         "::error file=pkg/train.py,line=7,title=shardscope contract%3A collectives::"
@@ -67,5 +66,5 @@ def test_hostile_names_stay_on_the_line_and_cannot_start_a_command(varied: Recor
         assert "\r" not in line
         assert "\x1b" not in line
         assert line.count("::error ") == 1
-    breaches = check(parse_contract(text).contract, varied)
-    assert "\x1b" not in render_breaches(breaches)
+    violations = check(parse_contract(text).contract, varied)
+    assert "\x1b" not in render_violations(violations)

@@ -10,20 +10,23 @@ import pytest
 from sample_recordings import HOSTILE_NAMES
 from shardscope.contract import Contract, Figure, Limit, render_contract
 from shardscope.contract.limits import COMM_FIGURES, CauseKind
-from shardscope.contract.reading import parse_contract
+from shardscope.contract.read import parse_contract
 from shardscope.record import CollectiveKind, Phase, Severity
 
 NAMES = (*HOSTILE_NAMES[:9], "layers.*", "", '"quo\'ted"', "back\\slash", "#", "[x]", "64MiB", "8")
 SIZES = (0, 1, 1024, 2**20, 2**40 + 1, 2**63 - 1)
-WHOLES = [one for one in Figure if one not in (*COMM_FIGURES, Figure.FINDINGS)]
+TOTALS = [figure for figure in Figure if figure not in (*COMM_FIGURES, Figure.FINDINGS)]
 
 
 def make_contract(random: Random) -> Contract:
     """Limits of every kind in any order, some on the same collectives."""
     limits = [
-        *(Limit(figure=one, most=random.choice(SIZES)) for one in some(WHOLES, random)),
-        *(Limit(figure=Figure.FINDINGS, severity=one, most=1) for one in some(Severity, random)),
-        *(Limit(figure=Figure.FINDINGS, rule=one or "-", most=2) for one in some(NAMES, random)),
+        *(Limit(figure=figure, most=random.choice(SIZES)) for figure in some(TOTALS, random)),
+        *(
+            Limit(figure=Figure.FINDINGS, severity=severity, most=1)
+            for severity in some(Severity, random)
+        ),
+        *(Limit(figure=Figure.FINDINGS, rule=name or "-", most=2) for name in some(NAMES, random)),
         Limit(figure=Figure.COUNT, causes=(CauseKind.UNASKED,), most=4),
     ]
     for _ in range(random.randrange(4)):
@@ -39,7 +42,7 @@ def make_contract(random: Random) -> Contract:
             sides = random.choice(((least, most), (None, most), (least, None), (most, most)))
             limits.append(Limit(figure=figure, least=sides[0], most=sides[1], **selector))
     random.shuffle(limits)
-    return Contract(tuple(one for one in limits if not one.is_on_unasked or one.most == 4))
+    return Contract(tuple(limit for limit in limits if not limit.is_on_unasked or limit.most == 4))
 
 
 def some(things: object, random: Random) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""What holds, what does not, and what is said of it."""
+"""`check`: which limits hold, which are violated, and the text of a violation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def two_layers(*, ranks: tuple[int, ...] = (0,), extra: int = 0) -> Recording:
     ],
     ids=str,
 )
-def test_a_limit_that_is_kept_says_nothing(limits: dict[str, Any]) -> None:
+def test_a_limit_that_holds_gives_no_violation(limits: dict[str, Any]) -> None:
     assert check(comm(**limits), two_layers()) == ()
 
 
@@ -119,24 +119,24 @@ def test_a_limit_that_is_kept_says_nothing(limits: dict[str, Any]) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_limit_that_is_not_kept_is_a_breach(
+def test_a_limit_that_does_not_hold_is_a_violation(
     limits: dict[str, Any], kind: str, expected: str, actual: str, modules: tuple[str, ...]
 ) -> None:
-    (breach,) = check(comm(**limits), two_layers())
-    assert (breach.kind, breach.expected, breach.actual) == (kind, expected, actual)
-    assert breach.modules == modules
-    assert breach.remedy
+    (violation,) = check(comm(**limits), two_layers())
+    assert (violation.kind, violation.expected, violation.actual) == (kind, expected, actual)
+    assert violation.modules == modules
+    assert violation.remedy
 
 
-def test_a_breach_shows_the_costliest_cause_first_with_its_line() -> None:
+def test_a_violation_shows_the_costliest_cause_first_with_its_line() -> None:
     calls = tuple(
         samples.make_collective(
             order=order, owner="a", wire_bytes=size, cause=Call(api=api), source=LINE
         )
         for order, (api, size) in enumerate((("small", 10), ("big", 99), ("small", 20)))
     )
-    (breach,) = check(comm(most=1), samples.make_recording(calls))
-    big, small = breach.evidence
+    (violation,) = check(comm(most=1), samples.make_recording(calls))
+    big, small = violation.evidence
     assert (big.cause, big.count, big.num_bytes, big.source) == ("call of big", 1, 99, LINE)
     assert (small.cause, small.count, small.num_bytes) == ("call of small", 2, 30)
     assert (small.what, small.module) == ("all_reduce[world], forward", "a")
@@ -151,11 +151,11 @@ def test_what_no_limit_names_is_shown_before_what_costs_more() -> None:
         Limit(figure=Figure.COUNT, module="layers.*.attn.wo", least=1, most=1, axes=("tp",),
               phases=(Phase.FORWARD,), kinds=(CollectiveKind.ALL_REDUCE,)),
     ))  # fmt: skip
-    (breach,) = check(contract, grown)
-    assert breach.evidence[0].module == "layers.1.mlp"
+    (violation,) = check(contract, grown)
+    assert violation.evidence[0].module == "layers.1.mlp"
 
 
-def test_the_most_is_held_against_the_busiest_rank_and_the_least_against_the_quietest() -> None:
+def test_a_maximum_applies_to_the_largest_rank_and_a_minimum_to_the_smallest() -> None:
     recording = two_layers(ranks=(0, 1, 2), extra=1)
     (over,) = check(comm(most=2), recording)
     assert (over.value, over.ranks) == (3, (RankSpan(2),))
@@ -168,11 +168,11 @@ def test_the_most_is_held_against_the_busiest_rank_and_the_least_against_the_qui
 
 def test_a_rank_that_says_nothing_at_all_counts_as_the_quietest() -> None:
     calls = (samples.make_collective(rank=1),)
-    (breach,) = check(comm(least=1), samples.make_recording(calls, ranks=(0, 1)))
-    assert (breach.value, breach.ranks) == (0, (RankSpan(0),))
+    (violation,) = check(comm(least=1), samples.make_recording(calls, ranks=(0, 1)))
+    assert (violation.value, violation.ranks) == (0, (RankSpan(0),))
 
 
-def test_stages_of_a_pipeline_are_not_held_to_each_others_layers() -> None:
+def test_limits_on_layers_apply_only_to_pipeline_stages_that_have_them() -> None:
     calls = tuple(samples.make_collective(rank=rank, owner=f"layers.{rank}") for rank in (0, 1))
     modules = tuple(
         Module(name=f"layers.{rank}", type="Block", ranks=(RankSpan(rank),)) for rank in (0, 1)
@@ -180,13 +180,13 @@ def test_stages_of_a_pipeline_are_not_held_to_each_others_layers() -> None:
     recording = samples.make_recording(calls, ranks=(0, 1), modules=modules)
     assert check(comm(least=1, most=1, module="layers.*"), recording) == ()
     shared = replace(modules[0], ranks=(RankSpan(0, 2),))
-    (breach,) = check(
+    (violation,) = check(
         comm(least=1, most=1, module="layers.*"), replace(recording, modules=(shared, modules[1]))
     )
-    assert (breach.modules, breach.ranks) == (("layers.0",), (RankSpan(1),))
+    assert (violation.modules, violation.ranks) == (("layers.0",), (RankSpan(1),))
 
 
-def test_a_shared_module_is_one_unless_its_places_were_told_apart() -> None:
+def test_aliases_of_a_shared_module_count_as_one_unless_recorded_separately() -> None:
     shared = Module(name="a.0", type="Block", ranks=(RankSpan(0),), aliases=("a.1", "b"))
     calls = tuple(
         samples.make_collective(order=order, owner=owner)
@@ -195,23 +195,23 @@ def test_a_shared_module_is_one_unless_its_places_were_told_apart() -> None:
     recording = samples.make_recording(calls, modules=(shared,))
     assert check(comm(least=2, most=2, module="b"), recording) == ()
     assert check(comm(least=1, most=1, module="a.1"), recording) == ()
-    (breach,) = check(comm(least=2, module="a.*"), recording)
-    assert breach.modules == ("a.0",)
+    (violation,) = check(comm(least=2, module="a.*"), recording)
+    assert violation.modules == ("a.0",)
 
 
-def test_a_pattern_that_fits_no_module_is_a_breach_and_names_what_there_is() -> None:
-    (breach,) = check(comm(most=9, module="layers.*.attention"), two_layers())
-    assert breach.kind is BreachKind.NOTHING_FITS
-    assert breach.actual == "no module matches 'layers.*.attention'"
-    assert "'layers.*.attn'" in breach.remedy
-    (breach,) = check(comm(most=9, module="layers"), samples.make_recording())
-    assert "has no module" in breach.remedy
+def test_a_pattern_that_matches_no_module_is_a_violation_that_suggests_names() -> None:
+    (violation,) = check(comm(most=9, module="layers.*.attention"), two_layers())
+    assert violation.kind is BreachKind.NOTHING_FITS
+    assert violation.actual == "no module matches 'layers.*.attention'"
+    assert "'layers.*.attn'" in violation.remedy
+    (violation,) = check(comm(most=9, module="layers"), samples.make_recording())
+    assert "has no module" in violation.remedy
 
 
-def test_an_axis_that_the_mesh_does_not_have_is_a_breach() -> None:
-    (breach,) = check(comm(most=0, axes=("tpp",)), two_layers())
-    assert (breach.kind, breach.actual) == (BreachKind.NOTHING_FITS, "no axis matches 'tpp'")
-    assert "'tp'" in breach.remedy
+def test_an_axis_that_the_mesh_does_not_have_is_a_violation() -> None:
+    (violation,) = check(comm(most=0, axes=("tpp",)), two_layers())
+    assert (violation.kind, violation.actual) == (BreachKind.NOTHING_FITS, "no axis matches 'tpp'")
+    assert "'tp'" in violation.remedy
     silent = samples.make_recording(run=samples.make_run(axes=(Axis(name="dp", size=8),)))
     assert check(comm(most=0, axes=("dp",)), silent) == ()
 
@@ -228,32 +228,34 @@ def test_an_axis_that_the_mesh_does_not_have_is_a_breach() -> None:
         ("fallbacks", "parallelize"),
     ],
 )
-def test_what_nobody_looked_at_is_a_breach_that_says_what_to_run(figure: str, verb: str) -> None:
-    (breach,) = check(whole(figure, 10**9), two_layers())
-    assert breach.kind is BreachKind.NOT_MEASURED
-    assert f"shardscope {verb} TARGET" in breach.remedy
+def test_an_unmeasured_figure_is_a_violation_with_the_command_to_run(
+    figure: str, verb: str
+) -> None:
+    (violation,) = check(whole(figure, 10**9), two_layers())
+    assert violation.kind is BreachKind.NOT_MEASURED
+    assert f"shardscope {verb} TARGET" in violation.remedy
 
 
 def test_a_recording_without_a_trace_does_not_measure_collectives() -> None:
-    (breach,) = check(comm(most=10**9), samples.make_explained())
-    assert breach.kind is BreachKind.NOT_MEASURED
-    assert "shardscope trace TARGET" in breach.remedy
+    (violation,) = check(comm(most=10**9), samples.make_explained())
+    assert violation.kind is BreachKind.NOT_MEASURED
+    assert "shardscope trace TARGET" in violation.remedy
 
 
 def test_what_no_recorded_rank_has_was_not_measured() -> None:
     elsewhere = Module(name="layers.9", type="Block", ranks=(RankSpan(7),))
     recording = samples.make_recording(ranks=(0,), modules=(elsewhere,))
-    (breach,) = check(comm(most=0, module="layers.9"), recording)
-    assert (breach.kind, "no rank" in breach.actual) == (BreachKind.NOT_MEASURED, True)
+    (violation,) = check(comm(most=0, module="layers.9"), recording)
+    assert (violation.kind, "no rank" in violation.actual) == (BreachKind.NOT_MEASURED, True)
     nobody = samples.make_recording(run=replace(samples.make_run(), ranks=()))
     assert check(comm(most=0), nobody)[0].kind is BreachKind.NOT_MEASURED
 
 
 def test_where_records_were_lost_only_what_is_certain_counts() -> None:
     lossy = replace(two_layers(), gaps=(Gap(place="stream", fact="cut off", is_loss=True),))
-    (breach,) = check(comm(most=2), lossy)
-    assert breach.kind is BreachKind.NOT_MEASURED
-    assert [one.kind for one in check(comm(most=1), lossy)] == [BreachKind.TOO_MUCH]
+    (violation,) = check(comm(most=2), lossy)
+    assert violation.kind is BreachKind.NOT_MEASURED
+    assert [violation.kind for violation in check(comm(most=1), lossy)] == [BreachKind.TOO_MUCH]
     assert check(comm(least=2), lossy) == ()
 
 
@@ -262,24 +264,26 @@ def test_several_recordings_are_measured_by_whoever_looked() -> None:
     peak = holdings.memory[0].peak_bytes
     contract = Contract((*comm(most=2).limits, *whole("peak_memory", peak).limits))
     assert check(contract, two_layers(), holdings) == ()
-    assert [one.kind for one in check(contract, two_layers())] == [BreachKind.NOT_MEASURED]
+    assert [violation.kind for violation in check(contract, two_layers())] == [
+        BreachKind.NOT_MEASURED
+    ]
 
 
-def test_of_several_traces_those_that_have_the_module_and_the_axis_are_held_to_it() -> None:
+def test_a_limit_applies_to_the_traces_that_have_its_module_and_axis() -> None:
     other = samples.make_recording((samples.make_collective(owner="head", axis="dp"),))
     both = (two_layers(), other)
     assert check(comm(least=1, most=1, module="layers.*", axes=("tp",)), *both) == ()
-    (breach,) = check(comm(most=0, module="head"), *both)
-    assert breach.modules == ("head",)
-    (breach,) = check(comm(most=9, module="tail"), *both)
-    assert breach.kind is BreachKind.NOTHING_FITS
+    (violation,) = check(comm(most=0, module="head"), *both)
+    assert violation.modules == ("head",)
+    (violation,) = check(comm(most=9, module="tail"), *both)
+    assert violation.kind is BreachKind.NOTHING_FITS
     assert check(record_contract(*both), *both) == ()
 
 
 def test_a_rank_that_says_something_else_in_a_module_has_it() -> None:
     recording = samples.make_recording((samples.make_collective(owner="a"),))
-    (breach,) = check(comm(least=1, module="a", kinds=(CollectiveKind.SEND,)), recording)
-    assert (breach.kind, breach.value) == (BreachKind.TOO_LITTLE, 0)
+    (violation,) = check(comm(least=1, module="a", kinds=(CollectiveKind.SEND,)), recording)
+    assert (violation.kind, violation.value) == (BreachKind.TOO_LITTLE, 0)
 
 
 WHOLES: dict[str, tuple[Recording, int]] = {
@@ -295,12 +299,12 @@ WHOLES: dict[str, tuple[Recording, int]] = {
 
 
 @pytest.mark.parametrize("figure", WHOLES)
-def test_a_figure_of_the_whole_may_be_as_much_as_the_limit_and_no_more(figure: str) -> None:
+def test_a_total_may_equal_its_limit_and_not_exceed_it(figure: str) -> None:
     recording, value = WHOLES[figure]
     assert check(whole(figure, value), recording) == ()
-    (breach,) = check(whole(figure, value - 1), recording)
-    assert (breach.kind, breach.value) == (BreachKind.TOO_MUCH, value)
-    assert 1 <= len(breach.evidence) <= 3
+    (violation,) = check(whole(figure, value - 1), recording)
+    assert (violation.kind, violation.value) == (BreachKind.TOO_MUCH, value)
+    assert 1 <= len(violation.evidence) <= 3
 
 
 @pytest.mark.parametrize(
@@ -308,11 +312,11 @@ def test_a_figure_of_the_whole_may_be_as_much_as_the_limit_and_no_more(figure: s
 )
 def test_what_the_compiler_did_is_added_up_for_each_rank(figure: str, value: int) -> None:
     made = samples.make_explained()
-    told = tuple(replace(one, failure="") for one in made.explanations)
+    told = tuple(replace(explanation, failure="") for explanation in made.explanations)
     explained = replace(made, explanations=told)
     assert check(whole(figure, value), explained) == ()
-    (breach,) = check(whole(figure, value - 1), explained)
-    assert (breach.value, breach.evidence[0].source) == (value, _first_source(told[0]))
+    (violation,) = check(whole(figure, value - 1), explained)
+    assert (violation.value, violation.evidence[0].source) == (value, _first_source(told[0]))
     twice = replace(explained, explanations=(told[0], told[0], told[1]))
     assert check(whole(figure, 2 * value - 1), twice)[0].value == 2 * value
 
@@ -326,9 +330,9 @@ def test_a_function_that_raised_before_its_end_was_not_measured() -> None:
     recording = samples.make_recording(
         run=samples.make_run(instruments=("explain",)), explanations=(raised,)
     )
-    (breach,) = check(whole("graph_breaks", 0), recording)
-    assert breach.kind is BreachKind.NOT_MEASURED
-    assert "f raised ValueError: no" in breach.actual
+    (violation,) = check(whole("graph_breaks", 0), recording)
+    assert violation.kind is BreachKind.NOT_MEASURED
+    assert "f raised ValueError: no" in violation.actual
 
 
 def test_findings_are_counted_by_severity_and_by_rule_once_for_all_ranks() -> None:
@@ -357,16 +361,16 @@ def test_the_worst_level_of_coverage_counts_with_wrong_ops_first() -> None:
         for index, level in enumerate(Level)
     )
     recording = samples.make_recording(coverage=levels)
-    (breach,) = check(whole("uncovered_ops", 0), recording)
-    assert (breach.value, breach.actual) == (3, "3 at the level exported")
-    assert [one.what for one in breach.evidence] == [
+    (violation,) = check(whole("uncovered_ops", 0), recording)
+    assert (violation.value, violation.actual) == (3, "3 at the level exported")
+    assert [evidence.what for evidence in violation.evidence] == [
         "aten.wrong is wrong",
         "aten.missing is missing",
         "aten.replicated is replicated",
     ]
 
 
-def test_a_program_that_was_cut_is_held_to_what_was_put_into_it() -> None:
+def test_limits_apply_to_the_collectives_inserted_into_a_parallel_program() -> None:
     inserted = tuple(
         Inserted(
             kind=CollectiveKind.ALL_REDUCE,
@@ -416,14 +420,14 @@ def test_a_program_that_was_cut_is_held_to_what_was_put_into_it() -> None:
     )
     assert check(comm(least=1, most=1, module="layers.*", axes=("tp",)), recording) == ()
     assert check(comm(most=0, module="embed"), recording) == ()  # known by what it holds
-    (breach,) = check(comm(figure=Figure.BYTES, most=127), recording)
-    assert (breach.actual, breach.ranks) == ("128 bytes", ())
-    assert breach.evidence[0].cause == "the plan's output"
-    (breach,) = check(comm(figure=Figure.WIRE_BYTES, most=10**9), recording)
-    assert breach.kind is BreachKind.NOT_MEASURED
-    (breach,) = check(whole("fallbacks", 0), recording)
-    assert breach.evidence[0].what == "aten.sort on S(0): replicate"
-    assert breach.remedy == "Sort before."
+    (violation,) = check(comm(figure=Figure.BYTES, most=127), recording)
+    assert (violation.actual, violation.ranks) == ("128 bytes", ())
+    assert violation.evidence[0].cause == "the plan's output"
+    (violation,) = check(comm(figure=Figure.WIRE_BYTES, most=10**9), recording)
+    assert violation.kind is BreachKind.NOT_MEASURED
+    (violation,) = check(whole("fallbacks", 0), recording)
+    assert violation.evidence[0].what == "aten.sort on S(0): replicate"
+    assert violation.remedy == "Sort before."
 
 
 def test_an_unasked_collective_is_a_redistribution_too() -> None:
@@ -432,8 +436,8 @@ def test_an_unasked_collective_is_a_redistribution_too() -> None:
         samples.make_collective(order=1, cause=FullyShard(action="unshard", num_parameters=1)),
     )
     recording = samples.make_recording(calls)
-    (breach,) = check(comm(most=0, causes=(CauseKind.UNASKED,)), recording)
-    assert breach.evidence[0].cause == (
+    (violation,) = check(comm(most=0, causes=(CauseKind.UNASKED,)), recording)
+    assert violation.evidence[0].cause == (
         "implicit redistribution Shard(1) → Replicate, required by aten.mm"
     )
     assert check(comm(least=1, most=1, causes=(CauseKind.REDISTRIBUTE,)), recording) == ()
@@ -456,6 +460,6 @@ def test_a_limit_that_means_nothing_is_refused(facts: dict[str, Any], fault: str
         Limit(**facts)
 
 
-def test_a_whole_is_limited_once() -> None:
+def test_a_total_is_limited_once() -> None:
     with pytest.raises(ContractError, match="limits gaps 2 times"):
         Contract((Limit(figure=Figure.GAPS, most=1), Limit(figure=Figure.GAPS, most=2)))

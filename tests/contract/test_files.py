@@ -1,4 +1,4 @@
-"""`shardscope.toml`: what may be written there, and what is said of what may not."""
+"""`shardscope.toml`: what it may contain, and the errors for everything else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from shardscope.contract import Contract, Figure, Limit, read_contract, render_contract
 from shardscope.contract.limits import CauseKind
-from shardscope.contract.reading import parse_contract
+from shardscope.contract.read import parse_contract
 from shardscope.contract.sizes import describe_size, parse_size, round_up, write_size
-from shardscope.contract.writing import write_contract
+from shardscope.contract.write import write_contract
 from shardscope.errors import ContractError, OutputError
 from shardscope.record import CollectiveKind, Phase, Severity
 
@@ -90,11 +90,12 @@ def test_writing_a_contract_again_changes_nothing_where_nothing_changed(text: st
 def test_comments_and_order_stay_when_numbers_change() -> None:
     limits = dict.fromkeys(parse_contract(BY_HAND).contract.limits)
     changed = [
-        *(one for one in limits if one.figure not in (Figure.BYTES, Figure.GAPS, Figure.COUNT)),
+        *(limit for limit in limits
+          if limit.figure not in (Figure.BYTES, Figure.GAPS, Figure.COUNT)),
         Limit(figure=Figure.GAPS, most=3),
         Limit(figure=Figure.RECOMPILES, most=4),
-        *(Limit(figure=Figure.BYTES, most=32 * 1024**2, **one.selector._asdict())
-          for one in limits if one.figure is Figure.BYTES),
+        *(Limit(figure=Figure.BYTES, most=32 * 1024**2, **limit.selector._asdict())
+          for limit in limits if limit.figure is Figure.BYTES),
         Limit(figure=Figure.COUNT, module="new", least=1, most=1),
     ]  # fmt: skip
     text = render_contract(Contract(tuple(changed)), before=BY_HAND)
@@ -167,7 +168,7 @@ count = 1
         ("x=" + "[" * 5000, "Correct the TOML."),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_its_line_and_the_right_word(text: str, fault: str) -> None:
+def test_errors_name_the_line_and_suggest_the_right_key(text: str, fault: str) -> None:
     with pytest.raises(ContractError) as raised:
         parse_contract(text, name="my.toml")
     assert fault in str(raised.value)
@@ -178,7 +179,7 @@ def test_what_is_wrong_is_said_with_its_line_and_the_right_word(text: str, fault
 def test_a_pipe_or_device_without_an_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.record.input._MAX_WAIT_MS", 1)
+    monkeypatch.setattr("shardscope.record.files._MAX_WAIT_MS", 1)
     pipe = tmp_path / "pipe.toml"
     os.mkfifo(pipe)
     with pytest.raises(ContractError, match="it is a named pipe that nothing writes to"):
@@ -233,14 +234,14 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int | None) -> Non
 @pytest.mark.parametrize(
     "size", [0, 1, 1023, 1024, 1025, 64 << 20, (64 << 20) + 1, 2**62, 2**63 - 1]
 )
-def test_a_size_that_is_written_is_the_one_that_is_read(size: int) -> None:
+def test_a_written_size_is_read_back_exactly(size: int) -> None:
     assert parse_size(str(write_size(size))) == size
     assert round_up(size, 0.05) >= size
 
 
 def test_sizes_that_differ_look_different() -> None:
     sizes = (64 << 20, (64 << 20) + 1, (64 << 20) + 4)
-    assert [describe_size(one) for one in sizes] == [
+    assert [describe_size(size) for size in sizes] == [
         "64 MiB",
         "67,108,865 bytes (64.0 MiB)",
         "67,108,868 bytes (64.0 MiB)",

@@ -1,4 +1,4 @@
-"""Today's numbers as a contract: what is recorded is kept, and alike layers share a limit."""
+"""Today's numbers as a contract: the recording satisfies it, and identical layers share a limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope.contract import (
     record_contract,
     write_contract,
 )
-from shardscope.contract.recording import Grain
+from shardscope.contract.record import Grain
 from shardscope.errors import ContractError
 from shardscope.record import Collective, Gap, Module, Phase, RankSpan, Recording
 
@@ -52,21 +52,25 @@ def test_one_collective_more_breaks_it_and_is_named(llama: Recording) -> None:
     contract = record_contract(llama)
     new = samples.make_collective(order=999, axis="tp", owner="layers.7.attention", wire_bytes=1)
     grown = replace(llama, collectives=(*llama.collectives, new))
-    breaches = check(contract, grown)
-    assert {one.kind for one in breaches} == {BreachKind.TOO_MUCH}
-    assert {one.evidence[0].module for one in breaches} == {"layers.7.attention"}
+    violations = check(contract, grown)
+    assert {violation.kind for violation in violations} == {BreachKind.TOO_MUCH}
+    assert {violation.evidence[0].module for violation in violations} == {"layers.7.attention"}
 
 
 def test_one_collective_less_breaks_it(llama: Recording) -> None:
     contract = record_contract(llama)
-    gone = next(one for one in llama.collectives if one.owner == "layers.7.attention.wo")
-    fewer = tuple(one for one in llama.collectives if one is not gone)
-    breaches = check(contract, replace(llama, collectives=fewer))
-    assert {one.kind for one in breaches} == {BreachKind.TOO_LITTLE}
-    assert ("layers.7.attention.wo",) in [one.modules for one in breaches]
+    gone = next(
+        collective
+        for collective in llama.collectives
+        if collective.owner == "layers.7.attention.wo"
+    )
+    fewer = tuple(collective for collective in llama.collectives if collective is not gone)
+    violations = check(contract, replace(llama, collectives=fewer))
+    assert {violation.kind for violation in violations} == {BreachKind.TOO_LITTLE}
+    assert ("layers.7.attention.wo",) in [violation.modules for violation in violations]
 
 
-def test_layers_that_are_alike_are_one_pattern(llama: Recording) -> None:
+def test_identical_layers_share_a_pattern(llama: Recording) -> None:
     found = patterns(record_contract(llama))
     assert list(found) == [
         "",
@@ -102,7 +106,7 @@ def test_stacks_within_stacks_fold_in_both_numbers() -> None:
     }
 
 
-def test_a_star_never_fits_a_module_that_is_not_alike() -> None:
+def test_a_star_never_matches_a_module_with_other_figures() -> None:
     modules = tuple(
         Module(name=f"layers.{name}", type="", ranks=(RankSpan(0),)) for name in ("0", "1", "norm")
     )
@@ -116,8 +120,8 @@ def test_names_that_look_like_patterns_fit_themselves_alone(name: str) -> None:
     recording = samples.make_recording(said(name, name, *others))
     contract = record_contract(recording)
     assert check(contract, recording) == ()
-    limits = [one for one in contract.limits if one.module and one.most == 2]
-    assert [one.figure for one in limits] == [Figure.COUNT]
+    limits = [limit for limit in contract.limits if limit.module and limit.most == 2]
+    assert [limit.figure for limit in limits] == [Figure.COUNT]
 
 
 def test_counts_are_exact_and_bytes_may_be_less() -> None:
@@ -133,13 +137,17 @@ def test_where_ranks_differ_a_count_has_a_least_and_a_most() -> None:
         for order in range(rank + 1)
     )
     contract = record_contract(samples.make_recording(calls), by="total")
-    (count,) = [one for one in contract.limits if one.figure is Figure.COUNT and not one.causes]
+    (count,) = [
+        limit for limit in contract.limits if limit.figure is Figure.COUNT and not limit.causes
+    ]
     assert (count.least, count.most) == (1, 2)
 
 
 def test_what_belongs_to_no_module_is_limited_by_axis(llama: Recording) -> None:
-    homeless = [one for one in record_contract(llama).limits if one.module is None and one.kinds]
-    assert {one.phases for one in homeless} == {(Phase.OPTIMIZER,)}
+    homeless = [
+        limit for limit in record_contract(llama).limits if limit.module is None and limit.kinds
+    ]
+    assert {limit.phases for limit in homeless} == {(Phase.OPTIMIZER,)}
 
 
 def test_slack_gives_bytes_and_memory_room_and_counts_none() -> None:
@@ -148,7 +156,7 @@ def test_slack_gives_bytes_and_memory_room_and_counts_none() -> None:
     contract = record_contract(recording, holdings, slack=0.05)
     assert patterns(contract) == {"a": (1, 1)}
     assert patterns(contract, Figure.BYTES) == {"a": (None, 105 * 1024**2)}
-    (memory,) = [one.most for one in contract.limits if one.figure is Figure.PEAK_MEMORY]
+    (memory,) = [limit.most for limit in contract.limits if limit.figure is Figure.PEAK_MEMORY]
     assert memory == 1365
     with pytest.raises(ContractError, match="not a fraction"):
         record_contract(recording, slack=-1)
@@ -160,7 +168,7 @@ def test_a_run_that_lost_records_makes_no_contract() -> None:
         record_contract(lossy)
 
 
-def test_limits_of_ones_own_stay_with_todays_numbers_and_go_when_nothing_fits() -> None:
+def test_user_limits_are_updated_and_removed_if_they_match_nothing() -> None:
     def make(figure: Figure = Figure.COUNT, **facts: object) -> Limit:
         return Limit(figure=figure, **facts)  # type: ignore[arg-type]
 
@@ -175,12 +183,12 @@ def test_limits_of_ones_own_stay_with_todays_numbers_and_go_when_nothing_fits() 
     owners = ("layers.0.attn", "layers.1.attn", "layers.1.attn")
     recording = samples.make_recording(said(*owners))
     contract = record_contract(recording, by="total", previous=previous)
-    assert contract.limits[0] == previous.limits[0]  # nobody looked at memory
-    kept = [(one.module, one.least, one.most) for one in contract.limits if one.module]
+    assert contract.limits[0] == previous.limits[0]  # memory was not recorded
+    kept = [(limit.module, limit.least, limit.most) for limit in contract.limits if limit.module]
     assert kept == [("**.attn", None, 2), ("layers.*", 1, None)]
-    (wire,) = [one for one in contract.limits if one.figure is Figure.WIRE_BYTES]
+    (wire,) = [limit for limit in contract.limits if limit.figure is Figure.WIRE_BYTES]
     assert (wire.least, wire.most) == (3 * 7168, 3 * 7168)
-    assert not [one for one in contract.limits if one.axes]
+    assert not [limit for limit in contract.limits if limit.axes]
     assert check(contract, recording, samples.make_holdings())[0].limit == previous.limits[0]
 
 

@@ -32,10 +32,10 @@ def _answer(page: str, folder: str, connection: Connection) -> None:
 def test_blocks_of_a_page_run_as_printed(page: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(page, str(tmp_path), theirs))
+    ours, user_code = context.Pipe()
+    process = context.Process(target=_answer, args=(page, str(tmp_path), user_code))
     process.start()
-    theirs.close()
+    user_code.close()
     try:
         said = ours.recv() if ours.poll(TIMEOUT_S) else f"{page} takes more than {TIMEOUT_S} s."
     except EOFError:

@@ -1,11 +1,11 @@
-"""The comparison that repro scripts carry agrees with the one that the tool uses."""
+"""The comparison in repro scripts agrees with the comparison in shardscope."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from shardscope.numerics.plain import comparison_source
+from shardscope.numerics.standalone import comparison_source
 from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG
 
 
@@ -17,7 +17,7 @@ def check():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told(check, name):
+def test_wrong_outputs_are_reported(check, name):
     case = WRONG[name]
     assert check([case.compiled], [case.eager], [case.exact]).startswith("output 0")
 
@@ -32,11 +32,11 @@ def test_what_is_right_passes(check, name):
 def test_a_program_that_is_written_otherwise_passes(check, name):
     case = REWRITTEN[name]
     runs = case.run(case.other), case.run(case.original), case.run_exact()
-    others = [list(case.run_rounded(seed).values()) for seed in range(1, 5)]
-    assert check(*(list(one.values()) for one in runs), others) == ""
+    samples = [list(case.run_rounded(seed).values()) for seed in range(1, 5)]
+    assert check(*(list(values.values()) for values in runs), samples) == ""
 
 
-def test_other_numbers_of_outputs_are_told(check):
+def test_a_different_number_of_outputs_is_reported(check):
     assert check([1], [1, 2], [1, 2]) == "1 outputs instead of 2"
 
 

@@ -1,4 +1,4 @@
-"""Runs with other roundings move what is rounded, and nothing else."""
+"""Runs with perturbed rounding change what is rounded, and nothing else."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_what_is_rounded_moves_by_little(function):
     assert differs(function, X)
     plain = function(X)
     with RandomRounding(1):
-        other = function(X)
-    assert other.dtype == plain.dtype
+        perturbed = function(X)
+    assert perturbed.dtype == plain.dtype
     scale = torch.finfo(plain.dtype).eps * float((X.abs() @ X.abs()).max())
-    assert float((other - plain).abs().max()) < 8 * scale
+    assert float((perturbed - plain).abs().max()) < 8 * scale
 
 
 def test_the_same_seed_rounds_the_same_and_another_otherwise():

@@ -1,4 +1,4 @@
-"""What is wrong is called wrong, and what is rounded otherwise is not."""
+"""Wrong results are reported, and different rounding is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 import pytest
 import torch
 
-from shardscope.numerics.case import Verdict
+from shardscope.numerics.noise import Verdict
 from shardscope.numerics.verdict import compare, compare_value
 from shardscope.record import Condition
 from verdict_cases import NEARER, REWRITTEN, RIGHT, WRONG, Rewrite, Triple, numbers
@@ -40,25 +40,27 @@ def test_what_is_nearer_to_double_precision_is_more_accurate(name):
     assert judge(NEARER[name]).condition is Condition.MORE_ACCURATE
 
 
-def judge_rewrite(case: Rewrite, function) -> list[Verdict]:
-    others: list[dict[str, torch.Tensor]] = []
+def compare_rewrite(case: Rewrite, function) -> list[Verdict]:
+    samples: list[dict[str, torch.Tensor]] = []
 
-    def run_others(count: int):
-        while len(others) < count:
-            others.append(case.run_rounded(len(others) + 1))
-        return others[:count]
+    def run_perturbed(count: int):
+        while len(samples) < count:
+            samples.append(case.run_rounded(len(samples) + 1))
+        return samples[:count]
 
-    return list(compare(case.run(function), case.run(case.original), case.run_exact, run_others))
+    return list(compare(case.run(function), case.run(case.original), case.run_exact, run_perturbed))
 
 
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_a_program_that_is_written_otherwise_is_fine(name):
     case = REWRITTEN[name]
-    assert [one.fact for one in judge_rewrite(case, case.other) if one.condition.is_bad] == []
+    assert [
+        verdict.fact for verdict in compare_rewrite(case, case.other) if verdict.condition.is_bad
+    ] == []
 
 
 @pytest.mark.parametrize("name", [name for name in REWRITTEN if "float16" not in name])
-def test_a_rewritten_program_with_one_element_off_is_wrong(name):
+def test_a_rewritten_program_with_a_single_wrong_element_is_wrong(name):
     case = REWRITTEN[name]
 
     def spoil(*inputs):
@@ -67,13 +69,13 @@ def test_a_rewritten_program_with_one_element_off_is_wrong(name):
         change[-1] = output.detach().abs().max() * 0.25
         return output + change.view_as(output)
 
-    verdict = judge_rewrite(case, spoil)[0]
+    verdict = compare_rewrite(case, spoil)[0]
     assert verdict.condition is Condition.WRONG_RESULT
 
 
 def test_skipped_roundings_make_it_more_accurate():
     case = REWRITTEN["matmuls that cancel in bfloat16"]
-    verdict = judge_rewrite(case, case.other)[0]
+    verdict = compare_rewrite(case, case.other)[0]
     assert verdict.condition is Condition.MORE_ACCURATE
     assert verdict.deviation.relative_rmse < verdict.deviation.eager_rmse * 0.75
 
@@ -91,7 +93,7 @@ def test_a_verdict_says_how_far_off_and_where():
     assert "in 1 of 200,000 elements, worst at [123456]: 1 instead of" in verdict.fact
 
 
-def test_a_nan_is_told_with_what_should_be_there():
+def test_a_nan_is_reported_with_the_expected_value():
     verdict = judge(WRONG["a NaN where none is"])
     assert verdict.condition is Condition.NAN
     assert verdict.fact.startswith("y has NaN instead of ")
@@ -109,7 +111,7 @@ class Kind(enum.Enum):
     COSINE = "cos"
 
 
-def test_numbers_of_python_may_be_off_by_a_rounding_and_other_values_may_not():
+def test_python_numbers_may_differ_by_rounding_and_further_values_may_not():
     def judge_plain(compiled, eager):
         return compare_value("y", compiled, eager, lambda: None).condition
 
@@ -121,7 +123,7 @@ def test_numbers_of_python_may_be_off_by_a_rounding_and_other_values_may_not():
     assert judge_plain(range(3), range(4)) is Condition.WRONG_RESULT
 
 
-def test_whole_numbers_are_told_as_they_are():
+def test_integers_are_reported_without_rounding():
     verdict = judge(WRONG["large whole numbers"])
     big = 2**60
     assert verdict.fact == (
@@ -129,9 +131,9 @@ def test_whole_numbers_are_told_as_they_are():
     )
 
 
-def test_values_that_only_one_run_has_are_wrong():
-    found = list(compare({"a": 1, "b": 2}, {"a": 1, "c": 3}, lambda: None))
-    assert [(one.name, one.condition.is_bad) for one in found] == [
+def test_values_that_only_a_single_run_has_are_wrong():
+    verdicts = list(compare({"a": 1, "b": 2}, {"a": 1, "c": 3}, lambda: None))
+    assert [(verdict.name, verdict.condition.is_bad) for verdict in verdicts] == [
         ("a", False),
         ("c", True),
         ("b", True),
@@ -146,11 +148,11 @@ def test_a_choice_between_all_but_equal_numbers_may_go_either_way():
     inputs = torch.stack([row, torch.zeros_like(row)])
     near = inputs.clone()
     near[0, 0, 1] += 1e-7
-    others = [{"y": choose(near)}, {"y": choose(inputs)}]
-    verdict = compare_value("y", choose(near), choose(inputs), lambda: None, lambda _: others)
+    samples = [{"y": choose(near)}, {"y": choose(inputs)}]
+    verdict = compare_value("y", choose(near), choose(inputs), lambda: None, lambda _: samples)
     assert verdict.condition is Condition.FINE
     wrong = torch.tensor([2])
-    verdict = compare_value("y", wrong, choose(inputs), lambda: None, lambda _: others)
+    verdict = compare_value("y", wrong, choose(inputs), lambda: None, lambda _: samples)
     assert verdict.condition is Condition.WRONG_RESULT
 
 
@@ -164,17 +166,17 @@ def test_without_further_runs_few_elements_are_still_judged():
 def test_infinite_errors_survive_a_recording():
     verdict = judge(WRONG["tiny and doubled"])
     assert all(
-        abs(one) < float("inf")
-        for one in (verdict.deviation.relative_rmse, verdict.deviation.max_ulp)
+        abs(error) < float("inf")
+        for error in (verdict.deviation.relative_rmse, verdict.deviation.max_ulp)
     )
 
 
-def test_objects_of_other_classes_are_not_compared():
+def test_objects_of_unknown_classes_are_not_compared():
     assert compare_value("y", object(), object(), lambda: None).condition is Condition.FINE
 
 
 def test_numbers_that_are_all_noise_are_not_more_accurate():
-    """Such is the gradient of a bias that a norm takes away again."""
+    """The gradient of a bias before a norm is nothing but noise."""
     noise = numbers(40, 40)
     verdict = compare_value("y", noise * 1e-8, noise * 1e-7, lambda: {"y": noise.double() * 1e-20})
     assert verdict.condition is Condition.FINE

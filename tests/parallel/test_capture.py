@@ -29,7 +29,9 @@ def square(output: Any) -> Tensor:
 
 
 def forward_kinds(program: ParallelProgram) -> Counter[str]:
-    return Counter(str(one.kind) for one in program.collectives if one.phase == "forward")
+    return Counter(
+        str(collective.kind) for collective in program.collectives if collective.phase == "forward"
+    )
 
 
 # What a model may return.
@@ -65,15 +67,17 @@ def test_a_cache_that_is_returned_stays_sharded() -> None:
     """As hand-written tensor parallelism keeps keys and values: each rank has those it computes."""
     program = parallelize(Returning(KeyCache), "tp=2", PAIR, args=(x(),))
     assert forward_kinds(program) == {"all_reduce": 1}
-    layouts = {role.name: value.layout for value, role in program.flow.outputs}
-    assert str(layouts["inside.layers.0.keys"].placements[0]) == "S(1)"
+    specs = {role.name: value.spec for value, role in program.graph.outputs}
+    assert str(specs["inside.layers.0.keys"].placements[0]) == "S(1)"
     module = program.exported(0).module()
     assert module  # it can be written, though export knows no KeyCache
-    compared = {one.name for one in program.verdicts or () if one.kind is TensorKind.OUTPUT}
+    compared = {
+        verdict.name for verdict in program.verdicts or () if verdict.kind is TensorKind.OUTPUT
+    }
     assert compared == {"[y]", "[inside.layers.0.keys]"}
 
 
-def test_a_cache_is_replicated_where_the_plan_says_so() -> None:
+def test_a_cache_is_replicated_if_the_plan_constrains_it() -> None:
     outputs = {"inside": Replicate()}
     program = parallelize(Returning(KeyCache), "tp=2", Plan(PAIR), args=(x(),), outputs=outputs)
     assert forward_kinds(program) == {"all_gather": 1, "all_reduce": 1}
@@ -82,7 +86,7 @@ def test_a_cache_is_replicated_where_the_plan_says_so() -> None:
 def test_other_objects_are_replicated_like_any_output() -> None:
     program = parallelize(Returning(Answer), "tp=2", PAIR, args=(x(),))
     assert forward_kinds(program) == {"all_gather": 1, "all_reduce": 1}
-    assert "inside.hidden" in {role.name for _, role in program.flow.outputs}
+    assert "inside.hidden" in {role.name for _, role in program.graph.outputs}
 
 
 def test_a_loss_may_ignore_what_cannot_be_returned() -> None:
@@ -122,13 +126,13 @@ class Biased(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
         qkv += 1
-        q, k, v = (one.view(1, 4, 2, 4).transpose(1, 2) for one in qkv.chunk(3, -1))
+        q, k, v = (part.view(1, 4, 2, 4).transpose(1, 2) for part in qkv.chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias + 1)
         return self.out(mixed.transpose(1, 2).reshape(1, 4, -1))
 
 
 class Dropping(Mlp):
-    """With a write, after which torch spells dropout in another way."""
+    """Writes in place, so that torch decomposes dropout when the program is made functional."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)
@@ -171,7 +175,7 @@ def test_what_real_models_do_is_right(make: Any, plan: Any, loss: Any) -> None:
 
 
 @pytest.mark.parametrize("loss", [None, square])
-def test_a_model_on_meta_is_verified_on_made_up_numbers(loss: Any) -> None:
+def test_a_model_on_meta_is_verified_on_generated_data(loss: Any) -> None:
     with torch.device("meta"):
         model = OnDevice()
     program = parallelize(model, "tp=2", PAIR, args=(x().to("meta"),), loss=loss)
@@ -239,16 +243,16 @@ class WritesTwice(Mlp):
         return self.down(squared + hidden)
 
 
-def test_a_model_that_fails_in_eager_mode_is_told_apart_from_ours() -> None:
+def test_a_model_that_fails_in_eager_mode_is_distinguished_from_our_errors() -> None:
     with pytest.raises(ParallelError, match="WritesTwice itself fails in eager mode on these"):
         parallelize(WritesTwice(), "tp=2", PAIR, args=(x(),), loss=square)
 
 
-def test_an_error_of_torchs_never_arrives_raw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_error_is_never_raised_raw(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("expected scalar type Long")
 
-    monkeypatch.setattr("shardscope.parallel.transform.make_functional", fail)
+    monkeypatch.setattr("shardscope.parallel.api.make_functional", fail)
     sentence = r"Mlp cannot be parallelized \(RuntimeError: expected scalar type Long\)\. Please"
     with pytest.raises(ParallelError, match=sentence):
         parallelize(Mlp(), "tp=2", PAIR, args=(x(),))

@@ -31,7 +31,7 @@ class After(nn.Module):
 
 
 class Shared(nn.Module):
-    """One value, wanted whole by three layers."""
+    """One value that three layers need replicated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Shared(nn.Module):
 def counts(case: Case) -> tuple[dict[str, int], dict[str, int]]:
     """Forward alone, and forward and backward, on every rank the same."""
     program, joint = case.parallelize(), case.parallelize(training=True)
-    ranks = [program.mesh.rank_at(seat) for seat in program.mesh.seats]
+    ranks = [program.mesh.rank_at(coordinate) for coordinate in program.mesh.coordinates]
     forward = [kinds(program.exported(rank).graph.nodes) for rank in ranks]
     both = [kinds(joint.joint(rank).graph_module.graph.nodes) for rank in ranks]
-    assert all(one == forward[0] for one in forward)
-    assert all(one == both[0] for one in both)
+    assert all(by_kind == forward[0] for by_kind in forward)
+    assert all(by_kind == both[0] for by_kind in both)
     return dict(forward[0]), dict(both[0])
 
 
@@ -85,16 +85,16 @@ def test_along_the_sequence_each_reduction_is_a_scatter_and_a_gather(num_layers:
     assert both == {SCATTER: 2 * num, GATHER: 2 * num, REDUCE: of_loss + 1 + num_norms}
 
 
-def test_logits_over_a_cut_vocabulary_are_never_put_together() -> None:
+def test_logits_over_a_sharded_vocabulary_are_never_gathered() -> None:
     program = llama(LLAMA_VOCABULARY, 1).parallelize(training=True)
     graph = program.joint(0).graph_module.graph
-    sent = [one for one in graph.nodes if str(one.target).startswith("_c10d_functional.all_")]
+    sent = [node for node in graph.nodes if str(node.target).startswith("_c10d_functional.all_")]
     num_tokens, width = 16, 16
     assert sent
     for node in sent:
         assert node.args[0].meta["val"].numel() <= num_tokens * width
         assert GATHER not in str(node.target)
-    of_loss = [one for one in sent if one.args[0].meta["val"].numel() <= num_tokens]
+    of_loss = [node for node in sent if node.args[0].meta["val"].numel() <= num_tokens]
     assert len(of_loss) == 4  # the largest, the sum, the chosen ones; and the sum's gradient
 
 
@@ -138,7 +138,7 @@ def test_what_no_plan_mentions_stays_replicated(addition: str, mesh: str) -> Non
 
 @pytest.mark.parametrize("addition", ["token", "repeated token"])
 def test_what_is_expanded_to_a_sharded_batch_is_expanded_by_each_rank(addition: str) -> None:
-    """Sliced after it is expanded, its gradient would be gathered, over the whole batch."""
+    """Sliced after it is expanded, its gradient would be gathered, over the entire batch."""
     data = {"ids": {"dp": Shard(0)}}
     make, give = lambda: Embedded(addition), lambda: (tokens(4, 8),)
     case = Case("embedded", make, give, {}, mesh="dp=2", inputs=data)
@@ -146,13 +146,13 @@ def test_what_is_expanded_to_a_sharded_batch_is_expanded_by_each_rank(addition: 
     assert counts(case) == ({}, {REDUCE: num_trained + of_loss})
 
 
-def test_what_several_want_whole_is_gathered_once() -> None:
+def test_a_value_that_several_ops_need_replicated_is_gathered_once() -> None:
     plan = {"up": Colwise()}
     case = Case("shared", Shared, lambda: (drawn(4, 8),), plan)
     assert counts(case) == ({GATHER: 1}, {GATHER: 1})
 
 
-def test_gradients_of_what_several_use_in_pieces_are_summed_once() -> None:
+def test_the_gradient_of_a_value_with_several_sharded_uses_is_reduced_once() -> None:
     plan = {f"layers.{i}": Colwise() for i in range(3)}
     case = Case("shared", Shared, lambda: (drawn(4, 8),), plan, outputs={0: Shard(1)})
     forward, both = counts(case)
@@ -160,14 +160,14 @@ def test_gradients_of_what_several_use_in_pieces_are_summed_once() -> None:
     assert both == {REDUCE: 2}  # of the loss, and of h's gradient
 
 
-def test_a_batch_in_pieces_costs_one_reduction_for_each_gradient() -> None:
+def test_a_sharded_batch_costs_one_reduction_per_gradient() -> None:
     data = {"x": {"dp": Shard(0)}}
     case = Case("data", Mlp, lambda: (drawn(4, 8),), {}, mesh="dp=2", inputs=data)
     num_parameters, of_loss = 4, 1
     assert counts(case) == ({}, {REDUCE: num_parameters + of_loss})
 
 
-def test_weights_in_pieces_are_gathered_once_and_their_gradients_scattered_once() -> None:
+def test_sharded_weights_are_gathered_once_and_their_gradients_reduce_scattered_once() -> None:
     data, every = {"x": {"dp": Shard(0)}}, {"**": {"dp": Shard(0)}}
     case = Case("data", Mlp, lambda: (drawn(4, 8),), every, mesh="dp=2", inputs=data)
     assert counts(case) == ({GATHER: 4}, {GATHER: 4, SCATTER: 4, REDUCE: 1})

@@ -1,4 +1,4 @@
-"""The program with its gradients leaves open what was exported open."""
+"""The joint graph keeps the dynamic sizes of the exported program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.export import Dim, export
 
 from shardscope import parallelize
 from shardscope.errors import ParallelError
-from shardscope.parallel import joint
+from shardscope.parallel.passes import backward as joint
 
 
 class Model(nn.Module):
@@ -24,7 +24,7 @@ class Model(nn.Module):
         return self.down(self.up(x).relu()).square().mean()
 
 
-def test_sizes_are_open_in_the_joint_program_too() -> None:
+def test_dynamic_sizes_stay_dynamic_in_the_joint_graph() -> None:
     open_sizes = ({0: Dim("batch", max=64), 1: Dim("length", max=64)},)
     program = export(Model(), (torch.randn(5, 7, 8),), dynamic_shapes=open_sizes)
     plan = {"up": "colwise", "down": "rowwise"}
@@ -39,7 +39,7 @@ def test_sizes_are_open_in_the_joint_program_too() -> None:
     assert not {5, 7, 5 * 7}.intersection(size for shape in shapes for size in shape)
 
 
-def test_a_size_that_was_fixed_on_the_way_is_refused() -> None:
-    flow = SimpleNamespace(sizes=SimpleNamespace(known={"s0": 3}))
+def test_a_size_that_differentiating_specialized_is_an_error() -> None:
+    graph = SimpleNamespace(sizes=SimpleNamespace(known={"s0": 3}))
     with pytest.raises(ParallelError, match=r"\(3 is what they were exported with\)"):
-        joint._check_open(flow)
+        joint._check_open(graph)

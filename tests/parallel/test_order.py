@@ -1,4 +1,4 @@
-"""Ranks that would wait for each other are found before anything runs."""
+"""Ranks whose collective schedules differ are found before anything runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from torch import Tensor, nn
 
 from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
-from shardscope.parallel import order as order_module
-from shardscope.parallel.layouts import Seat
-from shardscope.parallel.order import check_order, compare_ranks, ranks_alike
+from shardscope.parallel.api import parallelize
+from shardscope.parallel.ir.shard_spec import MeshCoordinate
+from shardscope.parallel.passes import schedule_check as order_module
+from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
+from shardscope.parallel.passes.schedule_check import (
+    check_order,
+    compare_ranks,
+    group_ranks_by_shapes,
+)
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.rules import book
-from shardscope.parallel.rules.local import Local
-from shardscope.parallel.talk import Said, listen
-from shardscope.parallel.transform import parallelize
+from shardscope.parallel.sharding_rules import registry as book
+from shardscope.parallel.sharding_rules.context import LoweringContext
 from shardscope.record import CollectiveKind, Phase
 
 PAIR = {"up": Colwise(), "down": Rowwise()}
@@ -40,14 +44,17 @@ def make(mesh: str = "tp=2", *, hidden: int = 8, num_rows: int = 8) -> ParallelP
     return parallelize(exported, mesh, PAIR, inputs=inputs, verify=False)
 
 
-def said_by(program: ParallelProgram) -> dict[int, Sequence[Said]]:
+def schedules_of(program: ParallelProgram) -> dict[int, Sequence[ScheduledCollective]]:
     mesh = program.mesh
-    return {mesh.rank_at(seat): listen(program.flow, seat) for seat in mesh.seats}
+    return {
+        mesh.rank_at(coordinate): trace_collectives(program.graph, coordinate)
+        for coordinate in mesh.coordinates
+    }
 
 
-def test_ranks_that_say_the_same_pass() -> None:
+def test_equal_schedules_pass() -> None:
     program = make("dp=2,tp=2", hidden=7)
-    compare_ranks(said_by(program), program.mesh)
+    compare_ranks(schedules_of(program), program.mesh)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +67,12 @@ def test_ranks_that_say_the_same_pass() -> None:
     ],
     ids=["kind", "shape", "dtype", "reduction"],
 )
-def test_a_rank_that_says_something_else_is_named(change: dict[str, object], words: str) -> None:
+def test_a_rank_with_another_collective_is_named(change: dict[str, object], words: str) -> None:
     program = make()
-    said = said_by(program)
-    said[1] = [replace(said[1][0], **change)]  # type: ignore[arg-type]
+    schedules = schedules_of(program)
+    schedules[1] = [replace(schedules[1][0], **change)]  # type: ignore[arg-type]
     with pytest.raises(ParallelError, match=words) as caught:
-        compare_ranks(said, program.mesh)
+        compare_ranks(schedules, program.mesh)
     text = str(caught.value)
     assert (
         "ranks 0 and 1 would issue different collectives at position 0 (down, test_order.py:"
@@ -73,74 +80,84 @@ def test_a_rank_that_says_something_else_is_named(change: dict[str, object], wor
     assert "rank 0 issues all_reduce (sum) of float32[8, 4] along tp" in text
 
 
-def test_a_rank_that_says_nothing_is_named() -> None:
+def test_a_rank_without_collectives_is_named() -> None:
     program = make()
-    said = said_by(program)
-    said[0] = []
+    schedules = schedules_of(program)
+    schedules[0] = []
     with pytest.raises(ParallelError, match="rank 0 issues none, rank 1 all_reduce"):
-        compare_ranks(said, program.mesh)
+        compare_ranks(schedules, program.mesh)
 
 
 def test_the_order_between_groups_counts_too() -> None:
     program = make("dp=2,tp=2")
-    said = said_by(program)
-    first = said[0][0]
-    other = replace(first, axis=0)
-    said = {rank: [first, other] for rank in said}
-    said[3] = [other, first]
+    schedules = schedules_of(program)
+    first = schedules[0][0]
+    second = replace(first, axis=0)
+    schedules = {rank: [first, second] for rank in schedules}
+    schedules[3] = [second, first]
     with pytest.raises(ParallelError, match=r"ranks (1|2) and 3"):
-        compare_ranks(said, program.mesh)
+        compare_ranks(schedules, program.mesh)
 
 
 def test_shapes_may_differ_between_groups_but_not_within() -> None:
     program = make("dp=2,tp=2", num_rows=6)
-    said = said_by(program)
-    taller = {rank: [replace(one, shape=(3 + rank // 2, 4)) for one in said[rank]] for rank in said}
+    schedules = schedules_of(program)
+    taller = {
+        rank: [replace(collective, shape=(3 + rank // 2, 4)) for collective in schedules[rank]]
+        for rank in schedules
+    }
     compare_ranks(taller, program.mesh)
-    wider = {rank: [replace(one, shape=(3 + rank % 2, 4)) for one in said[rank]] for rank in said}
+    wider = {
+        rank: [replace(collective, shape=(3 + rank % 2, 4)) for collective in schedules[rank]]
+        for rank in schedules
+    }
     with pytest.raises(ParallelError, match=r"float32\[3, 4\] along tp.*float32\[4, 4\] along tp"):
         compare_ranks(wider, program.mesh)
 
 
 def test_a_program_whose_layouts_do_not_fit_is_refused() -> None:
     program = make(hidden=8)
-    move = program.moves[0]
-    # As if along tp the value were cut by someone who forgot that uneven pieces must be padded.
-    move.value.shape = (9, 4)
-    move.value.placements[0] = Shard(0)
+    reshard = program.moves[0]
+    # As if the value were sharded unevenly along tp without padding.
+    reshard.value.shape = (9, 4)
+    reshard.value.placements[0] = Shard(0)
     with pytest.raises(ParallelError, match=r"float32\[5, 4\] along tp.*float32\[4, 4\] along tp"):
-        check_order(program.flow, program.mesh)
+        check_order(program.graph, program.mesh)
 
 
 def test_parallelize_checks_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def listen_wrongly(flow: object, seat: Seat, **options: object) -> Sequence[Said]:
-        said = listen(flow, seat, **options)  # type: ignore[arg-type]
-        return said if seat.coordinates == (0,) else said[:-1]
+    def drop_last_collective(
+        graph: object, coordinate: MeshCoordinate, **options: object
+    ) -> Sequence[ScheduledCollective]:
+        schedule = trace_collectives(graph, coordinate, **options)  # type: ignore[arg-type]
+        return schedule if coordinate.coordinates == (0,) else schedule[:-1]
 
-    monkeypatch.setattr(order_module, "listen", listen_wrongly)
+    monkeypatch.setattr(order_module, "trace_collectives", drop_last_collective)
     with pytest.raises(ParallelError, match="rank 1 none"):
         make()
 
 
-def test_ranks_that_hold_the_same_shapes_are_alike() -> None:
+def test_ranks_are_grouped_by_shapes() -> None:
     even, uneven = make("dp=2,tp=2"), make("dp=2,tp=2", hidden=7)
-    assert ranks_alike(even.flow, even.mesh) == [(0, 1, 2, 3)]
-    assert ranks_alike(uneven.flow, uneven.mesh) == [(0, 2), (1, 3)]
+    assert group_ranks_by_shapes(even.graph, even.mesh) == [(0, 1, 2, 3)]
+    assert group_ranks_by_shapes(uneven.graph, uneven.mesh) == [(0, 2), (1, 3)]
 
 
-def test_of_a_thousand_ranks_only_those_that_differ_are_listened_to(
+def test_of_a_thousand_ranks_one_per_group_of_shapes_is_traced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    heard: list[Seat] = []
+    traced: list[MeshCoordinate] = []
 
-    def count(flow: object, seat: Seat, **options: object) -> Sequence[Said]:
-        heard.append(seat)
-        return listen(flow, seat, **options)  # type: ignore[arg-type]
+    def count(
+        graph: object, coordinate: MeshCoordinate, **options: object
+    ) -> Sequence[ScheduledCollective]:
+        traced.append(coordinate)
+        return trace_collectives(graph, coordinate, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(order_module, "listen", count)
+    monkeypatch.setattr(order_module, "trace_collectives", count)
     make("dp=256,tp=4", hidden=6, num_rows=256)
     # Of six columns the four ranks hold 2, 2, 2 and none.
-    assert [seat.coordinates for seat in heard] == [(0, 0), (0, 3)]
+    assert [coordinate.coordinates for coordinate in traced] == [(0, 0), (0, 3)]
 
 
 class Overwritten(nn.Module):
@@ -164,19 +181,21 @@ def train_overwritten() -> ParallelProgram:
 def test_a_rank_that_writes_nothing_still_takes_part_in_the_gradient() -> None:
     program = train_overwritten()
     assert program.verdicts
-    backward = [one.cause for one in program.collectives if one.phase is Phase.BACKWARD]
+    backward = [
+        collective.cause for collective in program.collectives if collective.phase is Phase.BACKWARD
+    ]
     assert backward == ["gradient of aten.mul's result, which the program uses sharded"]
 
 
 def test_a_rank_that_leaves_out_an_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     op = torch.ops.aten.select_scatter.default
 
-    def spell(local: Local) -> object:
-        if local.seat.coordinates == (1,):
-            return local.pen.write(torch.ops.aten.clone.default, local["self"])
+    def format_placement(local: LoweringContext) -> object:
+        if local.coordinate.coordinates == (1,):
+            return local.builder.write(torch.ops.aten.clone.default, local["self"])
         return local.repeat()
 
-    monkeypatch.setitem(book.SPELLERS, op, spell)
+    monkeypatch.setitem(book.LOWERINGS, op, format_placement)
     with pytest.raises(
         ParallelError, match="ranks 0 and 1 would issue different collectives in the backward pass"
     ):

@@ -1,4 +1,4 @@
-"""Causes that take more evidence than the values of one tensor, beside programs that are right."""
+"""Causes that need more evidence than the values of one tensor, beside programs that are right."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def accumulate(
     [
         (lambda model, mesh: None, False),
         (lambda model, mesh: None, True),
-        (fully_shard, False),  # after forward, its parameters are others than those with gradients
+        (fully_shard, False),  # after forward, its parameters are not those with gradients
     ],
 )
 def test_gradients_that_are_cleared_between_micro_batches_are_found(
@@ -308,7 +308,7 @@ class ReduceScatter(torch.autograd.Function):
 
 
 class ScatteredMLP(nn.Module):
-    """Partial sums are reduced and scattered along the sequence, and gathered, over some axes."""
+    """Reduce-scatters partial sums along the sequence over one axis, and gathers over another."""
 
     def __init__(self, mlp: MLP, mesh: Any, axes: tuple[str, str]) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ def shard_mlp(model: Model, mesh: Any) -> None:
 def test_gradients_of_shards_that_are_reduced_over_the_axis_that_shards_them_are_found(
     op: Any, verb: str
 ) -> None:
-    """As DDP on all ranks does with layers that are tensor-parallel by hand."""
+    """DDP over all ranks does so with layers that are sharded by hand."""
 
     def parallelize(model: Model, mesh: Any) -> None:
         shard_mlp(model, mesh)
@@ -398,7 +398,7 @@ def test_partial_sums_that_are_reduced_over_other_samples_are_found(
     assert finding.remedy == "Pass the process group of tp to the collective."
 
 
-def test_a_mean_of_each_ranks_own_features_is_to_be_averaged_and_not_what_is_made_of_it() -> None:
+def test_a_mean_over_each_ranks_own_features_is_to_be_averaged_and_not_its_consumer() -> None:
     class LocalNorm(nn.Module):
         def __init__(self, norm: nn.RMSNorm, mesh: Any) -> None:
             super().__init__()
@@ -406,7 +406,7 @@ def test_a_mean_of_each_ranks_own_features_is_to_be_averaged_and_not_what_is_mad
             self.rank, self.size = mesh.get_local_rank(), mesh.size()
 
         def forward(self, x: Tensor) -> Tensor:
-            own, weight = (one.chunk(self.size, -1)[self.rank] for one in (x, self.weight))
+            own, weight = (tensor.chunk(self.size, -1)[self.rank] for tensor in (x, self.weight))
             return Gather.apply(functional.rms_norm(own, own.shape[-1:], weight), self.group, -1)
 
     def parallelize(model: nn.Sequential, mesh: Any) -> None:
@@ -436,7 +436,7 @@ def test_gradients_that_fsdp_never_synchronises_have_a_remedy_that_says_so() -> 
 @pytest.mark.parametrize(
     ("num_layers", "subject"), [(2, "layers.0.up, layers.1.up"), (4, "layers.*.up")]
 )
-def test_modules_of_some_layers_are_named_and_not_the_list_that_has_them(
+def test_modules_of_wrong_layers_are_named_and_not_the_module_list(
     num_layers: int, subject: str
 ) -> None:
     class Stack(nn.Module):
@@ -468,8 +468,8 @@ def test_gradients_that_are_summed_over_another_axis_than_the_batch_are_found() 
     assert "Every gradient is summed over tp and not reduced over dp" in finding.fact
 
 
-def test_a_gradient_that_is_nothing_but_noise_is_reported_with_the_others() -> None:
-    """Keys have a bias that no softmax depends on: its gradients sum up to zero over the ranks."""
+def test_a_gradient_that_is_only_noise_is_reported_with_the_wrong_gradients() -> None:
+    """A softmax does not depend on the bias of keys: its gradients sum to zero over the ranks."""
 
     def parallelize(model: Model, mesh: Any) -> None:
         shard_sequence(model, mesh, is_summed=True)

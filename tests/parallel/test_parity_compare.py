@@ -1,4 +1,4 @@
-"""The comparing half of parity: numbers against their own noise, and never against a constant."""
+"""Tensors are compared against their own noise floor, never against a constant."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import pytest
 import torch
 from torch import nn
 
-from shardscope.parallel.parity.compare import compare
-from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.single import run_all, run_single
-from shardscope.parallel.parity.task import Task
+from shardscope.parallel.equivalence.compare import compare
+from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence.runs import run_all, run_single
+from shardscope.parallel.equivalence.step import Task
 from shardscope.record import Agreement, RankSpan, Suspect, TensorKind, TensorVerdict
 
 
-def outcome(**tensors: torch.Tensor) -> Outcome:
-    return Outcome(list(tensors.items()), {}, {})
+def make_result(**tensors: torch.Tensor) -> StepResult:
+    return StepResult(list(tensors.items()), {}, {})
 
 
-def judge(
-    reference: torch.Tensor, *ranks: torch.Tensor, exact: torch.Tensor | None = None, **options
+def compare_tensors(
+    reference: torch.Tensor, *ranks: torch.Tensor, fp64: torch.Tensor | None = None, **options
 ) -> TensorVerdict:
     (verdict,) = compare(
-        outcome(y=reference),
-        None if exact is None else outcome(y=exact),
-        [outcome(y=one) for one in ranks],
+        make_result(y=reference),
+        None if fp64 is None else make_result(y=fp64),
+        [make_result(y=tensor) for tensor in ranks],
         **options,
     )
     return verdict
@@ -34,12 +34,12 @@ def numbers(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def test_the_same_bits_are_equal():
-    assert judge(numbers(4, 4), numbers(4, 4).clone()).agreement is Agreement.EQUAL
+    assert compare_tensors(numbers(4, 4), numbers(4, 4).clone()).agreement is Agreement.EQUAL
 
 
 def test_an_error_of_the_last_place_is_noise():
     y = numbers(40, 40)
-    verdict = judge(y, y * (1 + 2e-7), exact=y.double())
+    verdict = compare_tensors(y, y * (1 + 2e-7), fp64=y.double())
     assert verdict.agreement is Agreement.CLOSE
     assert 0 < verdict.error < 1e-6
 
@@ -48,51 +48,51 @@ def test_an_error_of_the_last_place_is_noise():
 @pytest.mark.parametrize("factor", [1 + 1e-5, -1.0, 2.0, 0.0])
 def test_whatever_its_scale_a_result_that_is_off_differs(scale, factor):
     y = numbers(40, 40, scale=scale)
-    assert judge(y, y * factor, exact=y.double()).agreement is Agreement.DIFFERS
+    assert compare_tensors(y, y * factor, fp64=y.double()).agreement is Agreement.DIFFERS
 
 
-def test_one_wrong_element_of_many_is_found_and_named():
+def test_a_single_wrong_element_of_many_is_found_and_named():
     y = numbers(300, 300)
     wrong = y.clone()
     wrong[7, 3] += 1e-3
-    verdict = judge(y, wrong, exact=y.double())
+    verdict = compare_tensors(y, wrong, fp64=y.double())
     assert (verdict.agreement, verdict.worst_index) == (Agreement.DIFFERS, (7, 3))
 
 
 def test_a_result_may_be_off_by_as_much_as_the_single_device_is():
-    exact = numbers(40, 40).double()
-    noisy = (exact + 1e-3 * torch.randn_like(exact)).float()
-    other = (exact + 1e-3 * torch.randn_like(exact)).float()
-    assert judge(noisy, other, exact=exact).agreement is Agreement.CLOSE
-    assert judge(exact.float(), other, exact=exact).agreement is Agreement.DIFFERS
+    fp64 = numbers(40, 40).double()
+    noisy = (fp64 + 1e-3 * torch.randn_like(fp64)).float()
+    rounded = (fp64 + 1e-3 * torch.randn_like(fp64)).float()
+    assert compare_tensors(noisy, rounded, fp64=fp64).agreement is Agreement.CLOSE
+    assert compare_tensors(fp64.float(), rounded, fp64=fp64).agreement is Agreement.DIFFERS
 
 
-def test_a_sum_that_cancels_is_held_to_the_noise_of_its_terms():
-    """Its value is next to nothing, and a unit in its last place far less than it may be off."""
+def test_a_sum_that_cancels_may_differ_by_the_noise_of_its_terms():
+    """The sum is almost zero, and its allowed error is far more than a unit in its last place."""
     weights, rows = nn.Linear(4096, 1, bias=False), numbers(1, 4096, scale=100.0)
     with torch.no_grad():
         weights.weight[0, 2048:] = -weights.weight[0, :2048] * (rows[0, :2048] / rows[0, 2048:])
     runs = run_all(weights, Task(rows))
     terms = (rows * weights.weight).detach()
-    halves = outcome(
+    halves = make_result(
         **{"": terms[:, ::2].sum(1, keepdim=True) + terms[:, 1::2].sum(1, keepdim=True)}
     )
-    (verdict, *_) = compare(runs.reference, runs.exact, halves, jittered=runs.jittered)
+    (verdict, *_) = compare(runs.reference, runs.fp64, halves, perturbed_runs=runs.perturbed_runs)
     assert verdict.agreement in (Agreement.EQUAL, Agreement.CLOSE)
 
 
 def test_nans_in_the_same_places_agree_and_elsewhere_do_not():
     y = numbers(4, 4)
     y[0, 0], y[1, 1] = torch.nan, torch.inf
-    assert judge(y, y.clone()).agreement is not Agreement.NONFINITE
+    assert compare_tensors(y, y.clone()).agreement is not Agreement.NONFINITE
     moved = y.clone()
     moved[2, 2], moved[0, 0] = torch.nan, 0.0
-    verdict = judge(y, moved)
+    verdict = compare_tensors(y, moved)
     assert verdict.agreement is Agreement.NONFINITE
     assert verdict.detail == "1 NaN and 1 infinite; on the single device 1 NaN and 1 infinite"
     flipped = y.clone()
     flipped[1, 1] = -torch.inf
-    assert judge(y, flipped).agreement is Agreement.NONFINITE
+    assert compare_tensors(y, flipped).agreement is Agreement.NONFINITE
 
 
 def test_numbers_beside_nans_are_compared():
@@ -100,28 +100,28 @@ def test_numbers_beside_nans_are_compared():
     y[0, 0] = torch.nan
     wrong = y.clone()
     wrong[1, 1] += 1
-    assert judge(y, wrong).agreement is Agreement.DIFFERS
+    assert compare_tensors(y, wrong).agreement is Agreement.DIFFERS
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
-def test_whole_numbers_are_compared_exactly(dtype):
+def test_integers_are_compared_exactly(dtype):
     y = torch.tensor([0, 1, 1]).to(dtype)
-    assert judge(y, y.clone()).agreement is Agreement.EQUAL
-    assert judge(y, torch.tensor([0, 1, 0]).to(dtype)).agreement is Agreement.DIFFERS
+    assert compare_tensors(y, y.clone()).agreement is Agreement.EQUAL
+    assert compare_tensors(y, torch.tensor([0, 1, 0]).to(dtype)).agreement is Agreement.DIFFERS
 
 
 def test_complex_numbers_are_compared():
     y = torch.complex(numbers(9), numbers(9))
     wrong = y.clone()
     wrong[4] += 1j
-    verdict = judge(y, wrong)
+    verdict = compare_tensors(y, wrong)
     assert (verdict.agreement, verdict.worst_index) == (Agreement.DIFFERS, (4,))
-    assert judge(y, y.clone()).agreement is Agreement.EQUAL
+    assert compare_tensors(y, y.clone()).agreement is Agreement.EQUAL
 
 
 def test_another_dtype_agrees_by_rounding_and_may_be_allowed():
     y = numbers(40)
-    verdict = judge(y, y.bfloat16())
+    verdict = compare_tensors(y, y.bfloat16())
     assert (verdict.agreement, verdict.suspect, verdict.dtype, verdict.detail) == (
         Agreement.ROUNDED,
         Suspect.ROUNDING,
@@ -129,16 +129,16 @@ def test_another_dtype_agrees_by_rounding_and_may_be_allowed():
         "dtype is bfloat16, not float32",
     )
     assert verdict.noise < 1e-6  # the single device's, not bfloat16's
-    allowed = judge(y, y.bfloat16(), precision=torch.bfloat16)
+    allowed = compare_tensors(y, y.bfloat16(), precision=torch.bfloat16)
     assert allowed.agreement is Agreement.CLOSE
 
 
 def test_wrong_values_in_another_dtype_differ():
     y = numbers(40)
-    verdict = judge(y, (1.2 * y).bfloat16())
+    verdict = compare_tensors(y, (1.2 * y).bfloat16())
     assert verdict.agreement is Agreement.DIFFERS
     assert verdict.detail == "dtype is bfloat16, not float32"
-    assert judge(y, y, (1.2 * y).bfloat16()).agreement is Agreement.RANKS_DISAGREE
+    assert compare_tensors(y, y, (1.2 * y).bfloat16()).agreement is Agreement.RANKS_DISAGREE
 
 
 @pytest.mark.parametrize(
@@ -150,63 +150,65 @@ def test_wrong_values_in_another_dtype_differ():
         (torch.complex64, torch.float32, Agreement.DIFFERS),
     ],
 )
-def test_dtypes_of_one_kind_are_compared_by_value_and_others_differ(wanted, dtype, agreement):
+def test_dtypes_of_the_same_kind_are_compared_by_value_and_different_kinds_differ(
+    wanted, dtype, agreement
+):
     y = torch.arange(6).to(wanted)
-    verdict = judge(y, torch.arange(6).to(dtype))
+    verdict = compare_tensors(y, torch.arange(6).to(dtype))
     assert verdict.agreement is agreement
     assert verdict.detail == f"dtype is {dtype}, not {wanted}".replace("torch.", "")
 
 
 def test_shards_in_another_dtype_are_joined():
     y = numbers(8, 5)
-    assert judge(y, *y.bfloat16().chunk(2)).agreement is Agreement.ROUNDED
-    assert judge(y, y[:4].bfloat16(), y[4:]).agreement is Agreement.ROUNDED
+    assert compare_tensors(y, *y.bfloat16().chunk(2)).agreement is Agreement.ROUNDED
+    assert compare_tensors(y, y[:4].bfloat16(), y[4:]).agreement is Agreement.ROUNDED
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_only_ranks_whose_own_shard_differs_are_named(dim):
     shards = list(numbers(8, 8).chunk(4, dim))
     shards[2] = shards[2] + 1
-    assert judge(numbers(8, 8), *shards).ranks == (RankSpan(2, 1),)
+    assert compare_tensors(numbers(8, 8), *shards).ranks == (RankSpan(2, 1),)
 
 
-def test_ranks_that_have_it_whole_and_differ_disagree():
+def test_ranks_with_different_replicated_tensors_disagree():
     y = numbers(4, 4)
-    verdict = judge(y, y.clone(), y + 1, y.clone())
+    verdict = compare_tensors(y, y.clone(), y + 1, y.clone())
     assert verdict.agreement is Agreement.RANKS_DISAGREE
     assert [tuple(span) for span in verdict.ranks] == [(1,)]
-    assert judge(y, y + 1, y + 1).agreement is Agreement.DIFFERS
+    assert compare_tensors(y, y + 1, y + 1).agreement is Agreement.DIFFERS
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_plain_pieces_are_put_together(dim):
+def test_plain_shards_are_joined(dim):
     y = numbers(5, 5)
-    pieces = y.chunk(2, dim)
-    assert judge(y, *pieces).agreement is Agreement.EQUAL
-    assert judge(y, *reversed(pieces)).agreement is Agreement.DIFFERS
-    assert judge(y, pieces[0], pieces[1] + 1).agreement is Agreement.DIFFERS
+    shards = y.chunk(2, dim)
+    assert compare_tensors(y, *shards).agreement is Agreement.EQUAL
+    assert compare_tensors(y, *reversed(shards)).agreement is Agreement.DIFFERS
+    assert compare_tensors(y, shards[0], shards[1] + 1).agreement is Agreement.DIFFERS
 
 
-def test_pieces_on_a_mesh_of_two_axes_are_put_together():
+def test_shards_on_a_mesh_of_two_axes_are_joined():
     y = numbers(4, 6)
-    pieces = [piece for half in y.chunk(2, 0) for piece in half.chunk(2, 1)]
-    assert judge(y, *pieces, sizes=(2, 2)).agreement is Agreement.EQUAL
+    shards = [shard for half in y.chunk(2, 0) for shard in half.chunk(2, 1)]
+    assert compare_tensors(y, *shards, sizes=(2, 2)).agreement is Agreement.EQUAL
     halves = y.chunk(2, 0)
     alternating = (halves[0], halves[1], halves[0], halves[1])
-    assert judge(y, *alternating, sizes=(2, 2)).agreement is Agreement.EQUAL
+    assert compare_tensors(y, *alternating, sizes=(2, 2)).agreement is Agreement.EQUAL
 
 
-def test_shapes_that_do_not_fit_are_said():
-    verdict = judge(numbers(4, 4), numbers(3, 4), numbers(3, 4))
+def test_shapes_that_do_not_fit_are_reported():
+    verdict = compare_tensors(numbers(4, 4), numbers(3, 4), numbers(3, 4))
     assert verdict.agreement is Agreement.RESHAPED
     assert verdict.detail == "shape is [3, 4], and no such shards make up [4, 4]"
 
 
-def test_a_gradient_that_is_missing_or_too_much_is_told_from_a_zero_one():
-    one = Outcome([], {"w": numbers(3), "z": torch.zeros(3)}, {})
-    other = Outcome([], {"v": numbers(3), "u": torch.zeros(3)}, {})
-    found = {v.name: v.agreement for v in compare(one, None, other)}
-    assert found == {
+def test_missing_and_extra_gradients_are_distinguished_from_zero_gradients():
+    single = StepResult([], {"w": numbers(3), "z": torch.zeros(3)}, {})
+    rank = StepResult([], {"v": numbers(3), "u": torch.zeros(3)}, {})
+    agreements = {v.name: v.agreement for v in compare(single, None, rank)}
+    assert agreements == {
         "w": Agreement.MISSING,
         "z": Agreement.EQUAL,
         "v": Agreement.EXTRA,
@@ -214,24 +216,24 @@ def test_a_gradient_that_is_missing_or_too_much_is_told_from_a_zero_one():
     }
 
 
-def test_tied_parameters_are_compared_once_unless_the_tie_is_torn():
+def test_tied_parameters_are_compared_once_unless_the_tie_is_broken():
     shared = numbers(3)
-    tied = Outcome([], {"a.w": shared, "b.w": shared}, {})
-    whole = shared.clone()
-    again = Outcome([], {"a.w": whole, "b.w": whole}, {})
+    tied = StepResult([], {"a.w": shared, "b.w": shared}, {})
+    full = shared.clone()
+    again = StepResult([], {"a.w": full, "b.w": full}, {})
     assert [v.name for v in compare(tied, None, again)] == ["a.w"]
-    torn = Outcome([], {"a.w": shared * 0.5, "b.w": shared * 0.5}, {})
-    assert [v.name for v in compare(tied, None, torn)] == ["a.w", "b.w"]
+    untied = StepResult([], {"a.w": shared * 0.5, "b.w": shared * 0.5}, {})
+    assert [v.name for v in compare(tied, None, untied)] == ["a.w", "b.w"]
 
 
 def test_only_buffers_that_a_run_changed_are_compared():
-    one = Outcome([], {}, {"kept": numbers(3), "moved": numbers(3)}, frozenset({"moved"}))
-    (verdict,) = compare(one, None, one)
+    result = StepResult([], {}, {"kept": numbers(3), "moved": numbers(3)}, frozenset({"moved"}))
+    (verdict,) = compare(result, None, result)
     assert (verdict.kind, verdict.name) == (TensorKind.BUFFER, "moved")
 
 
 def test_empty_tensors_are_equal():
-    assert judge(torch.zeros(0, 3), torch.zeros(0, 3)).agreement is Agreement.EQUAL
+    assert compare_tensors(torch.zeros(0, 3), torch.zeros(0, 3)).agreement is Agreement.EQUAL
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -239,9 +241,11 @@ def test_the_single_device_is_within_its_own_noise(dtype):
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True).to(dtype)
     runs = run_all(model, Task(numbers(3, 7, 32).to(dtype)))
-    jittered = runs.jittered[0][0]
-    verdicts = compare(runs.reference, runs.exact, jittered, jittered=runs.jittered)
-    assert {one.agreement for one in verdicts} <= {Agreement.EQUAL, Agreement.CLOSE}
+    perturbed_runs = runs.perturbed_runs[0][0]
+    verdicts = compare(
+        runs.reference, runs.fp64, perturbed_runs, perturbed_runs=runs.perturbed_runs
+    )
+    assert {verdict.agreement for verdict in verdicts} <= {Agreement.EQUAL, Agreement.CLOSE}
     assert len(verdicts) == 1 + len(list(model.parameters()))
 
 
@@ -249,11 +253,11 @@ def test_a_run_of_the_single_device_leaves_everything_as_it_was():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     model[0].weight.grad = torch.ones(4, 4)
     x = numbers(5, 4)
-    state = {name: one.clone() for name, one in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
     run_all(model, Task(x))
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(state[name], one) for name, one in model.state_dict().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(model[0].weight.grad, torch.ones(4, 4))
     assert torch.get_default_dtype() is torch.float32
     assert torch.equal(x, numbers(5, 4))
@@ -263,14 +267,14 @@ def test_an_exported_program_gives_what_its_model_gives():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     x = numbers(5, 4)
     program = torch.export.export(model, (x,))
-    one, other = run_single(model, x), run_single(program, (x,))
-    assert {v.agreement for v in compare(one, None, other)} == {Agreement.EQUAL}
-    assert list(other.gradients) == list(one.gradients)
-    exact = run_single(program, (x,), dtype=torch.float64)
-    assert exact.outputs[0][1].dtype is torch.float64
+    of_model, of_program = run_single(model, x), run_single(program, (x,))
+    assert {v.agreement for v in compare(of_model, None, of_program)} == {Agreement.EQUAL}
+    assert list(of_program.gradients) == list(of_model.gradients)
+    fp64 = run_single(program, (x,), dtype=torch.float64)
+    assert fp64.outputs[0][1].dtype is torch.float64
 
 
-def test_dtypes_written_into_a_model_do_not_spoil_the_exact_run():
+def test_dtypes_in_the_code_of_a_model_become_double_in_the_fp64_run():
     class Norm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -281,8 +285,8 @@ def test_dtypes_written_into_a_model_do_not_spoil_the_exact_run():
             scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
             return self.weight * scaled.to(torch.bfloat16) + torch.zeros(8, dtype=torch.float32)
 
-    exact = run_single(Norm(), numbers(3, 8).bfloat16(), dtype=torch.float64)
-    (_, y), *_ = exact.outputs
+    fp64 = run_single(Norm(), numbers(3, 8).bfloat16(), dtype=torch.float64)
+    (_, y), *_ = fp64.outputs
     x = numbers(3, 8).bfloat16().double()
     wanted = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     assert torch.allclose(y, wanted, rtol=1e-14, atol=0)

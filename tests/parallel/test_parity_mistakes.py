@@ -1,6 +1,6 @@
-"""Mistakes that people make when they shard a model, each beside a program that is right.
+"""Typical mistakes in sharding a model, each beside a program that is right.
 
-Every mistake must be found with its cause and its place; the programs that are right must pass.
+Every mistake must be found with its cause and its module; the programs that are right must pass.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parity_models import Column, Copy, Gather, GatherAndReduce, Row, Scatter, Sum, reduce_gradients
 from shardscope import Recording, parity
-from shardscope.parallel.parity.names import OriginalNames
-from shardscope.parallel.parity.ops import OpProbe
-from shardscope.parallel.parity.probe import Role, Spot
+from shardscope.parallel.equivalence.step import OriginalNames
+from shardscope.parallel.parity.first_op import OpProbe
+from shardscope.parallel.parity.probe import ProbePoint, Role
 from shardscope.record import Phase, Suspect
 
 pytestmark = [
@@ -97,7 +97,7 @@ def make_model(**options: Any) -> GPT:
 
 
 def cross_entropy(logits: Tensor) -> Tensor:
-    """The mean over the samples of this rank, of all of them on a single device."""
+    """The mean over the samples of this rank, or over all samples on a single device."""
     labels = LABELS
     if len(logits) < BATCH:
         labels = LABELS.chunk(BATCH // len(logits))[dist.get_rank()]
@@ -135,21 +135,27 @@ def fully_sharded(model: GPT, mesh: Any) -> None:
 
 
 def assert_agrees(recording: Recording) -> None:
-    assert [(one.rule, one.subject, one.fact) for one in recording.findings] == []
+    assert [(finding.rule, finding.subject, finding.fact) for finding in recording.findings] == []
     assert recording.parity[0].divergences == ()
 
 
-def assert_found(recording: Recording, module: str | None, suspect: Suspect, *facts: str) -> None:
-    """One finding, of this cause, in this module, or in none; all verdicts name the same cause."""
+def assert_divergence(
+    recording: Recording, module: str | None, suspect: Suspect, *facts: str
+) -> None:
+    """Expect one finding with this cause, in this module or none, and no other suspect."""
     (finding,) = recording.findings
-    found = recording.parity[0]
+    record = recording.parity[0]
     assert finding.rule == f"parity-{suspect.replace('_', '-')}", finding
-    assert [one.module for one in found.divergences] == ([] if module is None else [module])
-    assert {one.suspect for one in found.tensors if one.suspect is not None} == {suspect}
+    assert [divergence.module for divergence in record.divergences] == (
+        [] if module is None else [module]
+    )
+    assert {verdict.suspect for verdict in record.tensors if verdict.suspect is not None} == {
+        suspect
+    }
     for fact in facts:
         assert fact in finding.fact
     if module is not None:
-        assert (finding.subject, found.divergences[0].suspect) == (module, suspect)
+        assert (finding.subject, record.divergences[0].suspect) == (module, suspect)
 
 
 def test_tensor_parallel_and_fully_sharded_models_agree() -> None:
@@ -165,18 +171,18 @@ def test_undivided_heads_are_found_in_the_attention_not_in_the_layer_behind_it(
         tensor_parallel(model, mesh, divide_heads=False)
 
     recording = check(parallelize, {"tp": num_ranks})
-    assert_found(
+    assert_divergence(
         recording,
         "block.attention",
         Suspect.WRONG_DIM,
         "The first tensor that differs is the input of `block.attention.o`",
         f"dim 3 is sharded over tp where dim 1 should be, {NUM_HEADS // num_ranks} of {NUM_HEADS}",
     )
-    (found,) = recording.parity[0].divergences
-    assert "scaled_dot_product" in found.op
-    assert found.source is not None
-    assert found.source.text.startswith("y = functional.scaled_dot_product_attention")
-    assert "divide the number of heads by the size of tp" in found.remedy
+    (divergence,) = recording.parity[0].divergences
+    assert "scaled_dot_product" in divergence.op
+    assert divergence.source is not None
+    assert divergence.source.text.startswith("y = functional.scaled_dot_product_attention")
+    assert "divide the number of heads by the size of tp" in divergence.remedy
 
 
 def attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -189,7 +195,7 @@ def attend_by_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("attend", [attend_by_products, attend_by_einsum])
-def test_undivided_heads_are_found_where_batch_and_heads_are_one_dim(attend: Any) -> None:
+def test_undivided_heads_are_found_where_batch_and_heads_are_flattened(attend: Any) -> None:
     class Products(Attention):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = (
@@ -205,10 +211,10 @@ def test_undivided_heads_are_found_where_batch_and_heads_are_one_dim(attend: Any
     model.block.attention = Products()
     fact = "dim 2 is sharded over tp where dim 0 should be, 2 of 4 on each rank."
     recording = check(parallelize, {"tp": 2}, model=model)
-    assert_found(recording, "block.attention", Suspect.WRONG_DIM, fact)
+    assert_divergence(recording, "block.attention", Suspect.WRONG_DIM, fact)
 
 
-def test_a_fused_weight_that_is_sharded_as_one_is_found() -> None:
+def test_a_fused_weight_that_is_sharded_as_a_single_part_is_found() -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -230,7 +236,7 @@ def test_a_fused_weight_that_is_sharded_as_one_is_found() -> None:
     model.block.attention = Fused()
     recording = check(parallelize, {"tp": 2}, model=model)
     fact = "On rank 1 its input 0 is a shard of what its input 1 should be"
-    assert_found(recording, "block.attention", Suspect.WRONG_SLICE, fact)
+    assert_divergence(recording, "block.attention", Suspect.WRONG_SLICE, fact)
     assert recording.findings[0].remedy.startswith("Shard each part of a fused weight")
 
 
@@ -242,7 +248,9 @@ def test_a_bias_that_every_rank_adds_before_the_reduction_is_found() -> None:
         model.block.mlp.down = row
 
     recording = check(parallelize, {"tp": 2})
-    assert_found(recording, "block.mlp.down", Suspect.DOUBLE_REDUCTION, "a multiple of the bias")
+    assert_divergence(
+        recording, "block.mlp.down", Suspect.DOUBLE_REDUCTION, "a multiple of the bias"
+    )
     assert recording.findings[0].remedy.startswith("Add the bias once")
 
 
@@ -253,7 +261,9 @@ def test_a_tie_that_sharding_broke_is_found() -> None:
         parallelize_module(model, mesh, {"emb": emb, "head": head})
 
     recording = check(parallelize, {"tp": 2}, model=make_model(is_tied=True))
-    assert_found(recording, "emb", Suspect.BROKEN_TIE, "emb.weight and head.weight were one tensor")
+    assert_divergence(
+        recording, "emb", Suspect.BROKEN_TIE, "emb.weight and head.weight were one tensor"
+    )
 
 
 class Tied(nn.Module):
@@ -295,14 +305,14 @@ def check_tied(parallelize: Any, *, seed: int = 0, axis: str = "tp", **options: 
 def test_a_broken_tie_is_the_only_finding_whatever_the_values(seed: int) -> None:
     recording = check_tied(shard_tied, seed=seed)
     fact = "e.weight and h.weight were one tensor and are 2 now, each with a part of the gradient."
-    assert_found(recording, "e", Suspect.BROKEN_TIE, "Outputs agree.", fact)
+    assert_divergence(recording, "e", Suspect.BROKEN_TIE, "Outputs agree.", fact)
 
 
 @pytest.mark.parametrize("frozen", ["e", "h"])
 def test_a_copy_of_a_tied_weight_that_is_frozen_is_a_broken_tie(frozen: str) -> None:
     recording = check_tied(partial(shard_tied, frozen=frozen))
     fact = f"are 2 now, of which {frozen}.weight requires no gradient."
-    assert_found(recording, "e", Suspect.BROKEN_TIE, fact)
+    assert_divergence(recording, "e", Suspect.BROKEN_TIE, fact)
 
 
 class VocabularyShard(nn.Module):
@@ -349,10 +359,10 @@ def test_a_tie_of_layers_written_by_hand_is_compared_copy_by_copy(
     if is_tied:
         assert_agrees(recording)
     else:
-        assert_found(recording, "e", Suspect.BROKEN_TIE, "each with a part of the gradient")
+        assert_divergence(recording, "e", Suspect.BROKEN_TIE, "each with a part of the gradient")
 
 
-def test_a_tie_that_is_made_again_after_sharding_agrees() -> None:
+def test_parameters_that_are_tied_again_after_sharding_agree() -> None:
     assert_agrees(check_tied(partial(shard_tied, is_tied_again=True)))
     wrapped = check_tied(
         lambda model, _: DistributedDataParallel(model), axis="dp", batch_axes="dp"
@@ -368,8 +378,8 @@ def untie(model: Tied, *, is_summed: bool) -> None:
         num_done.append(weight)
         if len(num_done) == len(weights):
             total = weights[0].grad + weights[1].grad
-            for one in weights:
-                one.grad = total.clone()
+            for tied in weights:
+                tied.grad = total.clone()
 
     for weight in weights if is_summed else ():
         weight.register_post_accumulate_grad_hook(add)
@@ -383,7 +393,7 @@ def test_copies_of_a_tied_weight_whose_gradients_are_summed_agree() -> None:
 
     recording = check_tied(lambda model, _: untie(model, is_summed=True), loss=doubled)
     fact = "Every gradient is 2 times as large as it should be"
-    assert_found(recording, None, Suspect.DOUBLE_REDUCTION, fact)
+    assert_divergence(recording, None, Suspect.DOUBLE_REDUCTION, fact)
 
 
 def test_a_broken_tie_explains_weights_that_were_initialized_or_updated_apart() -> None:
@@ -392,7 +402,7 @@ def test_a_broken_tie_explains_weights_that_were_initialized_or_updated_apart() 
 
     recording = check_tied(initialize)
     fact = "h.weight has other values already before the step"
-    assert_found(recording, "e", Suspect.BROKEN_TIE, fact)
+    assert_divergence(recording, "e", Suspect.BROKEN_TIE, fact)
 
     def step(model: nn.Module, tokens: Tensor) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -402,11 +412,11 @@ def test_a_broken_tie_explains_weights_that_were_initialized_or_updated_apart() 
             optimizer.step()
 
     recording = check_tied(lambda model, _: untie(model, is_summed=False), step=step)
-    assert_found(recording, "e", Suspect.BROKEN_TIE, "and their gradients differ")
+    assert_divergence(recording, "e", Suspect.BROKEN_TIE, "and their gradients differ")
 
 
 class TiedStage(nn.Module):
-    """A pipeline stage: all but the head, or the head."""
+    """A pipeline stage: everything except the head, or the head."""
 
     def __init__(self, model: Tied, mesh: Any) -> None:
         super().__init__()
@@ -452,19 +462,19 @@ def test_a_weight_that_is_tied_over_pipeline_stages_needs_the_sum_of_their_gradi
         assert_agrees(recording)
     else:
         fact = "are 2 now, on different ranks, each with a part of the gradient"
-        assert_found(recording, "e", Suspect.BROKEN_TIE, fact)
+        assert_divergence(recording, "e", Suspect.BROKEN_TIE, fact)
         assert recording.findings[0].remedy.startswith("Sum the gradients of the copies")
 
 
-def test_a_wrong_gradient_does_not_blame_a_layer_that_takes_its_input_from_a_residual() -> None:
-    """Of the input of a column-wise layer, a DTensor, ranks have the gradient of that use only."""
+def test_a_wrong_gradient_is_not_located_in_a_layer_that_reads_a_residual() -> None:
+    """On ranks, the input of a column-wise layer is a DTensor: its gradient is of that use only."""
 
     def parallelize(model: Tied, mesh: Any) -> None:
         parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         model.h.weight.register_hook(lambda gradient: 3 * gradient)
 
     recording = check(parallelize, {"tp": 2}, model=Tied(is_tied=False), loss=None)
-    assert_found(recording, "h", Suspect.SCALED, "It is 3 times what it should be.")
+    assert_divergence(recording, "h", Suspect.SCALED, "It is 3 times what it should be.")
 
 
 def test_a_frozen_embedding_is_found_there_and_not_behind_it() -> None:
@@ -473,7 +483,7 @@ def test_a_frozen_embedding_is_found_there_and_not_behind_it() -> None:
         model.e.weight.requires_grad_(False)
 
     recording = check(parallelize, {"tp": 2}, model=Tied(is_tied=False), loss=None)
-    assert_found(recording, "e", Suspect.STALE, "No rank has one")
+    assert_divergence(recording, "e", Suspect.STALE, "No rank has one")
 
 
 def test_seeds_that_differ_where_a_tensor_is_replicated_are_found() -> None:
@@ -482,11 +492,11 @@ def test_seeds_that_differ_where_a_tensor_is_replicated_are_found() -> None:
         torch.manual_seed(1234 + mesh.get_local_rank())
 
     recording = check(parallelize, {"tp": 2}, model=make_model(dropout=0.5))
-    assert [one.rule for one in recording.findings] == ["parity-randomness"]
+    assert [finding.rule for finding in recording.findings] == ["parity-randomness"]
     assert recording.parity[0].divergences[0].module == "block.mlp.drop"
 
 
-def test_one_factor_on_all_gradients_is_reported_and_no_module_blamed() -> None:
+def test_a_common_factor_on_all_gradients_is_reported_without_a_module() -> None:
     """The loss is divided by the number of ranks, and FSDP averages over them again."""
 
     def halved(logits: Tensor) -> Tensor:
@@ -494,19 +504,21 @@ def test_one_factor_on_all_gradients_is_reported_and_no_module_blamed() -> None:
 
     recording = check(fully_sharded, {"dp": 2}, loss=halved, batch_axes="dp")
     fact = "Every gradient is 1/2 of what it should be, and 2 is the size of dp."
-    assert_found(recording, None, Suspect.DOUBLE_REDUCTION, "Outputs agree.", fact)
+    assert_divergence(recording, None, Suspect.DOUBLE_REDUCTION, "Outputs agree.", fact)
     assert recording.findings[0].subject == "all gradients"
-    ratios = [one.ratio for one in recording.parity[0].tensors if one.suspect]
+    ratios = [verdict.ratio for verdict in recording.parity[0].tensors if verdict.suspect]
     assert ratios == pytest.approx([0.5] * len(ratios))
 
 
-def test_gradients_that_are_summed_where_a_mean_is_due_blame_no_module_either() -> None:
+def test_gradients_that_are_summed_instead_of_averaged_name_no_module() -> None:
     recording = check(
         lambda model, mesh: reduce_gradients(model, mesh.get_group(), dist.ReduceOp.SUM),
         {"dp": 2},
         batch_axes="dp",
     )
-    assert_found(recording, None, Suspect.DOUBLE_REDUCTION, "Every gradient is 2 times as large")
+    assert_divergence(
+        recording, None, Suspect.DOUBLE_REDUCTION, "Every gradient is 2 times as large"
+    )
     assert recording.findings[0].remedy.startswith("Average gradients over dp instead of summing")
 
 
@@ -520,7 +532,7 @@ def test_losses_that_are_not_divided_by_the_number_of_micro_batches_are_found() 
     step = partial(accumulate, is_divided=False)
     recording = check(fully_sharded, {"dp": 2}, step=step, batch_axes="dp")
     facts = "Every gradient is 4 times", "4 is the number of micro-batches."
-    assert_found(recording, None, Suspect.SCALED, *facts)
+    assert_divergence(recording, None, Suspect.SCALED, *facts)
     remedy = "Divide the loss of each micro-batch by their number, once."
     assert recording.findings[0].remedy == remedy
 
@@ -541,7 +553,7 @@ def valid_tokens(labels: Tensor) -> Callable[..., Callable[[Tensor], Tensor]]:
     return make
 
 
-def test_means_over_other_numbers_of_tokens_are_found_in_the_loss() -> None:
+def test_means_over_different_numbers_of_tokens_are_found_in_the_loss() -> None:
     labels = LABELS.clone()
     labels[BATCH // 2 :, 2:] = -100
     make_loss = valid_tokens(labels)
@@ -549,7 +561,7 @@ def test_means_over_other_numbers_of_tokens_are_found_in_the_loss() -> None:
     assert_agrees(right)
     wrong = check(fully_sharded, {"dp": 2}, loss=make_loss(is_global=False), batch_axes="dp")
     fact = "Each rank's shard is off by a factor of its own: 0.6667 on rank 0, 2 on rank 1."
-    assert_found(wrong, None, Suspect.SCALED, "the two versions diverge in the loss", fact)
+    assert_divergence(wrong, None, Suspect.SCALED, "the two versions diverge in the loss", fact)
     assert wrong.findings[0].subject == "the loss"
 
 
@@ -578,7 +590,7 @@ def shard_norm(*axes: str, is_reduced: bool = True) -> Any:
 def test_gradients_of_a_norm_on_sequence_shards_must_be_summed() -> None:
     assert_agrees(check(shard_norm("tp", "tp"), {"tp": 2}))
     recording = check(shard_norm("tp", "tp", is_reduced=False), {"tp": 2})
-    assert_found(
+    assert_divergence(
         recording,
         "norm",
         Suspect.MISSING_REDUCTION,
@@ -605,7 +617,7 @@ def test_a_remedy_averages_where_the_fact_says_that_averages_match() -> None:
         model.norm = Gathered(model.norm, mesh)
 
     recording = check(parallelize, {"tp": 2})
-    assert_found(recording, "norm", Suspect.MISSING_REDUCTION, "averaged over tp they match")
+    assert_divergence(recording, "norm", Suspect.MISSING_REDUCTION, "averaged over tp they match")
     assert recording.findings[0].remedy.startswith("Average the gradient over tp")
 
 
@@ -620,7 +632,7 @@ def test_a_loss_over_a_shard_of_the_vocabulary_is_found() -> None:
         loss=lambda logits: functional.cross_entropy(logits.flatten(0, 1), labels.flatten()),
     )
     fact = "The loss is computed from each rank's own shard of the output only (dim 2 over tp)."
-    assert_found(recording, None, Suspect.MISSING_REDUCTION, fact)
+    assert_divergence(recording, None, Suspect.MISSING_REDUCTION, fact)
     assert recording.findings[0].subject == "the loss"
 
 
@@ -635,7 +647,7 @@ def test_batch_statistics_of_each_ranks_own_samples_are_found() -> None:
         batch_axes="dp",
     )
     fact = "Each rank runs it on its own shard of the input only (dim 0 over dp)."
-    assert_found(recording, "1", Suspect.MISSING_REDUCTION, fact)
+    assert_divergence(recording, "1", Suspect.MISSING_REDUCTION, fact)
 
 
 def test_parameters_that_fsdp_does_not_manage_are_named_together() -> None:
@@ -644,17 +656,17 @@ def test_parameters_that_fsdp_does_not_manage_are_named_together() -> None:
         {"dp": 2},
         batch_axes="dp",
     )
-    assert_found(
+    assert_divergence(
         recording,
         None,
         Suspect.MISSING_REDUCTION,
         "The gradients of emb.weight, norm.weight, norm.bias and 1 more differ",
         "averaged over dp they match",
     )
-    assert recording.findings[0].subject == "emb, norm, head"  # no module holds them all
+    assert recording.findings[0].subject == "emb, norm, head"  # they have no module in common
 
 
-def test_an_axis_over_which_no_gradient_is_reduced_blames_no_module() -> None:
+def test_an_axis_over_which_no_gradient_is_reduced_names_no_module() -> None:
     for parallelize in (
         lambda model, mesh: None,
         lambda model, mesh: DistributedDataParallel(model),
@@ -666,17 +678,17 @@ def test_an_axis_over_which_no_gradient_is_reduced_blames_no_module() -> None:
 
         recording = check(parallelize, {"dp": 2}, step=step, batch_axes="dp")
         fact = "No gradient is reduced over dp."
-        assert_found(recording, None, Suspect.MISSING_REDUCTION, "Outputs agree.", fact)
+        assert_divergence(recording, None, Suspect.MISSING_REDUCTION, "Outputs agree.", fact)
 
 
-def test_a_replica_axis_that_fsdp_does_not_know_blames_no_module() -> None:
+def test_a_replicated_axis_unknown_to_fsdp_names_no_module() -> None:
     def parallelize(model: GPT, mesh: Any) -> None:
         fully_shard(model, mesh=mesh["shard"])
 
     mesh = {"replicate": 2, "shard": 2}
     recording = check(parallelize, mesh, batch_axes=list(mesh))
     fact = "No gradient is reduced over replicate."
-    assert_found(recording, None, Suspect.MISSING_REDUCTION, fact)
+    assert_divergence(recording, None, Suspect.MISSING_REDUCTION, fact)
 
 
 class GatheredWeight(nn.Module):
@@ -695,7 +707,7 @@ class GatheredWeight(nn.Module):
 
 @pytest.mark.parametrize("axis", ["dp", "tp"])
 def test_a_gradient_that_is_scattered_over_the_wrong_group_is_found(axis: str) -> None:
-    """All shards are there, but not where the shards of the weight are."""
+    """All shards exist, but on other ranks than the shards of the weight."""
 
     def parallelize(model: GPT, mesh: Any) -> None:
         model.block.mlp.up = GatheredWeight(model.block.mlp.up, mesh, axis)
@@ -705,7 +717,7 @@ def test_a_gradient_that_is_scattered_over_the_wrong_group_is_found(axis: str) -
         assert_agrees(recording)
     else:
         fact = "the chunk of its rank along tp, where it should be that of its rank along dp"
-        assert_found(recording, "block.mlp.up", Suspect.WRONG_GROUP, fact)
+        assert_divergence(recording, "block.mlp.up", Suspect.WRONG_GROUP, fact)
         assert recording.findings[0].remedy == "Pass the process group of dp to the collective."
 
 
@@ -723,7 +735,7 @@ def test_a_scatter_and_a_gather_over_different_groups_are_found(
         batch_axes=batch_axes,
     )
     fact = f"it is sharded over {scattered}, but gathered over {gathered}."
-    assert_found(recording, "norm", Suspect.WRONG_GROUP, fact)
+    assert_divergence(recording, "norm", Suspect.WRONG_GROUP, fact)
 
 
 def test_a_reduction_over_the_wrong_group_is_found() -> None:
@@ -737,7 +749,7 @@ def test_a_reduction_over_the_wrong_group_is_found() -> None:
     nn.init.zeros_(model.block.mlp.down.bias)
     recording = check(parallelize, {"dp": 2, "tp": 2}, model=model)
     fact = "It is summed over dp instead of tp"
-    assert_found(recording, "block.mlp.down", Suspect.WRONG_GROUP, fact)
+    assert_divergence(recording, "block.mlp.down", Suspect.WRONG_GROUP, fact)
 
 
 def test_a_module_that_is_detached_on_the_ranks_is_found() -> None:
@@ -753,7 +765,7 @@ def test_a_module_that_is_detached_on_the_ranks_is_found() -> None:
         model.block.mlp = Detached(model.block.mlp)
 
     recording = check(parallelize, {"tp": 2})
-    assert_found(recording, "block.mlp", Suspect.STALE, "No rank has one")
+    assert_divergence(recording, "block.mlp", Suspect.STALE, "No rank has one")
 
 
 def test_an_argument_that_is_computed_from_a_shard_is_named() -> None:
@@ -772,11 +784,11 @@ def test_an_argument_that_is_computed_from_a_shard_is_named() -> None:
     model.block.attention = Scaled()
     recording = check(tensor_parallel, {"tp": 2}, model=model)
     fact = "Its argument scale is 0.707107 on the ranks and 0.5 on the single device."
-    assert_found(recording, "block.attention", Suspect.SCALED, fact)
+    assert_divergence(recording, "block.attention", Suspect.SCALED, fact)
 
 
 class Mixture(nn.Module):
-    """Each token goes to one expert; ranks have a part of the experts, or of the tokens too."""
+    """Each token goes to one expert; ranks have a part of the experts, or also of the tokens."""
 
     def __init__(self, num_experts: int = 4) -> None:
         super().__init__()
@@ -813,11 +825,11 @@ def test_a_factor_on_the_gradients_of_the_experts_is_found_there() -> None:
     recording = check(
         parallelize, {"ep": 2}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
     )
-    assert_found(recording, "experts", Suspect.DOUBLE_REDUCTION, "2 is the size of ep")
+    assert_divergence(recording, "experts", Suspect.DOUBLE_REDUCTION, "2 is the size of ep")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_gradients_of_different_experts_that_are_reduced_as_if_of_one_are_found(
+def test_gradients_of_different_experts_that_are_reduced_together_are_found(
     num_ranks: int,
 ) -> None:
     def parallelize(model: Mixture, mesh: Any) -> None:
@@ -829,11 +841,11 @@ def test_gradients_of_different_experts_that_are_reduced_as_if_of_one_are_found(
         parallelize, {"ep": num_ranks}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
     )
     fact = "the sum of the gradients of several parameters (experts.0.weight, experts."
-    assert_found(recording, "experts", Suspect.WRONG_GROUP, fact, "it is reduced over ep")
+    assert_divergence(recording, "experts", Suspect.WRONG_GROUP, fact, "it is reduced over ep")
 
 
 def test_tokens_that_are_dropped_are_not_called_a_missing_reduction() -> None:
-    """Tokens of another number cannot be compared, so nothing is known of them."""
+    """A different number of tokens cannot be compared, so no cause is known."""
 
     class Dropping(Mixture):
         def forward(self, x: Tensor) -> Tensor:
@@ -866,7 +878,7 @@ def test_a_gradient_of_the_router_that_is_not_summed_is_found_at_its_output() ->
         model.router.register_forward_hook(lambda _, __, y: Undo.apply(y, model.group))
 
     class Undo(torch.autograd.Function):
-        """Takes back what the sum over the ranks did to the gradient, but for this rank's part."""
+        """Undoes the sum over ranks in the gradient, except for this rank's part."""
 
         @staticmethod
         def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -882,11 +894,11 @@ def test_a_gradient_of_the_router_that_is_not_summed_is_found_at_its_output() ->
     recording = check(
         parallelize, {"ep": 2}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
     )
-    assert_found(recording, "router", Suspect.MISSING_REDUCTION, "summed over ep they match")
+    assert_divergence(recording, "router", Suspect.MISSING_REDUCTION, "summed over ep they match")
     assert recording.parity[0].divergences[0].phase is Phase.BACKWARD
 
 
-def test_an_expert_that_one_rank_has_is_compared_with_the_original_one() -> None:
+def test_an_expert_that_a_single_rank_has_is_compared_with_the_originals() -> None:
     def parallelize(model: Mixture, mesh: Any) -> None:
         expert_parallel(model, mesh, copy.deepcopy)
         if mesh.get_local_rank() == 1:
@@ -896,7 +908,7 @@ def test_an_expert_that_one_rank_has_is_compared_with_the_original_one() -> None
     recording = check(
         parallelize, {"ep": 2}, model=Mixture(), inputs=torch.randn(12, DIM), loss=None
     )
-    assert_found(recording, "experts.3", Suspect.SCALED, "It is 3 times what it should be.")
+    assert_divergence(recording, "experts.3", Suspect.SCALED, "It is 3 times what it should be.")
 
 
 def test_a_bias_that_was_not_loaded_is_missing() -> None:
@@ -907,11 +919,11 @@ def test_a_bias_that_was_not_loaded_is_missing() -> None:
         nn.init.zeros_(model.block.mlp.up.bias)
 
     recording = check(parallelize, {"tp": 2})
-    assert_found(recording, "block.mlp.up", Suspect.STALE)
+    assert_divergence(recording, "block.mlp.up", Suspect.STALE)
 
 
 def test_memory_that_an_op_fills_is_none_of_its_inputs() -> None:
-    """It holds anything, and would explain a difference by chance."""
+    """Uninitialized memory has random values that could explain a difference by chance."""
 
     class Noisy(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -919,8 +931,8 @@ def test_memory_that_an_op_fills_is_none_of_its_inputs() -> None:
             return mask.mul_(x)
 
     probe, model = OpProbe(""), Noisy()
-    with probe.watching(model, OriginalNames(model)):
+    with probe.attached(model, OriginalNames(model)):
         model(torch.ones(3))
-    spots = [Spot.decode(name) for name in probe.seen]
-    inputs = [(spot.module, spot.path) for spot in spots if spot.role is Role.INPUT]
+    points = [ProbePoint.decode(name) for name in probe.snapshots]
+    inputs = [(point.module, point.path) for point in points if point.role is Role.INPUT]
     assert inputs == [("aten.mul_.Tensor", "[0]"), ("aten.mul_.Tensor", "[1]")]

@@ -1,4 +1,4 @@
-"""Parallel models that are right are called so, whatever they are made of."""
+"""Parallel models that are right agree, whatever they are made of."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
 def verdicts(recording: Recording) -> dict[str, Agreement]:
-    (found,) = recording.parity
-    return {one.name: one.agreement for one in found.tensors}
+    (record,) = recording.parity
+    return {verdict.name: verdict.agreement for verdict in record.tensors}
 
 
 def assert_fine(recording: Recording) -> None:
-    (found,) = recording.parity
-    assert [one for one in found.tensors if one.agreement not in FINE] == []
+    (record,) = recording.parity
+    assert [verdict for verdict in record.tensors if verdict.agreement not in FINE] == []
     assert recording.findings == ()
     assert recording.gaps == ()
-    assert found.divergences == ()
+    assert record.divergences == ()
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -83,8 +83,8 @@ def make_model(dtype: torch.dtype = torch.float32) -> LanguageModel:
 def test_torchs_own_parallelisms_and_layers_by_hand_agree(axes, parallelize, dtype):
     recording = parity(make_model(dtype), axes, parallelize=parallelize, inputs=make_tokens())
     assert_fine(recording)
-    (found,) = recording.parity
-    kinds = [one.kind for one in found.tensors]
+    (record,) = recording.parity
+    kinds = [verdict.kind for verdict in record.tensors]
     assert kinds.count(TensorKind.OUTPUT) == 1
     # The tied weight is compared once.
     assert kinds.count(TensorKind.GRADIENT) == len(list(make_model().parameters()))
@@ -92,14 +92,14 @@ def test_torchs_own_parallelisms_and_layers_by_hand_agree(axes, parallelize, dty
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2}, {"dp": 4}])
-def test_each_rank_may_have_its_share_of_the_batch(axes):
+def test_each_rank_may_have_its_shard_of_the_batch(axes):
     recording = parity(
         make_model(), axes, parallelize=data_parallel, inputs=make_tokens(), batch_axes="dp"
     )
     assert_fine(recording)
 
 
-def test_the_batch_may_be_cut_along_one_axis_of_two():
+def test_the_batch_may_be_sharded_along_the_first_of_two_axes():
     recording = parity(
         make_model(),
         {"dp": 2, "tp": 2},
@@ -128,15 +128,15 @@ def test_names_are_those_of_the_model_not_of_its_wrapper():
         ({"replicate": 2, "shard": 2}, lambda model, mesh: fully_shard(model, mesh=mesh)),
     ],
 )
-def test_other_data_parallelisms_average_over_shares_of_the_batch(axes, parallelize):
+def test_further_data_parallelisms_average_over_shards_of_the_batch(axes, parallelize):
     recording = parity(
         MLP(), axes, parallelize=parallelize, inputs=torch.randn(8, 8), batch_axes=list(axes)
     )
     assert_fine(recording)
 
 
-def test_a_loss_on_pieces_of_the_vocabulary_agrees():
-    """Its context changes what DTensor does, for the whole process and so for all ranks."""
+def test_a_loss_on_shards_of_the_vocabulary_agrees():
+    """Its context changes DTensor for the entire process, and so for all ranks."""
 
     def step(model, tokens):
         logits = model(tokens)["logits"].flatten(0, 1)
@@ -178,7 +178,7 @@ def test_uneven_weights_are_put_together(num_ranks):
     assert_fine(parity(Uneven(), {"dp": num_ranks}, parallelize=shard, inputs=torch.randn(4, 6)))
 
 
-def test_outputs_that_ranks_have_pieces_of_are_put_together():
+def test_sharded_outputs_are_joined():
     def only_up(model, mesh):
         return parallelize_module(model, mesh, {"0": ColwiseParallel()})
 
@@ -195,7 +195,7 @@ def test_outputs_that_are_dtensors_are_put_together():
 
 
 class Odd(nn.Module):
-    """Unused parameters, an unused layer, several outputs, whole numbers, keywords, a buffer."""
+    """Unused parameters, an unused layer, several outputs, integers, keywords, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,19 +277,19 @@ def test_a_shared_module_and_batch_norm_agree():
     )
 
 
-def test_dropout_on_pieces_differs_by_chance_and_is_called_harmless():
+def test_dropout_on_shards_differs_by_chance_and_is_reported_as_harmless():
     class Dropping(MLP):
         def forward(self, x):
             return self.down(nn.functional.dropout(self.up(x), 0.5, self.training))
 
     recording = parity(Dropping(), {"tp": 2}, parallelize=columns, inputs=torch.randn(16, 8))
-    found = set(verdicts(recording).values())
-    assert Agreement.RANDOM in found
-    assert found <= {*FINE, Agreement.RANDOM}
-    assert [one.severity for one in recording.findings] == [Severity.INFO]
+    agreements = set(verdicts(recording).values())
+    assert Agreement.RANDOM in agreements
+    assert agreements <= {*FINE, Agreement.RANDOM}
+    assert [finding.severity for finding in recording.findings] == [Severity.INFO]
 
 
-def test_dropout_that_all_ranks_draw_alike_agrees():
+def test_dropout_with_the_same_random_numbers_on_all_ranks_agrees():
     model = nn.Sequential(nn.Dropout(0.5), MLP())
     recording = parity(
         model,
@@ -300,7 +300,7 @@ def test_dropout_that_all_ranks_draw_alike_agrees():
     assert_fine(recording)
 
 
-def test_lower_precision_is_told_from_an_error_and_may_be_allowed():
+def test_lower_precision_is_distinguished_from_an_error_and_may_be_allowed():
     def shard(model, mesh):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
         return fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -308,8 +308,8 @@ def test_lower_precision_is_told_from_an_error_and_may_be_allowed():
     model, x = MLP(16, 64), torch.randn(32, 16)
     recording = parity(model, {"dp": 2}, parallelize=shard, inputs=x)
     assert set(verdicts(recording).values()) == {Agreement.ROUNDED}
-    assert {one.suspect for one in recording.parity[0].tensors} == {Suspect.ROUNDING}
-    assert [one.severity for one in recording.findings] == [Severity.INFO]
+    assert {verdict.suspect for verdict in recording.parity[0].tensors} == {Suspect.ROUNDING}
+    assert [finding.severity for finding in recording.findings] == [Severity.INFO]
     allowed = parity(model, {"dp": 2}, parallelize=shard, inputs=x, precision=torch.bfloat16)
     assert_fine(allowed)
 
@@ -353,27 +353,30 @@ def test_it_runs_where_an_fp64_reference_cannot_be_had():
             return super().forward(x)
 
     recording = parity(Stubborn(), {"tp": 2}, parallelize=columns, inputs=torch.randn(4, 8))
-    (found,) = recording.parity
-    assert all(one.agreement in FINE for one in found.tensors)
-    assert not found.has_exact
+    (record,) = recording.parity
+    assert all(verdict.agreement in FINE for verdict in record.tensors)
+    assert not record.has_exact
     assert "this kernel knows no double precision" in recording.gaps[0].fact
 
 
-def test_nothing_of_the_callers_is_changed():
+def test_the_callers_model_and_state_are_unchanged():
     model, tokens = make_model(), make_tokens()
-    state = {name: one.clone() for name, one in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random = torch.get_rng_state()
     for _ in range(2):
         parity(model, {"tp": 2}, parallelize=tensor_parallel, inputs=tokens)
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.equal(tokens, make_tokens())
-    assert all(torch.equal(state[name], one) for name, one in model.state_dict().items())
-    assert all(type(one) is nn.Parameter and one.grad is None for one in model.parameters())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        type(parameter) is nn.Parameter and parameter.grad is None
+        for parameter in model.parameters()
+    )
     assert not dist.is_initialized()
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_an_exported_program_is_a_model_like_any_other():
+def test_an_exported_program_is_compared_like_a_model():
     x = torch.randn(4, 8)
     program = torch.export.export(MLP(), (x,))
 
@@ -391,7 +394,7 @@ def _averaged(gradient: torch.Tensor) -> torch.Tensor:
 
 
 class Fused(nn.Module):
-    """Queries, keys and values of one weight; a rank's piece has its heads of each."""
+    """Queries, keys and values in one weight; a rank's shard has its heads of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,18 +403,21 @@ class Fused(nn.Module):
         self.reduce = None
 
     def forward(self, x):
-        q, k, v = (one.unflatten(-1, (-1, 2)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        q, k, v = (
+            projection.unflatten(-1, (-1, 2)).transpose(1, 2)
+            for projection in self.qkv(x).chunk(3, -1)
+        )
         y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         y = self.out(y)
         return y if self.reduce is None else self.reduce(y)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pieces_in_an_order_of_their_own_are_put_together_as_the_weights_are(dtype):
+def test_shards_of_a_fused_weight_are_joined_part_by_part(dtype):
     def parallelize(model, mesh):
         rank, size = mesh.get_local_rank(), mesh.size()
         for tensor in (model.qkv.weight, model.qkv.bias):
-            parts = [one.chunk(size)[rank] for one in tensor.data.chunk(3)]
+            parts = [part.chunk(size)[rank] for part in tensor.data.chunk(3)]
             tensor.data = torch.cat(parts).clone()
         model.out.weight.data = model.out.weight.data.chunk(size, 1)[rank].clone()
         model.qkv.register_forward_pre_hook(lambda _, x: (Copy.apply(x[0], mesh.get_group()),))
@@ -421,7 +427,7 @@ def test_pieces_in_an_order_of_their_own_are_put_together_as_the_weights_are(dty
     assert_fine(parity(Fused().to(dtype), {"tp": 2}, parallelize=parallelize, inputs=x))
 
 
-def test_a_loss_that_the_model_returns_is_averaged_where_the_batch_is_cut():
+def test_a_loss_that_the_model_returns_is_averaged_where_the_batch_is_sharded():
     class WithLoss(MLP):
         def forward(self, x):
             y = super().forward(x)
@@ -475,7 +481,7 @@ def test_compiled_models_are_compared_as_they_were_written():
         ),
         inputs=torch.randn(4, 8),
     )
-    assert all(one in FINE for one in verdicts(recording).values())
+    assert all(agreement in FINE for agreement in verdicts(recording).values())
 
 
 def test_a_model_that_draws_with_numpy_and_python_is_given_the_same_numbers():
@@ -489,15 +495,15 @@ def test_a_model_that_draws_with_numpy_and_python_is_given_the_same_numbers():
     assert random.getstate() == state
 
 
-def test_a_step_that_gives_nothing_is_said_to_have_proved_nothing():
+def test_a_step_without_results_is_reported_as_nothing_compared():
     recording = parity(
         MLP(), {"tp": 2}, parallelize=columns, inputs=torch.randn(4, 8), step=lambda *_: None
     )
-    assert [one.rule for one in recording.findings] == ["parity-nothing"]
+    assert [finding.rule for finding in recording.findings] == ["parity-nothing"]
 
 
 class Experts(nn.Module):
-    """Each token goes to the expert that its number says."""
+    """Each token goes to the expert of its number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +517,7 @@ class Experts(nn.Module):
         return y if self.reduce is None else self.reduce(y)
 
 
-def test_experts_that_only_some_ranks_have_are_compared_there():
+def test_experts_are_compared_on_the_ranks_that_have_them():
     def parallelize(model, mesh):
         for index in range(4):
             if index % 2 != mesh.get_local_rank():
@@ -549,7 +555,7 @@ def test_a_parameter_that_no_rank_has_is_missing():
 
 
 class Tied(nn.Module):
-    """An embedding and a head with one weight, which a plan for the layers between leaves alone."""
+    """An embedding and a head with one weight, outside the layers that a plan shards."""
 
     def __init__(self, padding: int | None = None, *, is_tied_twice: bool = False) -> None:
         super().__init__()
@@ -577,12 +583,14 @@ def test_tied_weights_agree_under_a_plan(padding, is_tied_twice, plan):
     model = Tied(padding, is_tied_twice=is_tied_twice)
     recording = parity(model, {"tp": 2}, plan, inputs=(make_tokens(),))
     assert_fine(recording)
-    gradients = [one.name for one in recording.parity[0].tensors if one.kind == "gradient"]
+    gradients = [
+        verdict.name for verdict in recording.parity[0].tensors if verdict.kind == "gradient"
+    ]
     assert "tok.weight" in gradients
     assert "head.weight" not in gradients  # it is the same tensor
 
 
-def test_a_tied_weight_may_be_known_under_one_name_only():
+def test_a_tied_weight_may_have_a_single_name_on_the_ranks():
     class Head(nn.Module):
         def __init__(self, tok: nn.Module) -> None:
             super().__init__()
@@ -666,7 +674,7 @@ class Renamed(nn.Module):
         )
 
     def forward(self, x):
-        up, down = self.kernels.chunk(2) if self.is_flat else (one.T for one in self.kernels)
+        up, down = self.kernels.chunk(2) if self.is_flat else (kernel.T for kernel in self.kernels)
         y = nn.functional.gelu(Copy.apply(x, self.group) @ up.T + self.offsets)
         return Sum.apply(y @ down, self.group) + self.offset
 
@@ -710,7 +718,7 @@ def test_parameters_that_only_the_parallel_model_has_are_a_gap_not_an_error():
     assert gap.fact == "only in the parallel model, and not compared: up.a, up.b"
 
 
-def test_a_parameter_that_is_computed_from_others_now_is_a_gap():
+def test_a_parameter_that_becomes_computed_is_a_gap():
     def parallelize(model, _):
         weight_norm(model.up)
 
@@ -722,10 +730,12 @@ def test_a_parameter_that_is_computed_from_others_now_is_a_gap():
 def accumulate(
     num_chunks: int | None = None, *, size: int = 2, is_synced_last: bool = False
 ) -> Any:
-    """A step of several micro-batches, of a number or of a size."""
+    """A step of several micro-batches, of a given number or size."""
 
     def step(model, batch):
-        chunks = [one.chunk(num_chunks) if num_chunks else one.split(size) for one in batch]
+        chunks = [
+            tensor.chunk(num_chunks) if num_chunks else tensor.split(size) for tensor in batch
+        ]
         for index, (x, y) in enumerate(zip(*chunks, strict=True)):
             is_last = index == len(chunks[0]) - 1
             if is_synced_last and hasattr(model, "set_requires_gradient_sync"):
@@ -736,7 +746,7 @@ def accumulate(
     return step
 
 
-def one_batch_on_a_single_device(model, batch):
+def full_batch_on_a_single_device(model, batch):
     accumulate(2 if dist.is_initialized() else 1)(model, batch)
 
 
@@ -747,7 +757,7 @@ def one_batch_on_a_single_device(model, batch):
         accumulate(4),
         accumulate(size=2),
         accumulate(2, is_synced_last=True),
-        one_batch_on_a_single_device,
+        full_batch_on_a_single_device,
     ],
 )
 def test_every_micro_batch_is_compared_however_the_batch_is_divided(step):
@@ -793,7 +803,7 @@ def test_losses_of_micro_batches_and_counts_of_calls_are_no_difference():
     assert gap.fact.endswith("changed by every call, and not compared: num_calls")
 
 
-def test_calls_with_other_shapes_are_compared_one_by_one():
+def test_calls_with_different_shapes_are_compared_separately():
     class Lengths(MLP):
         def forward(self, x):
             return super().forward(x).mean(0, keepdim=True) if len(x) > 4 else super().forward(x).T
@@ -862,7 +872,7 @@ class AllToAll(torch.autograd.Function):
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("own", [lambda expert: expert, copy.deepcopy])
-def test_experts_that_every_rank_counts_from_zero_are_told_apart(num_ranks, own):
+def test_experts_that_every_rank_counts_from_zero_are_distinguished(num_ranks, own):
     def parallelize(model, mesh):
         per_rank = 4 // num_ranks
         model.first, model.group = mesh.get_local_rank() * per_rank, mesh.get_group()
@@ -897,8 +907,8 @@ class Causal(nn.Module):
         positions = torch.arange(tokens.shape[1])
         tokens, positions = self.choose(tokens, 1), self.choose(positions, 0)
         q, k, v = self.qkv(self.tok(tokens) + self.pos(positions)).chunk(3, -1)
-        k, v, others = self.gather(k, 1), self.gather(v, 1), self.gather(positions, 0)
-        mask = others[None, :] <= positions[:, None]
+        k, v, all_positions = self.gather(k, 1), self.gather(v, 1), self.gather(positions, 0)
+        mask = all_positions[None, :] <= positions[:, None]
         logits = self.out(nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         return {"logits": logits, "loss": loss} if self.has_loss else logits
@@ -936,8 +946,8 @@ def contiguous(x: torch.Tensor, dim: int, rank: int, size: int) -> torch.Tensor:
 def context_parallel(order: Any, op: Any = dist.ReduceOp.SUM) -> Any:
     def parallelize(model, mesh):
         axis = mesh["cp"]
-        group, place = axis.get_group(), (axis.get_local_rank(), axis.size())
-        model.choose = lambda x, dim: order(x, dim, *place)
+        group, rank_and_size = axis.get_group(), (axis.get_local_rank(), axis.size())
+        model.choose = lambda x, dim: order(x, dim, *rank_and_size)
         model.gather = lambda x, dim: GatherSequence.apply(x, dim, group)
         reduce_gradients(model, group, op)
         if "dp" in mesh.mesh_dim_names:
@@ -975,7 +985,7 @@ def test_each_rank_may_return_the_loss_of_its_part_of_the_sequence():
         loss=lambda output: output["loss"],
     )
     assert_fine(recording)
-    loss = next(one for one in recording.parity[0].tensors if one.name == "['loss']")
+    loss = next(verdict for verdict in recording.parity[0].tensors if verdict.name == "['loss']")
     assert loss.detail == "each rank's own; averaged over cp they agree"
 
 
@@ -991,7 +1001,7 @@ def test_ranks_may_take_samples_in_any_order():
     assert recording.parity[0].tensors[0].detail == "agrees, with its samples in another order"
 
 
-def test_gradients_of_inputs_are_larger_where_each_rank_has_its_share_of_the_batch():
+def test_gradients_of_inputs_are_larger_where_each_rank_has_its_shard_of_the_batch():
     recording = parity(
         MLP(),
         {"dp": 2},
@@ -1061,7 +1071,7 @@ def test_a_pipeline_stage_may_return_nothing_of_the_output():
 
 
 class Stages(nn.Module):
-    """Layers, of which a pipeline stage has some."""
+    """Layers; a pipeline stage has a part of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1080,7 +1090,7 @@ def keep_stage(model, mesh):
 
 
 def run_schedule(model, x, *, scale_grads: bool = True):
-    """Micro-batches in torch's schedule, whose stages are called once more, to infer shapes."""
+    """Micro-batches in torch's schedule, which calls stages once more to infer shapes."""
     if not dist.is_initialized():
         for chunk in x.chunk(4):
             (model(chunk).square().mean() / 4).backward()

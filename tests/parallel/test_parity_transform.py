@@ -1,4 +1,4 @@
-"""Parity of shardscope's own transform: by a plan, in this process and on real ranks."""
+"""Parity of models that shardscope partitions by a plan, in this process and on real ranks."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from parity_models import Gated, squared
 from shardscope import parity
 from shardscope.errors import ParallelError, ParityError
 from shardscope.parallel import Colwise, Rowwise
-from shardscope.parallel.placements import Shard
-from shardscope.parallel.rules.book import RULES
-from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.lookup import load_rules
-from shardscope.parallel.verify import Trial, run_captured
+from shardscope.parallel.ir.placements import Shard
+from shardscope.parallel.sharding_rules.context import OpCall, Strategy
+from shardscope.parallel.sharding_rules.lookup import load_rules
+from shardscope.parallel.sharding_rules.registry import RULES
+from shardscope.parallel.verify.verify import Trial, run_captured
 from shardscope.record import FINE, TensorKind
 
 PLAN = {"up": Colwise(), "down": Rowwise()}
 
 
 def verdicts(recording: Any) -> dict[tuple[TensorKind, str], Any]:
-    (found,) = recording.parity
-    return {(one.kind, one.name): one.agreement for one in found.tensors}
+    (record,) = recording.parity
+    return {(verdict.kind, verdict.name): verdict.agreement for verdict in record.tensors}
 
 
-def test_outputs_gradients_and_buffers_agree_without_a_loss_being_given() -> None:
-    found = verdicts(parity(Gated(), {"tp": 4}, PLAN, inputs=(torch.randn(3, 8),)))
-    assert set(found.values()) <= FINE
-    assert {name for kind, name in found if kind is TensorKind.OUTPUT} == {"['y']", "['x']"}
+def test_outputs_gradients_and_buffers_agree_with_the_default_loss() -> None:
+    agreements = verdicts(parity(Gated(), {"tp": 4}, PLAN, inputs=(torch.randn(3, 8),)))
+    assert set(agreements.values()) <= FINE
+    assert {name for kind, name in agreements if kind is TensorKind.OUTPUT} == {"['y']", "['x']"}
     weights = {"up.weight", "up.bias", "down.weight", "down.bias"}
-    assert {name for kind, name in found if kind is TensorKind.GRADIENT} == weights
-    assert (TensorKind.BUFFER, "calls") in found
+    assert {name for kind, name in agreements if kind is TensorKind.GRADIENT} == weights
+    assert (TensorKind.BUFFER, "calls") in agreements
 
 
-def test_the_gradients_are_those_of_the_loss_that_is_given() -> None:
+def test_the_gradients_are_those_of_the_users_loss() -> None:
     recording = parity(Gated(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),), loss=squared)
     assert set(verdicts(recording).values()) <= FINE
     assert recording.findings == ()
@@ -63,38 +63,40 @@ def test_an_exported_program_is_compared_forward() -> None:
 
 
 def test_a_wrong_rule_is_found_and_its_op_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_anyway(call: Call) -> list[Strategy]:
+    def shard_anyway(call: OpCall) -> list[Strategy]:
         return [Strategy((Shard(1),), (Shard(1),))]
 
     load_rules()
-    monkeypatch.setitem(RULES, torch.ops.aten.softmax.int, cut_anyway)
+    monkeypatch.setitem(RULES, torch.ops.aten.softmax.int, shard_anyway)
     recording = parity(Gated(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),))
     (finding,) = recording.findings
     assert "aten.softmax.int" in finding.fact
     assert verdicts(recording)[TensorKind.OUTPUT, "['y']"] not in FINE
 
 
-def test_infinities_that_a_mask_puts_in_are_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinities_from_a_mask_are_not_the_first_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Masked(Gated):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
             mask = (torch.arange(12) < 6).float().log()  # zero, or minus infinity
             return {"y": self.down((self.up(x) + mask).softmax(-1)), "x": x}
 
-    def cut_anyway(call: Call) -> list[Strategy]:
+    def shard_anyway(call: OpCall) -> list[Strategy]:
         return [Strategy((Shard(1),), (Shard(1),))]
 
     load_rules()
     assert parity(Masked(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),)).findings == ()
-    monkeypatch.setitem(RULES, torch.ops.aten.softmax.int, cut_anyway)
+    monkeypatch.setitem(RULES, torch.ops.aten.softmax.int, shard_anyway)
     (finding,) = parity(Masked(), {"tp": 2}, PLAN, inputs=(torch.randn(3, 8),)).findings
     assert "The first op to differ is aten.softmax.int." in finding.fact
 
 
-def test_a_captured_program_that_fails_is_not_blamed_on_the_model() -> None:
+def test_a_failure_of_the_captured_program_is_not_reported_as_the_models() -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("view size is not compatible with input tensor's size and stride")
 
-    trial = Trial(flow=None, mesh=None, single=fail, ranks={})  # type: ignore[arg-type]
+    trial = Trial(graph=None, mesh=None, single=fail, ranks={})  # type: ignore[arg-type]
     with pytest.raises(ParallelError) as raised:
         run_captured(trial, [])
     assert str(raised.value) == (

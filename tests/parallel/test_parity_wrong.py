@@ -1,4 +1,4 @@
-"""Parallel models that are wrong: that they are, where it begins, and why."""
+"""Parallel models that are wrong are reported, with the module, the op and the cause."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def check(parallelize: Any, model: nn.Module | None = None, *, num_ranks: int = 
 
 
 def only_divergence(recording: Recording) -> Divergence:
-    assert {one.severity.value for one in recording.findings} == {"error"}
-    (found,) = recording.parity[0].divergences
-    assert recording.findings[0].subject == found.module
-    return found
+    assert {finding.severity.value for finding in recording.findings} == {"error"}
+    (divergence,) = recording.parity[0].divergences
+    assert recording.findings[0].subject == divergence.module
+    return divergence
 
 
 def named(recording: Recording, name: str) -> TensorVerdict:
-    return next(one for one in recording.parity[0].tensors if one.name == name)
+    return next(verdict for verdict in recording.parity[0].tensors if verdict.name == name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -51,14 +51,14 @@ def test_a_forgotten_reduction_is_found_in_its_module_with_its_op_and_line(dtype
     recording = check(
         by_hand(reduce=None), LanguageModel(num_layers=2).to(dtype), inputs=make_tokens()
     )
-    found = only_divergence(recording)
-    assert (found.module, found.type) == ("layers.1.mlp.down", "Linear")
-    assert (found.phase, found.suspect) == (Phase.FORWARD, Suspect.MISSING_REDUCTION)
-    assert "summed over tp they match" in found.detail
-    assert found.op == "aten.mm.default"
-    assert found.source is not None
-    assert found.source.file.endswith("parity_models.py")
-    assert found.source.text.startswith("y = nn.functional.linear(")
+    divergence = only_divergence(recording)
+    assert (divergence.module, divergence.type) == ("layers.1.mlp.down", "Linear")
+    assert (divergence.phase, divergence.suspect) == (Phase.FORWARD, Suspect.MISSING_REDUCTION)
+    assert "summed over tp they match" in divergence.detail
+    assert divergence.op == "aten.mm.default"
+    assert divergence.source is not None
+    assert divergence.source.file.endswith("parity_models.py")
+    assert divergence.source.text.startswith("y = nn.functional.linear(")
 
 
 def test_a_forgotten_reduction_without_a_bias_is_found_too():
@@ -78,35 +78,35 @@ def test_a_forgotten_reduction_without_a_bias_is_found_too():
 
         model[0] = Part()
 
-    found = only_divergence(check(parallelize, model))
-    assert (found.module, found.suspect) == ("0", Suspect.MISSING_REDUCTION)
-    assert found.detail.endswith("summed over tp they match.")
+    divergence = only_divergence(check(parallelize, model))
+    assert (divergence.module, divergence.suspect) == ("0", Suspect.MISSING_REDUCTION)
+    assert divergence.detail.endswith("summed over tp they match.")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_gradient_that_is_summed_once_too_often_is_as_many_times_too_large(num_ranks):
     recording = check(by_hand(reduce=SumBoth), num_ranks=num_ranks)
-    found = only_divergence(recording)
-    assert (found.module, found.phase) == ("layers.1.mlp.down", Phase.BACKWARD)
-    assert found.suspect is Suspect.DOUBLE_REDUCTION
-    assert f"It is {num_ranks} times as large as it should be" in found.detail
-    assert f"{num_ranks} is the size of tp" in found.detail
+    divergence = only_divergence(recording)
+    assert (divergence.module, divergence.phase) == ("layers.1.mlp.down", Phase.BACKWARD)
+    assert divergence.suspect is Suspect.DOUBLE_REDUCTION
+    assert f"It is {num_ranks} times as large as it should be" in divergence.detail
+    assert f"{num_ranks} is the size of tp" in divergence.detail
     verdict = named(recording, "layers.1.mlp.down.weight")
     assert verdict.suspect is Suspect.DOUBLE_REDUCTION
     assert verdict.ratio == pytest.approx(num_ranks)
     assert named(recording, "['logits']").agreement is Agreement.CLOSE
 
 
-def test_a_reduction_that_backward_lacks_is_found_where_the_gradient_is_handed_back():
-    found = only_divergence(check(by_hand(copies=False)))
-    assert (found.module, found.phase) == ("layers.1.mlp.up", Phase.BACKWARD)
-    assert found.suspect is Suspect.MISSING_REDUCTION
-    assert "that of the input of `layers.1.mlp.up`" in found.detail
+def test_a_missing_reduction_in_backward_is_found_in_the_module_that_returns_the_gradient():
+    divergence = only_divergence(check(by_hand(copies=False)))
+    assert (divergence.module, divergence.phase) == ("layers.1.mlp.up", Phase.BACKWARD)
+    assert divergence.suspect is Suspect.MISSING_REDUCTION
+    assert "that of the input of `layers.1.mlp.up`" in divergence.detail
 
 
 def test_a_to_local_that_drops_a_reduction_in_backward_is_found():
     class Scaled(nn.Module):
-        """A whole weight that meets each rank's own rows."""
+        """A replicated weight that multiplies each rank's own rows."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_a_to_local_that_drops_a_reduction_in_backward_is_found():
             parameter.register_hook(lambda gradient: _sum(gradient))
 
     recording = check(parallelize, Model(), batch_axes="tp", loss=lambda y: y.square().sum() / 2)
-    # Each rank's loss is over its own rows, and nothing averages: all is summed by hand.
+    # Each rank's loss is over its own rows, without averaging: sums are done by hand.
     assert named(recording, "before.weight").agreement is Agreement.CLOSE
     verdict = named(recording, "scaled.weight")
     assert verdict.agreement is Agreement.RANKS_DISAGREE
@@ -159,20 +159,28 @@ def _sum(gradient: torch.Tensor) -> torch.Tensor:
 )
 def test_another_ranks_slice_is_found(index, fact):
     recording = check(by_hand(index=index))
-    found = only_divergence(recording)
-    assert (found.module, found.suspect) == ("layers.1.mlp.up", Suspect.WRONG_SLICE)
-    assert fact in found.detail
-    weights = [one for one in recording.parity[0].tensors if one.kind is TensorKind.PARAMETER]
-    assert [one.name for one in weights] == ["layers.1.mlp.up.weight", "layers.1.mlp.up.bias"]
+    divergence = only_divergence(recording)
+    assert (divergence.module, divergence.suspect) == ("layers.1.mlp.up", Suspect.WRONG_SLICE)
+    assert fact in divergence.detail
+    weights = [
+        verdict for verdict in recording.parity[0].tensors if verdict.kind is TensorKind.PARAMETER
+    ]
+    assert [verdict.name for verdict in weights] == [
+        "layers.1.mlp.up.weight",
+        "layers.1.mlp.up.bias",
+    ]
 
 
 def test_a_bias_that_each_rank_adds_before_the_sum_is_found():
-    found = only_divergence(check(by_hand(bias="before")))
-    assert (found.module, found.suspect) == ("layers.1.mlp.down", Suspect.DOUBLE_REDUCTION)
-    assert "a multiple of the bias, which every rank adds before the reduction" in found.detail
+    divergence = only_divergence(check(by_hand(bias="before")))
+    assert (divergence.module, divergence.suspect) == (
+        "layers.1.mlp.down",
+        Suspect.DOUBLE_REDUCTION,
+    )
+    assert "a multiple of the bias, which every rank adds before the reduction" in divergence.detail
 
 
-def test_pieces_gathered_along_another_dim_are_permuted():
+def test_shards_gathered_along_another_dim_are_permuted():
     class Transposed(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -186,12 +194,12 @@ def test_pieces_gathered_along_another_dim_are_permuted():
 
     model = MLP()
     recording = check(parallelize, model, inputs=torch.randn(8, 8))
-    (found, *_) = recording.parity[0].divergences
-    assert (found.module, found.suspect) == ("down", Suspect.PERMUTED)
-    assert "Its dims are in the order 1, 0." in found.detail
+    (divergence, *_) = recording.parity[0].divergences
+    assert (divergence.module, divergence.suspect) == ("down", Suspect.PERMUTED)
+    assert "Its dims are in the order 1, 0." in divergence.detail
 
 
-def test_ranks_that_seed_dropout_apart_where_a_value_is_whole_are_found():
+def test_different_dropout_seeds_on_a_replicated_value_are_found():
     class Dropping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -206,13 +214,13 @@ def test_ranks_that_seed_dropout_apart_where_a_value_is_whole_are_found():
         torch.manual_seed(100 + mesh.get_local_rank())
 
     recording = check(parallelize, Dropping(), inputs=torch.randn(32, 8))
-    found = only_divergence(recording)
-    assert (found.module, found.suspect) == ("drop", Suspect.RANDOMNESS)
-    assert "The ranks drew different random numbers" in found.detail
-    assert found.op.startswith("aten.bernoulli_")
+    divergence = only_divergence(recording)
+    assert (divergence.module, divergence.suspect) == ("drop", Suspect.RANDOMNESS)
+    assert "The ranks drew different random numbers" in divergence.detail
+    assert divergence.op.startswith("aten.bernoulli_")
 
 
-def test_an_error_beside_dropout_is_told_from_chance():
+def test_an_error_beside_dropout_is_distinguished_from_randomness():
     class Dropping(MLP):
         def forward(self, x):
             return self.down(nn.functional.dropout(self.up(x), 0.5))
@@ -231,8 +239,8 @@ def test_an_error_beside_dropout_is_told_from_chance():
         model.down = Doubled(model.down)
 
     recording = check(parallelize, Dropping(), inputs=torch.randn(32, 8))
-    (found, *_) = recording.parity[0].divergences
-    assert (found.module, found.suspect) == ("down", Suspect.DOUBLE_REDUCTION)
+    (divergence, *_) = recording.parity[0].divergences
+    assert (divergence.module, divergence.suspect) == ("down", Suspect.DOUBLE_REDUCTION)
     assert named(recording, "").agreement is Agreement.DIFFERS
 
 
@@ -262,12 +270,12 @@ def test_nans_are_found_where_they_begin():
 
     recording = check(parallelize, model)
     assert named(recording, "").agreement is Agreement.NONFINITE
-    found = only_divergence(recording)
-    assert found.module == "1"
-    assert "NaN" in found.detail
+    divergence = only_divergence(recording)
+    assert divergence.module == "1"
+    assert "NaN" in divergence.detail
 
 
-def test_a_tie_that_sharding_tore_is_found():
+def test_a_tie_that_sharding_breaks_is_found():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -298,7 +306,7 @@ def test_a_gradient_that_no_rank_has_is_missing():
     )
 
 
-def test_a_gradient_that_one_rank_lacks_is_missing_there():
+def test_a_gradient_that_a_single_rank_lacks_is_missing_there():
     def parallelize(model, mesh):
         if mesh.get_local_rank() == 1:
             model.up.weight.requires_grad_(False)
@@ -311,7 +319,7 @@ def test_a_gradient_that_one_rank_lacks_is_missing_there():
     assert [tuple(span) for span in verdict.ranks] == [(1,)]
 
 
-def test_a_dtensor_gradient_that_one_rank_lacks_hangs_nobody():
+def test_a_dtensor_gradient_that_a_single_rank_lacks_does_not_hang_the_ranks():
     def parallelize(model, mesh):
         parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         if mesh.get_local_rank() == 1:
@@ -320,7 +328,7 @@ def test_a_dtensor_gradient_that_one_rank_lacks_hangs_nobody():
     assert named(check(parallelize, MLP()), "down.bias").agreement is Agreement.MISSING
 
 
-def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
+def test_a_small_error_that_half_precision_hides_is_found_in_double_precision():
     class Scaled(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -336,12 +344,12 @@ def test_a_small_error_that_half_precision_hides_is_told_in_double_precision():
     verdict = named(recording, "")
     assert verdict.agreement is Agreement.DIFFERS
     assert "within the noise of bfloat16, but differs in double precision" in verdict.detail
-    (found, *_) = recording.parity[0].divergences
-    assert (found.module, found.suspect) == ("down", Suspect.SCALED)
+    (divergence, *_) = recording.parity[0].divergences
+    assert (divergence.module, divergence.suspect) == ("down", Suspect.SCALED)
 
 
 class Chaos(nn.Module):
-    """Doubles what its input is off by, forty times over."""
+    """Doubles the error of its input forty times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +362,7 @@ class Chaos(nn.Module):
         return x
 
 
-def test_an_error_that_chaos_hides_is_told_in_double_precision():
+def test_an_error_that_chaos_hides_is_found_in_double_precision():
     def parallelize(model, _):
         with torch.no_grad():
             model.rate.mul_(1.0001)
@@ -382,7 +390,7 @@ def test_noise_that_would_let_anything_pass_is_a_finding():
 
 @pytest.mark.parametrize("factor", [1.001, 2.0])
 def test_a_wrong_value_in_another_dtype_is_found(factor):
-    """In bfloat16 a factor of 1.001 is hidden by rounding; in double precision it is seen."""
+    """In bfloat16 rounding hides a factor of 1.001; double precision reveals it."""
 
     def parallelize(model, mesh):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
@@ -423,7 +431,7 @@ def test_only_the_rank_whose_shard_of_a_parameter_was_changed_is_named():
     assert (changed.name, changed.ranks) == ("up.weight", (RankSpan(1, 1),))
 
 
-def test_outputs_of_another_shape_are_said():
+def test_outputs_of_another_shape_are_reported():
     class Cut(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
             super().__init__()
@@ -440,7 +448,7 @@ def test_outputs_of_another_shape_are_said():
     assert "[6, 3]" in verdict.detail
 
 
-def test_a_layer_that_leaves_addends_for_its_parent_to_sum_is_not_blamed():
+def test_a_layer_whose_parent_sums_its_partial_sums_is_not_reported():
     class Parent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -463,11 +471,9 @@ def test_a_layer_that_leaves_addends_for_its_parent_to_sum_is_not_blamed():
 
     def parallelize(model, mesh):
         rank = mesh.get_local_rank()
-        whole = model.first.inner.weight.detach().clone()
-        model.first.inner.weight.data = torch.zeros_like(whole)
-        model.first.inner.weight.data[:, rank * 4 : rank * 4 + 4] = whole[
-            :, rank * 4 : rank * 4 + 4
-        ]
+        full = model.first.inner.weight.detach().clone()
+        model.first.inner.weight.data = torch.zeros_like(full)
+        model.first.inner.weight.data[:, rank * 4 : rank * 4 + 4] = full[:, rank * 4 : rank * 4 + 4]
         model.first.group = mesh.get_group()
         with torch.no_grad():
             model.last.weight.mul_(3)
@@ -488,7 +494,7 @@ class SumOnce(torch.autograd.Function):
         return gradient, None
 
 
-def test_weights_may_be_held_in_any_form_if_what_comes_of_them_is_right():
+def test_weights_may_have_any_form_if_their_results_are_right():
     def parallelize(model, mesh):
         with torch.no_grad():
             model.down.bias.div_(2)
@@ -496,10 +502,10 @@ def test_weights_may_be_held_in_any_form_if_what_comes_of_them_is_right():
 
     recording = check(parallelize, MLP())
     assert recording.findings == ()
-    assert TensorKind.PARAMETER not in {one.kind for one in recording.parity[0].tensors}
+    assert TensorKind.PARAMETER not in {verdict.kind for verdict in recording.parity[0].tensors}
 
 
-def test_a_rank_that_raises_is_said_in_a_sentence_and_all_end():
+def test_a_rank_that_raises_is_reported_in_a_sentence_and_all_end():
     def parallelize(model, mesh):
         if mesh.get_local_rank() == 1:
             raise ValueError("no weights for this rank")
@@ -510,7 +516,7 @@ def test_a_rank_that_raises_is_said_in_a_sentence_and_all_end():
     assert not dist.is_initialized()
 
 
-def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
+def test_ranks_that_wait_for_ever_are_reported_in_a_sentence():
     def parallelize(model, mesh):
         if mesh.get_local_rank() == 1:
             model.register_forward_hook(lambda *_: dist.barrier())
@@ -537,7 +543,7 @@ def test_ranks_that_wait_for_ever_are_said_in_a_sentence():
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(change, sentence):
-    given = {
+    arguments = {
         "model": nn.Linear(2, 2),
         "mesh": {"tp": 2},
         "inputs": torch.ones(2, 2),
@@ -545,7 +551,7 @@ def test_bad_arguments_are_refused_in_a_sentence(change, sentence):
         **change,
     }
     with pytest.raises(ParityError) as raised:
-        parity(given.pop("model"), given.pop("mesh"), **given)
+        parity(arguments.pop("model"), arguments.pop("mesh"), **arguments)
     assert sentence in str(raised.value)
     assert str(raised.value).count(". ") >= 1 or str(raised.value).endswith(".")
 

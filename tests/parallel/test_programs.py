@@ -16,8 +16,8 @@ from parallel_cases.case import Case, kinds
 from parallel_cases.layers import layer_cases
 from parallel_cases.ops import op_cases
 from parallel_cases.together import group, together
+from shardscope.parallel.passes.schedule import trace_collectives
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.talk import listen
 from shardscope.record import Agreement
 
 CASES = all_cases()
@@ -46,7 +46,7 @@ def test_results_and_gradients_of_ops_are_those_of_one_device(names: tuple[str, 
     try:
         check_alone(together(cases))
     except Exception as error:
-        wrong = {name: told for name in names if (told := tell_what_fails(CASES[name]))}
+        wrong = {name: failure for name in names if (failure := describe_failure(CASES[name]))}
         raise AssertionError(f"wrong alone: {wrong}; together: {error}") from error
 
 
@@ -54,7 +54,7 @@ def check_alone(case: Case) -> None:
     check(case, case.parallelize(training=case.trains))
 
 
-def tell_what_fails(case: Case) -> str | None:
+def describe_failure(case: Case) -> str | None:
     try:
         check_alone(case)
     except Exception as error:  # noqa: BLE001  # whatever it is, the case is named
@@ -91,20 +91,25 @@ def test_gradients_are_those_of_one_device(name: str) -> None:
 
 
 def check(case: Case, program: ParallelProgram) -> None:
-    found = {one.agreement for one in program.verify()}
-    assert found, program.not_verified
+    agreements = {verdict.agreement for verdict in program.verify()}
+    assert agreements, program.not_verified
     if not case.is_random:
-        assert Agreement.RANDOM not in found
+        assert Agreement.RANDOM not in agreements
     # The small ones are proven by their rules, each cut, run and joined by hand there.
     if case.by_hand and not case.is_random and case.name not in SMALL:
         check_case(case, program)
-    check_what_is_said(program)
+    check_schedule(program)
 
 
-def check_what_is_said(program: ParallelProgram) -> None:
-    """What was checked to be the same on all ranks is what their programs say."""
-    for seat in program.mesh.seats:
-        rank = program.mesh.rank_at(seat)
+def check_schedule(program: ParallelProgram) -> None:
+    """The traced schedule has as many collectives as each rank's program."""
+    for coordinate in program.mesh.coordinates:
+        rank = program.mesh.rank_at(coordinate)
         graph = program.joint(rank).graph_module if program.is_training else program.exported(rank)
-        said = [str(one.kind) for one in listen(program.flow, seat, gradients=program.gradients)]
-        assert sum(kinds(graph.graph.nodes).values()) == len(said)
+        schedule = [
+            str(collective.kind)
+            for collective in trace_collectives(
+                program.graph, coordinate, gradients=program.gradients
+            )
+        ]
+        assert sum(kinds(graph.graph.nodes).values()) == len(schedule)

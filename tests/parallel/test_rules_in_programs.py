@@ -16,9 +16,9 @@ from torch.nn.functional import (
     scaled_dot_product_attention,
 )
 
-from shardscope.parallel.placements import Shard
+from shardscope.parallel.api import parallelize
+from shardscope.parallel.ir.placements import Shard
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.transform import parallelize
 
 
 class Scaled(nn.Module):

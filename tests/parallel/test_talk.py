@@ -1,4 +1,4 @@
-"""What ranks are said to say is what their programs say, collective for collective."""
+"""Traced collective schedules equal the collectives in the ranks' programs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F  # noqa: N812
 
 from parallel_cases import all_cases
-from shardscope._torch.functional_collectives import is_collective
-from shardscope._torch.programs import hint_of
+from shardscope._torch.collectives.functional import is_collective
+from shardscope._torch.export import hint_of
 from shardscope.parallel import Colwise, Replicate, Rowwise, Shard
+from shardscope.parallel.api import parallelize
+from shardscope.parallel.passes.schedule import trace_collectives
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.talk import listen
-from shardscope.parallel.transform import parallelize
 from shardscope.record import Phase
 
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
     "all_to_all_single": "all_to_all",
 }
 CASES = all_cases()
-SOME = [
+SELECTED = [
     ("llama of 1", False),
     ("llama of 1", True),
     ("attention whose sequence is cut", True),
@@ -35,20 +35,23 @@ SOME = [
 ]
 
 
-def spoken_in(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
-    """Kind, axis, shape and dtype of what goes over the wire."""
+def collectives_in(graph: fx.Graph) -> Iterator[tuple[Any, ...]]:
+    """Kind, axis, shape and dtype of each collective in a graph."""
     for node in graph.nodes:
         if is_collective(node.target):
             value = node.args[0].meta["val"]
-            shape = tuple(one if isinstance(one, int) else hint_of(one) for one in value.shape)
+            shape = tuple(size if isinstance(size, int) else hint_of(size) for size in value.shape)
             name = node.target.name().removeprefix("_c10d_functional::")
             yield KINDS[name], node.args[-1].split(":")[0], shape, value.dtype
 
 
-def spoken_by(program: ParallelProgram, rank: int) -> list[tuple[Any, ...]]:
-    seat, axes = program.mesh.seat_of(rank), list(program.mesh.axes)
-    said = listen(program.flow, seat, gradients=program.gradients)
-    return [(str(one.kind), axes[one.axis], one.shape, one.dtype) for one in said]
+def collectives_of(program: ParallelProgram, rank: int) -> list[tuple[Any, ...]]:
+    coordinate, axes = program.mesh.coordinate_of(rank), list(program.mesh.axes)
+    schedule = trace_collectives(program.graph, coordinate, gradients=program.gradients)
+    return [
+        (str(collective.kind), axes[collective.axis], collective.shape, collective.dtype)
+        for collective in schedule
+    ]
 
 
 def check(program: ParallelProgram, *, ranks: list[int] | None = None) -> None:
@@ -56,18 +59,18 @@ def check(program: ParallelProgram, *, ranks: list[int] | None = None) -> None:
         is_training = program.is_training
         forward = None if is_training else program.exported(rank).graph
         graph = forward or program.joint(rank).graph_module.graph
-        assert spoken_by(program, rank) == list(spoken_in(graph)), f"rank {rank}"
+        assert collectives_of(program, rank) == list(collectives_in(graph)), f"rank {rank}"
 
 
-@pytest.mark.parametrize(("name", "is_training"), SOME)
-def test_what_is_heard_is_what_the_programs_say(name: str, is_training: bool) -> None:
+@pytest.mark.parametrize(("name", "is_training"), SELECTED)
+def test_traced_collectives_are_those_of_the_programs(name: str, is_training: bool) -> None:
     program = CASES[name].parallelize(training=is_training)
     assert program.collectives, "nothing to compare"
     check(program, ranks=[program.mesh.num_ranks - 1])
 
 
-class Moves(nn.Module):
-    """Gathers, slices and swaps that no plan asks for, of a size that two ranks share unevenly."""
+class Reshards(nn.Module):
+    """Needs gathers, slices and all-to-alls that no plan demands; a size of 7 is uneven."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -89,16 +92,19 @@ class Moves(nn.Module):
     ],
     ids=["pair", "swapped", "sliced"],
 )
-def test_slices_swaps_and_uneven_pieces_are_heard(plan: dict[str, Any], size: int) -> None:
+def test_slices_all_to_alls_and_uneven_shards_are_traced(plan: dict[str, Any], size: int) -> None:
     torch.manual_seed(0)
-    exported = torch.export.export(Moves(size), (torch.randn(6, size),))
+    exported = torch.export.export(Reshards(size), (torch.randn(6, size),))
     program = parallelize(exported, "tp=2", plan, training=True)
     check(program)
-    assert {one.phase for one in program.collectives} == {Phase.FORWARD, Phase.BACKWARD}
+    assert {collective.phase for collective in program.collectives} == {
+        Phase.FORWARD,
+        Phase.BACKWARD,
+    }
 
 
-class Blind(nn.Module):
-    """Values through which no gradient comes, each used in pieces while whole."""
+class NoGradient(nn.Module):
+    """Replicated values without a gradient, which sharded ops read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,19 +120,21 @@ class Blind(nn.Module):
         return self.down(h.relu()).sum(), self.up(x + self.aside).sum()
 
 
-def test_only_gradients_that_autograd_asks_for_are_heard() -> None:
-    exported = torch.export.export(Blind(), (torch.randn(4, 8),))
+def test_only_gradients_that_autograd_computes_are_traced() -> None:
+    exported = torch.export.export(NoGradient(), (torch.randn(4, 8),))
     plan = {"up": Colwise(), "down": Rowwise()}
     program = parallelize(exported, "tp=2", plan, training=True)
     check(program)
-    backward = [one for one in program.collectives if one.phase is Phase.BACKWARD]
-    # What `up` takes, and not `blank`, nor `aside`, of which only another output knows.
-    assert [one.cause for one in backward] == [
+    backward = [
+        collective for collective in program.collectives if collective.phase is Phase.BACKWARD
+    ]
+    # The input of `up`, not `blank`, nor `aside`, which only the other output depends on.
+    assert [collective.cause for collective in backward] == [
         "gradient of aten.mul's result, which up uses sharded"
     ]
 
 
-def test_open_sizes_are_heard_at_the_size_of_the_example() -> None:
+def test_dynamic_sizes_are_traced_at_the_size_of_the_example() -> None:
     batch = torch.export.Dim("batch", min=2)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     exported = torch.export.export(
@@ -136,4 +144,4 @@ def test_open_sizes_are_heard_at_the_size_of_the_example() -> None:
     inputs = {"input": {"dp": Shard(0)}}
     program = parallelize(exported, "dp=2,tp=2", plan, inputs=inputs)
     check(program)
-    assert [one.size_bytes for one in program.collectives] == [3 * 8 * 4]
+    assert [collective.size_bytes for collective in program.collectives] == [3 * 8 * 4]

@@ -1,4 +1,4 @@
-"""Tidying a joint program takes ops away, and changes no number."""
+"""eliminate_noops and unalias_outputs remove or add ops without changing any number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from shardscope.parallel.tidy import own_outputs, tidy
+from shardscope.parallel.passes.backward import eliminate_noops, unalias_outputs
 
 aten = torch.ops.aten
 X = torch.randn(4, 6)
@@ -25,9 +25,9 @@ def traced(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
     return graph_module
 
 
-def tidied(graph_module: fx.GraphModule) -> fx.GraphModule:
+def simplified(graph_module: fx.GraphModule) -> fx.GraphModule:
     after = copy.deepcopy(graph_module)
-    tidy(after.graph)
+    eliminate_noops(after.graph)
     after.recompile()
     return after
 
@@ -106,22 +106,22 @@ def _change(x: Tensor) -> Tensor:
     return before + x.t() * 3
 
 
-@pytest.mark.parametrize(("name", "function", "wanted"), CASES, ids=[one[0] for one in CASES])
-def test_names_and_views_go_and_numbers_stay(
+@pytest.mark.parametrize(("name", "function", "wanted"), CASES, ids=[case[0] for case in CASES])
+def test_noops_are_removed_and_numbers_unchanged(
     name: str, function: Callable[..., Any], wanted: list[str]
 ) -> None:
     before = traced(function, X)
-    after = tidied(before)
+    after = simplified(before)
     assert ops(after) == wanted
-    found, expected = after(X), before(X)
-    for one, other in zip(_all(found), _all(expected), strict=True):
-        assert torch.equal(one, other)
-        assert one.stride() == other.stride()
+    actual, expected = after(X), before(X)
+    for result, reference in zip(_all(actual), _all(expected), strict=True):
+        assert torch.equal(result, reference)
+        assert result.stride() == reference.stride()
 
 
-def test_a_view_of_a_view_of_something_with_gaps_stays_a_view() -> None:
+def test_a_view_of_a_view_of_a_strided_tensor_stays_a_view() -> None:
     before = traced(lambda x: x.transpose(0, 1).view(3, 2, 2, 2).view(3, 2, 4, 1) + 1, CUBE)
-    after = tidied(before)
+    after = simplified(before)
     assert ops(after) == ["transpose.int", "view.default", "add.Tensor"]
     assert torch.equal(after(CUBE), before(CUBE))
 
@@ -130,32 +130,32 @@ def _all(nest: Any) -> tuple[Tensor, ...]:
     return nest if isinstance(nest, tuple) else (nest,)
 
 
-def test_the_gradients_of_a_layer_need_no_turns_of_turns() -> None:
+def test_the_gradients_of_a_layer_have_no_double_transposes() -> None:
     def step(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
         weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
         loss = functional.gelu(functional.linear(x, weight, bias)).sum()
         return [loss.detach(), *torch.autograd.grad(loss, [weight, bias])]
 
-    given = (CUBE, torch.randn(5, 4), torch.randn(5))
-    before = traced(step, *given)
-    after = tidied(before)
-    assert all(map(torch.equal, after(*given), before(*given)))
+    inputs = (CUBE, torch.randn(5, 4), torch.randn(5))
+    before = traced(step, *inputs)
+    after = simplified(before)
+    assert all(map(torch.equal, after(*inputs), before(*inputs)))
     assert ops(after).count("t.default") == 2  # of the weight, and of the gradient
     assert ops(before).count("t.default") > 2
 
 
-def owned(function: Callable[..., Any], *args: Tensor, start: int = 0) -> list[Tensor]:
+def unaliased(function: Callable[..., Any], *args: Tensor, start: int = 0) -> list[Tensor]:
     graph_module = traced(function, *args)
     expected = graph_module(*args)
-    own_outputs(graph_module.graph, start=start)
+    unalias_outputs(graph_module.graph, start=start)
     graph_module.recompile()
-    found = graph_module(*args)
-    assert all(map(torch.equal, found, expected))
-    return list(found)
+    results = graph_module(*args)
+    assert all(map(torch.equal, results, expected))
+    return list(results)
 
 
 def _addresses(tensors: list[Tensor]) -> list[int]:
-    return [one.untyped_storage().data_ptr() for one in tensors]
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def _addresses(tensors: list[Tensor]) -> list[int]:
         lambda x: [x.t(), x.view(24)],
     ],
 )
-def test_every_gradient_has_memory_of_its_own(function: Callable[..., Any]) -> None:
-    addresses = _addresses([X, *owned(function, X)])
+def test_every_gradient_has_its_own_storage(function: Callable[..., Any]) -> None:
+    addresses = _addresses([X, *unaliased(function, X)])
     assert len(set(addresses)) == len(addresses)
 
 
@@ -176,19 +176,19 @@ def _with_a_view(y: Tensor) -> list[Tensor]:
     return [y, y.t(), y[0]]
 
 
-def test_a_gradient_without_gaps_is_not_copied() -> None:
+def test_a_contiguous_gradient_is_not_copied() -> None:
     graph_module = traced(lambda x: [x.sum(), x * 2, (x * 3).t()], X)
-    own_outputs(graph_module.graph, start=1)
+    unalias_outputs(graph_module.graph, start=1)
     assert "clone.default" not in ops(graph_module)
 
 
-def test_a_gradient_that_is_one_number_many_times_gets_a_place_for_each() -> None:
-    (found,) = owned(lambda x: [x.sum().expand(3, 2)], X)
-    found += torch.ones(3, 2)
-    assert found.is_contiguous()
+def test_an_expanded_gradient_is_materialized() -> None:
+    (results,) = unaliased(lambda x: [x.sum().expand(3, 2)], X)
+    results += torch.ones(3, 2)
+    assert results.is_contiguous()
 
 
-def test_outputs_before_the_gradients_are_left_alone() -> None:
+def test_outputs_before_the_gradients_are_unchanged() -> None:
     graph_module = traced(lambda x: [x, x * 2], X)
-    own_outputs(graph_module.graph, start=1)
+    unalias_outputs(graph_module.graph, start=1)
     assert "clone.default" not in ops(graph_module)

@@ -38,7 +38,7 @@ def export_pairs(num_pairs: int) -> ExportedProgram:
 
 
 def shapes(program: ExportedProgram) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(one.shape) for name, one in program.state_dict.items()}
+    return {name: tuple(tensor.shape) for name, tensor in program.state_dict.items()}
 
 
 def group_names(program: ExportedProgram) -> set[Any]:
@@ -47,8 +47,12 @@ def group_names(program: ExportedProgram) -> set[Any]:
 
 def test_signature_is_torchs() -> None:
     ours, torchs = map(inspect.signature, (tensor_parallel_transformation, torchs_transformation))
-    assert [(one.name, one.kind, one.default) for one in ours.parameters.values()] == [
-        (one.name, one.kind, one.default) for one in torchs.parameters.values()
+    assert [
+        (parameter.name, parameter.kind, parameter.default)
+        for parameter in ours.parameters.values()
+    ] == [
+        (parameter.name, parameter.kind, parameter.default)
+        for parameter in torchs.parameters.values()
     ]
 
 
@@ -88,15 +92,15 @@ def test_every_rank_holds_its_shards_of_weights_and_biases() -> None:
         tensor_parallel_transformation(program, rank, 3, "cpu", mlp_plan(1)) for rank in range(3)
     ]
     for name, dim in (("pairs.0.0.weight", 0), ("pairs.0.0.bias", 0), ("pairs.0.2.weight", 1)):
-        pieces = [one.state_dict[name] for one in ranks]
-        assert all(isinstance(one, nn.Parameter) for one in pieces)
-        assert torch.equal(torch.cat(pieces, dim), program.state_dict[name])
-        assert {one.shape[dim] for one in pieces} == {6}
-    for one in ranks:
-        assert torch.equal(one.state_dict["pairs.0.2.bias"], program.state_dict["pairs.0.2.bias"])
+        shards = [rank.state_dict[name] for rank in ranks]
+        assert all(isinstance(shard, nn.Parameter) for shard in shards)
+        assert torch.equal(torch.cat(shards, dim), program.state_dict[name])
+        assert {shard.shape[dim] for shard in shards} == {6}
+    for rank in ranks:
+        assert torch.equal(rank.state_dict["pairs.0.2.bias"], program.state_dict["pairs.0.2.bias"])
 
 
-def test_the_graph_says_what_each_rank_computes() -> None:
+def test_the_graph_has_the_shapes_of_each_rank() -> None:
     mine = tensor_parallel_transformation(export_pairs(1), 1, 3, "cpu", mlp_plan(1))
     mine.graph.lint()
     values = {
@@ -109,17 +113,17 @@ def test_the_graph_says_what_each_rank_computes() -> None:
     assert list(mine.graph_signature.user_outputs) == [output.name]
 
 
-def test_what_is_given_is_left_as_it_was() -> None:
+def test_the_given_program_is_not_changed() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
     program = torch.export.export(model, (torch.randn(7, 3),))
     plan = {"0": ColwiseParallel}
     graph, signature = str(program.graph), str(program.graph_signature)
-    state = {name: (one, one.clone()) for name, one in program.state_dict.items()}
+    state = {name: (tensor, tensor.clone()) for name, tensor in program.state_dict.items()}
     mine = [tensor_parallel_transformation(program, rank, 2, "cpu", plan) for rank in (0, 1)]
     assert (str(program.graph), str(program.graph_signature)) == (graph, signature)
     assert plan == {"0": ColwiseParallel}
     # What batch norm counts is each rank's own, and not the model's.
-    counts = [one.state_dict["1.num_batches_tracked"] for one in mine]
+    counts = [rank.state_dict["1.num_batches_tracked"] for rank in mine]
     counts[0].add_(1)
     for name, (tensor, before) in state.items():
         assert program.state_dict[name] is tensor
@@ -127,7 +131,7 @@ def test_what_is_given_is_left_as_it_was() -> None:
     assert counts[1] == 0
 
 
-def test_an_empty_plan_leaves_everything_whole() -> None:
+def test_an_empty_plan_replicates_everything() -> None:
     program = export_pairs(1)
     mine = tensor_parallel_transformation(program, 1, 2, "cpu", {})
     assert count_collectives(mine) == {}
@@ -189,7 +193,7 @@ def test_a_model_that_was_not_exported_is_an_error_that_helps() -> None:
 
 @pytest.fixture(scope="module")
 def ran() -> list[dict[str, Any]]:
-    """What each of two real ranks found of every case."""
+    """The results of every case on each of two real ranks."""
     results = []
     for code, printed in run_ranks(2, Path(transformed_models.__file__)):
         assert code == 0, printed
@@ -201,16 +205,18 @@ def ran() -> list[dict[str, Any]]:
 def test_real_ranks_compute_what_the_single_device_does(
     ran: list[dict[str, Any]], name: str
 ) -> None:
-    for found in ran:
-        assert found[name]["error"] < 1e-5
+    for results in ran:
+        assert results[name]["error"] < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.does_torchs_work])
-def test_real_ranks_hold_and_say_what_torchs_do(ran: list[dict[str, Any]], name: str) -> None:
-    for found in ran:
-        assert found[f"{name}, torch's"]["error"] < 1e-5
-        assert found[name]["collectives"] == found[f"{name}, torch's"]["collectives"]
-        assert found[name]["shapes"] == found[f"{name}, torch's"]["shapes"]
+def test_real_ranks_have_the_shards_and_collectives_of_torchs(
+    ran: list[dict[str, Any]], name: str
+) -> None:
+    for results in ran:
+        assert results[f"{name}, torch's"]["error"] < 1e-5
+        assert results[name]["collectives"] == results[f"{name}, torch's"]["collectives"]
+        assert results[name]["shapes"] == results[f"{name}, torch's"]["shapes"]
 
 
 @pytest.mark.parametrize(
@@ -226,16 +232,16 @@ def test_real_ranks_hold_and_say_what_torchs_do(ran: list[dict[str, Any]], name:
         ("tied", {"all_reduce": 2, "all_gather_into_tensor": 1}),
     ],
 )
-def test_no_more_is_said_than_needed(
+def test_no_more_collectives_than_needed(
     ran: list[dict[str, Any]], name: str, expected: dict[str, int]
 ) -> None:
-    for found in ran:
-        said = {**found[name]["collectives"]}
-        assert said.pop("wait_tensor") == sum(expected.values())
-        assert said == expected
+    for results in ran:
+        collectives = {**results[name]["collectives"]}
+        assert collectives.pop("wait_tensor") == sum(expected.values())
+        assert collectives == expected
 
 
-def test_what_is_tied_stays_tied() -> None:
+def test_tied_weights_stay_tied() -> None:
     program, _ = export(CASES["tied"])
     state = tensor_parallel_transformation(program, 1, 2, "cpu", CASES["tied"].plan).state_dict
     assert state["head.weight"] is state["embed.weight"]

@@ -17,7 +17,7 @@ NAMES = (
     *("llama", "qwen3", "mixtral", "gemma", "gemma2", "gemma3", "phi", "phi3"),
     *("gpt2", "bert", "t5", "vit", "deit", "falcon"),
 )
-# All layers of a model are alike; one model has two, to see that each counts.
+# All layers of a model are equal; one model has two, to see that each counts.
 NUM_LAYERS = {"llama": 2}
 
 
@@ -29,7 +29,9 @@ def zoo() -> Any:
 
 
 def counted(program: ParallelProgram, phase: Phase) -> Counter[str]:
-    return Counter(str(one.kind) for one in program.collectives if one.phase is phase)
+    return Counter(
+        str(collective.kind) for collective in program.collectives if collective.phase is phase
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,8 +53,8 @@ def test_training_has_megatrons_collectives_and_eagers_gradients(zoo: Any, name:
     assert counted(program, Phase.FORWARD) == forward
     assert counted(program, Phase.BACKWARD) == backward
     assert program.verdicts
-    compared = {one.name for one in program.verdicts if one.kind is TensorKind.GRADIENT}
+    compared = {verdict.name for verdict in program.verdicts if verdict.kind is TensorKind.GRADIENT}
     named = dict(model.named_parameters(remove_duplicate=False))  # tied ones have several names
     zoo.loss(model(**inputs)).backward()
-    trained = {id(one) for one in model.parameters() if one.grad is not None}
+    trained = {id(parameter) for parameter in model.parameters() if parameter.grad is not None}
     assert {id(named[name]) for name in compared} == trained

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from parallel_cases.by_hand import check_case, same_sequence
 from parallel_cases.case import Case, drawn
-from shardscope._torch.functional_collectives import ALL_REDUCE, WAIT
+from shardscope._torch.collectives.functional import ALL_REDUCE, WAIT
 from shardscope.errors import ParallelError
-from shardscope.parallel import Colwise, Rowwise, Shard, duals
-from shardscope.parallel.rules import book
-from shardscope.parallel.rules.call import Call, Strategy
-from shardscope.parallel.rules.local import Local
-from shardscope.parallel.rules.lookup import load_rules
+from shardscope.parallel import Colwise, Rowwise, Shard
+from shardscope.parallel.passes import collectives as autograd_collectives
+from shardscope.parallel.sharding_rules import registry as book
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.lookup import load_rules
 
 aten = torch.ops.aten
 
@@ -71,80 +71,82 @@ def test_nothing_is_wrong_to_begin_with(training: bool) -> None:
 def test_a_rule_that_lies_is_named_with_its_line(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    def lie(call: Call) -> Iterator[Strategy]:
+    def lie(call: OpCall) -> Iterator[Strategy]:
         yield Strategy((Shard(1),), (Shard(1),))
 
     monkeypatch.setitem(book.RULES, aten.cumsum.default, lie)
-    said = refused(training=training)
-    assert "the first value that differs is cumsum, aten.cumsum.default" in said
+    error = refused(training=training)
+    assert "the first value that differs is cumsum, aten.cumsum.default" in error
     assert re.search(
-        r"test_wrong_programs\.py:\d+: return self\.down\(torch\.tanh\(h\)\.cumsum", said
+        r"test_wrong_programs\.py:\d+: return self\.down\(torch\.tanh\(h\)\.cumsum", error
     )
 
 
 def test_a_rank_that_computes_something_else_is_found(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    def spell(local: Local) -> Any:
-        op = aten.tanh.default if local.seat.coordinates == (0,) else aten.sigmoid.default
-        return local.pen.write(op, local["self"])
+    def format_placement(local: LoweringContext) -> Any:
+        op = aten.tanh.default if local.coordinate.coordinates == (0,) else aten.sigmoid.default
+        return local.builder.write(op, local["self"])
 
-    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
-    said = refused(training=training)
-    assert "the first value that differs is tanh, aten.tanh.default" in said
+    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
+    error = refused(training=training)
+    assert "the first value that differs is tanh, aten.tanh.default" in error
 
 
 def test_a_rank_that_fails_is_named_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spell(local: Local) -> Any:
-        short = local.pen.write(aten.slice.Tensor, local["self"], 1, 0, 3)
-        return local.pen.write(aten.tanh.default, short)
+    def format_placement(local: LoweringContext) -> Any:
+        short = local.builder.write(aten.slice.Tensor, local["self"], 1, 0, 3)
+        return local.builder.write(aten.tanh.default, short)
 
-    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
-    said = refused(training=False)
-    assert "fails on rank 0, though not on a single device (RuntimeError: shape" in said
-    assert "test_wrong_programs.py:" in said
+    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
+    error = refused(training=False)
+    assert "fails on rank 0, though not on a single device (RuntimeError: shape" in error
+    assert "test_wrong_programs.py:" in error
 
 
 def test_a_reduction_that_only_one_rank_issues_is_no_silent_wait(
     monkeypatch: pytest.MonkeyPatch, training: bool
 ) -> None:
-    def spell(local: Local) -> Any:
-        result = local.pen.write(aten.tanh.default, local["self"])
-        if local.seat.coordinates == (0,):
-            result = local.pen.write(WAIT, local.pen.write(ALL_REDUCE, result, "sum", "tp:0-1"))
+    def format_placement(local: LoweringContext) -> Any:
+        result = local.builder.write(aten.tanh.default, local["self"])
+        if local.coordinate.coordinates == (0,):
+            result = local.builder.write(
+                WAIT, local.builder.write(ALL_REDUCE, result, "sum", "tp:0-1")
+            )
         return result
 
-    monkeypatch.setitem(book.SPELLERS, aten.tanh.default, spell)
+    monkeypatch.setitem(book.LOWERINGS, aten.tanh.default, format_placement)
     assert "ranks would deadlock" in refused(training=training)
 
 
 @pytest.mark.parametrize(
-    ("move", "wrong"),
+    ("function", "wrong"),
     [
-        ("_Enter", lambda ctx, gradient: (gradient, None)),
+        ("_AllReduceGrad", lambda ctx, gradient: (gradient, None)),
         ("_AllReduce", lambda ctx, gradient: (gradient * 2, None, None)),
         ("_Gather", lambda ctx, gradient: (gradient[:4], None, None, None, None)),
     ],
     ids=["missing", "double", "of another piece"],
 )
-def test_a_wrong_gradient_of_a_move_is_found(
-    monkeypatch: pytest.MonkeyPatch, move: str, wrong: Any
+def test_a_wrong_gradient_of_a_collective_is_found(
+    monkeypatch: pytest.MonkeyPatch, function: str, wrong: Any
 ) -> None:
-    monkeypatch.setattr(getattr(duals, move), "backward", staticmethod(wrong))
-    said = refused(training=True)
-    assert "gradient model." in said
-    assert "its forward agrees, its gradients do not" in said
+    monkeypatch.setattr(getattr(autograd_collectives, function), "backward", staticmethod(wrong))
+    error = refused(training=True)
+    assert "gradient model." in error
+    assert "its forward agrees, its gradients do not" in error
 
 
 def test_a_buffer_that_ranks_write_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spell(local: Local) -> Any:
+    def format_placement(local: LoweringContext) -> Any:
         mean = local.repeat()
-        return local.pen.write(aten.add.Tensor, mean, mean)
+        return local.builder.write(aten.add.Tensor, mean, mean)
 
-    monkeypatch.setitem(book.SPELLERS, aten.mean.dim, spell)
-    said = refused(training=False)
-    assert "buffer mean differs" in said
-    assert "the first value that differs is mean, aten.mean.dim" in said
+    monkeypatch.setitem(book.LOWERINGS, aten.mean.dim, format_placement)
+    error = refused(training=False)
+    assert "buffer mean differs" in error
+    assert "the first value that differs is mean, aten.mean.dim" in error
 
 
 # The check by hand, which the other tests rely on, finds such faults too.
@@ -160,10 +162,10 @@ def test_the_check_by_hand_sees_a_weight_that_is_not_the_models(training: bool) 
 
 
 def test_the_check_by_hand_sees_ranks_that_talk_differently() -> None:
-    one = ("all_reduce", "tp:0-1", (4, 8), torch.float64, "('sum',)")
+    collective = ("all_reduce", "tp:0-1", (4, 8), torch.float64, "('sum',)")
     for change in ({0: "all_gather"}, {2: (4, 7)}, {3: torch.float32}, {1: "dp:0-1"}):
-        other = tuple(change.get(index, part) for index, part in enumerate(one))
+        changed = tuple(change.get(index, part) for index, part in enumerate(collective))
         with pytest.raises(AssertionError, match="talk"):
-            same_sequence({0: [one], 1: [other]})
+            same_sequence({0: [collective], 1: [changed]})
     with pytest.raises(AssertionError, match="talk"):
-        same_sequence({0: [one], 1: []})
+        same_sequence({0: [collective], 1: []})

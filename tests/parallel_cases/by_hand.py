@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from parallel_cases.case import Case, Given, copied
-from shardscope.parallel.placements import Replicate, Shard
+from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.program import ParallelProgram
 
 __all__ = [
@@ -106,11 +106,14 @@ def on_ranks(
     """What the call returns on each rank, and what each rank sent."""
     mesh = program.mesh
     meetings = {
-        mesh.group_name(axis, seat): _Meeting(mesh.group_ranks(axis, seat))
-        for seat in mesh.seats
+        mesh.group_name(axis, coordinate): _Meeting(mesh.group_ranks(axis, coordinate))
+        for coordinate in mesh.coordinates
         for axis in range(len(mesh.sizes))
     }
-    talks = {mesh.rank_at(seat): _Talk(mesh.rank_at(seat), meetings) for seat in mesh.seats}
+    talks = {
+        mesh.rank_at(coordinate): _Talk(mesh.rank_at(coordinate), meetings)
+        for coordinate in mesh.coordinates
+    }
     results: dict[int, Any] = {}
     failures: list[BaseException] = []
 
@@ -155,7 +158,7 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
     leaves, tree = tree_flatten(wanted)
     pieces = {rank: tree_flatten(one) for rank, one in results.items()}
     assert all(found == tree for _, found in pieces.values()), "another nest of outputs"
-    placed = [item for item, role in program.flow.outputs if role.kind == "output"]
+    placed = [item for item, role in program.graph.outputs if role.kind == "output"]
     for at, (one, value) in enumerate(zip(leaves, placed, strict=True)):
         found = {rank: pieces[rank][0][at] for rank in pieces}
         _check_leaf(program, f"output {at}", one, found, value, case.tolerance)
@@ -164,7 +167,7 @@ def check_forward(case: Case, program: ParallelProgram, given: Given) -> None:
         if found[_ranks(program)[0]] is not None:  # export drops what the program does not use
             value = _input_value(program, name)
             _check_leaf(program, f"buffer {name}", one, found, value, case.tolerance)
-    given_values = [value for value, role in program.flow.inputs if role.kind == "input"]
+    given_values = [value for value, role in program.graph.inputs if role.kind == "input"]
     for at, (one, value) in enumerate(zip(tree_flatten(mine)[0], given_values, strict=True)):
         found = {rank: tree_flatten(inputs[rank])[0][at] for rank in inputs}
         _check_leaf(program, f"input {at} afterwards", one, found, value, case.tolerance)
@@ -182,14 +185,14 @@ def check_training(case: Case, program: ParallelProgram, given: Given) -> None:
     as_listed(program, spoken)
     outputs = iter(tree_flatten(wanted)[0])
     buffers = dict(model.named_buffers())
-    for at, (value, role) in enumerate(program.flow.outputs):
+    for at, (value, role) in enumerate(program.graph.outputs):
         found = {rank: one[at] for rank, one in results.items()}
         if role.kind != "input mutation":
             one = next(outputs) if role.kind == "output" else buffers[role.name]
             _check_leaf(program, f"{role.kind} {role.name}", one, found, value, case.tolerance)
     names = joints[_ranks(program)[0]].parameters
     gradients = {
-        rank: dict(zip(names, one[len(program.flow.outputs) :], strict=True))
+        rank: dict(zip(names, one[len(program.graph.outputs) :], strict=True))
         for rank, one in results.items()
     }
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -224,16 +227,16 @@ def as_listed(program: ParallelProgram, spoken: dict[int, Spoken]) -> None:
 
 
 def _ranks(program: ParallelProgram) -> list[int]:
-    return [program.mesh.rank_at(seat) for seat in program.mesh.seats]
+    return [program.mesh.rank_at(coordinate) for coordinate in program.mesh.coordinates]
 
 
 def _input_value(program: ParallelProgram, name: str) -> Any:
-    return next(value for value, role in program.flow.inputs if role.name == name)
+    return next(value for value, role in program.graph.inputs if role.name == name)
 
 
 def local_inputs(program: ParallelProgram, given: Given, rank: int) -> Given:
     leaves, tree = tree_flatten(copied(given))
-    values = [value for value, role in program.flow.inputs if role.kind == "input"]
+    values = [value for value, role in program.graph.inputs if role.kind == "input"]
     cut = [own_piece(one, value, program, rank) for one, value in zip(leaves, values, strict=True)]
     local: Given = tree_unflatten(cut, tree)
     return local
@@ -245,12 +248,17 @@ def _joint_inputs(program: ParallelProgram, given: Given, rank: int) -> list[Any
     leaves = iter(tree_flatten(local_inputs(program, given, rank))[0])
     return [
         next(leaves) if role.kind == "input" else copy.deepcopy(state[role.name])
-        for _, role in program.flow.inputs
+        for _, role in program.graph.inputs
     ]
 
 
 def _check_leaf(
-    program: ParallelProgram, what: str, wanted: Any, found: dict[int, Any], value: Any, near: float
+    program: ParallelProgram,
+    what: str,
+    wanted: Any,
+    found: dict[int, Any],
+    value: Any,
+    suggestions: float,
 ) -> None:
     if not isinstance(wanted, Tensor):
         assert all(one == wanted for one in found.values()), f"{what}: {found}, not {wanted}"
@@ -268,7 +276,7 @@ def _check_leaf(
                 whole,
                 wanted.detach(),
                 rtol=0,
-                atol=near * scale,
+                atol=suggestions * scale,
                 equal_nan=True,
                 msg=lambda text, r=rank: f"{what} on rank {r}: {text}",
             )
@@ -293,11 +301,11 @@ def _indices(size: int, shard: Shard, num_ranks: int, rank: int) -> list[int]:
 
 def _held(shape: Sequence[int], value: Any, program: ParallelProgram, rank: int) -> list[list[int]]:
     """By dim, the indices that a rank holds of a whole tensor."""
-    seat = program.mesh.seat_of(rank)
+    coordinate = program.mesh.coordinate_of(rank)
     held = [list(range(size)) for size in shape]
     for axis, placement in enumerate(value.placements):
         if isinstance(placement, Shard):
-            size, at = program.mesh.sizes[axis], seat.coordinates[axis]
+            size, at = program.mesh.sizes[axis], coordinate.coordinates[axis]
             now = held[placement.dim]
             kept = _indices(len(now), placement, size, at)
             held[placement.dim] = [now[i] for i in kept]
@@ -323,20 +331,21 @@ def _join(found: dict[int, Tensor], value: Any, program: ParallelProgram) -> dic
         return found
     wholes = {}
     for rank in found:
-        mine = program.mesh.seat_of(rank).coordinates
+        mine = program.mesh.coordinate_of(rank).coordinates
         peers = [
             other
             for other in found
             if all(
                 axis in shards or mine[axis] == at
-                for axis, at in enumerate(program.mesh.seat_of(other).coordinates)
+                for axis, at in enumerate(program.mesh.coordinate_of(other).coordinates)
             )
         ]
         shape = list(found[rank].shape)
         for axis in shards:
             dim = value.placements[axis].dim
             line = {
-                program.mesh.seat_of(other).coordinates: found[other].shape[dim] for other in peers
+                program.mesh.coordinate_of(other).coordinates: found[other].shape[dim]
+                for other in peers
             }
             shape[dim] = _whole_size(value, program, dim, line)
         whole = found[rank].new_full(shape, 0)

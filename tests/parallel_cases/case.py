@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.transform import parallelize
 
 __all__ = ["Case", "Given", "Trained", "copied", "drawn", "kinds", "tokens", "under"]
 

@@ -102,8 +102,12 @@ def test_a_step_that_says_more_fails_with_module_cause_and_line() -> None:
             per_module={"layers.*": {"all_reduce": 1}},
         )
     )  # fmt: skip
-    (breach,) = error.breaches
-    assert (breach.expected, breach.actual, breach.kind) == ("exactly 3", "4", BreachKind.TOO_MUCH)
+    (violation,) = error.breaches
+    assert (violation.expected, violation.actual, violation.kind) == (
+        "exactly 3",
+        "4",
+        BreachKind.TOO_MUCH,
+    )
     text = str(error)
     assert "assert_comm(): 1 of 2 limits broken" in text
     assert "in the root module: call of torch.distributed.all_reduce" in text
@@ -115,7 +119,7 @@ def test_a_limit_per_module_fails_for_the_modules_that_break_it() -> None:
     error = broken(
         lambda: assert_comm(step, model=build, mesh=TP, per_module={"layers.*": {"all_reduce": 1}})
     )
-    assert [one.modules for one in error.breaches] == [("layers.1", "layers.2")]
+    assert [violation.modules for violation in error.breaches] == [("layers.1", "layers.2")]
     assert "module    layers.1, layers.2" in str(error)
 
 
@@ -154,7 +158,7 @@ def test_a_traced_model_keeps_its_own_contract_and_breaks_it_when_it_says_more(
     assert_contract(step, model=build, mesh=TP)
     error = broken(lambda: assert_contract(step, model=lambda mesh: build(mesh, Chatty), mesh=TP))
     assert "shardscope.toml: " in str(error)
-    assert {one.evidence[0].cause for one in error.breaches} == {
+    assert {violation.evidence[0].cause for violation in error.breaches} == {
         "call of torch.distributed.all_reduce"
     }
 
@@ -182,13 +186,13 @@ def test_a_contract_on_memory_wants_a_recording_of_memory(tmp_path: Path) -> Non
     with simulate(mesh=TP), trace(model) as t:
         step(model)
     error = broken(lambda: assert_contract(t, path))
-    assert [one.kind for one in error.breaches] == [BreachKind.NOT_MEASURED]
+    assert [violation.kind for violation in error.breaches] == [BreachKind.NOT_MEASURED]
     told = memory(model, lambda: step(model))
     assert_contract([t, told], path)
     assert_contract((t.recording, told.recording), path)
 
 
-def test_memory_is_held_to_its_peak_alone_and_in_a_world() -> None:
+def test_memory_is_checked_against_its_peak_alone_and_in_a_world() -> None:
     model = MLP()
     assert_memory(lambda: step(model), model=model, max_peak="1GiB")
     assert_memory(
@@ -254,7 +258,7 @@ def test_a_call_that_makes_no_sense_says_so(call: Callable[[], None], sentence: 
     assert sentence in str(raised.value)
 
 
-def test_a_saved_recording_is_held_to_a_contract_like_a_fresh_one(tmp_path: Path) -> None:
+def test_a_saved_recording_is_checked_against_a_contract_like_a_fresh_one(tmp_path: Path) -> None:
     with simulate(mesh=TP) as world, trace(model := build(world.mesh)) as t:
         step(model)
     from shardscope import load

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import shardscope.plugins.guest as guest
+import shardscope.plugins.callback_base as guest
 from shardscope.errors import PluginError
 
 _PROGRAM = """
@@ -26,7 +26,7 @@ def test_importing_the_plugins_imports_no_trainer() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "[]", "")
 
 
-def test_a_trainer_that_is_not_installed_is_told_with_what_to_install() -> None:
+def test_the_error_for_a_missing_trainer_says_what_to_install() -> None:
     with pytest.raises(PluginError, match=r"needs Some Trainer, .* pip install nobody_has_this$"):
         guest.find_bases(("nobody_has_this.core",), "Callback", package="Some Trainer")
 

@@ -47,10 +47,12 @@ def test_the_step_is_recorded_as_a_plain_trace_of_it_would_be(lab: Any, tmp_path
             lab.Learner(shard_net(make_net(), world)), num_steps=3
         ).recording
     assert said(recording) == said(expected)
-    assert {one.owner for one in recording.collectives} >= {"net.0", "net.0.down"}
+    assert {collective.owner for collective in recording.collectives} >= {"net.0", "net.0.down"}
     assert recording.gaps == ()
     assert recording.run.world_size == 4
-    assert [one.name for one in recording.modules] == [one.name for one in expected.modules]
+    assert [module.name for module in recording.modules] == [
+        module.name for module in expected.modules
+    ]
     assert not is_watched()
 
 
@@ -66,7 +68,9 @@ def test_a_step_is_all_of_its_batches_without_the_validation_between(
         by_hand = lab.Learner(shard_net(make_net(), world))
         expected = lab.train_by_hand(by_hand, num_steps=2, batches_per_step=2).recording
     assert said(recording) == said(expected)
-    assert [one.kind for one in recording.collectives].count("reduce_scatter") == 2 * 2
+    assert [collective.kind for collective in recording.collectives].count(
+        "reduce_scatter"
+    ) == 2 * 2
 
 
 @pytest.mark.parametrize("package", ["pl", "pytorch_lightning"])
@@ -94,7 +98,7 @@ def test_training_that_raises_leaves_the_step_so_far_and_nothing_behind(
             lab.fit(model, ShardscopeCallback(2, output=tmp_path / "run-{rank}.json"))
     assert not is_watched()
     recording = load(tmp_path / "run-0.json")
-    assert {one.phase for one in recording.collectives} == {"forward"}
+    assert {collective.phase for collective in recording.collectives} == {"forward"}
     assert "it ended early with ZeroDivisionError: no such batch" in recording.gaps[0].fact
 
 
@@ -116,7 +120,9 @@ def test_our_own_failures_are_warnings_and_training_goes_on(
     assert trainer.global_step == 4
 
 
-def test_a_step_that_training_does_not_come_by_is_told_at_the_end(lab: Any, tmp_path: Path) -> None:
+def test_a_step_that_training_does_not_reach_is_a_warning_at_the_end(
+    lab: Any, tmp_path: Path
+) -> None:
     callback = ShardscopeCallback(9, output=tmp_path / "run.json")
     with pytest.warns(UserWarning, match="step 9 was not recorded, because training ended with st"):
         lab.fit(lab.Learner(), callback)

@@ -11,7 +11,7 @@ import torch
 from shardscope import load, simulate, trace
 from shardscope.comm.trace import Trace
 from shardscope.errors import OutputError
-from shardscope.plugins.step_recorder import StepRecorder
+from shardscope.plugins.callback_base import StepRecorder
 from small_models import Net
 from trained_models import said
 
@@ -37,7 +37,7 @@ def test_each_of_several_ranks_has_a_file_of_its_own(
     assert load(tmp_path / written).run.world_size == 4
 
 
-def test_stretches_of_a_step_are_one_recording_without_what_lies_between(tmp_path: Path) -> None:
+def test_parts_of_a_step_are_one_recording_without_the_pauses(tmp_path: Path) -> None:
     model, batch = Net(), torch.zeros(1, 8)
     recorder = StepRecorder(1, tmp_path / "run.json", force=False)
     with simulate(mesh={"dp": 2}):

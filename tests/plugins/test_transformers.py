@@ -68,7 +68,7 @@ def test_the_step_is_recorded_with_all_its_batches_and_the_clipping(
     assert plain.trace is not None
     assert said(recording) == said(plain.trace.recording)
     assert len(recording.collectives) * 3 * 2 == len(whole.recording.collectives)
-    kinds = [(one.kind, one.owner) for one in recording.collectives]
+    kinds = [(collective.kind, collective.owner) for collective in recording.collectives]
     assert kinds.count(("all_gather", "model.layers.1")) == 2 * 2
     assert kinds.count(("reduce_scatter", "model.layers.1")) == 2
     assert kinds.count(("all_reduce", None)) == 1  # of the gradients' norm
@@ -133,9 +133,9 @@ def test_two_callbacks_may_record_the_same_step(lab: Any, tmp_path: Path) -> Non
     callbacks = [ShardscopeCallback(1, output=tmp_path / f"{name}.json") for name in "ab"]
     trainer = lab.Trainer(model, arguments, train_dataset=lab.make_vectors(), callbacks=callbacks)
     trainer.create_optimizer_and_scheduler(num_training_steps=2)
-    before = [{**vars(one)} for one in (trainer, trainer.accelerator, trainer.optimizer)]
+    before = [{**vars(owner)} for owner in (trainer, trainer.accelerator, trainer.optimizer)]
     trainer.train()
-    after = [vars(one) for one in (trainer, trainer.accelerator, trainer.optimizer)]
+    after = [vars(owner) for owner in (trainer, trainer.accelerator, trainer.optimizer)]
     for was, now in zip(before, after, strict=True):
         for name in ("training_step", "clip_grad_norm_"):
             assert was.get(name) is now.get(name) is None

@@ -41,7 +41,7 @@ from shardscope.record import (
     write_file,
 )
 from shardscope.record.encoding import encode_json, encode_shown_json
-from shardscope.record.input import read_file
+from shardscope.record.files import read_file
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz", "RUN.JSON.GZ", "no ending"])
@@ -155,7 +155,7 @@ def test_save_keeps_a_file_that_appears_meanwhile(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     path.write_text("another's")
     # As if it had not been there yet when save looked.
-    monkeypatch.setattr("shardscope.record.output.check_output", lambda *_, **__: None)
+    monkeypatch.setattr("shardscope.record.files.check_output", lambda *_, **__: None)
     with pytest.raises(OutputError, match=r"already exists.*--force"):
         save(make_recording(), path)
     assert path.read_text() == "another's"
@@ -170,7 +170,7 @@ def test_save_works_and_keeps_files_where_there_are_no_hard_links(tmp_path, monk
     monkeypatch.setattr(os, "link", _refuse_links)
     path = save(make_recording(), tmp_path / "run.json")
     assert load(path) == make_recording()
-    monkeypatch.setattr("shardscope.record.output.check_output", lambda *_, **__: None)
+    monkeypatch.setattr("shardscope.record.files.check_output", lambda *_, **__: None)
     with pytest.raises(OutputError, match=r"already exists"):
         save(make_recording((make_collective(),)), path)
     assert load(path) == make_recording()
@@ -235,7 +235,7 @@ def test_save_of_something_else_says_what_it_wants(tmp_path, thing):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_are_the_json_of_the_whole(any_recording):
+def test_pieces_together_are_the_json_of_the_recording(any_recording):
     assert encode(any_recording) == encode_json(any_recording) + b"\n"
 
 
@@ -378,7 +378,7 @@ _LONG = {
 
 
 @pytest.mark.parametrize("case", _LONG)
-def test_long_values_of_a_foreign_file_are_not_repeated_whole(tmp_path, case):
+def test_long_values_of_a_foreign_file_are_not_repeated_in_full(tmp_path, case):
     path = tmp_path / "run.json"
     path.write_bytes(_LONG[case])
     with pytest.raises(RecordingError, match="…") as caught:
@@ -505,13 +505,13 @@ def test_zeros_of_schema_1_that_stood_for_nothing_are_none(tmp_path):
     )
     new = _write_schema_1(tmp_path / "old.json", old)
     (upgraded,) = new.modules
-    sizes = [(one.global_bytes, one.local_bytes) for one in upgraded.parameters]
+    sizes = [(parameter.global_bytes, parameter.local_bytes) for parameter in upgraded.parameters]
     assert sizes == [(None, None), (16, 0), (0, 0)]
     assert upgraded.marks[0].num_parameters is None
     (memory,) = new.memory
     assert (memory.first_peak_bytes, memory.reserved_bytes, memory.needed_bytes) == (None, None, 7)
-    assert [one.verdict for one in new.coverage[0].ops] == list(verdicts.values())
-    assert {one.flops for one in new.coverage[0].ops} == {None}
+    assert [op.verdict for op in new.coverage[0].ops] == list(verdicts.values())
+    assert {op.flops for op in new.coverage[0].ops} == {None}
     assert new.explanations[0].stages[0].total_ns is None
     assert load(save(old, tmp_path / "new.json")) == old
 

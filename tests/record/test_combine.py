@@ -76,12 +76,12 @@ def test_ranks_are_joined_first():
     second = replace(TRACE.collectives[0], rank=1)
     traces = [TRACE, _record("trace", ranks=(1,), collectives=(second,))]
     combined = merge([*traces, MEMORY])
-    assert [one.rank for one in combined.collectives] == [0, 1]
+    assert [collective.rank for collective in combined.collectives] == [0, 1]
     assert combined.memory == MEMORY.memory
     assert [gap.fact for gap in combined.gaps] == ["no recording of 2 of 4 ranks: 2-3"]
 
 
-def test_modules_that_the_audit_does_not_know_are_kept_if_they_spoke():
+def test_modules_that_the_audit_does_not_know_are_kept_if_they_issued_collectives():
     spoke = replace(TRACE, modules=(*TRACE.modules, _module("late"), _module("silent")))
     call = make_collective(rank=0, order=1, owner="late")
     combined = merge([replace(spoke, collectives=(*TRACE.collectives, call)), AUDIT])

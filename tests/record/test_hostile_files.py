@@ -16,7 +16,7 @@ import hostile_files
 import sample_recordings as samples
 from shardscope.errors import RecordingError, ShardscopeError
 from shardscope.record import RankSpan, load, save
-from shardscope.record.input import read_file
+from shardscope.record.files import read_file
 
 NUM_FILES = 150
 
@@ -148,7 +148,7 @@ def test_of_a_file_that_is_no_recording_only_the_beginning_is_read() -> None:
 def test_pipe_that_nobody_writes_to_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.record.input._MAX_WAIT_MS", 1)
+    monkeypatch.setattr("shardscope.record.files._MAX_WAIT_MS", 1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(RecordingError, match="a named pipe that nothing writes to"):

@@ -1,4 +1,4 @@
-"""Many ranks' recordings become one; what does not fit together is said, not guessed."""
+"""Many ranks' recordings become one; conflicts are reported, not guessed."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _ran(command, rank, instrument="trace", **changes):
 
 
 def _save_each(folder, recordings):
-    return [save(one, folder / f"{name}.json") for name, one in recordings.items()]
+    return [save(entry, folder / f"{name}.json") for name, entry in recordings.items()]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,8 @@ def test_stages_of_a_pipeline_merge(recordings):
     num_modules = len({*recordings[0].modules, *recordings[1].modules})
     assert len(merge(stages).modules) == num_modules
     on_a_mesh = [
-        replace(one, run=replace(one.run, axes=(Axis(name="pp", size=4),))) for one in recordings
+        replace(recording, run=replace(recording.run, axes=(Axis(name="pp", size=4),)))
+        for recording in recordings
     ]
     assert len(merge(on_a_mesh).modules) == num_modules
 
@@ -326,7 +327,7 @@ def test_models_that_were_not_given_to_a_trace_are_known_by_their_class():
         merge([named, _by("trace", other)])
 
 
-def test_who_waits_for_a_merge_is_told_how_far_it_is(tmp_path):
+def test_merge_reports_its_progress(tmp_path):
     told = []
     merge_files(_save_each(tmp_path, {"a": _rank(0), "b": _rank(1)}), report=told.append)
     assert told == [

@@ -136,7 +136,7 @@ def test_schema_refuses_a_file_that_does_not_say_what_it_is(field, change):
 
 def test_descriptions_are_not_indented():
     records = make_schema()["$defs"].values()
-    assert [one["title"] for one in records if "\n " in one.get("description", "")] == []
+    assert [record["title"] for record in records if "\n " in record.get("description", "")] == []
 
 
 # The heading of the reference's table, and the record whose fields it lists.
@@ -249,8 +249,8 @@ def test_every_record_of_a_recording_has_a_table():
     covered = {record.__name__ for record in _TABLES.values()} | {"Recording", "RankSpan"}
     structs = {
         name
-        for name, one in make_schema()["$defs"].items()
-        if "properties" in one
-        and one["properties"].get("type", {}).get("enum", [""])[0] not in tags
+        for name, entry in make_schema()["$defs"].items()
+        if "properties" in entry
+        and entry["properties"].get("type", {}).get("enum", [""])[0] not in tags
     }
     assert structs <= covered

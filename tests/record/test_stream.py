@@ -196,7 +196,7 @@ def test_endless_damage_is_cut_short_and_costs_no_memory(tmp_path):
     assert len(damage.place) < 500
 
 
-def test_damaged_line_is_not_repeated_whole(tmp_path):
+def test_damaged_line_is_not_repeated_in_full(tmp_path):
     path = tmp_path / "run.jsonl"
     _write(path, [])
     collective = msgspec.to_builtins(make_collective()) | {"kind": "x" * 100_000}
@@ -429,7 +429,7 @@ def test_clock_that_steps_back_leaves_no_phase_open(tmp_path):
     assert _find_stuck(tmp_path / "run.jsonl", begins, spans) == []
 
 
-def test_very_many_open_spans_are_told_in_short(tmp_path):
+def test_very_many_open_spans_are_abbreviated(tmp_path):
     begins = [_begin(f"f{number}", number) for number in range(1000)]
     begins += [_begin("g", thread=f"t{number:03}") for number in range(500)]
     (fact,) = _find_stuck(tmp_path / "run.jsonl", begins)

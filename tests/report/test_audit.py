@@ -12,8 +12,8 @@ from audited_models import SHARDED
 from sample_recordings import HOSTILE_NAMES, make_recording, make_run
 from shardscope import Recording, audit, show, simulate, visualize_sharding
 from shardscope.record import Mark, MarkKind, Module, Parameter, RankSpan, TensorLayout
-from shardscope.report.sharded_tree import format_tree
-from shardscope.report.text import render_text
+from shardscope.report.text.sharding import format_tree
+from shardscope.report.text.summary import render_text
 
 
 class Block(nn.Module):
@@ -92,7 +92,7 @@ def test_every_kind_of_sharding_can_be_shown(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_are_inert(name: str) -> None:
+def test_hostile_names_are_sanitized(name: str) -> None:
     parameter = Parameter(
         name=name,
         shape=(2,),
@@ -128,7 +128,7 @@ def lay(world_axes: dict[str, int], *shape: int, plan: object) -> TensorLayout:
         return visualize_sharding(model.weight, name="weight")
 
 
-def test_two_dims_that_are_cut_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_sharded_dims_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     show(lay({"dp": 2, "tp": 3}, 4, 7, plan=RowwiseParallel()))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "weight  4×7 · dp=2: Shard(0), tp=3: Shard(1)"

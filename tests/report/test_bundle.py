@@ -53,8 +53,8 @@ def test_the_bundle_was_built_from_the_sources_that_are_here() -> None:
 def test_what_python_tells_typescript_is_up_to_date(
     script: str, function: str, written: str
 ) -> None:
-    told = runpy.run_path(str(WEB / script))[function]()
-    assert (WEB / written).read_text() == told, "run: cd web && npm run types, then: make web"
+    actual = runpy.run_path(str(WEB / script))[function]()
+    assert (WEB / written).read_text() == actual, "run: cd web && npm run types, then: make web"
 
 
 def test_the_bundle_is_small_and_can_stand_inside_a_page() -> None:

@@ -15,7 +15,7 @@ from shardscope.record import (
     Source,
     escape_controls,
 )
-from shardscope.report.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
+from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 
 pytest.importorskip("google.protobuf")
 from chakra_schema import attributes, read_chakra
@@ -36,7 +36,7 @@ def test_every_collective_of_any_recording_is_a_node(any_recording: Recording) -
         assert attributes(metadata)["rank"] == rank
         calls = [call for call in any_recording.collectives if call.rank == rank]
         assert [node.id for node in nodes] == list(range(1, len(calls) + 1))
-        for node, call in zip(nodes, sorted(calls, key=lambda one: one.order), strict=True):
+        for node, call in zip(nodes, sorted(calls, key=lambda call: call.order), strict=True):
             assert attributes(node)["comm_size"] == call.input_bytes
             start_ns = None if any_recording.run.is_simulated else call.start_ns
             assert node.start_time_micros == (start_ns or 0) // 1000
@@ -46,15 +46,15 @@ def test_every_collective_of_any_recording_is_a_node(any_recording: Recording) -
 
 def test_a_node_says_what_feeders_ask_for_and_where_it_comes_from() -> None:
     node = read_nodes(make_llama(num_layers=1))[1]
-    told = attributes(node)
+    values = attributes(node)
     assert node.name == "all_gather layers.0"
     assert node.type == COMM_COLL
-    assert told["comm_type"] == 2
-    assert told["is_cpu_op"] is False
-    assert told["phase"] == "forward"
-    assert told["cause"] == "unshard"
-    assert told["source"] == "shardscope/cli/_llama.py:210"
-    assert (told["axis"], told["module"]) == ("dp", "layers.0")
+    assert values["comm_type"] == 2
+    assert values["is_cpu_op"] is False
+    assert values["phase"] == "forward"
+    assert values["cause"] == "unshard"
+    assert values["source"] == "shardscope/cli/_llama.py:210"
+    assert (values["axis"], values["module"]) == ("dp", "layers.0")
 
 
 def test_kinds_have_the_numbers_of_the_schema() -> None:
@@ -78,10 +78,10 @@ def test_barriers_and_messages_have_types_of_their_own() -> None:
     assert attributes(read_nodes(recording)[0])["comm_type"] == 9
     sent, received, unknown = read_nodes(recording, 3)
     assert (sent.type, received.type) == (COMM_SEND, COMM_RECV)
-    told = attributes(sent)
-    assert (told["comm_src"], told["comm_dst"], told["comm_size"]) == (3, 5, 64)
-    told = attributes(received)
-    assert (told["comm_src"], told["comm_dst"], told["comm_tag"]) == (6, 3, 0)
+    values = attributes(sent)
+    assert (values["comm_src"], values["comm_dst"], values["comm_size"]) == (3, 5, 64)
+    values = attributes(received)
+    assert (values["comm_src"], values["comm_dst"], values["comm_tag"]) == (6, 3, 0)
     assert "comm_dst" not in attributes(unknown)
 
 
@@ -99,7 +99,7 @@ def test_collectives_of_a_group_wait_for_each_other_and_groups_do_not() -> None:
 
 def test_groups_have_numbers_and_all_ranks_are_number_zero() -> None:
     groups = tuple(
-        Group(name=name, torch_name=name, ranks=ranks, num_ranks=sum(one.count for one in ranks))
+        Group(name=name, torch_name=name, ranks=ranks, num_ranks=sum(span.count for span in ranks))
         for name, ranks in {
             "tp[0-3]": (RankSpan(0, 4),),
             "world": (RankSpan(0, 8),),

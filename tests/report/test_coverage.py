@@ -1,4 +1,4 @@
-"""Coverage for people and for spreadsheets: complete, sorted, and inert whatever names hold."""
+"""Coverage as a table and as CSV: complete, sorted, and sanitized."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shardscope.record import (
     Source,
     Verdict,
 )
-from shardscope.report.tables import render_coverage_csv
-from shardscope.report.text import render_text
-from shardscope.report.units import format_flops
+from shardscope.report.export.csv import render_coverage_csv
+from shardscope.report.model.units import format_flops
+from shardscope.report.text.summary import render_text
 
 HOSTILE = "evil\x1b[31m\n=cmd [bold]"
 
@@ -54,7 +54,7 @@ MIXED = make_coverage(
 )
 
 
-def test_the_share_of_calls_and_of_flops_that_shard_is_told_of_every_level() -> None:
+def test_the_share_of_calls_and_of_flops_that_shard_is_shown_for_every_level() -> None:
     core = make_coverage(make_op("aten.t.default"), level=Level.CORE_ATEN)
     text = render_text(make_covered(MIXED, core), width=100)
     assert "exported  73% of 11 calls, 75% of 4.00 MFLOP; 1 of 3 ops shard" in text
@@ -79,8 +79,8 @@ def test_ops_that_shard_block_nothing() -> None:
 
 def test_moves_show_what_the_costliest_sends() -> None:
     move = Move(argument="self", before=("Shard(0)",), after=("Replicate",), num_bytes=2048)
-    one = make_op("aten.mm.default", Verdict.REDISTRIBUTED, moves=(move,))
-    assert "2.00 KiB" in render_text(make_covered(make_coverage(one)), width=120)
+    op = make_op("aten.mm.default", Verdict.REDISTRIBUTED, moves=(move,))
+    assert "2.00 KiB" in render_text(make_covered(make_coverage(op)), width=120)
 
 
 def test_a_model_without_ops_says_so() -> None:
@@ -95,8 +95,8 @@ def test_ranks_of_a_merged_recording_have_tables_of_their_own() -> None:
 
 
 def test_hostile_names_stay_on_their_lines_and_run_nowhere() -> None:
-    one = make_op(HOSTILE, Verdict.MISSING, detail=HOSTILE, remedy=HOSTILE, modules=(HOSTILE,))
-    recording = make_covered(make_coverage(one))
+    op = make_op(HOSTILE, Verdict.MISSING, detail=HOSTILE, remedy=HOSTILE, modules=(HOSTILE,))
+    recording = make_covered(make_coverage(op))
     assert "\x1b" not in render_text(recording, width=60)
     text = render_coverage_csv(recording).decode()
     assert "\x1b" not in text
@@ -118,6 +118,6 @@ def test_the_table_has_a_row_for_each_op_of_each_level() -> None:
 
 
 def test_flops_are_counted_in_thousands() -> None:
-    figures = [0, 512, 1500, 2_000_000, 240 * 10**12, 10**22]
+    counts = [0, 512, 1500, 2_000_000, 240 * 10**12, 10**22]
     shown = ["0 FLOP", "512 FLOP", "1.50 kFLOP", "2.00 MFLOP", "240 TFLOP", "10000 EFLOP"]
-    assert [format_flops(one) for one in figures] == shown
+    assert [format_flops(value) for value in counts] == shown

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import sample_recordings as samples
 from shardscope.record import Condition, Diagnosis, Phase, Recording, Source, Stage, SuspectOp
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 
 RELU = SuspectOp(
     op="torch.relu",
@@ -51,14 +51,14 @@ def recording(*diagnoses: Diagnosis) -> Recording:
     )
 
 
-def shown(one: Diagnosis, width: int = 110) -> str:
-    text = render_text(recording(one), width=width)
+def shown(record: Diagnosis, width: int = 110) -> str:
+    text = render_text(recording(record), width=width)
     return "\n".join(" ".join(line.split()) for line in text.splitlines())
 
 
 def test_what_is_fine_says_so_and_little_else() -> None:
-    one = diagnosis(Condition.FINE, fact="compiled and eager results agree")
-    assert shown(one).splitlines()[3:] == [
+    record = diagnosis(Condition.FINE, fact="compiled and eager results agree")
+    assert shown(record).splitlines()[3:] == [
         "Diagnosis of train compiled by inductor",
         "verdict fine: compiled and eager results agree",
         "tried 9 compilations",
@@ -87,18 +87,18 @@ def test_every_condition_has_words(condition: Condition) -> None:
     assert f"verdict {expected}: output 0 is off" in shown(diagnosis(condition))
 
 
-def test_a_graph_among_many_is_told_by_its_number() -> None:
+def test_a_graph_among_many_is_identified_by_its_number() -> None:
     assert "where graph 1 of 0 – 2, backward" in shown(
         located(graph=1, num_graphs=3, phase=Phase.BACKWARD)
     )
 
 
 def test_a_part_that_names_its_stage_stands_for_it() -> None:
-    one = located(stage=Stage.DECOMPOSITION, part="decomposition of aten.relu")
-    assert "\nstage decomposition of aten.relu\n" in shown(one)
+    record = located(stage=Stage.DECOMPOSITION, part="decomposition of aten.relu")
+    assert "\nstage decomposition of aten.relu\n" in shown(record)
 
 
-def test_many_suspects_are_cut_and_an_unfinished_search_is_told() -> None:
+def test_many_suspects_are_truncated_and_an_unfinished_search_is_reported() -> None:
     text = shown(located(suspects=(RELU,) * 30, is_minimal=False))
     assert text.count("torch.relu in") == 8
     assert "… and 22 more" in text
@@ -106,24 +106,24 @@ def test_many_suspects_are_cut_and_an_unfinished_search_is_told() -> None:
     assert "not finished" not in shown(located(suspects=(RELU,) * 30))
 
 
-def test_an_error_is_told_once() -> None:
+def test_an_error_is_shown_once() -> None:
     error = "ValueError: no kernel\n  at somewhere\n" + "more\n" * 1000
-    one = located(condition=Condition.COMPILE_ERROR, error=error, fact="compiling it fails")
-    assert "\nerror ValueError: no kernel\n" in shown(one)
-    assert "more" not in shown(one)
-    told = replace(one, fact="compiling it fails: ValueError: no kernel")
-    assert "\nerror " not in shown(told)
+    record = located(condition=Condition.COMPILE_ERROR, error=error, fact="compiling it fails")
+    assert "\nerror ValueError: no kernel\n" in shown(record)
+    assert "more" not in shown(record)
+    described = replace(record, fact="compiling it fails: ValueError: no kernel")
+    assert "\nerror " not in shown(described)
 
 
-def test_units_in_the_last_place_are_told_while_they_mean_something() -> None:
+def test_units_in_the_last_place_are_shown_while_they_are_meaningful() -> None:
     full = samples.make_diagnosis(Condition.WRONG_RESULT, "y")
     assert full.deviation is not None
     assert "off by up to 3,204 units in the last place of y" in shown(full)
-    one = replace(full, deviation=replace(full.deviation, max_ulp=1.0))
-    assert "off by up to 1 unit in the last place of y" in shown(one)
+    record = replace(full, deviation=replace(full.deviation, max_ulp=1.0))
+    assert "off by up to 1 unit in the last place of y" in shown(record)
     for amount in (7e44, 0.0):  # of a NaN, the numbers beside it are no news
-        other = replace(full, deviation=replace(full.deviation, max_ulp=amount))
-        assert "last place" not in shown(other)
+        imprecise = replace(full, deviation=replace(full.deviation, max_ulp=amount))
+        assert "last place" not in shown(imprecise)
 
 
 def test_a_script_that_was_not_verified_says_so() -> None:
@@ -133,8 +133,8 @@ def test_a_script_that_was_not_verified_says_so() -> None:
 @pytest.mark.parametrize("name", samples.HOSTILE_NAMES)
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_hostile_names_and_endless_ones_fit_every_terminal(name: str, width: int) -> None:
-    one = samples.make_diagnosis(Condition.COMPILE_ERROR, name, num_suspects=300)
-    text = render_text(recording(one), width=width)
+    record = samples.make_diagnosis(Condition.COMPILE_ERROR, name, num_suspects=300)
+    text = render_text(recording(record), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert len(text) < 20_000
     assert not set(text) & set("\x00\x07\x1b\r\u202e")

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 import sample_recordings as samples
 from shardscope.record import Recording
-from shardscope.report.explain import render_explanations, render_guards, render_stage_times
-from shardscope.report.text import render_text
+from shardscope.report.text.compiler import render_explanations, render_guards, render_stage_times
+from shardscope.report.text.summary import render_text
 from warm_python import run_python
 
 PROGRAM = """\
 import torch
 from shardscope import explain
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 
 def helper(x):
     print(end="")
@@ -56,17 +56,19 @@ def test_the_text_of_a_hundred_ops_is_short_and_the_same_in_two_processes(
         assert words in text
 
 
-def test_many_sites_and_graphs_are_cut_short() -> None:
-    (told, _) = samples.make_explained().explanations
-    many = replace(told, graphs=told.graphs * 100, break_sites=told.break_sites * 100)
+def test_many_sites_and_graphs_are_truncated() -> None:
+    (explanation, _) = samples.make_explained().explanations
+    many = replace(
+        explanation, graphs=explanation.graphs * 100, break_sites=explanation.break_sites * 100
+    )
     recording = samples.make_recording(explanations=(many,))
     assert render_text(recording).count("more: see shardscope export") >= 2
 
 
 def test_ranks_that_explain_the_same_share_a_section() -> None:
-    (told, _) = samples.make_explained().explanations
-    both = (told, replace(told, rank=3, stages=()))
-    text = render_text(samples.make_recording(explanations=both))
+    (explanation, _) = samples.make_explained().explanations
+    explanations = (explanation, replace(explanation, rank=3, stages=()))
+    text = render_text(samples.make_recording(explanations=explanations))
     assert text.count("torch.compile summary") == 1
     assert "rank 0-3/3" in text
 

@@ -1,37 +1,39 @@
-"""The figures that are told first: in the terminal and on the page the same ones."""
+"""Key metrics: the same in the terminal and on the page."""
 
 from __future__ import annotations
 
 from sample_recordings import make_collective, make_recording, make_run
 from shardscope.record import MemoryProfile, Phase, Recording
-from shardscope.report.figures import list_figures
-from shardscope.report.mentioned import add_mentioned_modules
-from shardscope.report.page.build import build_page
-from shardscope.report.traffic import fold_ranks
+from shardscope.report.html.html import build_page
+from shardscope.report.model.select import infer_modules
+from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.text.key_metrics import list_key_metrics
 
 
-def tell(recording: Recording) -> dict[str, str]:
-    return {one.view: one.words for one in list_figures(recording, fold_ranks(recording))}
+def describe_metrics(recording: Recording) -> dict[str, str]:
+    return {
+        metric.view: metric.words for metric in list_key_metrics(recording, fold_ranks(recording))
+    }
 
 
 def test_a_sentence_says_what_its_cards_say(any_recording: Recording) -> None:
     # A page has modules also where a recording merely names them.
-    recording = add_mentioned_modules(any_recording)
-    figures = list_figures(recording, fold_ranks(recording))
-    for figure in figures:
-        for card in figure.cards:
-            assert card.value in figure.words
-    views = [one.view for one in figures for _ in one.cards]
+    recording = infer_modules(any_recording)
+    metrics = list_key_metrics(recording, fold_ranks(recording))
+    for metric in metrics:
+        for card in metric.cards:
+            assert card.value in metric.words
+    views = [metric.view for metric in metrics for _ in metric.cards]
     assert [fact.view for fact in build_page(any_recording).facts] == views
 
 
-def test_ranks_that_differ_are_told_as_the_most() -> None:
+def test_ranks_that_differ_are_reported_by_their_maximum() -> None:
     calls = tuple(make_collective(rank=rank) for rank in range(3) for _ in range(rank))
-    words = tell(make_recording(calls, ranks=(0, 1, 2)))["communication"]
+    words = describe_metrics(make_recording(calls, ranks=(0, 1, 2)))["communication"]
     assert words == "≤ 2 collectives per rank, ≤ 14.0 KiB sent (ring estimate); ranks 0-2 of 8"
 
 
-def test_a_first_step_that_needs_most_is_told() -> None:
+def test_a_first_step_that_needs_most_is_reported() -> None:
     profile = MemoryProfile(
         rank=3,
         peak_bytes=2**30,
@@ -39,13 +41,13 @@ def test_a_first_step_that_needs_most_is_told() -> None:
         peak_phase=Phase.BACKWARD,
         first_peak_bytes=2**31,
     )
-    told = tell(make_recording(memory=(profile,)))
+    metrics = describe_metrics(make_recording(memory=(profile,)))
     estimate = "(estimated: the step ran on tensors without data)"
-    assert told["memory"] == f"2.00 GiB at the peak, in the first step, on rank 3 {estimate}"
+    assert metrics["memory"] == f"2.00 GiB at the peak, in the first step, on rank 3 {estimate}"
 
 
-def test_a_trace_of_silence_is_told() -> None:
-    assert tell(make_recording(run=make_run(instruments=("trace",)))) == {
+def test_a_trace_without_collectives_is_reported() -> None:
+    assert describe_metrics(make_recording(run=make_run(instruments=("trace",)))) == {
         "": "no collectives were issued"
     }
-    assert tell(make_recording()) == {}
+    assert describe_metrics(make_recording()) == {}

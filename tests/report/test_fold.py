@@ -1,4 +1,4 @@
-"""Layers that are alike fold; one that differs in anything does not."""
+"""Identical layers fold; a layer that differs in anything does not."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_llama, make_recording
 from shardscope.record import Module, Parameter, Phase, RankSpan
-from shardscope.report.fold import build_tree, fold_repeated_layers
-from shardscope.report.traffic import fold_ranks
+from shardscope.report.model.module_tree import build_tree, fold_repeated_layers
+from shardscope.report.model.traffic import fold_ranks
 
 
 def _fold(recording):
@@ -35,7 +35,7 @@ def _stack(num_layers, **odd):
     return make_recording(calls, modules=modules)
 
 
-def test_equal_layers_fold_into_one():
+def test_equal_layers_fold_into_a_single_node():
     assert _layers(make_llama()) == [("0", "31", 32)]
 
 
@@ -61,7 +61,7 @@ def test_layer_of_another_type_or_with_other_parameters_breaks_the_run(change):
     assert len(_layers(recording)) == 3
 
 
-def test_children_with_names_do_not_fold_however_alike():
+def test_identical_children_with_names_do_not_fold():
     calls = tuple(make_collective(owner=name, order=i) for i, name in enumerate(("wq", "wk")))
     assert [child.label for child in _fold(make_recording(calls)).children] == ["wq", "wk"]
 
@@ -81,7 +81,7 @@ def test_stacks_within_stacks_fold():
 def test_totals_include_children_and_own_does_not():
     root = _fold(_stack(4))
     assert root.count().high == 4
-    assert root.own_tally().count == 0
+    assert root.own_totals().count == 0
     assert root.count(phase=Phase.FORWARD).high == 4
     assert root.count(phase=Phase.BACKWARD).high == 0
     assert root.wire_bytes().high == 4 * 7168
@@ -100,13 +100,13 @@ def test_owner_that_is_no_known_module_is_in_the_tree():
     assert root.children[0].types == ()
 
 
-def test_ranks_that_did_the_same_are_one_class():
+def test_ranks_with_the_same_collectives_share_a_set():
     assert len(fold_ranks(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))) == 1
     calls = tuple(make_collective(rank=rank, wire_bytes=rank // 4) for rank in range(8))
-    classes = fold_ranks(make_recording(calls))
-    assert [one.ranks for one in classes] == [(RankSpan(0, 4),), (RankSpan(4, 4),)]
+    rank_sets = fold_ranks(make_recording(calls))
+    assert [rank_set.ranks for rank_set in rank_sets] == [(RankSpan(0, 4),), (RankSpan(4, 4),)]
 
 
-def test_recorded_rank_that_said_nothing_is_a_class():
-    classes = fold_ranks(make_recording((make_collective(),), ranks=(0, 1)))
-    assert [len(one.calls) for one in classes] == [1, 0]
+def test_recorded_rank_without_collectives_is_a_set():
+    rank_sets = fold_ranks(make_recording((make_collective(),), ranks=(0, 1)))
+    assert [len(rank_set.calls) for rank_set in rank_sets] == [1, 0]

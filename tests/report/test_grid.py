@@ -1,4 +1,4 @@
-"""Tables keep numbers whole and names readable, and leave columns out before that fails."""
+"""Tables never shorten numbers, keep names readable, and hide columns first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from shardscope.report.grid import Branch, Column, Grid, Look, leave_out
-from shardscope.report.names import shorten_names
+from shardscope.report.model.names import shorten_names
+from shardscope.report.text.table import Branch, Column, ColumnStyle, Grid, narrower_layouts
 
 _COLUMNS = {
-    "name": Column("name", Look.NAME, 10),
+    "name": Column("name", ColumnStyle.NAME, 10),
     "size": Column("size"),
     "share": Column("share"),
-    "why": Column("why", Look.PROSE, 12),
+    "why": Column("why", ColumnStyle.PROSE, 12),
 }
 
 
@@ -31,10 +31,10 @@ _ROWS = [
     {"name": "alpha.beta.gamma.delta", "size": "12.3 MiB", "share": "10%"},
     {"name": "alpha.beta.gamma.omega", "size": "1,234,567", "share": "90%"},
 ]
-_LAYOUTS = leave_out(["name", "size", "share"], "share", "size")
+_LAYOUTS = narrower_layouts(["name", "size", "share"], "share", "size")
 
 
-def test_each_layout_lacks_one_column_more():
+def test_each_layout_lacks_a_further_column():
     assert _LAYOUTS == [["name", "size", "share"], ["name", "size"], ["name"]]
 
 
@@ -105,7 +105,7 @@ def test_note_stands_below_the_table_and_does_not_widen_it():
     assert lines[-1] == "… 5 more"
 
 
-def test_tree_keeps_its_lines_while_names_are_cut():
+def test_tree_keeps_its_lines_while_names_are_shortened():
     rows = [{"name": Branch("│ ├ ", Text("a_name_that_is_long"))}]
     assert _render(rows, [["name"]], 14) == ["name", "│ ├ a_n…s_long"]
 
@@ -116,13 +116,13 @@ def test_tree_too_deep_for_its_lines_keeps_the_name():
 
 
 @pytest.mark.parametrize("width", range(1, 30))
-def test_cut_names_fit_also_where_letters_are_two_cells_wide(width):
+def test_shortened_names_fit_also_where_letters_are_two_cells_wide(width):
     for text in ("日本語の名前がとても長い", "🚀" * 20, "plain" * 10):
         (cut,) = shorten_names([Text(text)], width)
         assert cell_len(cut.plain) <= width
 
 
-def test_names_that_would_look_alike_are_cut_at_the_start():
+def test_names_that_would_become_equal_are_shortened_at_the_start():
     names = [Text(f"model.layers.{number}.attention.q_proj") for number in range(3)]
     assert [name.plain for name in shorten_names(names, 22)] == [
         "…rs.0.attention.q_proj",
@@ -131,7 +131,7 @@ def test_names_that_would_look_alike_are_cut_at_the_start():
     ]
 
 
-def test_styles_survive_the_cut():
+def test_styles_survive_shortening():
     (cut,) = shorten_names([Text.assemble(("alpha", "red"), ("omega_the_last", "blue"))], 10)
     assert cut.plain == "alp…e_last"
     assert [(span.start, span.end, span.style) for span in cut.spans] == [

@@ -15,9 +15,8 @@ import sample_recordings as samples
 from large_recording import ATTACKS, NUM_CALLS, NUM_MODULES, make_hostile, make_large
 from page_reader import Document, read_page
 from shardscope.record import Recording
-from shardscope.report.html import render_html
-from shardscope.report.page.build import build_page
-from shardscope.report.page.records import Page
+from shardscope.report.html.html import build_page, render_html
+from shardscope.report.html.page import Page
 
 TAGS = ["html", "head", "meta", "meta", "meta", "meta", "meta", "title", "style", "body"]
 TAGS += ["noscript", "div", "script", "script"]
@@ -44,7 +43,7 @@ def test_the_same_recording_gives_the_same_bytes_in_any_process() -> None:
     )
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), str(tests.parent / "src")])
-    said = [
+    texts = [
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONPATH": path, "PYTHONHASHSEED": seed, "TZ": zone, "HOME": home},
@@ -55,8 +54,8 @@ def test_the_same_recording_gives_the_same_bytes_in_any_process() -> None:
         ).stdout
         for seed, zone, home in (("1", "UTC", "/root"), ("2", "Asia/Tokyo", "/nowhere"))
     ]
-    assert len(said[0].split()) == 3
-    assert said[0] == said[1]
+    assert len(texts[0].split()) == 3
+    assert texts[0] == texts[1]
 
 
 def test_attacks_are_data(hostile: str) -> None:
@@ -119,7 +118,7 @@ def test_a_notebook_shows_the_same_document_in_a_frame(llama: Recording) -> None
     assert attributes["srcdoc"] == llama.html()
 
 
-def test_a_reader_without_scripts_is_told_what_to_do(llama: Recording) -> None:
+def test_a_page_without_scripts_explains_what_to_do(llama: Recording) -> None:
     (apology,) = Document(llama.html()).texts_of("noscript")
     assert "shardscope show" in apology
 

@@ -1,4 +1,4 @@
-"""Markdown for pull requests: what it says, that names do nothing in it, and how long it gets."""
+"""Markdown for pull requests: its content, that names are escaped, and its maximum length."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from sample_recordings import (
 from shardscope.record import Finding, Gap, MemoryKind, Severity
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import render_changes_markdown
-from shardscope.report.inert_markdown import make_code, make_prose
-from shardscope.report.markdown import render_markdown
+from shardscope.report.export.markdown import render_markdown
+from shardscope.report.model.markdown_text import make_code, make_prose
 
 markdown_it = pytest.importorskip("markdown_it")
 pytest.importorskip("linkify_it")  # what GitHub makes links of, it does too
@@ -81,7 +81,9 @@ class Page(HTMLParser):
             self.num_cells.append(0)
         if tag in ("td", "th"):
             self.num_cells[-1] += 1
-            attrs = [one for one in attrs if one[0] != "style"]  # which side numbers stand on
+            attrs = [
+                attribute for attribute in attrs if attribute[0] != "style"
+            ]  # which side numbers stand on
         assert attrs == []
 
     def handle_endtag(self, tag: str) -> None:
@@ -107,7 +109,7 @@ def test_a_hostile_name_at_the_start_of_a_line_makes_no_block(name):
     assert Page(make_prose(name) + "\n").tags <= {"p"}
 
 
-def test_nobody_is_mentioned_and_nothing_is_linked():
+def test_names_are_neither_mentions_nor_links():
     for name in TRICKS:
         prose = "".join(Page(make_prose(name)).prose)
         for forbidden in ("@e", "@t", "#1", "GH-", "://", "www."):
@@ -158,7 +160,7 @@ def test_findings_memory_breaks_and_gaps_are_in_the_summary():
     assert text.count("### torch.compile") == 1
 
 
-def test_what_has_no_section_of_its_own_is_told_in_a_figure():
+def test_views_without_a_section_have_a_metric():
     diagnosed = make_diagnosed()
     text = render_markdown(diagnosed)
     assert text.count("\n- compiler: ") == len(diagnosed.diagnoses)
@@ -170,7 +172,7 @@ def test_what_has_no_section_of_its_own_is_told_in_a_figure():
     assert "\n- sharding: " in render_markdown(make_holdings())
 
 
-def test_changes_are_a_table_of_totals_and_one_for_each_area():
+def test_changes_are_a_table_of_totals_and_a_table_for_each_area():
     before, after = make_pair()
     text = render_markdown(after, against=before, titles=("main.json", "pr.json"))
     assert "### What changed: `main.json` → `pr.json`" in text
@@ -182,12 +184,12 @@ def test_changes_are_a_table_of_totals_and_one_for_each_area():
     assert "Inputs changed in the same way (1 row)." in text
 
 
-def test_no_change_and_notes_are_said():
-    one = make_traced({"a": 1})
-    assert "No change." in render_markdown(one, against=one)
-    other = make_recording(memory=(make_memory(),))
+def test_no_change_and_notes_are_stated():
+    traced = make_traced({"a": 1})
+    assert "No change." in render_markdown(traced, against=traced)
+    profiled = make_recording(memory=(make_memory(),))
     assert "only the second recording has memory: not compared" in render_markdown(
-        other, against=one
+        profiled, against=traced
     )
 
 

@@ -7,18 +7,18 @@ from msgspec.structs import replace
 
 from sample_recordings import make_recording
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, MemoryUse, Phase, Recording
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 
 GIB = 1 << 30
 
 
 def sample(order: int, phase: Phase, activations: int) -> MemorySample:
-    held = {MemoryKind.PARAMETERS: 2 * GIB, MemoryKind.ACTIVATIONS: activations}
+    bytes_by_kind = {MemoryKind.PARAMETERS: 2 * GIB, MemoryKind.ACTIVATIONS: activations}
     return MemorySample(
         order=order,
         phase=phase,
         module=None,
-        num_bytes=tuple(held.get(kind, 0) for kind in MemoryKind),
+        num_bytes=tuple(bytes_by_kind.get(kind, 0) for kind in MemoryKind),
     )
 
 
@@ -83,7 +83,7 @@ def test_kinds_have_bytes_and_shares() -> None:
     assert line.split()[:4] == ["activations", "4.00", "GiB", "67%"]
 
 
-def test_repeated_layers_are_folded_unless_told() -> None:
+def test_repeated_layers_are_folded_unless_disabled() -> None:
     folded = render_text(recorded(PROFILE), width=100)
     assert "layers.*.up ×8" in folded
     assert "layers.3.up" not in folded
@@ -103,9 +103,9 @@ def test_the_course_marks_the_peak_and_the_phases() -> None:
     assert phases.endswith("o")
 
 
-def test_of_several_ranks_the_one_that_needs_most_is_shown() -> None:
-    other = replace(PROFILE, rank=3, peak_bytes=9 * GIB)
-    text = render_text(recorded(PROFILE, other), width=100)
+def test_of_several_ranks_that_which_needs_most_is_shown() -> None:
+    second_rank = replace(PROFILE, rank=3, peak_bytes=9 * GIB)
+    text = render_text(recorded(PROFILE, second_rank), width=100)
     assert "rank 3, the most of 2 ranks (least: 6.00 GiB)" in text
 
 

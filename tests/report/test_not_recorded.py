@@ -26,14 +26,13 @@ from shardscope.record import (
     StageTime,
     Verdict,
 )
-from shardscope.report.html import render_html
-from shardscope.report.markdown import render_markdown
-from shardscope.report.page.build import build_page
-from shardscope.report.perfetto import render_perfetto
-from shardscope.report.scalars import list_scalars
-from shardscope.report.tables import TABLES, render_table
-from shardscope.report.text import render_plain, render_text
-from shardscope.report.views import render_views
+from shardscope.report.export.csv import TABLES, render_table
+from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.perfetto import render_perfetto
+from shardscope.report.export.tensorboard import list_scalars
+from shardscope.report.html.html import build_page, render_html
+from shardscope.report.text.summary import render_plain, render_text
+from shardscope.report.text.views import render_views
 
 # A figure of nothing, as people read them: 0 B, 0 ns, 0 parameters, 0%.
 ZERO = re.compile(r"(?<![\d.,])0 ?(B|ns|ms|%|FLOP|parameters?|collectives?)\b|\b0\.0+ ?(ms|s)\b")
@@ -104,7 +103,7 @@ def test_views_say_what_was_not_recorded() -> None:
     assert "Times were not recorded." in show(make_unknown(), "compiler")
 
 
-def test_only_a_model_that_was_looked_at_is_said_to_have_no_parameters() -> None:
+def test_only_an_inspected_model_is_reported_to_have_no_parameters() -> None:
     module = Module(name="", type="Net", ranks=(RankSpan(0),))
     audited = make_recording(run=make_run(instruments=("audit",)), modules=(module,))
     assert "Sharded modules  0 parameters\n" in render_text(audited)

@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
 from shardscope.record import CollectiveKind, Group, RankSpan
-from shardscope.report.matrix import render_matrix
-from shardscope.report.page.build import build_page
-from shardscope.report.pairs import sum_pairs
-from shardscope.report.text import render_plain
-from shardscope.report.units import format_bytes
+from shardscope.report.html.html import build_page
+from shardscope.report.model.traffic import sum_sent_bytes
+from shardscope.report.model.units import format_bytes
+from shardscope.report.text.charts import render_matrix
+from shardscope.report.text.summary import render_plain
 
 
 def _in_group(rank, kind, **changes):
@@ -26,35 +26,38 @@ def test_rings_send_to_the_next_rank_of_their_group():
     recording = _with_group(
         _in_group(0, CollectiveKind.ALL_REDUCE), _in_group(6, CollectiveKind.ALL_GATHER)
     )
-    assert sum_pairs(recording).sent == {(0, 2): 300, (6, 0): 300}
+    assert sum_sent_bytes(recording).sent == {(0, 2): 300, (6, 0): 300}
 
 
 def test_what_is_not_a_ring_goes_where_it_goes():
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.ALL_TO_ALL))).sent == {
+    assert sum_sent_bytes(_with_group(_in_group(2, CollectiveKind.ALL_TO_ALL))).sent == {
         (2, 0): 100,
         (2, 4): 100,
         (2, 6): 100,
     }
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.SEND, peer=6))).sent == {(2, 6): 300}
-    assert sum_pairs(_with_group(_in_group(2, CollectiveKind.RECV, peer=6))).sent == {}
-    assert sum_pairs(_with_group(_in_group(3, CollectiveKind.ALL_REDUCE))).sent == {}
+    assert sum_sent_bytes(_with_group(_in_group(2, CollectiveKind.SEND, peer=6))).sent == {
+        (2, 6): 300
+    }
+    assert sum_sent_bytes(_with_group(_in_group(2, CollectiveKind.RECV, peer=6))).sent == {}
+    assert sum_sent_bytes(_with_group(_in_group(3, CollectiveKind.ALL_REDUCE))).sent == {}
 
 
 def test_groups_of_a_million_ranks_are_not_listed_for_each_call():
     size = 2**20
-    whole = (RankSpan(0, size),)
+    all_ranks = (RankSpan(0, size),)
     groups = tuple(
-        Group(name=f"g{index}", torch_name="", ranks=whole, num_ranks=size) for index in range(2000)
+        Group(name=f"g{index}", torch_name="", ranks=all_ranks, num_ranks=size)
+        for index in range(2000)
     )
     calls = tuple(
         make_collective(group=group.name, rank=index, kind=CollectiveKind.ALL_REDUCE)
         for index, group in enumerate(groups)
     )
     recording = make_recording(calls, world_size=size, groups=groups)
-    assert sum_pairs(recording).sent[1999, 2000] == 7168
+    assert sum_sent_bytes(recording).sent[1999, 2000] == 7168
     shared = replace(calls[0], kind=CollectiveKind.ALL_TO_ALL)
     recording = make_recording((*calls, shared), world_size=size, groups=groups)
-    assert sum_pairs(recording) is None
+    assert sum_sent_bytes(recording) is None
     assert "too many pairs" in render_plain(next(render_matrix(recording)), width=100)
 
 
@@ -70,17 +73,17 @@ def test_the_terminal_and_the_page_add_up_the_same_and_lose_no_byte():
     rows = dict.fromkeys(matrix.ranks, 0)
     for sender, num_bytes in zip(matrix.sender, matrix.num_bytes, strict=True):
         rows[matrix.ranks[sender]] += num_bytes
-    assert rows == {r: sum(one.wire_bytes for one in calls if one.rank == r) for r in range(8)}
+    assert rows == {r: sum(call.wire_bytes for call in calls if call.rank == r) for r in range(8)}
     _, picture = render_matrix(recording)
     drawn = render_plain(picture, width=60).splitlines()[1:-1]
     assert [line.split("  ")[-1] for line in drawn] == list(map(format_bytes, rows.values()))
     pairs = zip(matrix.sender, matrix.receiver, matrix.num_bytes, strict=True)
-    assert sum_pairs(recording).sent == {(a, b): num_bytes for a, b, num_bytes in pairs}
+    assert sum_sent_bytes(recording).sent == {(a, b): num_bytes for a, b, num_bytes in pairs}
 
 
-def test_calls_of_which_nobody_knows_the_receiver_are_counted():
+def test_calls_with_unknown_receivers_are_counted():
     lost = (_in_group(0, CollectiveKind.SEND), _in_group(3, CollectiveKind.ALL_REDUCE))
-    assert sum_pairs(_with_group(*lost)) == ({}, 2)
+    assert sum_sent_bytes(_with_group(*lost)) == ({}, 2)
     (title,) = render_matrix(_with_group(*lost))
     assert "2 calls left out: their destination was not recorded" in title.plain
     title, _ = render_matrix(_with_group(*lost, _in_group(0, CollectiveKind.BROADCAST)))

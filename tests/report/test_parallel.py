@@ -26,8 +26,8 @@ from shardscope.record import (
     TensorKind,
     TensorVerdict,
 )
-from shardscope.report.numbered import fold_numbers, name_all
-from shardscope.report.text import render_text
+from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
+from shardscope.report.text.summary import render_text
 
 AXES = (Axis(name="dp", size=2), Axis(name="tp", size=4))
 
@@ -83,7 +83,7 @@ def test_a_header_says_which_program_on_which_mesh() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_layers_that_are_alike_take_one_row(width: int) -> None:
+def test_identical_layers_share_a_row(width: int) -> None:
     text = render_text(make(), width=width)
     assert text.count("all_reduce[tp]") == 1
     assert "the plan's output of layers.0-79.attn.wo" in " ".join(text.split())
@@ -151,7 +151,7 @@ def test_ranks_that_differ_have_rows_of_their_own() -> None:
     assert rows == [["0-6/2", "1.00", "MiB", "·"], ["1-7/2", "2.00", "MiB", "·"]]
 
 
-def test_why_there_is_no_proof_is_said() -> None:
+def test_why_there_is_no_proof_is_stated() -> None:
     assert "Not verified: nobody asked." in render_text(make())
 
 
@@ -202,10 +202,10 @@ def test_many_programs_are_all_shown() -> None:
     ],
 )
 def test_numbers_of_layers_fold_and_no_others(text: str, folded: str) -> None:
-    assert fold_numbers(text) == folded
+    assert collapse_layer_numbers(text) == folded
 
 
 def test_runs_of_numbers_are_named_by_their_ends() -> None:
-    assert name_all(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
-    assert name_all(["a.0.b.1", "a.2.b.1"]) == "a.*.b.1"
-    assert name_all(["a.7"]) == "a.7"
+    assert name_layer_range(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
+    assert name_layer_range(["a.0.b.1", "a.2.b.1"]) == "a.*.b.1"
+    assert name_layer_range(["a.7"]) == "a.7"

@@ -1,4 +1,4 @@
-"""The table of a parity check: what is wrong first, layers that are alike once."""
+"""The table of a parity check: wrong tensors first, identical layers once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardscope.record import (
     TensorKind,
     TensorVerdict,
 )
-from shardscope.report.text import render_text
+from shardscope.report.text.summary import render_text
 
 
 def verdict(name: str, agreement: Agreement = Agreement.CLOSE, **more) -> TensorVerdict:
@@ -43,11 +43,11 @@ def recording(*tensors: TensorVerdict, **more) -> Recording:
     return make_recording(run=make_run(instruments=("parity",)), collectives=(), parity=(parity,))
 
 
-def shown(one: Recording, width: int = 120, **more) -> str:
-    return render_text(one, width=width, **more).partition("Parity")[2]
+def shown(record: Recording, width: int = 120, **more) -> str:
+    return render_text(record, width=width, **more).partition("Parity")[2]
 
 
-def test_layers_that_are_alike_are_one_row_with_the_worst_of_them():
+def test_identical_layers_share_a_row_with_the_worst_of_them():
     layers = [verdict(f"layers.{i}.up.weight", error=i * 1e-8) for i in range(12)]
     text = shown(recording(*layers, verdict("head.weight")))
     assert "layers.*.up.weight ×12" in text
@@ -77,11 +77,11 @@ def test_what_differs_comes_first_with_its_cause():
 
 def test_what_follows_from_a_divergence_needs_no_cause_of_its_own():
     wrong = verdict("a", Agreement.DIFFERS, suspect=Suspect.UNKNOWN)
-    found = Divergence(
+    divergence = Divergence(
         module="b", phase=Phase.FORWARD, suspect=Suspect.MISSING_REDUCTION, detail="so"
     )
     assert "unknown" in shown(recording(wrong))
-    assert "unknown" not in shown(recording(wrong, divergences=(found,)))
+    assert "unknown" not in shown(recording(wrong, divergences=(divergence,)))
 
 
 def test_the_single_output_and_errors_without_a_scale_have_words():
@@ -90,19 +90,19 @@ def test_the_single_output_and_errors_without_a_scale_have_words():
     assert "noise " in text
 
 
-def test_what_differs_by_chance_or_rounding_is_said_to_agree():
+def test_random_or_rounding_differences_are_reported_to_agree():
     text = shown(recording(verdict("a", Agreement.RANDOM), verdict("b", Agreement.ROUNDED)))
     assert "All 2 tensors agree" in text
     assert "2 of them up to random numbers or rounding" in text
 
 
-def test_nothing_to_compare_is_said():
+def test_nothing_to_compare_is_stated():
     assert "Nothing was compared" in shown(recording())
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("suspect", Suspect)
-def test_causes_are_never_cut(width, suspect):
+def test_causes_are_never_truncated(width, suspect):
     name = "layers.11.attention.projection.weight"
     wrong = verdict(name, Agreement.RANKS_DISAGREE, suspect=suspect, ranks=(RankSpan(0, 4),))
     text = shown(recording(wrong), width)
@@ -112,7 +112,7 @@ def test_causes_are_never_cut(width, suspect):
         assert "ranks disagree" in text
 
 
-def test_an_output_that_is_too_noisy_is_not_simply_said_to_agree():
+def test_an_output_that_is_too_noisy_is_not_reported_to_agree():
     noisy = Finding(
         rule="parity-noisy", severity=Severity.WARNING, subject="a", fact="b", remedy="c"
     )
@@ -123,6 +123,6 @@ def test_an_output_that_is_too_noisy_is_not_simply_said_to_agree():
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width):
     names = [f"a.very.long.name.of.{i}.modules.weight" for i in range(3)]
-    some = [verdict(name, agreement) for name in names for agreement in Agreement]
-    lines = render_text(recording(*some), width=width).splitlines()
+    verdicts = [verdict(name, agreement) for name in names for agreement in Agreement]
+    lines = render_text(recording(*verdicts), width=width).splitlines()
     assert max(map(len, lines)) <= width

@@ -16,7 +16,7 @@ from sample_recordings import (
     make_span,
 )
 from shardscope.record import CollectiveKind, MemoryKind, MemoryProfile, MemorySample, Phase
-from shardscope.report.perfetto import render_perfetto
+from shardscope.report.export.perfetto import render_perfetto
 
 
 def _events(recording, phase="X"):
@@ -72,7 +72,7 @@ def test_slices_of_a_track_never_overlap(any_recording):
 
 
 def _is_nested(events):
-    """Whether each slice lies within all that are open where it begins; outer ones come first."""
+    """Whether each slice is nested in all slices that are open where it begins."""
     open_until = []
     for event in events:
         start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
@@ -98,9 +98,9 @@ def test_phases_have_a_track_for_each_thread_and_clock_and_nest():
         "phases, main thread, cuda:0",
     ]
     assert all(_is_nested(events) for events in tracks.values())
-    whole = next(events[0] for events in tracks.values() if events[0]["name"] == "step")
-    assert whole["dur"] == 13
-    assert whole["args"]["self_ns"] == 0
+    step = next(events[0] for events in tracks.values() if events[0]["name"] == "step")
+    assert step["dur"] == 13
+    assert step["args"]["self_ns"] == 0
 
 
 def test_phases_that_take_turns_get_tracks_of_their_own():
@@ -149,7 +149,7 @@ def test_a_process_per_rank_and_a_track_per_axis():
 def test_a_simulation_has_an_order_and_no_times(llama):
     spans = (make_span("step", 7_000, 5_000),)
     names = _events(replace(llama, spans=spans), "M")
-    tracks = [one["args"]["name"] for one in names if one["name"] == "thread_name"]
+    tracks = [name["args"]["name"] for name in names if name["name"] == "thread_name"]
     assert tracks == [
         "dp (simulated order, not time)",
         "tp (simulated order, not time)",
@@ -180,9 +180,9 @@ def test_slice_carries_all_details(llama):
 
 def test_metadata_says_that_durations_were_not_measured(llama):
     real = replace(llama, run=replace(llama.run, is_simulated=False))
-    other = json.loads(render_perfetto(real))["otherData"]
-    assert "Durations were not measured" in other["note"]
-    assert other["run"]["world_size"] == 1024
+    metadata = json.loads(render_perfetto(real))["otherData"]
+    assert "Durations were not measured" in metadata["note"]
+    assert metadata["run"]["world_size"] == 1024
 
 
 def test_collectives_without_times_keep_their_order():
@@ -241,20 +241,20 @@ def test_ranks_that_never_meet_keep_their_own_clocks():
 
 
 def test_memory_is_a_counter_of_every_kind():
-    held = tuple(range(len(MemoryKind)))
+    num_bytes = tuple(range(len(MemoryKind)))
     profile = MemoryProfile(
         rank=3,
         peak_bytes=21,
         peak_order=7,
         peak_phase=Phase.FORWARD,
         samples=(
-            MemorySample(order=5, phase=Phase.OUTSIDE, module=None, num_bytes=held),
-            MemorySample(order=7, phase=Phase.FORWARD, module="a", num_bytes=held),
+            MemorySample(order=5, phase=Phase.OUTSIDE, module=None, num_bytes=num_bytes),
+            MemorySample(order=7, phase=Phase.FORWARD, module="a", num_bytes=num_bytes),
         ),
     )
     recording = replace(make_recording(), memory=(profile,))
     counters = _events(recording, "C")
-    assert [(one["pid"], one["ts"]) for one in counters] == [(3, 0), (3, 2)]
-    assert counters[0]["args"] == dict(zip(map(str, MemoryKind), held, strict=True))
+    assert [(counter["pid"], counter["ts"]) for counter in counters] == [(3, 0), (3, 2)]
+    assert counters[0]["args"] == dict(zip(map(str, MemoryKind), num_bytes, strict=True))
     alone = replace(recording, collectives=(), groups=())
     assert len(_events(alone, "C")) == 2

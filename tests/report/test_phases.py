@@ -6,8 +6,8 @@ import pytest
 
 from sample_recordings import make_collective, make_phases, make_recording, make_span
 from shardscope.record import Gap, PhaseTotal, sum_spans
-from shardscope.report.text import render_text
-from shardscope.report.units import format_duration
+from shardscope.report.model.units import format_duration
+from shardscope.report.text.summary import render_text
 
 
 def _rows(recording, width=100):

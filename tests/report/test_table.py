@@ -9,7 +9,7 @@ import pytest
 
 from sample_recordings import every_cause, make_collective, make_recording
 from shardscope.record import Source
-from shardscope.report.table import render_csv
+from shardscope.report.export.csv import render_csv
 
 
 def _rows(recording):
@@ -28,7 +28,7 @@ def test_empty_recording_has_the_header_alone():
     assert text.count("\n") == 1
 
 
-def test_every_row_is_one_line(varied):
+def test_every_row_is_a_single_line(varied):
     assert len(render_csv(varied).splitlines()) == 1 + len(varied.collectives)
     assert not {"\x1b", "\x00", "\r"} & set(render_csv(varied))
 

@@ -7,7 +7,7 @@ from io import StringIO
 
 from sample_recordings import make_explained, make_holdings, make_phases, make_recording
 from shardscope.record import Finding, Mark, MarkKind, Module, RankSpan, Recording, Severity, Source
-from shardscope.report.tables import TABLES, count_rows, render_table
+from shardscope.report.export.csv import TABLES, count_rows, render_table
 
 
 def read(recording: Recording, name: str) -> list[dict[str, str]]:
@@ -27,18 +27,20 @@ def test_rows_are_as_many_as_records_and_none_is_ragged(any_recording: Recording
             assert not any(cell.startswith(("=", "+", "@")) for cell in row.values())
 
 
-def test_parameters_say_how_they_lie() -> None:
-    held = make_holdings()
-    rows = read(held, "parameters")
-    parameters = [one for module in held.modules for one in module.parameters]
+def test_parameters_show_their_placements() -> None:
+    recording = make_holdings()
+    rows = read(recording, "parameters")
+    parameters = [parameter for module in recording.modules for parameter in module.parameters]
     assert len(rows) == len(parameters) > 0
-    assert [int(row["local_bytes"]) for row in rows] == [one.local_bytes for one in parameters]
+    assert [int(row["local_bytes"]) for row in rows] == [
+        parameter.local_bytes for parameter in parameters
+    ]
     assert {row["is_buffer"] for row in rows} <= {"true", "false"}
-    modules = read(held, "modules")
+    modules = read(recording, "modules")
     assert sum(int(row["num_parameters"]) for row in modules) == len(parameters)
 
 
-def test_records_within_records_have_one_cell() -> None:
+def test_nested_records_share_a_cell() -> None:
     module = Module(
         name="a",
         type="Linear",
@@ -71,5 +73,7 @@ def test_memory_spans_and_breaks_are_all_there() -> None:
     assert [int(row["start_ns"]) for row in read(make_phases(), "spans")] == [
         span.start_ns for span in spans
     ]
-    sites = [site for one in make_explained().explanations for site in one.break_sites]
+    sites = [
+        site for explanation in make_explained().explanations for site in explanation.break_sites
+    ]
     assert len(read(make_explained(), "breaks")) == len(sites) > 0

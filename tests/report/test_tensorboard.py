@@ -1,4 +1,4 @@
-"""The event file is read by TensorBoard's own reader, and says what the recording says."""
+"""The event file is read by TensorBoard's own reader, and has the values of the recording."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from sample_recordings import (
     make_recording,
 )
 from shardscope.record import CollectiveKind, Phase, Recording
-from shardscope.report.scalars import list_scalars
-from shardscope.report.tensorboard import render_tensorboard
+from shardscope.report.export.tensorboard import list_scalars, render_tensorboard
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -28,21 +27,21 @@ def read(folder: Path, recording: Recording, *, step: int = 0) -> dict[str, tupl
     path.write_bytes(b"".join(render_tensorboard(recording, step=step)))
     reader = events.EventAccumulator(str(path))
     reader.Reload()
-    found = {}
+    scalars = {}
     for tag in reader.Tags()["scalars"]:
         (event,) = reader.Scalars(tag)
-        found[tag] = (event.step, event.value)
-    return found
+        scalars[tag] = (event.step, event.value)
+    return scalars
 
 
-def test_tensorboard_reads_every_figure_of_any_recording(
+def test_tensorboard_reads_every_scalar_of_any_recording(
     tmp_path: Path, any_recording: Recording
 ) -> None:
-    found = read(tmp_path, any_recording, step=2**40)
+    scalars = read(tmp_path, any_recording, step=2**40)
     expected = list_scalars(any_recording)
     assert "findings/error" in expected
-    assert list(found) == list(expected)
-    for tag, (step, value) in found.items():
+    assert list(scalars) == list(expected)
+    for tag, (step, value) in scalars.items():
         assert step == 2**40
         assert isclose(value, expected[tag], rel_tol=1e-6)  # TensorBoard keeps 32 bits
     same = b"".join(render_tensorboard(any_recording, step=2**40))
@@ -50,9 +49,9 @@ def test_tensorboard_reads_every_figure_of_any_recording(
 
 
 def test_a_damaged_file_is_noticed_by_its_checksum(tmp_path: Path) -> None:
-    whole = b"".join(render_tensorboard(make_llama(num_layers=1)))
-    for place in (3, 20, len(whole) // 2, len(whole) - 2):
-        damaged = bytearray(whole)
+    data = b"".join(render_tensorboard(make_llama(num_layers=1)))
+    for place in (3, 20, len(data) // 2, len(data) - 2):
+        damaged = bytearray(data)
         damaged[place] ^= 1
         path = tmp_path / f"{place}.tfevents"
         path.write_bytes(damaged)
@@ -75,27 +74,27 @@ def test_communication_is_a_ranks_and_its_parts_add_up() -> None:
     assert scalars["comm_by_kind/all_reduce/count"] == 1
     assert scalars["comm_by_phase/backward/wire_bytes"] == 150
     for part in ("axis", "kind", "phase"):
-        told = [n for tag, n in scalars.items() if tag.startswith(f"comm_by_{part}/")]
-        assert sum(told) == sum(n for tag, n in scalars.items() if tag.startswith("comm/"))
+        values = [n for tag, n in scalars.items() if tag.startswith(f"comm_by_{part}/")]
+        assert sum(values) == sum(n for tag, n in scalars.items() if tag.startswith("comm/"))
 
 
-def test_a_step_that_said_nothing_has_a_figure_and_one_nobody_traced_has_none() -> None:
+def test_a_silent_step_has_a_scalar_and_an_untraced_step_has_none() -> None:
     silent = make_recording()
     traced = replace(silent, run=replace(silent.run, instruments=("trace",)))
     assert list_scalars(traced)["comm/count"] == 0
     assert "comm/count" not in list_scalars(silent)
 
 
-def test_memory_coverage_and_graph_breaks_are_told() -> None:
-    held = make_holdings()
-    scalars = list_scalars(held)
-    most = max(held.memory, key=lambda one: one.peak_bytes)
+def test_memory_coverage_and_graph_breaks_have_scalars() -> None:
+    recording = make_holdings()
+    scalars = list_scalars(recording)
+    most = max(recording.memory, key=lambda profile: profile.peak_bytes)
     assert scalars["memory/peak_bytes"] == most.peak_bytes
     at_peak = sum(n for tag, n in scalars.items() if tag.startswith("memory_at_peak/"))
     assert at_peak == sum(use.num_bytes for use in most.at_peak) > 0
-    for coverage in held.coverage:
-        told = [n for tag, n in scalars.items() if tag.startswith(f"coverage/{coverage.level}/")]
-        assert sum(told) == len(coverage.ops) > 0
+    for coverage in recording.coverage:
+        values = [n for tag, n in scalars.items() if tag.startswith(f"coverage/{coverage.level}/")]
+        assert sum(values) == len(coverage.ops) > 0
     explained = make_explained()
-    most_breaks = max(one.num_break_sites for one in explained.explanations)
+    most_breaks = max(explanation.num_break_sites for explanation in explained.explanations)
     assert list_scalars(explained)["compiler/graph_breaks"] == most_breaks > 0

@@ -1,4 +1,4 @@
-"""The summary says what ran, what is wrong, who said how much and why, at any width."""
+"""The summary at any width: the run, its problems, its collectives and their causes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardscope.record import (
     Source,
     Stop,
 )
-from shardscope.report.text import render_summary, render_text
+from shardscope.report.text.summary import render_summary, render_text
 
 _VIEWS = ["module", "axis", "kind", "cause"]
 
@@ -39,8 +39,8 @@ _VIEWS = ["module", "axis", "kind", "cause"]
 @pytest.mark.parametrize("width", [20, 40, 50, 80, 140])
 def test_every_view_fits_the_terminal(any_recording, width):
     # What collectives are sorted by shows where there are some; only modules are folded.
-    others = _VIEWS[1:] if any_recording.collectives else []
-    for by, is_folded in [("module", True), ("module", False), *((by, True) for by in others)]:
+    views = _VIEWS[1:] if any_recording.collectives else []
+    for by, is_folded in [("module", True), ("module", False), *((by, True) for by in views)]:
         lines = render_text(any_recording, by=by, is_folded=is_folded, width=width).splitlines()
         assert max(cell_len(line) for line in lines) <= width, (by, is_folded)
 
@@ -57,7 +57,7 @@ def test_views_without_modules_have_nothing_to_fold(varied, by):
 
 
 @pytest.mark.parametrize("by", _VIEWS)
-def test_hostile_names_are_inert(varied, by):
+def test_hostile_names_are_sanitized(varied, by):
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
         console.print(render_summary(varied, by=by))
@@ -118,7 +118,7 @@ def test_no_findings_says_which_checks_ran_and_which_did_not(instruments, words)
     assert "No findings" not in render_text(replace(recording, findings=(finding,)))
 
 
-def test_several_forward_passes_are_not_presented_as_one(llama):
+def test_several_forward_passes_are_not_presented_as_a_single_pass(llama):
     twice = replace(llama, run=replace(llama.run, num_forwards=2))
     lines = [" ".join(line.split()) for line in render_text(twice, width=140).splitlines()]
     about = [line for line in lines if "over 2 forward passes" in line]
@@ -127,7 +127,7 @@ def test_several_forward_passes_are_not_presented_as_one(llama):
     assert "forward pass" not in render_text(once)
 
 
-def test_figures_of_which_records_were_lost_are_called_incomplete(llama):
+def test_metrics_of_which_records_were_lost_are_called_incomplete(llama):
     lossy = replace(llama, gaps=(Gap(place="stream", fact="it was cut", is_loss=True),))
     assert "sent (ring estimate) · incomplete: records were lost" in render_text(lossy, width=140)
 
@@ -146,7 +146,7 @@ def test_empty_recording_of_the_command_line_does_not_mention_the_context_manage
     assert "with trace" not in text
 
 
-def test_empty_recording_of_one_rank_says_that_it_has_none_to_issue():
+def test_empty_recording_of_a_single_rank_states_that_it_has_none_to_issue():
     text = render_text(make_recording(world_size=1))
     assert "No collectives were recorded: a world of one rank has none to issue." in text
 
@@ -217,7 +217,7 @@ def test_long_names_keep_their_end_and_stay_different(width):
     assert [name[-6:] for name in names[:4]] == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-def test_long_names_are_cut_at_the_width_there_is():
+def test_long_names_are_shortened_to_the_width():
     assert [len(name) for name in _deep_names(100)] == [59] * 10
     assert 35 < len(_deep_names(80)[0]) < 59
 
@@ -229,7 +229,7 @@ def _figures(text):
 
 @pytest.mark.parametrize("width", [40, 50, 60, 80, 120])
 @pytest.mark.parametrize("by", ["module", "kind", "axis", "cause"])
-def test_names_and_numbers_are_whole_at_any_sensible_width(llama, width, by):
+def test_names_and_numbers_are_complete_at_any_sensible_width(llama, width, by):
     text = render_text(llama, width=width, by=by)
     wide = render_text(llama, width=160, by=by)
     # Columns may be missing, but each figure that is there is one that the wide table has.
@@ -293,7 +293,7 @@ def test_phases_come_in_the_order_they_happen(llama):
     assert first.index("forward") < first.index("backward")
 
 
-def test_equal_ranks_are_shown_as_one():
+def test_equal_ranks_share_a_row():
     text = render_text(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))
     assert "all 8 ranks" in text
     assert "all ranks identical" in " ".join(text.split())
@@ -332,12 +332,12 @@ def _one_call_on_some_ranks(*, kinds):
 _THREE_KINDS = [CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST]
 
 
-def test_rank_that_said_nothing_is_not_said_to_have_issued_any():
+def test_rank_without_collectives_is_not_reported_to_have_issued_any():
     text = " ".join(render_text(_one_call_on_some_ranks(kinds=_THREE_KINDS)).split())
     assert "≤ 1 collective per rank · ≤ 4.00 KiB input · ≤ 7.00 KiB sent" in text
 
 
-def test_one_collective_is_one():
+def test_a_single_collective_is_singular():
     assert "\n1 collective per rank · 4.00" in render_text(make_recording((make_collective(),)))
 
 
@@ -349,7 +349,7 @@ def test_totals_of_ranks_that_differ_are_sums_and_say_so(by):
     assert [line.split()[-2] for line in table[1:-1]] == ["33%", "33%", "33%"]
 
 
-def test_totals_of_ranks_that_are_alike_are_those_of_one():
+def test_totals_of_identical_ranks_are_those_of_a_single_rank():
     text = render_text(make_llama(num_layers=2, dp=1, ranks=tuple(range(8))))
     assert "By kind and mesh axis  per rank" in text
 
@@ -361,7 +361,7 @@ def test_totals_of_some_ranks_that_differ_count_all_of_them():
     assert "all_reduce  world  forward     11  44.0 KiB" in text
 
 
-def test_totals_of_a_thousand_axes_are_cut_short_and_keep_the_costliest():
+def test_totals_of_a_thousand_axes_are_truncated_to_the_most_expensive():
     calls = tuple(
         make_collective(order=index, axis=f"axis{index:04}", wire_bytes=index)
         for index in range(1000)
@@ -374,7 +374,7 @@ def test_totals_of_a_thousand_axes_are_cut_short_and_keep_the_costliest():
     assert "total 1,000 3.91 MiB" in " ".join(text.split())
 
 
-def test_world_without_a_group_is_one_process():
+def test_world_without_a_group_is_a_single_process():
     alone = make_recording(world_size=1, groups=())
     assert "1 rank · one process · torch" in render_text(alone)
     assert "real process group" in render_text(make_recording(world_size=1))
@@ -418,12 +418,12 @@ def test_findings_that_differ_by_rank_alone_share_an_entry():
     assert "a.py:3" in text
 
 
-def test_many_findings_are_cut_short():
+def test_many_findings_are_truncated():
     findings = tuple(_finding(subject=str(number)) for number in range(25))
     assert "… and 15 more" in render_text(make_recording(findings=findings))
 
 
-def test_tree_of_a_thousand_different_modules_is_cut_short():
+def test_tree_of_a_thousand_different_modules_is_truncated():
     calls = tuple(
         make_collective(order=index, owner=f"m{index}.inner", wire_bytes=index)
         for index in range(1000)
@@ -453,7 +453,7 @@ def test_names_nested_beyond_reason_do_not_overflow():
     assert render_text(recording, is_folded=False)
 
 
-def test_numbers_are_never_cut(llama):
+def test_numbers_are_never_shortened(llama):
     wide = tuple(replace(call, owner="x" * 300, axis="a" * 100) for call in llama.collectives[:3])
     text = render_text(make_recording(wide, world_size=1024), width=60)
     assert text.count("MiB") >= 6

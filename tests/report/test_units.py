@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.report.names import make_inert, shorten
-from shardscope.report.units import format_bytes, format_count, format_spread, spread
+from shardscope.report.model.names import sanitize_text, shorten
+from shardscope.report.model.units import format_bytes, format_count, format_spread, spread
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_nothing_is_a_dot_and_thousands_are_apart():
     assert (format_count(0), format_count(1024)) == ("·", "1,024")
 
 
-def test_spread_is_one_figure_where_ranks_agree():
+def test_spread_is_a_single_number_where_ranks_agree():
     assert format_spread(spread([3, 3, 0]), str) == "3"
     assert format_spread(spread([3, 5]), str) == "≤ 5"
     assert format_spread(spread([]), str) == "0"
 
 
 @pytest.mark.parametrize(
-    ("text", "inert"),
+    ("text", "escaped"),
     [
         ("plain", "plain"),
         ("a\nb\tc", "a\\nb\\tc"),
@@ -52,8 +52,8 @@ def test_spread_is_one_figure_where_ranks_agree():
         ("ünï 日本 🚀", "ünï 日本 🚀"),
     ],
 )
-def test_what_a_terminal_might_obey_is_written_out(text, inert):
-    assert make_inert(text) == inert
+def test_what_a_terminal_might_obey_is_written_out(text, escaped):
+    assert sanitize_text(text) == escaped
 
 
 def test_shortened_text_keeps_both_ends():

@@ -30,16 +30,15 @@ from shardscope.record import (
     RankSpan,
     Severity,
 )
-from shardscope.report.layout import draw_level, format_bar
-from shardscope.report.matrix import render_matrix
-from shardscope.report.memory_area import MemoryArea
-from shardscope.report.select import keep_modules
+from shardscope.report.model.select import keep_modules
 from shardscope.report.show import show as print_result
-from shardscope.report.text import render_plain
-from shardscope.report.timeline import render_timeline
-from shardscope.report.views import Subject, Views, render_views
+from shardscope.report.text.charts import render_matrix, render_timeline
+from shardscope.report.text.memory_use import MemoryArea
+from shardscope.report.text.style import draw_level, format_bar
+from shardscope.report.text.summary import render_plain
+from shardscope.report.text.views import ViewName, Views, render_views
 
-SUBJECTS = get_args(Subject)
+SUBJECTS = get_args(ViewName)
 _MIB = 1024**2
 
 
@@ -54,7 +53,7 @@ def test_every_view_fits_the_terminal(any_recording, width):
         assert max(cell_len(line) for line in lines) <= width
 
 
-def test_hostile_names_are_inert(any_recording):
+def test_hostile_names_are_sanitized(any_recording):
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
         console.print(render_views(any_recording, SUBJECTS))
@@ -83,13 +82,13 @@ def test_a_view_with_nothing_names_the_verb_that_would_fill_it(subject, verb):
     assert text.endswith(".")
 
 
-def test_a_trace_of_silence_is_not_told_to_trace():
+def test_a_trace_without_collectives_does_not_advise_to_trace():
     recording = make_recording(run=make_run(instruments=("trace",)))
     text = render_plain(Views(recording).render("communication"), width=200).strip()
     assert text == "No collectives were issued while it was traced."
 
 
-def test_overview_has_a_figure_of_each_view(llama):
+def test_overview_has_a_metric_of_each_view(llama):
     text = show(llama, "overview")
     assert "No findings (which checks ran was not recorded)." in text
     assert "No gaps: every collective was attributed." in text
@@ -107,7 +106,7 @@ def test_modules_show_what_they_hold_and_what_they_need_at_the_peak():
     assert any("0 … 1 ×2" in row and row.endswith("64.0 MiB") for row in rows)
 
 
-def test_a_program_that_was_cut_has_modules_and_holdings_though_none_were_listed():
+def test_a_parallel_program_has_modules_and_holdings_though_none_were_listed():
     weight = make_placed("layers.0.up.weight")
     recording = replace(make_recording(), parallel=(make_program(placed=(weight,)),))
     rows = {" ".join(line.split()) for line in show(recording, "modules").splitlines()}
@@ -121,8 +120,8 @@ def test_a_program_that_was_cut_has_modules_and_holdings_though_none_were_listed
 def _make_profile():
     kinds = list(MemoryKind)
 
-    def sample(order, phase, **held):
-        sizes = tuple(held.get(str(kind), 0) * _MIB for kind in kinds)
+    def sample(order, phase, **num_bytes):
+        sizes = tuple(num_bytes.get(str(kind), 0) * _MIB for kind in kinds)
         return MemorySample(order=order, phase=phase, module=None, num_bytes=sizes)
 
     return MemoryProfile(
@@ -164,20 +163,22 @@ def test_memory_is_drawn_in_colours_where_there_are_any():
 def test_a_matrix_of_many_ranks_shares_cells(llama):
     calls = tuple(make_collective(rank=rank, num_ranks=1000) for rank in range(1000))
     recording = make_recording(calls, world_size=1000)
-    lines = [render_plain(one, width=60) for one in render_matrix(recording)][-1].splitlines()
+    lines = [render_plain(section, width=60) for section in render_matrix(recording)][
+        -1
+    ].splitlines()
     assert "0…" in lines[1]
     assert len(lines) < 40
-    alone = [render_plain(one, width=60) for one in render_matrix(llama)][-1].splitlines()
+    alone = [render_plain(section, width=60) for section in render_matrix(llama)][-1].splitlines()
     assert alone[0].split() == ["0", "1", "8"]
     assert alone[1].startswith("  0  ··")
 
 
-def test_a_timeline_has_a_strip_for_each_axis_of_one_rank_and_for_each_of_many(llama):
+def test_a_timeline_has_a_strip_for_each_axis_of_a_single_rank_and_for_each_of_many(llama):
     alone = render_plain(list(render_timeline(llama))[-1], width=60).splitlines()
     assert [line.split()[0] for line in alone[1:]] == ["tp", "dp"]
     assert alone[0].strip().startswith("ffff")
     many = make_llama(num_layers=2, dp=2, ranks=tuple(range(20)))
-    title, strips, more = (render_plain(one, width=60) for one in render_timeline(many))
+    title, strips, more = (render_plain(section, width=60) for section in render_timeline(many))
     assert "in simulated order, not time" in " ".join(title.split())
     assert "µs" not in title
     assert len(strips.splitlines()) == 17
@@ -186,26 +187,32 @@ def test_a_timeline_has_a_strip_for_each_axis_of_one_rank_and_for_each_of_many(l
 
 def test_a_timeline_without_a_clock_goes_by_order():
     calls = tuple(make_collective(order=order) for order in range(4))
-    title, strips = (render_plain(one, width=60) for one in render_timeline(make_recording(calls)))
+    title, strips = (
+        render_plain(section, width=60) for section in render_timeline(make_recording(calls))
+    )
     assert "in order of issue, not time" in title
     assert strips.splitlines()[1].count("█") == 4
 
 
 def test_a_timeline_of_a_real_run_goes_by_its_clock():
     calls = tuple(make_collective(order=order, start_ns=order * 1000) for order in range(4))
-    title, _ = (render_plain(one, width=60) for one in render_timeline(make_recording(calls)))
+    title, _ = (
+        render_plain(section, width=60) for section in render_timeline(make_recording(calls))
+    )
     assert "bytes sent over 3.00 µs" in title
-    title, _ = (render_plain(one, width=60) for one in render_timeline(make_recording(calls[:1])))
+    title, _ = (
+        render_plain(section, width=60) for section in render_timeline(make_recording(calls[:1]))
+    )
     assert "bytes sent by one collective" in title
     assert "0 ns" not in title
 
 
-def test_bars_are_as_high_as_their_figures():
+def test_bars_are_as_high_as_their_values():
     assert "".join(draw_level(value, 100) for value in (0, 1, 6, 12, 25, 50, 75, 100)) == " ··▁▂▄▆█"
     assert draw_level(3, 0) == " "
 
 
-def test_placements_are_drawn_with_the_piece_of_one_rank(llama):
+def test_placements_are_drawn_with_the_shard_of_a_rank(llama):
     text = show(llama, "sharding")
     assert "■ □ □ □ □ □ □ □" in text
     assert "sharded: dim 0 in 128 and dim 1 in 8" in text
@@ -234,15 +241,17 @@ def test_placements_are_read_as_a_page_reads_them():
     assert "sharded: dim 1 in 3" in draw("Shard(1)", axes=("ep",))
 
 
-def test_one_module_keeps_what_is_its_own_and_below_it(llama):
-    kept = keep_modules(llama, "layers.3.attention")
-    assert {call.owner for call in kept.collectives} == {
+def test_a_selected_module_keeps_its_records_and_its_childrens(llama):
+    selected = keep_modules(llama, "layers.3.attention")
+    assert {call.owner for call in selected.collectives} == {
         "layers.3.attention",
         "layers.3.attention.wo",
     }
-    names = [module.name for module in kept.modules if module.parameters]
+    names = [module.name for module in selected.modules if module.parameters]
     assert names == [f"layers.3.attention.{part}" for part in ("wq", "wk", "wv", "wo")]
-    assert len(keep_modules(llama, "layers.?.attention").collectives) == 10 * len(kept.collectives)
+    assert len(keep_modules(llama, "layers.?.attention").collectives) == 10 * len(
+        selected.collectives
+    )
     assert keep_modules(llama, "no.such") is None
     assert keep_modules(llama, "*").collectives == tuple(
         call for call in llama.collectives if call.owner is not None
@@ -255,17 +264,21 @@ def test_findings_of_a_module_are_kept_by_their_subject(llama):
             rule="r", severity=Severity.INFO, subject=subject, fact="Fact.", remedy="Remedy."
         )
 
-    mine = ["layers.3.attention.wo.weight", "x, layers.3.attention", "layers.*.attention.wq (×32)"]
-    others = ["layers.30.attention", "group dp", "layers.*.feed_forward", "step"]
-    recording = replace(llama, findings=tuple(map(finding, [*mine, *others])))
-    kept = keep_modules(recording, "layers.3.attention")
-    assert [one.subject for one in kept.findings] == mine
+    subjects = [
+        "layers.3.attention.wo.weight",
+        "x, layers.3.attention",
+        "layers.*.attention.wq (×32)",
+    ]
+    unrelated = ["layers.30.attention", "group dp", "layers.*.feed_forward", "step"]
+    recording = replace(llama, findings=tuple(map(finding, [*subjects, *unrelated])))
+    selected = keep_modules(recording, "layers.3.attention")
+    assert [finding.subject for finding in selected.findings] == subjects
 
 
-def test_a_view_that_was_cut_to_nothing_says_that_and_not_what_to_run():
+def test_a_view_without_selected_modules_states_that_and_not_what_to_run():
     recording = make_holdings()
-    kept = keep_modules(recording, "layers.8.*")
-    text = show(kept, "coverage", "compiler", whole=recording, width=200)
+    selected = keep_modules(recording, "layers.8.*")
+    text = show(selected, "coverage", "compiler", full_recording=recording, width=200)
     assert "belongs to matching modules" in text
     assert "shardscope coverage" not in text
     assert "shardscope explain" in text
@@ -275,7 +288,7 @@ def test_a_file_that_holds_more_than_all_makes_no_endless_bar():
     assert format_bar(2**63 - 1, 1).plain == format_bar(1, 1).plain == "█" * 8
 
 
-def test_show_prints_one_view_of_whatever_has_a_recording(llama, capsys):
+def test_show_prints_a_view_of_any_result_with_a_recording(llama, capsys):
     print_result(llama, view="sharding")
     assert "Placements" in capsys.readouterr().out
     with pytest.raises(ValueError, match="Views are overview, modules, communication"):

@@ -16,11 +16,11 @@ import sample_recordings as samples
 from shardscope.record import Recording, Source
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.text import render_changes
-from shardscope.report.explain import render_guards, render_stage_times
-from shardscope.report.grid import Column, Grid, Look, leave_out
-from shardscope.report.names import shorten
-from shardscope.report.text import View, render_plain, render_summary
-from shardscope.report.views import Subject, render_views
+from shardscope.report.model.names import shorten
+from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.summary import View, render_plain, render_summary
+from shardscope.report.text.table import Column, ColumnStyle, Grid, narrower_layouts
+from shardscope.report.text.views import ViewName, render_views
 
 FOLDER = "/home/somebody/projects/a-very-long-folder-name/and/another/one/inside/of/it"
 LINE = re.compile(r":(9\d{4})(?!\d)")
@@ -68,7 +68,7 @@ RECORDINGS = {
 def list_views(recording: Recording) -> Iterator[tuple[str, RenderableType]]:
     for by in get_args(View):
         yield f"summary by {by}", render_summary(recording, by=by, is_folded=by != "cause")
-    yield "views", render_views(recording, get_args(Subject))
+    yield "views", render_views(recording, get_args(ViewName))
     yield "guards", Group(*render_guards(recording))
     yield "times", Group(*render_stage_times(recording))
     before = replace(recording, collectives=recording.collectives[:1], findings=(), memory=())
@@ -85,7 +85,7 @@ def test_nothing_is_hidden_silently_and_line_numbers_are_complete(
     def spy(self: Grid, width: int) -> Any:
         """Collect the headers that a table shows, and those whose content is in other columns."""
         shown = self._choose_layout(width)
-        covered = (key for one in shown for key in self._columns[one].covers)
+        covered = (key for shown_key in shown for key in self._columns[shown_key].covers)
         headers.update(self._columns[key].header for key in (*shown, *covered))
         return make_table(self, width)
 
@@ -109,13 +109,13 @@ def test_nothing_is_hidden_silently_and_line_numbers_are_complete(
 
 def test_hidden_columns_are_named_and_bars_are_not() -> None:
     columns = {
-        "name": Column("parameter", Look.NAME, 10),
+        "name": Column("parameter", ColumnStyle.NAME, 10),
         "size": Column("size"),
         "share": Column("share"),
-        "bar": Column("", Look.NAME, 8),
+        "bar": Column("", ColumnStyle.NAME, 8),
     }
     row = {"name": "a.long.name.of.a.parameter", "size": "12.5 GiB", "share": "100%", "bar": "███"}
-    grid = Grid(columns, [row], leave_out(list(columns), "bar", "share"))
+    grid = Grid(columns, [row], narrower_layouts(list(columns), "bar", "share"))
     assert "hidden" not in render_plain(grid, width=80)
     assert "hidden" not in render_plain(grid, width=30)
     narrow = " ".join(render_plain(grid, width=24).split())

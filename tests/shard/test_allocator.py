@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardscope.shard.allocator import CachingAllocator
+from shardscope.shard.memory.profile import CachingAllocator
 
 MIB = 1 << 20
 
@@ -51,7 +51,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert allocator.allocate(18 * MIB) is small
 
 
-def test_what_is_cut_off_serves_others_and_is_joined_again() -> None:
+def test_the_rest_of_a_split_block_is_reused_and_merged_again() -> None:
     allocator = CachingAllocator()
     pieces = [allocator.allocate(5 * MIB) for _ in range(4)]
     assert allocator.reserved_bytes == 20 * MIB

@@ -49,10 +49,10 @@ def test_every_parameter_and_buffer_of_a_plain_model_is_there_once() -> None:
     found = tensors_of(audit(model))
     everything = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     assert set(found) == set(everything)
-    assert {name: one.shape for name, one in found.items()} == {
+    assert {name: entry.shape for name, entry in found.items()} == {
         name: tuple(tensor.shape) for name, tensor in everything.items()
     }
-    assert all(one.global_bytes == one.local_bytes for one in found.values())
+    assert all(entry.global_bytes == entry.local_bytes for entry in found.values())
     assert found["units.0.norm.num_batches_tracked"].is_buffer
     assert not found["units.0.up.weight"].is_buffer
 
@@ -71,7 +71,7 @@ def test_names_are_clean_live_and_of_the_checkpoint() -> None:
 def test_checkpoint_keys_are_those_that_torch_saves_under(name: str) -> None:
     with simulate({"world": 4}):
         model = SHARDED[name]()
-        keys = {one.checkpoint_key for one in tensors_of(audit(model)).values()}
+        keys = {entry.checkpoint_key for entry in tensors_of(audit(model)).values()}
         assert keys - {None} == set(get_model_state_dict(model))
 
 
@@ -81,8 +81,8 @@ def test_fsdp1_is_read_in_the_users_own_names(name: str) -> None:
     recording = sharded(name)
     found = tensors_of(recording)
     plain = tensors_of(audit(Tied()))
-    assert {key: one.shape for key, one in found.items()} == {
-        key: one.shape for key, one in plain.items()
+    assert {key: entry.shape for key, entry in found.items()} == {
+        key: entry.shape for key, entry in plain.items()
     }
     weight = found["units.0.up.weight"]
     assert weight.fsdp_group == "units.0"
@@ -174,7 +174,7 @@ def test_compiling_and_checkpointing_in_place_are_marked() -> None:
 
 def test_tied_tensors_share_a_group_and_others_have_none() -> None:
     found = tensors_of(audit(Tied()))
-    tied = {name: one.alias_group for name, one in found.items() if one.alias_group}
+    tied = {name: entry.alias_group for name, entry in found.items() if entry.alias_group}
     assert tied == {"embed.weight": "embed.weight", "head.weight": "embed.weight"}
 
 
@@ -210,7 +210,7 @@ def test_modules_that_are_sharded_together_are_both_marked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parameters_that_are_not_trained_are_told_from_those_that_are() -> None:
+def test_frozen_and_trainable_parameters_are_distinguished() -> None:
     with simulate({"dp": 2}):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[0].requires_grad_(False)
@@ -218,7 +218,7 @@ def test_parameters_that_are_not_trained_are_told_from_those_that_are() -> None:
             model, device_id=torch.device("cpu"), use_orig_params=True
         )
         found = tensors_of(audit(wrapped))
-    assert {name for name, one in found.items() if one.is_trainable} == {"1.weight", "1.bias"}
+    assert {name for name, entry in found.items() if entry.is_trainable} == {"1.weight", "1.bias"}
 
 
 def test_replicate_is_marked_and_leaves_the_users_class() -> None:
@@ -244,7 +244,7 @@ def test_tensors_that_cannot_be_read_are_gaps() -> None:
     assert set(tensors_of(recording)) == {"weight", "bias"}
 
 
-def test_bytes_of_sparse_tensors_are_those_held() -> None:
+def test_bytes_of_sparse_tensors_are_those_of_indices_and_values() -> None:
     model = nn.ReLU()
     model.register_buffer("eye", torch.eye(100).to_sparse())
     assert tensors_of(audit(model))["eye"].local_bytes == 100 * (4 + 2 * 8)

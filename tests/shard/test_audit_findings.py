@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from audited_models import FIRST, PLAN, Mlp, Tied, found, one, stack
+from audited_models import FIRST, PLAN, Mlp, Tied, found, only_finding, stack
 from shardscope import World, audit, simulate
 from shardscope.errors import AuditError
 from shardscope.record import Severity
@@ -51,15 +51,15 @@ def test_other_arguments_are_checked_too(argument: dict[str, Any], sentence: str
         audit(Mlp(), **argument)
 
 
-# Where tensors lie
+# Placements
 
 
-def test_a_large_parameter_that_only_one_axis_leaves_whole() -> None:
+def test_a_large_parameter_replicated_along_an_axis_that_shards_others() -> None:
     with simulate({"dp": 2, "tp": 4}) as world, torch.device("meta"):
         model = nn.Sequential(Mlp(), nn.Linear(4096, 4096, bias=False))
         parallelize_module(model, world.mesh["tp"], FIRST)
         fully_shard(model, mesh=world.mesh["dp"])
-        finding = one(audit(model), "replicated")
+        finding = only_finding(audit(model), "replicated")
     assert finding.subject == "1.weight"
     assert "32.0 MiB are the same on 4 ranks of tp, which shards other" in finding.fact
     assert "would hold 8.00 MiB instead of 32.0 MiB" in finding.remedy
@@ -71,7 +71,7 @@ def test_large_parameters_that_data_parallelism_alone_replicates() -> None:
         assert found(audit(model), "replicated") == []
 
 
-def test_a_flattened_mesh_that_cuts_as_much_as_others() -> None:
+def test_a_flattened_mesh_that_shards_as_much_as_two_axes() -> None:
     with simulate({"dp": 2, "ep": 4}) as world, torch.device("meta"):
         everyone = world.mesh._flatten("everyone")
         model = nn.Sequential(nn.Linear(8192, 8192), nn.Linear(8192, 8192))
@@ -86,7 +86,7 @@ def test_repeated_layers_are_one_finding() -> None:
     with simulate({"tp": 2}) as world, torch.device("meta"):
         model = nn.Sequential(Mlp(), *(nn.Linear(4096, 4096, bias=False) for _ in range(4)))
         parallelize_module(model, world.mesh, FIRST)
-        finding = one(audit(model), "replicated")
+        finding = only_finding(audit(model), "replicated")
     assert finding.subject == "*.weight (×4)"
 
 
@@ -139,7 +139,7 @@ def unmixed(world: World) -> nn.Module:
 def test_meshes_that_gradient_clipping_refuses() -> None:
     with simulate({"dp": 2, "tp": 2}) as world:
         model = mixed(world)
-        finding = one(audit(model), "mixed-meshes")
+        finding = only_finding(audit(model), "mixed-meshes")
         model(torch.ones(4, 8)).sum().backward()
         with pytest.raises((RuntimeError, ValueError), match=r"(?i)mesh"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -159,7 +159,7 @@ def test_meshes_that_gradient_clipping_takes() -> None:
 
 def test_a_root_that_is_not_sharded() -> None:
     with simulate({"dp": 2, "tp": 2}) as world:
-        finding = one(audit(stack(world, has_root=False)), "root-not-sharded")
+        finding = only_finding(audit(stack(world, has_root=False)), "root-not-sharded")
     assert finding.subject == "Sequential"
     assert "2 of its modules are under FSDP (0, …) and the model itself is not" in finding.fact
 
@@ -173,7 +173,7 @@ def test_parameters_outside_every_group() -> None:
     with simulate({"dp": 2}) as world:
         model = nn.Sequential(Mlp(), nn.Linear(8, 8, bias=False))
         fully_shard(model[0], mesh=world.mesh)
-        finding = one(audit(model), "outside-groups")
+        finding = only_finding(audit(model), "outside-groups")
         fully_shard(model, mesh=world.mesh)
         assert found(audit(model), "outside-groups") == []
     assert finding.subject == "1.weight"
@@ -262,7 +262,7 @@ def masked(world: World, *, num_layers: int = 1, is_local: bool = False) -> nn.M
     return parallelize_module(model, world.mesh, plan)
 
 
-def test_plain_tensors_that_meet_dtensors_are_all_found_with_line_and_origin() -> None:
+def test_plain_tensors_mixed_with_dtensors_are_findings_with_line_and_origin() -> None:
     with simulate({"tp": 2}) as world:
         model = masked(world)
         recording = audit(model, step=lambda: model(torch.ones(4, 8)).sum().backward())
@@ -281,15 +281,15 @@ def test_plain_tensors_that_meet_dtensors_are_all_found_with_line_and_origin() -
     assert "distribute_tensor(…, mesh, [Replicate()])" in second.remedy
 
 
-def test_layers_in_the_wrong_order_are_told_once() -> None:
+def test_repeated_layers_in_the_wrong_order_are_one_finding() -> None:
     model = nn.Sequential(
         *(checkpoint_wrapper(torch.compile(Mlp(), backend="eager")) for _ in range(4))
     )
-    assert one(audit(model), "wrong-order").subject == "* (×4)"
+    assert only_finding(audit(model), "wrong-order").subject == "* (×4)"
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_tensors_of_one_element_meet_dtensors_freely(shape: tuple[int, ...]) -> None:
+def test_tensors_of_one_element_may_be_mixed_with_dtensors(shape: tuple[int, ...]) -> None:
     with simulate({"tp": 2}) as world, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         weight = distribute_tensor(torch.ones(4, 4), world.mesh, [Shard(0)])
@@ -319,7 +319,7 @@ def test_targets_that_a_loss_on_cut_logits_takes_plain_are_left_alone() -> None:
         recording = audit(nn.ReLU(), step=step)
         refused = audit(nn.ReLU(), step=lambda: nn.functional.cross_entropy(logits, targets))
     assert (recording.findings, recording.gaps) == ((), ())
-    assert "a plain tensor of 4" in one(refused, "mixed-tensors").fact
+    assert "a plain tensor of 4" in only_finding(refused, "mixed-tensors").fact
 
 
 def test_torch_compile_works_after_an_audit_as_before() -> None:
@@ -337,7 +337,7 @@ def test_torch_compile_works_after_an_audit_as_before() -> None:
     assert len(graphs) == 1
 
 
-def test_layers_that_are_alike_are_told_once() -> None:
+def test_identical_layers_that_mix_tensors_are_one_finding() -> None:
     with simulate({"tp": 2}) as world:
         model = masked(world, num_layers=3)
         recording = audit(model, step=lambda: model(torch.ones(4, 8)).sum().backward())

@@ -16,20 +16,22 @@ from torch.utils.checkpoint import checkpoint
 
 from coverage_models import MODELS
 from shardscope import Recording, coverage, load, save, simulate
+from shardscope.attribution.tensors import empty_like
 from shardscope.errors import CoverageError
 from shardscope.record import Level, OpCoverage
-from shardscope.shard.dispatch import Dispatcher
-from shardscope.shard.graphs import inductor_graphs
-from shardscope.shard.levels import take_apart
-from shardscope.shard.running import Program, run_model
-from shardscope.shard.stand_ins import empty_like
+from shardscope.shard.coverage.dispatch import Dispatcher
+from shardscope.shard.coverage.levels import decompose
+from shardscope.shard.coverage.model_run import Program, run_model
+from shardscope.shard.coverage.torch_summary import inductor_graphs
 from small_models import MLP, alone_on_gloo, batch
 
 
 def ops(recording: Recording, level: str = "exported") -> dict[str, OpCoverage]:
     """The ops of a level by name, without `aten.`"""
-    (found,) = [one for one in recording.coverage if one.level == level]
-    return {one.op.removeprefix("aten."): one for one in found.ops}
+    (found,) = [
+        level_coverage for level_coverage in recording.coverage if level_coverage.level == level
+    ]
+    return {op.op.removeprefix("aten."): op for op in found.ops}
 
 
 def cover(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, OpCoverage]:
@@ -46,7 +48,7 @@ def capture(model: nn.Module, *args: Any, level: str = "exported") -> Counter[st
     if level != "exported":
         dispatcher = Dispatcher(device=device, is_implicit=False)
         with dispatcher.watching():
-            calls = take_apart(
+            calls = decompose(
                 found.called, Level(level), dispatcher, lambda *gap: pytest.fail(str(gap))
             )
     counts: Counter[str] = Counter()
@@ -120,11 +122,11 @@ class Where(nn.Module):
 def test_forward_and_backward_ops_have_the_module_and_the_line_they_come_from() -> None:
     found = cover(nn.Sequential(Where(), Where()), torch.randn(4, 4))
     assert found["linear.default"].modules == ("0.inner", "1.inner")
-    assert [one.text for one in found["linear.default"].sources] == ["y = self.inner(x)"]
+    assert [source.text for source in found["linear.default"].sources] == ["y = self.inner(x)"]
     backward = found["sigmoid_backward.default"]
     assert (backward.num_forward, backward.num_backward) == (0, 2)
     assert backward.modules == ("1", "0")
-    assert [one.text for one in backward.sources] == ["return torch.sigmoid(y)"]
+    assert [source.text for source in backward.sources] == ["return torch.sigmoid(y)"]
     assert set(found["mm.default"].modules) == {"0.inner", "1.inner"}
 
 
@@ -203,7 +205,7 @@ def test_a_loss_of_the_users_own_is_where_backward_begins() -> None:
 
 def test_a_model_without_gradients_has_no_backward() -> None:
     found = cover(Answering().requires_grad_(False), torch.ones(4))
-    assert sum(one.num_backward for one in found.values()) == 0
+    assert sum(entry.num_backward for entry in found.values()) == 0
 
 
 class Choosing(nn.Module):
@@ -390,6 +392,6 @@ def test_attention_in_eval_is_written_as_export_writes_it() -> None:
     model = nn.TransformerEncoderLayer(16, 4, batch_first=True, dropout=0.0).eval()
     is_enabled = torch.backends.mha.get_fastpath_enabled()
     (found,) = coverage(model, torch.ones(2, 3, 16), levels="exported").coverage
-    assert not any("_transformer_encoder_layer_fwd" in one.op for one in found.ops)
-    assert any(one.op == "aten.linear.default" and one.num_forward for one in found.ops)
+    assert not any("_transformer_encoder_layer_fwd" in op.op for op in found.ops)
+    assert any(op.op == "aten.linear.default" and op.num_forward for op in found.ops)
     assert torch.backends.mha.get_fastpath_enabled() == is_enabled

@@ -40,18 +40,22 @@ class Remembering(nn.Module):
 
 def state(model: nn.Module) -> dict[str, Any]:
     return {
-        "tensors": {name: one.clone() for name, one in model.state_dict().items()},
-        "identities": [id(one) for one in (*model.parameters(), *model.buffers())],
-        "grads": [one.grad for one in model.parameters()],
-        "training": [one.training for one in model.modules()],
-        "attributes": [sorted(vars(one)) for one in model.modules()],
-        "hooks": [len(one._forward_hooks) + len(one._backward_hooks) for one in model.modules()],
+        "tensors": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "identities": [id(tensor) for tensor in (*model.parameters(), *model.buffers())],
+        "grads": [parameter.grad for parameter in model.parameters()],
+        "training": [module.training for module in model.modules()],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "hooks": [
+            len(module._forward_hooks) + len(module._backward_hooks) for module in model.modules()
+        ],
     }
 
 
-def is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    tensors, others = one.pop("tensors"), other.pop("tensors")
-    return one == other and all(torch.equal(tensors[key], others[key]) for key in tensors)
+def is_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    tensors, second_tensors = first.pop("tensors"), second.pop("tensors")
+    return first == second and all(
+        torch.equal(tensors[key], second_tensors[key]) for key in tensors
+    )
 
 
 @pytest.mark.parametrize("looks_at_values", [False, True])
@@ -132,12 +136,10 @@ def test_threads_take_turns_and_find_the_same() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 4
-    assert all(verdicts(one.coverage) == verdicts(expected[index]) for index, one in found)
+    assert all(verdicts(result.coverage) == verdicts(expected[index]) for index, result in found)
 
 
 def verdicts(levels: Any) -> list[tuple[str, str, int, int]]:
     return [
-        (one.op, one.verdict, one.num_forward, one.num_backward)
-        for level in levels
-        for one in level.ops
+        (op.op, op.verdict, op.num_forward, op.num_backward) for level in levels for op in level.ops
     ]

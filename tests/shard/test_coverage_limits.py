@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from shardscope import Recording, coverage
 from shardscope.errors import CoverageError
 from shardscope.record import OpCoverage, Verdict
-from shardscope.shard import dispatch
+from shardscope.shard.coverage import dispatch
 
 
 class Calls(nn.Module):
@@ -33,7 +33,7 @@ def cover(call: Any, *args: Any, **kwargs: Any) -> Recording:
 
 
 def ops(recording: Recording) -> dict[str, OpCoverage]:
-    return {one.op.removeprefix("aten."): one for one in recording.coverage[0].ops}
+    return {op.op.removeprefix("aten."): op for op in recording.coverage[0].ops}
 
 
 def facts(recording: Recording, place: str) -> str:
@@ -53,7 +53,9 @@ def test_a_single_sharding_that_tries_layouts_without_end_is_stopped_with_a_gap(
     if torch.__version__ < (2, 13):
         assert ops(recording)[name].verdict is Verdict.MISSING  # no rule is looked for yet
         return
-    assert ops(recording)[name].verdict is Verdict.REPLICATED  # it does run with every input whole
+    assert (
+        ops(recording)[name].verdict is Verdict.REPLICATED
+    )  # it does run with every input replicated
     assert "14 of its shardings were not tested" in facts(recording, name)
 
 
@@ -92,9 +94,9 @@ class Graph(nn.Module):
 def test_an_op_on_a_sparse_tensor_is_missing_and_the_others_are_judged() -> None:
     recording = coverage(Graph(torch.eye(8).to_sparse()), torch.ones(8, 4))
     for level in recording.coverage:
-        sparse = [one for one in level.ops if "torch.sparse_coo" in one.detail]
+        sparse = [op for op in level.ops if "torch.sparse_coo" in op.detail]
         assert sparse
-        assert {one.verdict for one in sparse} == {Verdict.MISSING}
+        assert {op.verdict for op in sparse} == {Verdict.MISSING}
     assert ops(recording)["linear.default"].verdict is Verdict.DECOMPOSED
 
 

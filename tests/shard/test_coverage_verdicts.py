@@ -38,11 +38,11 @@ class Calls(nn.Module):
 def cover(model: Any, *args: Any, **kwargs: Any) -> dict[str, OpCoverage]:
     model = model if isinstance(model, nn.Module) else Calls(model)
     (found,) = coverage(model, *args, levels=["exported"], **kwargs).coverage
-    return {one.op.removeprefix("aten."): one for one in found.ops}
+    return {op.op.removeprefix("aten."): op for op in found.ops}
 
 
-def shardings(one: OpCoverage) -> dict[str, Verdict]:
-    return {" ".join(sharding.inputs): sharding.verdict for sharding in one.shardings}
+def shardings(op: OpCoverage) -> dict[str, Verdict]:
+    return {" ".join(sharding.inputs): sharding.verdict for sharding in op.shardings}
 
 
 def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
@@ -53,7 +53,7 @@ def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
         "mat2: Shard(0)": Verdict.SHARDED,
         "mat2: Shard(1)": Verdict.SHARDED,
     }
-    assert [one.outputs for one in found.shardings] == [
+    assert [sharding.outputs for sharding in found.shardings] == [
         ("Shard(0)",),
         ("Partial(sum)",),
         ("Partial(sum)",),
@@ -61,15 +61,17 @@ def test_each_dim_of_each_input_is_sharded_in_turn() -> None:
     ]
 
 
-def test_a_dim_that_the_op_needs_whole_is_gathered_at_a_price() -> None:
+def test_a_dim_that_the_op_needs_replicated_is_gathered_with_bytes() -> None:
     found = cover(lambda x: torch.softmax(x, -1), torch.ones(4, 8))["softmax.int"]
     assert found.verdict is Verdict.DECOMPOSED  # there is a dim on which it costs nothing
     assert shardings(found)["self: Shard(1)"] is Verdict.REDISTRIBUTED
-    priced = next(one for one in found.shardings if one.inputs == ("self: Shard(1)",))
-    assert priced.num_bytes == 4 * 8 * 4 // 2  # what this rank of two sends of the whole
+    priced = next(
+        sharding for sharding in found.shardings if sharding.inputs == ("self: Shard(1)",)
+    )
+    assert priced.num_bytes == 4 * 8 * 4 // 2  # what this rank of two sends of the full tensor
 
 
-def test_an_op_whose_only_dim_must_be_whole_is_replicated() -> None:
+def test_an_op_whose_only_dim_cannot_be_sharded_is_replicated() -> None:
     found = cover(lambda x: torch.cumsum(x, 0), torch.ones(8))["cumsum.default"]
     assert found.verdict is Verdict.REPLICATED
     (move,) = found.moves
@@ -84,7 +86,7 @@ MESHES = ({"tp": 3}, {"dp": 3, "tp": 4}, {"a": 2, "b": 2, "c": 2})
 def test_numbers_are_compared_on_meshes_of_any_shape(mesh: dict[str, int]) -> None:
     recording = coverage(Calls(torch.mm), torch.ones(12, 12), torch.ones(12, 12), mesh=mesh)
     assert recording.gaps == ()
-    assert {one.verdict for one in recording.coverage[0].ops} == {Verdict.SHARDED}
+    assert {op.verdict for op in recording.coverage[0].ops} == {Verdict.SHARDED}
 
 
 @pytest.mark.parametrize("op", [torch.cumsum, torch.cumprod, torch.logcumsumexp])
@@ -141,7 +143,7 @@ def test_a_mean_over_uneven_shards_is_found_to_be_wrong_however_small_the_error(
         assert shardings(found)["self: Shard(1)"] is Verdict.DECOMPOSED
 
 
-def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:
+def test_a_sum_over_no_dims_has_an_invalid_placement() -> None:
     found = cover(lambda x: x.sum(dim=[]), torch.ones(4, 8))["sum.dim_IntList"]
     assert found.verdict is Verdict.WRONG
     assert "0 dims but its spec is" in found.detail
@@ -149,11 +151,11 @@ def test_a_sum_over_no_dims_is_found_to_be_laid_out_absurdly() -> None:
 
 def test_batch_statistics_that_are_written_to_a_copy_are_found_to_be_wrong() -> None:
     found = cover(nn.BatchNorm1d(4), torch.randn(8, 4))
-    one = found.get("batch_norm.default")
-    assert one is not None
+    batch_norm = found.get("batch_norm.default")
+    assert batch_norm is not None
     if TORCH >= (2, 13):  # before, it has no rule at all
-        assert shardings(one)["input: Shard(1)"] is Verdict.WRONG
-    assert one.verdict in (Verdict.WRONG, Verdict.MISSING)
+        assert shardings(batch_norm)["input: Shard(1)"] is Verdict.WRONG
+    assert batch_norm.verdict in (Verdict.WRONG, Verdict.MISSING)
 
 
 def test_an_op_that_shardings_of_some_calls_break_has_the_worst_of_all_its_calls() -> None:
@@ -168,10 +170,10 @@ def test_an_op_that_shardings_of_some_calls_break_has_the_worst_of_all_its_calls
     assert alone.verdict is not Verdict.WRONG
 
 
-def test_random_ops_are_held_to_shapes_alone() -> None:
+def test_random_ops_are_compared_by_shape_only() -> None:
     recording = coverage(nn.Dropout(0.5), torch.ones(4, 8, requires_grad=True))
     assert recording.gaps == ()
-    verdicts = {one.op: one.verdict for one in recording.coverage[0].ops}
+    verdicts = {op.op: op.verdict for op in recording.coverage[0].ops}
     assert verdicts["aten.dropout.default"] is Verdict.DECOMPOSED
 
 
@@ -242,9 +244,9 @@ MEGATRON = {"up.weight": Shard(0), "down.weight": Shard(1)}
 def test_a_plan_lays_the_model_out_and_each_op_is_judged_there() -> None:
     (found,) = coverage(MLP(), batch(), plan=MEGATRON, levels=["exported"]).coverage
     assert found.has_plan
-    by_name = {one.op: one for one in found.ops}
+    by_name = {op.op: op for op in found.ops}
     assert by_name["aten.relu.default"].verdict is Verdict.SHARDED
-    assert {" ".join(one.inputs) for one in by_name["aten.linear.default"].shardings} == {
+    assert {" ".join(sharding.inputs) for sharding in by_name["aten.linear.default"].shardings} == {
         "weight: Shard(0)",
         "input: Shard(2) weight: Shard(1)"
         if batch().dim() == 3
@@ -267,7 +269,7 @@ def test_patterns_of_a_plan_name_tied_weights_by_either_name() -> None:
     model["b"].weight = model["a"].weight
     model.forward = lambda x: model["a"](x) + model["b"](x)  # type: ignore[method-assign]
     found = cover(model, torch.ones(2, 4), plan={"b.*": [Shard(0)]})["linear.default"]
-    assert [one.inputs for one in found.shardings] == [("weight: Shard(0)",)]
+    assert [sharding.inputs for sharding in found.shardings] == [("weight: Shard(0)",)]
 
 
 def shard_by_styles(model: nn.Module, mesh: Any) -> nn.Module:
@@ -279,9 +281,9 @@ def test_a_function_shards_a_copy_and_the_model_stays_plain() -> None:
     model = MLP()
     (found,) = coverage(model, batch(), plan=shard_by_styles, levels=["exported"]).coverage
     assert found.has_plan
-    assert not any(isinstance(one, DTensor) for one in model.parameters())
+    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
     assert not model.up._forward_pre_hooks
-    assert {one.verdict for one in found.ops} <= FINE
+    assert {op.verdict for op in found.ops} <= FINE
 
 
 def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
@@ -294,7 +296,7 @@ def test_a_model_that_is_sharded_already_is_judged_in_its_world() -> None:
     assert isinstance(level, Coverage)
     assert level.has_plan
     assert (level.rank, [axis.name for axis in level.axes]) == (3, ["tp"])
-    assert {one.verdict for one in level.ops} <= FINE
+    assert {op.verdict for op in level.ops} <= FINE
 
 
 def test_ops_on_plain_or_replicated_tensors_are_local_and_not_sharded() -> None:
@@ -312,14 +314,14 @@ def test_ops_on_plain_or_replicated_tensors_are_local_and_not_sharded() -> None:
         return model
 
     (found,) = coverage(Partly(), batch(), plan=shard, levels=["core_aten"]).coverage
-    verdicts = {one.op: one.verdict for one in found.ops}
+    verdicts = {op.op: op.verdict for op in found.ops}
     assert verdicts["aten.tanh.default"] is Verdict.LOCAL
     # ColwiseParallel turns its output into a local tensor, on which the activation runs.
     assert verdicts["aten.relu.default"] is Verdict.LOCAL
     # Of an op that is called on both, the calls on DTensors count.
     assert verdicts["aten.mm.default"] is Verdict.SHARDED
     replicated = coverage(nn.Tanh(), batch(), plan={}, mesh={"tp": 2}, levels=["core_aten"])
-    (op,) = [one for one in replicated.coverage[0].ops if one.op == "aten.tanh.default"]
+    (op,) = [op for op in replicated.coverage[0].ops if op.op == "aten.tanh.default"]
     assert (op.verdict, op.flops) == (Verdict.LOCAL, None)
 
 
@@ -341,4 +343,4 @@ def test_a_plain_tensor_that_meets_a_dtensor_is_missing_with_its_line_and_a_reme
     assert found.verdict is Verdict.MISSING
     assert "mixed torch.Tensor and DTensor" in found.detail
     assert "distribute_tensor()" in found.remedy
-    assert [one.text for one in found.sources] == ["return x + self.weight"]
+    assert [source.text for source in found.sources] == ["return x + self.weight"]

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from shardscope import Memory, ShardscopeError, World, load, memory, simulate
-from shardscope._torch.workspaces import CUBLAS_BYTES
+from shardscope._torch.cuda.workspaces import CUBLAS_BYTES
 from shardscope.record import MemoryKind, MemoryProfile, Phase
 
 K = MemoryKind
@@ -163,11 +163,11 @@ class TestSteps:
             for _ in range(num_micro):
                 backward(model)()
 
-        one, four = (
+        single, four = (
             memory(model, lambda n=n: step(n), torch.optim.SGD(model.parameters())) for n in (1, 4)
         )
-        assert most(one, K.GRADIENTS) == most(four, K.GRADIENTS) == 3 * WEIGHT
-        assert four.profile.peak_bytes >= one.profile.peak_bytes
+        assert most(single, K.GRADIENTS) == most(four, K.GRADIENTS) == 3 * WEIGHT
+        assert four.profile.peak_bytes >= single.profile.peak_bytes
 
     def test_a_step_that_steps_its_optimizer_is_not_helped(self) -> None:
         model = chain(1)
@@ -337,7 +337,7 @@ class TestWorlds:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
         assert most(self.sharded(4, policy=policy), K.GATHERED) == WEIGHT // 2
 
-    def test_gradients_that_are_not_reduced_yet_are_whole(self) -> None:
+    def test_gradients_that_are_not_reduced_yet_have_their_full_size(self) -> None:
         with simulate({"dp": 4}) as world:
             with torch.device("meta"):
                 model = chain(2)
@@ -478,7 +478,7 @@ class TestWithoutAWorld:
         before = [parameter.detach().clone() for parameter in model.parameters()]
         same = list(model.parameters())
         memory(model, backward(model), optimizer)
-        assert all(one is other for one, other in zip(same, model.parameters(), strict=True))
+        assert all(before is after for before, after in zip(same, model.parameters(), strict=True))
         assert all(map(torch.equal, before, model.parameters()))
         assert [parameter.grad for parameter in model.parameters()] == [None, None]
         assert optimizer.state == {}
@@ -612,7 +612,9 @@ class TestOddSteps:
             (lambda: nn.LSTM(DIM, DIM), "recurrent layers"),
         ],
     )
-    def test_what_cannot_be_told_is_a_gap(self, make: Callable[[], nn.Module], place: str) -> None:
+    def test_what_cannot_be_estimated_is_a_gap(
+        self, make: Callable[[], nn.Module], place: str
+    ) -> None:
         model = make()
 
         def step() -> None:

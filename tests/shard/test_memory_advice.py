@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardscope import Memory, memory, simulate
 from shardscope.record import Finding, Severity
-from shardscope.shard.advice import ADVICE, CONTEXT_BYTES, OUT_OF_MEMORY
+from shardscope.shard.memory.advice import ADVICE, CONTEXT_BYTES, OUT_OF_MEMORY
 
 DIM = 1024
 WEIGHT = DIM * DIM * 4
@@ -30,7 +30,9 @@ def run(layers: nn.ModuleList, num_rows: int, *, is_checkpointed: bool = False) 
 
 def find(told: Memory, subject: str) -> list[Finding]:
     findings = told.recording.findings
-    return [one for one in findings if one.rule == ADVICE and one.subject == subject]
+    return [
+        finding for finding in findings if finding.rule == ADVICE and finding.subject == subject
+    ]
 
 
 def test_without_a_device_there_is_nothing_to_say() -> None:
@@ -60,7 +62,7 @@ def test_what_only_just_fits_gets_advice_and_no_error() -> None:
     model = stack()
     needed = memory(model, lambda: run(model, 4096)).profile.needed_bytes
     told = memory(model, lambda: run(model, 4096), device_bytes=needed)
-    severities = {one.severity for one in told.recording.findings}
+    severities = {finding.severity for finding in told.recording.findings}
     assert severities == {Severity.INFO}
 
 
@@ -76,7 +78,7 @@ def test_many_activations_want_checkpointing_unless_it_is_there() -> None:
     assert find(again, "0 … 7") == []
 
 
-def test_whole_parameters_want_sharding_until_they_are_sharded() -> None:
+def test_replicated_parameters_get_the_advice_to_shard_them() -> None:
     def tell(is_sharded: bool) -> Memory:
         with simulate({"dp": 8}) as world:
             with torch.device("meta"):
@@ -101,7 +103,7 @@ def test_a_peak_in_the_optimizer_wants_it_fused() -> None:
     for fused in (False, True):
         optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
         told = memory(model, lambda: run(model, 8), optimizer, device_bytes=ROOM)
-        facts.append([one.remedy for one in find(told, "optimizer")])
+        facts.append([item.remedy for item in find(told, "optimizer")])
     assert any("fused=True" in remedy for remedy in facts[0])
     assert not any("fused=True" in remedy for remedy in facts[1])
 
@@ -110,7 +112,7 @@ def test_large_state_wants_an_optimizer_with_less() -> None:
     model = stack()
     adam = torch.optim.AdamW(model.parameters(), fused=True)
     told = memory(model, lambda: run(model, 8), adam, device_bytes=ROOM)
-    assert any("8 bytes for each parameter" in one.fact for one in find(told, "optimizer"))
+    assert any("8 bytes for each parameter" in item.fact for item in find(told, "optimizer"))
     plain = torch.optim.SGD(model.parameters())
     told = memory(model, lambda: run(model, 8), plain, device_bytes=ROOM)
     assert find(told, "optimizer") == []
@@ -126,10 +128,10 @@ def test_a_large_loss_wants_to_be_computed_in_pieces(num_words: int) -> None:
         nn.functional.cross_entropy(logits, targets).backward()
 
     told = memory(model, step, device_bytes=ROOM)
-    assert len([one for one in find(told, "loss") if "GiB" in one.fact]) == (num_words > 16)
+    assert len([item for item in find(told, "loss") if "GiB" in item.fact]) == (num_words > 16)
 
 
-def test_gradients_that_are_kept_want_clearing() -> None:
+def test_gradients_of_the_previous_step_get_the_advice_to_clear_them() -> None:
     model = stack()
     told = memory(model, lambda: run(model, 2048), device_bytes=ROOM)
     assert len(find(told, "gradients")) == 1

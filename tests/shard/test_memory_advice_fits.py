@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardscope import Memory, memory, simulate
 from shardscope.record import Finding
-from shardscope.shard.advice import ADVICE, CONTEXT_BYTES
+from shardscope.shard.memory.advice import ADVICE, CONTEXT_BYTES
 
 DIM = 1024
 WEIGHT = DIM * DIM * 4
@@ -23,14 +23,14 @@ def linears(number: int = 8) -> nn.Sequential:
 
 
 def advice(told: Memory, subject: str | None = None) -> list[Finding]:
-    findings = (one for one in told.recording.findings if one.rule == ADVICE)
-    return [one for one in findings if subject in (None, one.subject)]
+    findings = (finding for finding in told.recording.findings if finding.rule == ADVICE)
+    return [finding for finding in findings if subject in (None, finding.subject)]
 
 
 def test_layers_that_keep_but_their_outputs_gain_nothing_from_checkpointing() -> None:
     model = linears(16)
     told = memory(model, lambda: model(torch.randn(4096, DIM)).sum().backward(), device_bytes=ROOM)
-    assert not any("checkpoint(layer" in one.remedy for one in advice(told))
+    assert not any("checkpoint(layer" in item.remedy for item in advice(told))
 
 
 def test_checkpointing_is_not_advised_twice_however_long_the_step() -> None:
@@ -45,7 +45,7 @@ def test_checkpointing_is_not_advised_twice_however_long_the_step() -> None:
         x.sum().backward()
 
     told = memory(model, step, device_bytes=ROOM)
-    assert not any("checkpoint(layer" in one.remedy for one in advice(told))
+    assert not any("checkpoint(layer" in item.remedy for item in advice(told))
 
 
 def tell_sharded(axes: dict[str, int], over: str | None) -> Memory:
@@ -68,7 +68,7 @@ def tell_sharded(axes: dict[str, int], over: str | None) -> Memory:
 def test_no_other_axis_than_the_data_parallel_one_is_advised(
     axes: dict[str, int], over: str | None
 ) -> None:
-    subjects = {one.subject for one in advice(tell_sharded(axes, over))}
+    subjects = {item.subject for item in advice(tell_sharded(axes, over))}
     assert not subjects & {"mesh axis pp", "mesh axis tp"}
     assert ("mesh axis dp" in subjects) == (over is None)
 
@@ -84,7 +84,7 @@ def test_ddp_is_advised_to_share_its_buckets_and_not_to_gather_less() -> None:
                 device_bytes=ROOM,
             )
         assert advice(told, "FSDP") == []
-        counts.append(sum("gradient_as_bucket_view=True" in one.remedy for one in advice(told)))
+        counts.append(sum("gradient_as_bucket_view=True" in item.remedy for item in advice(told)))
     assert counts == [1, 0]
 
 
@@ -106,5 +106,5 @@ def test_optimizers_that_take_one_parameter_at_a_time_are_left_alone(is_list: bo
         optimizer,
         device_bytes=ROOM,
     )
-    assert any("foreach=False" in one.remedy for one in advice(told)) == is_list
-    assert not any("fused=True" in one.remedy for one in advice(told))
+    assert any("foreach=False" in item.remedy for item in advice(told)) == is_list
+    assert not any("fused=True" in item.remedy for item in advice(told))

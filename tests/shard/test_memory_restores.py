@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from memory_models import DIM, WEIGHT, backward, chain, rows
 from shardscope import Memory, ShardscopeError, memory, simulate
-from shardscope._torch.cuda_choices import cuda_choices
+from shardscope._torch.cuda.kernel_choices import cuda_choices
 from shardscope._torch.fake_models import is_fake
 from shardscope.record import MemoryKind
 
@@ -31,7 +31,7 @@ def places(told: Memory) -> list[str]:
 
 class TestOptimizers:
     @pytest.mark.parametrize("name", ["Adam", "AdamW", "RAdam", "NAdam", "Adagrad"])
-    def test_one_that_has_stepped_goes_on_from_its_count(self, name: str) -> None:
+    def test_an_optimizer_that_has_stepped_continues_from_its_count(self, name: str) -> None:
         model = chain(1)
         optimizer = getattr(torch.optim, name)(model.parameters())
         backward(model)()
@@ -73,7 +73,7 @@ class TestOptimizers:
         assert most(told, K.GRADIENTS) == 3 * WEIGHT
         assert dict(given.state) == {}
 
-    def test_one_whose_model_was_not_given_keeps_no_state_without_data(self) -> None:
+    def test_an_optimizer_of_a_model_that_was_not_passed_keeps_no_fake_state(self) -> None:
         model = chain(1)
         optimizer = torch.optim.AdamW(model.parameters())
         told = memory(None, backward(model), optimizer)
@@ -93,7 +93,7 @@ class TestRMSNorm:
         assert torch.equal(expected, found)
         assert model[0].weight.grad is not None
 
-    def test_a_world_with_data_can_be_told(self) -> None:
+    def test_a_world_with_data_can_be_profiled(self) -> None:
         with simulate({"dp": 2}):
             model = nn.Sequential(nn.Linear(DIM, DIM), nn.RMSNorm(DIM))
             assert memory(model, backward(model)).profile.peak_bytes > WEIGHT
@@ -130,7 +130,7 @@ class TestTensorsWithData:
 class TestParameters:
     def test_hooks_with_optimizers_of_their_own_are_run(self) -> None:
         model = chain(2)
-        optimizers = {one: torch.optim.AdamW([one]) for one in model.parameters()}
+        optimizers = {parameter: torch.optim.AdamW([parameter]) for parameter in model.parameters()}
 
         def update(parameter: torch.Tensor) -> None:
             optimizers[parameter].step()

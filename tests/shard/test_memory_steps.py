@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from memory_models import DIM, WEIGHT, backward, chain, rows
 from shardscope import Memory, ShardscopeError, load, memory
 from shardscope.record import MemoryKind, Phase, Severity
-from shardscope.shard.advice import NOT_COUNTED
+from shardscope.shard.memory.advice import NOT_COUNTED
 
 K = MemoryKind
 
@@ -146,7 +146,7 @@ class TestParts:
             (lambda model: model(rows()), "backward never ran"),
         ],
     )
-    def test_a_part_of_training_that_is_missing_is_said(
+    def test_a_missing_backward_or_optimizer_is_a_finding(
         self, run: Callable[[nn.Module], object], word: str
     ) -> None:
         model = chain(1)
@@ -201,7 +201,7 @@ class TestParts:
 
 
 class TestCalls:
-    def test_a_whole_number_of_bytes_may_be_written_as_a_float(self, tmp_path) -> None:
+    def test_an_integral_number_of_bytes_may_be_a_float(self, tmp_path) -> None:
         told = memory(model := chain(1), backward(model), device_bytes=80e9)  # type: ignore[arg-type]
         assert load(told.save(tmp_path / "told.json")).memory[0].device_bytes == 80 * 10**9
 

@@ -18,12 +18,11 @@ from torch._dynamo.testing import CompileCounter
 
 from older_torch import TORCH
 from shardscope import phases, simulate
-from shardscope.comm.spans import SUBSCRIPTIONS
+from shardscope.attribution.spans import SUBSCRIPTIONS
 from shardscope.compat import SimpleProfiler
 from shardscope.errors import PhaseError
 from shardscope.record import PhaseTotal, Span, sum_spans
-from shardscope.shard.open_spans import TOP
-from shardscope.shard.phase_times import PhaseTimes
+from shardscope.shard.phases.timing import TOP, PhaseTimes
 
 pytestmark = pytest.mark.usefixtures("host_clock_only")
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "phases.md"
@@ -35,7 +34,7 @@ def shape(times: PhaseTimes) -> list[tuple[str, int, bool]]:
 
 
 def counts(times: PhaseTimes) -> dict[str, int]:
-    return {one.name: one.count for one in times.totals}
+    return {total.name: total.count for total in times.totals}
 
 
 def test_a_context_and_a_decorator_time_the_same_phase() -> None:
@@ -54,7 +53,7 @@ def test_a_context_and_a_decorator_time_the_same_phase() -> None:
 
 def test_torchs_phases_have_names_of_their_own() -> None:
     with phases.record() as times:
-        for one in (
+        for phase in (
             phases.all,
             phases.all_gather,
             phases.all_gather_object,
@@ -62,11 +61,11 @@ def test_torchs_phases_have_names_of_their_own() -> None:
             phases.H2D,
             phases.D2H,
         ):
-            with one:
+            with phase:
                 pass
         with phases("all_gather"), phases(SimpleProfiler.Type.H2D):
             pass
-    assert list(counts(times)) == [str(one.value) for one in SimpleProfiler.Type]
+    assert list(counts(times)) == [str(kind.value) for kind in SimpleProfiler.Type]
     assert times["all_gather"].count == times["H2D"].count == 2
 
 
@@ -93,7 +92,7 @@ def test_time_is_counted_once_where_a_phase_lies_within_itself() -> None:
     assert (total.count, total.num_inner) == (6, 5)
     assert total.total_ns == total.mean_ns == total.max_ns == outer.duration_ns
     assert total.self_ns == outer.duration_ns  # all of it is some call's own
-    assert sum(one.self_ns for one in times.totals) == times["around"].total_ns
+    assert sum(total.self_ns for total in times.totals) == times["around"].total_ns
 
 
 def test_one_phase_object_may_be_entered_within_itself_and_on_many_threads() -> None:
@@ -196,7 +195,7 @@ def test_a_span_whose_end_never_comes_is_around_nothing() -> None:
     assert shape(times) == [("inner", 1, False), ("outer", 0, False), ("after", 0, False)]
 
 
-def test_nothing_is_kept_when_nobody_records() -> None:
+def test_nothing_is_kept_without_a_recorder() -> None:
     with phases("a"):
         assert TOP.get() is None
     assert SUBSCRIPTIONS == []
@@ -227,7 +226,7 @@ def test_the_end_of_an_unrecorded_phase_does_not_end_a_recorded_one() -> None:
     assert shape(second) == [("p", 1, True), ("p", 0, False)]
 
 
-def test_one_who_starts_listening_within_a_phase_counts_from_there() -> None:
+def test_a_recorder_started_inside_a_phase_counts_from_there() -> None:
     with phases.record() as outer, phases("a"), phases.record() as inner, phases("a"):
         pass
     assert shape(inner) == [("a", 0, False)]
@@ -282,7 +281,7 @@ def test_rank_is_that_of_the_process_group_even_if_it_is_made_later() -> None:
         assert times.rank == 0
         with simulate({"dp": 4}, rank=3), phases("in it"):
             pass
-    assert {span.rank for span in times.spans} == {one.rank for one in times.totals} == {3}
+    assert {span.rank for span in times.spans} == {total.rank for total in times.totals} == {3}
     with simulate({"dp": 4}, rank=2), phases.record() as times, phases("a"):
         pass
     assert times["a"].rank == 2

@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from audited_models import FIRST, PLAN, Mlp, Tied, found, one, stack
+from audited_models import FIRST, PLAN, Mlp, Tied, found, only_finding, stack
 from shardscope import World, audit, simulate
 from shardscope.errors import AuditError
 from shardscope.record import Severity
@@ -28,19 +28,19 @@ from shardscope.record import Severity
 
 def test_a_plan_that_cuts_a_tied_tensor_in_two_ways() -> None:
     plan = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
-    finding = one(audit(Tied(), plan=plan), "tied-weights")
+    finding = only_finding(audit(Tied(), plan=plan), "tied-weights")
     assert (finding.severity, finding.subject) == (Severity.ERROR, "embed.weight, head.weight")
     assert "embed.weight: sharded along dim 1; head.weight: sharded along dim 0" in finding.fact
     assert "RowwiseParallel for an embedding" in finding.remedy
 
 
-def test_a_plan_that_cuts_a_tied_tensor_in_one_way() -> None:
+def test_a_plan_that_shards_both_tied_tensors_the_same_way() -> None:
     plan = {"embed": RowwiseParallel(), "head": ColwiseParallel()}
     assert found(audit(Tied(), plan=plan), "tied-weights") == []
 
 
 def test_a_plan_that_leaves_one_of_two_tied_tensors_out() -> None:
-    finding = one(audit(Tied(), plan={"head": ColwiseParallel()}), "tied-weights")
+    finding = only_finding(audit(Tied(), plan={"head": ColwiseParallel()}), "tied-weights")
     assert "embed.weight: unchanged; head.weight: sharded along dim 0" in finding.fact
 
 
@@ -66,7 +66,7 @@ def test_ties_that_fsdp_tore_into_two_groups() -> None:
         model = Tied()
         fully_shard(model.embed, mesh=world.mesh)
         fully_shard(model, mesh=world.mesh)
-        finding = one(audit(model, before=audit(Tied())), "tied-weights")
+        finding = only_finding(audit(model, before=audit(Tied())), "tied-weights")
     assert "in FSDP group embed and Shard(0) in FSDP group of the root" in finding.fact
 
 
@@ -76,7 +76,7 @@ def test_ties_that_the_model_declares() -> None:
     model.config = SimpleNamespace(tie_word_embeddings=True)
     assert found(audit(model), "tied-weights") == []
     model.head.weight = nn.Parameter(model.head.weight.clone())
-    assert one(audit(model), "tied-weights").subject == "embed.weight, head.weight"
+    assert only_finding(audit(model), "tied-weights").subject == "embed.weight, head.weight"
     model.config.tie_word_embeddings = False  # it could tie them, and was not told to
     assert found(audit(model), "tied-weights") == []
 
@@ -85,7 +85,7 @@ def test_a_shared_module_that_was_torn() -> None:
     shared = nn.Linear(2, 2, bias=False)
     before = audit(nn.Sequential(shared, shared))
     after = audit(nn.Sequential(shared, nn.Linear(2, 2, bias=False)), before=before)
-    assert one(after, "tied-weights").subject == "0.weight, 1.weight"
+    assert only_finding(after, "tied-weights").subject == "0.weight, 1.weight"
 
 
 def test_a_plan_that_says_the_same_in_several_ways() -> None:
@@ -98,13 +98,15 @@ def test_a_plan_that_says_the_same_in_several_ways() -> None:
 
 def test_a_rule_that_matches_nothing() -> None:
     plan = {"*.up": ColwiseParallel(), "*.gate": ColwiseParallel()}
-    finding = one(audit(nn.Sequential(Mlp()), plan=plan), "plan-unused")
+    finding = only_finding(audit(nn.Sequential(Mlp()), plan=plan), "plan-unused")
     assert finding.subject == "*.gate"
     assert "the plan gives ColwiseParallel to '*.gate'" in finding.fact
 
 
 def test_a_rule_for_a_layer_at_another_depth_says_where_it_is() -> None:
-    finding = one(audit(nn.Sequential(Mlp()), plan={"up": ColwiseParallel()}), "plan-unused")
+    finding = only_finding(
+        audit(nn.Sequential(Mlp()), plan={"up": ColwiseParallel()}), "plan-unused"
+    )
     assert "Did you mean '0.up'?" in finding.remedy
 
 
@@ -135,7 +137,7 @@ def test_a_placement_that_is_not_the_plans() -> None:
     with simulate({"tp": 2}) as world:
         model = nn.Linear(4, 4, bias=False)
         model.weight = nn.Parameter(distribute_tensor(model.weight, world.mesh, [Replicate()]))
-        finding = one(audit(model, plan={"weight": Shard(0)}), "plan-not-applied")
+        finding = only_finding(audit(model, plan={"weight": Shard(0)}), "plan-not-applied")
         assert found(audit(model, plan={"weight": [Replicate()]}), "plan-not-applied") == []
     assert "the plan shards it by Shard(0) (rule 'weight'), but it is Replicate" in finding.fact
 
@@ -177,7 +179,7 @@ def test_a_style_without_cuts_that_was_not_applied() -> None:
     with simulate({"tp": 2}) as world:
         model = nn.Sequential(Mlp(), nn.LayerNorm(8))
         parallelize_module(model, world.mesh, FIRST)
-        finding = one(audit(model, plan=plan), "plan-not-applied")
+        finding = only_finding(audit(model, plan=plan), "plan-not-applied")
         parallelize_module(model, world.mesh, {"1": SequenceParallel()})
         assert found(audit(model, plan=plan), "plan-not-applied") == []
     assert finding.subject == "1"
@@ -203,7 +205,7 @@ def test_tensors_of_other_shapes_are_findings_of_their_own() -> None:
 
 @pytest.mark.parametrize("style", [ColwiseParallel, "colwise", "local_colwise", ColwiseParallel()])
 def test_a_plan_may_name_styles_in_every_way(style: Any) -> None:
-    finding = one(audit(Tied(), plan={"head": style}), "tied-weights")
+    finding = only_finding(audit(Tied(), plan={"head": style}), "tied-weights")
     assert "head.weight: sharded along dim 0" in finding.fact
 
 

@@ -31,9 +31,9 @@ def clean() -> Iterator[None]:
 
 
 def profile_each_type(profiler: Profiler) -> None:
-    for one in profiler.Type:
-        with profiler.profile(one):
-            assert one in profiler.profiling
+    for kind in profiler.Type:
+        with profiler.profile(kind):
+            assert kind in profiler.profiling
     with profiler.profile("own"), profiler.profile("all"):
         pass
 
@@ -177,8 +177,8 @@ def test_the_programs_see_errors_and_log_lines() -> None:
     assert "has not been initialized" in str(seen["dump_without_a_process_group"]["error"])
     (line,) = seen["dump at INFO on rank 0"]["log"]  # type: ignore[misc]
     assert line[1:4] == (logging.INFO, "%s %s", "after 100 % of it")
-    assert sum(bool(one["log"]) for one in seen.values()) == 1
-    assert not any(one["error"] for name, one in seen.items() if name.startswith("dump at"))
+    assert sum(bool(entry["log"]) for entry in seen.values()) == 1
+    assert not any(entry["error"] for name, entry in seen.items() if name.startswith("dump at"))
 
 
 def test_names_types_and_signatures_are_torchs() -> None:
@@ -186,12 +186,12 @@ def test_names_types_and_signatures_are_torchs() -> None:
         name for name in vars(SimpleProfiler) if not name.startswith("__")
     }
     for name in ("reset", "profile", "dump_and_reset"):
-        ours, torchs = (getattr(one, name) for one in (SimpleProfiler, TORCHS))
+        ours, torchs = (getattr(profiler, name) for profiler in (SimpleProfiler, TORCHS))
         assert list(inspect.signature(ours).parameters) == list(
             inspect.signature(torchs).parameters
         )
-    assert [(one.name, one.value, str(one)) for one in SimpleProfiler.Type] == [
-        (one.name, one.value, str(one)) for one in TORCHS.Type
+    assert [(kind.name, kind.value, str(kind)) for kind in SimpleProfiler.Type] == [
+        (kind.name, kind.value, str(kind)) for kind in TORCHS.Type
     ]
     assert SimpleProfiler.Type.__mro__[1:] == (str, *Enum.__mro__[:-1], object)
     assert SimpleProfiler.results["never"] == TORCHS.results["never"] == 0.0
@@ -209,7 +209,7 @@ def test_results_are_the_classs_also_of_a_subclass() -> None:
 def test_inside_a_trace_what_is_profiled_is_in_the_recording() -> None:
     with trace() as t:
         profile_each_type(SimpleProfiler)
-    assert [span.name for span in t.recording.spans][:6] == [one.value for one in TORCHS.Type]
+    assert [span.name for span in t.recording.spans][:6] == [kind.value for kind in TORCHS.Type]
     assert [(span.name, span.depth) for span in t.recording.spans][6:] == [("all", 1), ("own", 0)]
 
 

@@ -28,7 +28,7 @@ def numbered(*shape: int) -> torch.Tensor:
 
 
 def held_by(layout: TensorLayout, rank: int) -> Slice:
-    (found,) = [one for one in layout.slices if rank in expand_ranks(one.ranks)]
+    (found,) = [piece for piece in layout.slices if rank in expand_ranks(piece.ranks)]
     return found
 
 
@@ -95,8 +95,8 @@ def test_replicas_are_listed_together() -> None:
         (4,),
         ("Replicate", "Shard(0)"),
     )
-    assert [list(expand_ranks(one.ranks)) for one in layout.slices] == [[0, 2, 4], [1, 3, 5]]
-    assert [one.stretches for one in layout.slices] == [(((0, 2),),), (((2, 4),),)]
+    assert [list(expand_ranks(piece.ranks)) for piece in layout.slices] == [[0, 2, 4], [1, 3, 5]]
+    assert [piece.stretches for piece in layout.slices] == [(((0, 2),),), (((2, 4),),)]
 
 
 def test_partial_sums_cut_nothing() -> None:
@@ -104,7 +104,7 @@ def test_partial_sums_cut_nothing() -> None:
         tensor = DTensor.from_local(numbered(4), world.mesh, [Partial()])
         layout = visualize_sharding(tensor)
     assert layout.placements == ("Partial(sum)",)
-    assert [list(expand_ranks(one.ranks)) for one in layout.slices] == [[0, 1]]
+    assert [list(expand_ranks(piece.ranks)) for piece in layout.slices] == [[0, 1]]
 
 
 def test_sixteen_thousand_ranks_take_no_longer_than_their_slices() -> None:
@@ -120,7 +120,7 @@ def test_sixteen_thousand_ranks_take_no_longer_than_their_slices() -> None:
 def test_a_number_has_one_slice() -> None:
     with simulate({"tp": 2}) as world:
         layout = visualize_sharding(distribute_tensor(torch.ones(()), world.mesh, [Replicate()]))
-    assert [one.stretches for one in layout.slices] == [()]
+    assert [piece.stretches for piece in layout.slices] == [()]
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), 3, None])

@@ -281,15 +281,15 @@ def test_coalesced_calls_are_one_collective(
 def issue_asynchronously() -> dict[str, tuple[Any, list[torch.Tensor]]]:
     """Work by the name of the call, with the tensors that its future must hold."""
     reduced, root, received = ones(8), ones(8), empty(8)
-    gathered, whole, scattered, exchanged = empties(), empty(32), empty(8), empty(8)
+    gathered, full, scattered, exchanged = empties(), empty(32), empty(8), empty(8)
     pieces = empties()
     return {
         "all_reduce": (dist.all_reduce(reduced, async_op=True), [reduced]),
         "broadcast": (dist.broadcast(root, src=1, async_op=True), [root]),
         "all_gather": (dist.all_gather(gathered, ones(8), async_op=True), gathered),
         "all_gather_into_tensor": (
-            dist.all_gather_into_tensor(whole, ones(8), async_op=True),
-            [whole],
+            dist.all_gather_into_tensor(full, ones(8), async_op=True),
+            [full],
         ),
         "reduce_scatter_tensor": (
             dist.reduce_scatter_tensor(scattered, ones(32), async_op=True),
@@ -311,10 +311,10 @@ def test_work_is_finished_and_its_future_holds_the_outputs(world: World) -> None
     for name, (work, outputs) in issue_asynchronously().items():
         assert work.wait() is True, name
         assert work.is_completed(), name
-        held = work.get_future().wait()
-        assert len(held) == len(outputs), name
-        for one, other in zip(held, outputs, strict=True):
-            assert one.untyped_storage()._cdata == other.untyped_storage()._cdata, name
+        values = work.get_future().wait()
+        assert len(values) == len(outputs), name
+        for value, output in zip(values, outputs, strict=True):
+            assert value.untyped_storage()._cdata == output.untyped_storage()._cdata, name
 
 
 def test_asynchronous_work_without_outputs_can_be_awaited(world: World) -> None:

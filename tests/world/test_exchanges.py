@@ -64,7 +64,7 @@ def test_expert_parallel(sent: list[int] | None, received: list[int] | None, fak
 
 
 def test_expert_parallel_by_exchanged_counts(world: World) -> None:
-    """Ranks first tell each other how many tokens to expect."""
+    """Ranks first exchange how many tokens to expect."""
     counts = torch.tensor([2, 0, 1, 1])
     expected = torch.empty_like(counts)
     with trace() as t:
@@ -74,7 +74,7 @@ def test_expert_parallel_by_exchanged_counts(world: World) -> None:
 
 
 class _RingShift(torch.autograd.Function):
-    """Hands a tensor to the next rank; its gradient goes the other way round."""
+    """Sends a tensor to the next rank; its gradient is sent to the previous rank."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -95,8 +95,8 @@ def _shift(tensor: torch.Tensor, group: dist.ProcessGroup, *, step: int) -> torc
             dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - step) % size),
         ]
     )
-    for one in work:
-        one.wait()
+    for handle in work:
+        handle.wait()
     return received
 
 
@@ -131,8 +131,8 @@ class GatheringAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, block = self.qkv(x).split([WIDTH, 2 * WIDTH], dim=-1)
-        whole = funcol.all_gather_tensor_autograd(block.contiguous(), 0, self.group)
-        key, value = whole.chunk(2, dim=-1)
+        full = funcol.all_gather_tensor_autograd(block.contiguous(), 0, self.group)
+        key, value = full.chunk(2, dim=-1)
         return nn.functional.scaled_dot_product_attention(query, key, value)
 
 

@@ -70,7 +70,9 @@ def test_materializing_twice_changes_nothing() -> None:
         depth = torch._C._len_torch_dispatch_stack()
         world.materialize(model)
         assert torch._C._len_torch_dispatch_stack() == depth
-        assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+        assert all(
+            before is after for before, after in zip(parameters, model.parameters(), strict=True)
+        )
 
 
 def test_two_models_share_a_world() -> None:

@@ -14,22 +14,22 @@ import torch.distributed as dist
 from torch.distributed import broadcast_object_list as imported_by_name
 
 from shardscope import World, simulate, trace
-from shardscope._torch.object_calls import replace_body
+from shardscope._torch.collectives.objects import replace_body
 from shardscope.errors import WorldError
 
 THING = {"step": 3, "names": ["a", "b"]}
 
 
 def gather_all() -> Any:
-    held: list[Any] = [None] * 4
-    dist.all_gather_object(held, THING)
-    return held
+    objects: list[Any] = [None] * 4
+    dist.all_gather_object(objects, THING)
+    return objects
 
 
 def gather_on_the_root() -> Any:
-    held: list[Any] = [None] * 4
-    dist.gather_object(THING, held, dst=0)
-    return held
+    objects: list[Any] = [None] * 4
+    dist.gather_object(THING, objects, dst=0)
+    return objects
 
 
 def gather_elsewhere() -> Any:
@@ -37,27 +37,27 @@ def gather_elsewhere() -> Any:
 
 
 def broadcast_from_here() -> Any:
-    held = [THING, "more"]
-    dist.broadcast_object_list(held, src=0)
-    return held
+    objects = [THING, "more"]
+    dist.broadcast_object_list(objects, src=0)
+    return objects
 
 
 def broadcast_from_elsewhere() -> Any:
-    held = [None, None]
-    dist.broadcast_object_list(held, src=1)
-    return held
+    objects = [None, None]
+    dist.broadcast_object_list(objects, src=1)
+    return objects
 
 
 def scatter_from_here() -> Any:
-    held: list[Any] = [None]
-    dist.scatter_object_list(held, [THING, "b", "c", "d"], src=0)
-    return held
+    objects: list[Any] = [None]
+    dist.scatter_object_list(objects, [THING, "b", "c", "d"], src=0)
+    return objects
 
 
 def scatter_from_elsewhere() -> Any:
-    held = ["kept"]
-    dist.scatter_object_list(held, [None] * 4, src=1)  # as in torch's own example
-    return held
+    objects = ["kept"]
+    dist.scatter_object_list(objects, [None] * 4, src=1)  # as in torch's own example
+    return objects
 
 
 def send() -> Any:
@@ -65,9 +65,9 @@ def send() -> Any:
 
 
 def receive() -> Any:
-    held = ["kept"]
-    sender = dist.recv_object_list(held, src=2)
-    return sender, held
+    objects = ["kept"]
+    sender = dist.recv_object_list(objects, src=2)
+    return sender, objects
 
 
 @pytest.mark.parametrize(
@@ -96,34 +96,34 @@ def test_objects_travel_as_sizes_then_bytes(
 
 
 def test_each_rank_of_a_root_gets_its_own_piece() -> None:
-    pieces = []
+    results = []
     for rank in range(4):
         with simulate(mesh={"dp": 4}, rank=rank):
-            held: list[Any] = [None]
-            dist.scatter_object_list(held, ["a", "b", "c", "d"], src=rank)
-            pieces += held
-    assert pieces == ["a", "b", "c", "d"]
+            objects: list[Any] = [None]
+            dist.scatter_object_list(objects, ["a", "b", "c", "d"], src=rank)
+            results += objects
+    assert results == ["a", "b", "c", "d"]
 
 
 def test_a_sub_groups_ranks_are_translated() -> None:
     with simulate(mesh={"dp": 4}, rank=3), trace() as t:
         pair = dist.new_group([1, 3])
-        held: list[Any] = [None, None]
-        dist.all_gather_object(held, "here", group=pair)
+        objects: list[Any] = [None, None]
+        dist.all_gather_object(objects, "here", group=pair)
         received = ["kept"]
         assert dist.recv_object_list(received, src=1, group=pair) == 1
         assert dist.recv_object_list(received, group=pair, group_src=0) == 1
-    assert held == ["here", "here"]
+    assert objects == ["here", "here"]
     assert {c.peer for c in t.recording.collectives if c.peer is not None} == {1}
 
 
 def test_rank_0_is_the_root_where_none_is_named() -> None:
     with simulate(mesh={"dp": 4}, rank=0), trace() as t:
-        held: list[Any] = [None]
-        dist.scatter_object_list(held, ["a", "b", "c", "d"])
-        dist.broadcast_object_list(held)
+        objects: list[Any] = [None]
+        dist.scatter_object_list(objects, ["a", "b", "c", "d"])
+        dist.broadcast_object_list(objects)
         dist.gather_object("x", [None] * 4)
-    assert held == ["a"]
+    assert objects == ["a"]
     assert {c.peer for c in t.recording.collectives} == {0, None}
 
 
@@ -137,26 +137,26 @@ def test_a_root_without_pieces_gets_an_error() -> None:
 
 def test_a_rank_outside_the_group_takes_no_part() -> None:
     with simulate(mesh={"dp": 4}, rank=0), trace() as t:
-        others = dist.new_group([1, 2])
+        other_group = dist.new_group([1, 2])
         with pytest.warns(UserWarning, match="does not belong to the given group"):
-            dist.broadcast_object_list(["x"], src=1, group=others)
+            dist.broadcast_object_list(["x"], src=1, group=other_group)
     assert t.recording.collectives == ()
 
 
 def test_functions_imported_by_name_are_simulated_too() -> None:
-    held = ["x"]
+    objects = ["x"]
     with simulate(mesh={"dp": 4}, rank=2), trace() as t:
-        imported_by_name(held, src=0)
-    assert held == ["x"]
+        imported_by_name(objects, src=0)
+    assert objects == ["x"]
     assert [call.kind for call in t.recording.collectives] == ["broadcast", "broadcast"]
 
 
 def test_a_rank_outside_the_group_keeps_its_list() -> None:
     gathered = ["mine", "too"]
     with simulate(mesh={"dp": 4}, rank=0):
-        others = dist.new_group([1, 2])
+        other_group = dist.new_group([1, 2])
         with pytest.warns(UserWarning, match="does not belong to the given group"):
-            dist.all_gather_object(gathered, "x", group=others)
+            dist.all_gather_object(gathered, "x", group=other_group)
     assert gathered == ["mine", "too"]
 
 
@@ -198,15 +198,15 @@ def test_weights_are_serialized_as_torch_save_writes_them() -> None:
     weights = {"bias": torch.ones(8)}
     content = io.BytesIO()
     torch.save(weights, content)
-    held: list[Any] = [None] * 4
+    objects: list[Any] = [None] * 4
     with simulate(mesh={"dp": 4}), trace() as t:
-        dist.all_gather_object(held, weights, weights_only=True)  # type: ignore[call-arg]
-        dist.gather_object(weights, held, dst=0, weights_only=True)  # type: ignore[call-arg]
+        dist.all_gather_object(objects, weights, weights_only=True)  # type: ignore[call-arg]
+        dist.gather_object(weights, objects, dst=0, weights_only=True)  # type: ignore[call-arg]
         dist.broadcast_object_list([weights], src=0, weights_only=True)  # type: ignore[call-arg]
-        dist.scatter_object_list(held, [weights] * 4, src=0, weights_only=True)  # type: ignore[call-arg]
+        dist.scatter_object_list(objects, [weights] * 4, src=0, weights_only=True)  # type: ignore[call-arg]
         dist.send_object_list([weights], dst=1, weights_only=True)  # type: ignore[call-arg]
         dist.recv_object_list([weights], src=1, weights_only=True)  # type: ignore[call-arg]
-    assert all(torch.equal(one["bias"], weights["bias"]) for one in held)
+    assert all(torch.equal(received["bias"], weights["bias"]) for received in objects)
     payloads = [c for c in t.recording.collectives if c.dtype == "uint8"]
     sizes = {c.output_bytes if c.kind == "recv" else c.input_bytes for c in payloads}
     assert len(payloads) == 6
@@ -217,9 +217,9 @@ def test_weights_are_serialized_as_torch_save_writes_them() -> None:
     not HAS_WEIGHTS_ONLY, reason=f"torch {torch.__version__} has no object collectives of weights"
 )
 def test_only_weights_can_arrive_where_only_weights_may(world: World) -> None:
-    held: list[Any] = [None] * 4
+    objects: list[Any] = [None] * 4
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        dist.all_gather_object(held, signature, weights_only=True)  # type: ignore[call-arg]
+        dist.all_gather_object(objects, signature, weights_only=True)  # type: ignore[call-arg]
 
 
 def test_an_argument_that_torch_does_not_take_is_refused_as_for_real(world: World) -> None:

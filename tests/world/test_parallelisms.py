@@ -1,4 +1,4 @@
-"""Sharded and replicated models take whole training steps in a simulated world."""
+"""Sharded and replicated models take full training steps in a simulated world."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_hsdp() -> None:
 
 
 def test_fsdp2_with_tensor_parallel_on_every_rank() -> None:
-    seen = []
+    summaries = []
     for rank in range(4):
         with simulate(mesh={"dp": 2, "tp": 2}, rank=rank) as world:
             model = meta_mlp()
@@ -123,12 +123,12 @@ def test_fsdp2_with_tensor_parallel_on_every_rank() -> None:
             parallelize_module(model, world.mesh["tp"], plan)
             fully_shard(model, mesh=world.mesh["dp"])
             recording = train(world.materialize(model))
-            seen.append(summary(recording))
+            summaries.append(summary(recording))
             groups = {"dp": f"dp[{rank % 2}-{rank % 2 + 2}/2]", "tp": f"tp[{rank - rank % 2}-"}
             for collective in recording.collectives:
                 assert collective.group.startswith(groups[collective.axis or ""])
-    assert [kind for kind, *_ in seen[0]] == ["all_gather", "all_reduce", "reduce_scatter"]
-    assert all(one == seen[0] for one in seen)
+    assert [kind for kind, *_ in summaries[0]] == ["all_gather", "all_reduce", "reduce_scatter"]
+    assert all(rank_summary == summaries[0] for rank_summary in summaries)
 
 
 def test_fsdp2_with_tied_parameters() -> None:

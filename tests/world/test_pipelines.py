@@ -38,11 +38,11 @@ def run_step(schedule: Any, *, is_first: bool, is_last: bool) -> None:
 
 
 def train(
-    schedule_class: type[Any], *, rank: int, fake: bool = False, is_told: bool = True
+    schedule_class: type[Any], *, rank: int, fake: bool = False, has_shapes: bool = True
 ) -> Recording:
     with simulate(mesh={"pp": NUM_STAGES}, rank=rank) as world:
         model = nn.Linear(WIDTH, WIDTH, device="meta" if fake else "cpu")
-        shapes = {"input_args": example(), "output_args": example()} if is_told else {}
+        shapes = {"input_args": example(), "output_args": example()} if has_shapes else {}
         stage = PipelineStage(
             model, rank, NUM_STAGES, torch.device("cpu"), group=world.mesh.get_group(), **shapes
         )
@@ -119,7 +119,7 @@ def test_a_stage_without_shapes_says_what_to_give_it(rank: int, asked: int, want
     if wanted == "gradients" and TORCH < (2, 13):
         pytest.skip(f"torch {torch.__version__} asks no stage for the shapes of gradients")
     with pytest.raises(WorldError, match=sentence):
-        train(ScheduleGPipe, rank=rank, is_told=False)
+        train(ScheduleGPipe, rank=rank, has_shapes=False)
 
 
 @pytest.mark.skipif(TORCH < (2, 15), reason=f"torch {torch.__version__} has no group per edge")

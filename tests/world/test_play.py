@@ -1,4 +1,4 @@
-"""All ranks of a small mesh in one process: what they say arrives, and nothing stays behind."""
+"""Threaded ranks: their collectives exchange data, and no process state is left changed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardscope.errors import CollectiveError, RankError, WorldError
-from shardscope.world.play import play
+from shardscope.world.threaded_ranks import run_ranks_in_threads
 
 
 def on_two(function):
-    return play({"tp": 2}, function)
+    return run_ranks_in_threads({"tp": 2}, function)
 
 
 def value(rank: int, size: int = 2) -> torch.Tensor:
@@ -49,9 +49,9 @@ def all_gather(rank):
 
 
 def all_gather_into_tensor(rank):
-    whole = torch.empty(4)
-    dist.all_gather_into_tensor(whole, value(rank))
-    return whole.tolist()
+    full = torch.empty(4)
+    dist.all_gather_into_tensor(full, value(rank))
+    return full.tolist()
 
 
 def reduce_scatter(rank):
@@ -182,7 +182,7 @@ def test_a_mesh_of_two_axes_has_the_groups_of_its_axes():
             sums.append(part.item())
         return [*sums, list(mesh.get_coordinate())]
 
-    assert play({"dp": 2, "tp": 2}, function) == [
+    assert run_ranks_in_threads({"dp": 2, "tp": 2}, function) == [
         [2.0, 1.0, [0, 0]],
         [4.0, 1.0, [0, 1]],
         [2.0, 5.0, [1, 0]],
@@ -190,7 +190,7 @@ def test_a_mesh_of_two_axes_has_the_groups_of_its_axes():
     ]
 
 
-def test_groups_of_other_backends_are_played_too():
+def test_groups_of_other_backends_are_threaded_too():
     def function(rank, _):
         group = dist.new_group([0, 1], backend="gloo")
         tensor = torch.tensor([1.0])
@@ -201,27 +201,29 @@ def test_groups_of_other_backends_are_played_too():
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_uneven_tensors_are_cut_and_gathered(num_ranks):
-    whole = torch.arange(14.0).reshape(7, 2)
+def test_uneven_tensors_are_sharded_and_gathered(num_ranks):
+    full = torch.arange(14.0).reshape(7, 2)
 
     def function(_, mesh):
-        cut = distribute_tensor(whole, mesh, [Shard(0)])
-        assert isinstance(cut, DTensor)
-        return cut.to_local().shape[0], cut.redistribute(placements=[Replicate()]).to_local()
+        sharded = distribute_tensor(full, mesh, [Shard(0)])
+        assert isinstance(sharded, DTensor)
+        return sharded.to_local().shape[0], sharded.redistribute(
+            placements=[Replicate()]
+        ).to_local()
 
-    results = play({"tp": num_ranks}, function)
+    results = run_ranks_in_threads({"tp": num_ranks}, function)
     assert sum(size for size, _ in results) == 7
-    assert all(torch.equal(got, whole) for _, got in results)
+    assert all(torch.equal(got, full) for _, got in results)
 
 
 def test_one_after_another_ranks_of_other_meshes_are_not_confused():
-    whole = torch.arange(7.0)
+    full = torch.arange(7.0)
     for num_ranks in (2, 4, 3, 2):
-        sizes = play(
+        sizes = run_ranks_in_threads(
             {"tp": num_ranks},
-            lambda _, mesh: distribute_tensor(whole, mesh, [Shard(0)]).to_local().tolist(),
+            lambda _, mesh: distribute_tensor(full, mesh, [Shard(0)]).to_local().tolist(),
         )
-        assert [one for some in sizes for one in some] == whole.tolist()
+        assert [value for shard in sizes for value in shard] == full.tolist()
 
 
 def make_model() -> nn.Module:
@@ -259,16 +261,19 @@ def test_torchs_own_parallelisms_train_as_on_one_device(axes, parallelize):
         output = sharded(x)
         output.square().sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
-        wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in gradients]
-        return output.detach(), wholes
+        full_gradients = [
+            gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            for gradient in gradients
+        ]
+        return output.detach(), full_gradients
 
-    for output, gradients in play(axes, function):
+    for output, gradients in run_ranks_in_threads(axes, function):
         torch.testing.assert_close(output, single(x).detach())
         for gradient, parameter in zip(gradients, single.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_each_rank_draws_its_own_numbers_and_they_begin_alike():
+def test_each_rank_draws_its_own_numbers_and_they_start_equal():
     def function(rank, _):
         first = torch.rand(1).item()
         if rank == 0:
@@ -278,31 +283,31 @@ def test_each_rank_draws_its_own_numbers_and_they_begin_alike():
 
     torch.manual_seed(0)
     random.seed(0)
-    one, other = on_two(function)
-    assert one[0] == other[0]
-    assert one[1] != other[1]
-    assert one[2] == other[2]
-    assert torch.rand(1).item() == one[0]  # as if nobody had drawn
-    assert random.random() == one[2]
+    first, second = on_two(function)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert first[2] == second[2]
+    assert torch.rand(1).item() == first[0]  # the caller's generator is unchanged
+    assert random.random() == first[2]
 
 
 def test_contexts_that_switch_something_for_the_process_are_each_ranks_own():
     """Ranks enter and leave them at different times, and wait for each other in between."""
 
     def function(rank, mesh):
-        whole = distribute_tensor(torch.ones(2), mesh, [Replicate()])
-        seen = []
+        replicated = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+        results = []
         for _ in range(2):
             with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
                 dist.barrier()
-                seen.append((whole + torch.ones(2)).to_local().tolist())
-                seen.append(torch.backends.cuda.flash_sdp_enabled())
+                results.append((replicated + torch.ones(2)).to_local().tolist())
+                results.append(torch.backends.cuda.flash_sdp_enabled())
             if rank == 0:
                 dist.barrier()
-            seen.append(torch.backends.cuda.flash_sdp_enabled())
+            results.append(torch.backends.cuda.flash_sdp_enabled())
             if rank == 1:
                 dist.barrier()
-        return seen
+        return results
 
     assert on_two(function) == [[[2.0, 2.0], False, True] * 2] * 2
     assert torch.backends.cuda.flash_sdp_enabled()
@@ -336,7 +341,7 @@ def snapshot() -> list[object]:
         torch.get_default_dtype(),
         torch.utils._python_dispatch._is_in_torch_dispatch_mode,
         torch.utils._python_dispatch._is_in_non_infra_torch_dispatch_mode,
-        [one.name for one in threading.enumerate() if one.name.startswith("rank ")],
+        [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")],
     ]
 
 
@@ -399,7 +404,7 @@ def test_a_rank_that_raises_in_backward_ends_the_others():
         on_two(function)
 
 
-def test_ranks_that_wait_for_ever_are_told_what_each_waits_for():
+def test_a_deadlock_reports_what_each_rank_waits_for():
     def function(rank, _):
         if rank == 0:
             dist.all_reduce(torch.ones(3, 4))
@@ -419,7 +424,7 @@ def test_collectives_in_another_order_on_two_groups_are_a_standstill():
             dist.all_reduce(torch.ones(1), group=mesh.get_group(axis))
 
     with pytest.raises(CollectiveError, match="the ranks deadlock"):
-        play({"a": 2, "b": 2}, function)
+        run_ranks_in_threads({"a": 2, "b": 2}, function)
 
 
 @pytest.mark.parametrize(
@@ -457,13 +462,13 @@ def test_ranks_within_ranks_are_refused():
 
 
 @pytest.mark.parametrize("mesh", [{}, {"tp": 0}, {"tp": 1000}])
-def test_meshes_that_cannot_be_played_are_refused(mesh):
+def test_meshes_that_cannot_run_in_threads_are_refused(mesh):
     with pytest.raises(WorldError, match="the mesh"):
-        play(mesh, lambda *_: None)
+        run_ranks_in_threads(mesh, lambda *_: None)
 
 
-def test_a_mesh_of_one_rank_is_played():
-    assert play({"tp": 1}, lambda rank, mesh: (rank, mesh.size())) == [(0, 1)]
+def test_a_mesh_of_one_rank_runs_in_a_thread():
+    assert run_ranks_in_threads({"tp": 1}, lambda rank, mesh: (rank, mesh.size())) == [(0, 1)]
 
 
 def test_compiled_ranks_that_wait_for_each_other_leave_dynamo_as_it_was() -> None:
@@ -480,7 +485,9 @@ def test_compiled_ranks_that_wait_for_each_other_leave_dynamo_as_it_was() -> Non
         model = torch.compile(Summed(mesh.get_group()), backend="eager", fullgraph=True)
         return model(torch.full((2,), float(rank)))
 
-    assert [one.tolist() for one in play({"dp": 2}, program)] == [[5.0, 5.0]] * 2
+    assert [result.tolist() for result in run_ranks_in_threads({"dp": 2}, program)] == [
+        [5.0, 5.0]
+    ] * 2
     assert not eval_frame._in_optimized_module
     graphs = []
 

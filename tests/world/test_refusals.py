@@ -1,4 +1,4 @@
-"""What torch's fake group lets pass and a real one would not: each is an error that says so."""
+"""Calls that torch's fake group accepts and a real one refuses are errors."""
 
 from __future__ import annotations
 

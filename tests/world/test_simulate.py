@@ -73,9 +73,9 @@ def test_a_world_of_16384_ranks_works() -> None:
     with simulate(mesh={"dp": 1024, "tp": 16}, rank=16_383) as world:
         local = distribute_tensor(torch.ones(1024, 16), world.mesh, [Shard(0), Shard(1)])
         with trace() as t:
-            whole = local.redistribute(placements=[Replicate(), Replicate()])
+            replicated = local.redistribute(placements=[Replicate(), Replicate()])
         assert local.to_local().shape == (1, 1)
-        assert whole.to_local().shape == (1024, 16)
+        assert replicated.to_local().shape == (1024, 16)
     assert t.recording.run.world_size == 16_384
     assert {(c.axis, c.num_ranks) for c in t.recording.collectives} == {("dp", 1024), ("tp", 16)}
 
@@ -221,7 +221,7 @@ def seed_dtensors() -> None:
         _random._rng_tracker = _random.OffsetBasedRNGTracker.__new__(_random.OffsetBasedRNGTracker)
 
 
-def be_refused_at_the_door() -> None:
+def enter_with_an_invalid_rank() -> None:
     with pytest.raises(WorldError), simulate(mesh={"dp": 2}, rank=2):
         pytest.fail("the world was entered")
 
@@ -243,7 +243,7 @@ def fail_to_make_a_mesh() -> None:
         be_refused_inside,
         stop_inside,
         seed_dtensors,
-        be_refused_at_the_door,
+        enter_with_an_invalid_rank,
         fail_to_make_a_mesh,
     ],
 )
@@ -270,7 +270,7 @@ def test_a_program_may_destroy_the_group_itself() -> None:
 
 
 def test_worlds_of_other_ranks_and_sizes_follow_one_another() -> None:
-    seen = []
+    worlds = []
     for size in (2, 8, 3, 1024):
         for rank in (0, size - 1):
             with simulate(mesh={"dp": size}, rank=rank) as world:
@@ -278,8 +278,8 @@ def test_worlds_of_other_ranks_and_sizes_follow_one_another() -> None:
                 with trace() as t:
                     dist.all_reduce(torch.ones(2))
                 (group,) = t.recording.groups
-                seen.append((dist.get_rank(), group.num_ranks))
-    assert seen == [(rank, size) for size in (2, 8, 3, 1024) for rank in (0, size - 1)]
+                worlds.append((dist.get_rank(), group.num_ranks))
+    assert worlds == [(rank, size) for size in (2, 8, 3, 1024) for rank in (0, size - 1)]
 
 
 def shapes_on(rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -418,10 +418,10 @@ def test_meshes_can_be_made_after_materialize() -> None:
         world.materialize(nn.Linear(2, 2, device="meta"))
         assert world.mesh["tp"].mesh.tolist() == [2, 3]
         assert world.mesh[("dp", "tp")]._flatten("all").size() == 4
-        made = init_device_mesh("cpu", (4,))
-        assert made.get_local_rank() == 3
+        mesh = init_device_mesh("cpu", (4,))
+        assert mesh.get_local_rank() == 3
         assert DeviceMesh("cpu", [0, 1, 2, 3]).size() == 4
-        fully_shard(nn.Linear(4, 4), mesh=made)
+        fully_shard(nn.Linear(4, 4), mesh=mesh)
         assert type(torch.ones(1)) is FakeTensor
     assert vars(DeviceMesh)["mesh"] is before
 

@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class TestDecisions:
-    """Each place where torch looks at the device type to decide what to run."""
+    """Each decision that torch makes by the device type."""
 
     @pytest.mark.parametrize(
         ("device", "kind", "num_bytes"),

@@ -1,4 +1,5 @@
-"""TORCH'S INSIDES: the only folder that touches private torch names.
+"""The only package that uses private names of torch, one module per subsystem of torch.
 
-One shim per need, each with a canary test that fails with a sentence when torch moves a name.
+A private name is looked up with the reason it is needed (`private.find_name`), and has a canary
+test that fails with a sentence when torch moves the name.
 """

@@ -1,4 +1,4 @@
-"""Where the autograd engine is on this thread: which graph task, which node, made when."""
+"""The state of the autograd engine on this thread: graph task, node, sequence numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_GRAPH_TASK = -1
 next_sequence_number = find_name(
     "torch.autograd._get_sequence_nr", "number the autograd nodes that a module creates in forward"
 )
-"""The number that the next autograd node made on this thread will carry."""
+"""The sequence number of the next autograd node that is created on this thread."""
 
 current_node = find_name(
     "torch._C._current_autograd_node",
@@ -40,7 +40,7 @@ current_graph_task = find_name(
 
 
 NEEDED = (next_sequence_number, current_node, current_graph_task)
-"""Private names without which it is not known whose an autograd node is."""
+"""Private names that are required to find the module that created an autograd node."""
 
 
 def is_in_backward() -> bool:
@@ -57,5 +57,5 @@ def node_origin(node: Any) -> torch.Tensor | int:
 
 
 def node_number(node: Any) -> int:
-    """The number that `node` was given, counted by the thread that made it."""
+    """The sequence number of `node`, counted by the thread that created it."""
     return int(node._sequence_nr())

@@ -1,12 +1,12 @@
-"""Keeps our backends out of the list that `torch.compiler.list_backends()` offers people.
+"""Keeps shardscope's backends out of `torch.compiler.list_backends()`.
 
-torch finds them by their entry points, so that their names work without an import of ours, and
-lists every entry point. Only backends that are registered have tags, by which the list leaves out
-those for debugging. So torch calls `tag_backends` when it is imported (the entry-point group
-`torch.backends`). That imports nothing of torch's: it waits until torch has found its backends, and
-then registers ours as functions that load the real one when they are called.
+torch finds the backends by their entry points, so that their names work without importing
+shardscope, and lists every entry point. Only registered backends have tags, and the list omits
+those tagged "debug". So torch calls `tag_backends` when it is imported (the entry-point group
+`torch.backends`). `tag_backends` imports nothing of torch: it waits until torch has discovered its
+backends, and then registers ours as functions that load the real backend when they are called.
 
-Without it (TORCH_DEVICE_BACKEND_AUTOLOAD=0) our backends are listed, and all else is the same.
+Without it (TORCH_DEVICE_BACKEND_AUTOLOAD=0) our backends are listed; nothing else changes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _OURS = "shardscope."
 
 
 def tag_backends() -> None:
-    """Have our backends registered with a tag as soon as torch looks for backends."""
-    with suppress(Exception):  # who imports torch must not notice us
+    """Arrange that our backends are registered with a tag as soon as torch discovers backends."""
+    with suppress(Exception):  # importing torch must never fail because of us
         registry = sys.modules.get(_REGISTRY)
         if registry is None:
             sys.meta_path.insert(0, _RegistryFinder())
@@ -37,7 +37,7 @@ def tag_backends() -> None:
 
 @final
 class _RegistryFinder(MetaPathFinder):
-    """Finds torch's registry of backends where Python finds it, once, and looks at it then."""
+    """An import hook that patches torch's registry of backends once, after it is loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -59,7 +59,7 @@ class _RegistryFinder(MetaPathFinder):
 
 
 def _watch_discovery(registry: Any) -> None:
-    """Register our backends after torch has read entry points, which it does once."""
+    """Wrap torch's discovery of entry points, which runs once, to register our backends then."""
     discover = registry._discover_entrypoint_backends
 
     def discover_and_register() -> None:
@@ -71,8 +71,10 @@ def _watch_discovery(registry: Any) -> None:
 
 
 def _register(registry: Any) -> None:
-    found = [(name, entry) for name, entry in registry._BACKENDS.items() if entry is not None]
-    for name, entry in found:
+    entry_points = [
+        (name, entry) for name, entry in registry._BACKENDS.items() if entry is not None
+    ]
+    for name, entry in entry_points:
         if entry.value.startswith(_OURS) and name not in registry._COMPILER_FNS:
             registry.register_backend(_load_when_called(name, entry), name=name, tags=("debug",))
 

@@ -1,4 +1,4 @@
-"""Calls a backend as torch.compile would, and knows its failures from the program's."""
+"""Calls a backend as torch.compile does, and tells the compiler's errors from the program's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from shardscope._torch.private import find_exception, find_name
 
 __all__ = ["find_backend", "is_compiling", "list_marks", "patched_inductor", "watched_compiles"]
 
+
 TorchDynamoException = find_exception(
     "torch._dynamo.exc.TorchDynamoException", "distinguish the compiler's errors from the program's"
 )
@@ -29,7 +30,7 @@ _MARKS = {
     "torch._dynamo.maybe_mark_dynamic": "_dynamo_weak_dynamic_indices",
     "torch._dynamo.decorators.mark_unbacked": "_dynamo_unbacked_indices",
 }
-# Functions of torch's that compile a frame, or the backward of a graph when it is first run.
+# Functions of torch that compile a frame, or a graph's backward when it first runs.
 _COMPILERS = {
     "_compile": "convert_frame.py",
     "get_or_compile": "",
@@ -44,20 +45,20 @@ def find_backend(
     mode: str | None,
     dynamic: bool | None,
 ) -> Backend:
-    """What torch.compile calls with a graph and its inputs, given these arguments."""
-    given = dict(options) if options else {}
-    given.pop("guard_filter_fn", None)  # dynamo's, not the backend's
-    kind: Any = torch._TorchCompileInductorWrapper
-    if given.pop("use_aoti", False):
-        kind = torch._TorchCompileAOTInductorWrapper
+    """The function that torch.compile with these arguments calls with a graph and its inputs."""
+    backend_options = dict(options) if options else {}
+    backend_options.pop("guard_filter_fn", None)  # dynamo's, not the backend's
+    make: Any = torch._TorchCompileInductorWrapper
+    if backend_options.pop("use_aoti", False):
+        make = torch._TorchCompileAOTInductorWrapper
     if backend != "inductor":
-        kind = partial(torch._TorchCompileWrapper, backend)
-    found: Backend = kind(mode, given or None, dynamic)
-    return found
+        make = partial(torch._TorchCompileWrapper, backend)
+    compile_graph: Backend = make(mode, backend_options or None, dynamic)
+    return compile_graph
 
 
 def patched_inductor(config: Mapping[str, Any]) -> AbstractContextManager[Any]:
-    """Inductor's configuration, changed until the context ends."""
+    """A context in which Inductor's configuration has these values."""
     if not config:
         return nullcontext()
     from torch._inductor import config as settings  # it takes a second to load
@@ -70,10 +71,10 @@ def patched_inductor(config: Mapping[str, Any]) -> AbstractContextManager[Any]:
 def watched_compiles(
     on_begin: Callable[[bool], None], on_end: Callable[[], None]
 ) -> Iterator[None]:
-    """Tell when torch begins to compile something, and when it has.
+    """Call `on_begin` and `on_end` before and after each compilation by torch.
 
-    `on_begin` is called with whether it is a backward, which is compiled when it is first run.
-    `torch.compiler.reset()` forgets who wants to be told.
+    `on_begin` gets whether it compiles a backward, which happens when it first runs.
+    `torch.compiler.reset()` removes the callbacks.
     """
 
     def begin(event: Any) -> None:
@@ -87,13 +88,13 @@ def watched_compiles(
     try:
         yield
     finally:
-        with suppress(ValueError):  # torch was reset meanwhile
+        with suppress(ValueError):  # torch was reset in between
             callback_handler.remove_start_callback(begin)
             callback_handler.remove_end_callback(end)
 
 
 def list_marks(tensor: torch.Tensor) -> list[tuple[str, int]]:
-    """The functions, by their full names, that a tensor was marked with, and the dims."""
+    """The functions (`torch._dynamo.mark_dynamic`, …) and dims that a tensor is marked with."""
     return [
         (function, dim)
         for function, attribute in _MARKS.items()
@@ -102,7 +103,7 @@ def list_marks(tensor: torch.Tensor) -> list[tuple[str, int]]:
 
 
 def is_compiling(error: BaseException) -> bool:
-    """Whether something was being compiled when `error` was raised."""
+    """Whether `error` was raised while torch compiled."""
     return isinstance(error, TorchDynamoException) or _has_frame(error.__traceback__)
 
 

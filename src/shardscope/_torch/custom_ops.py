@@ -1,4 +1,4 @@
-"""Ops that `torch.library.custom_op` made, as plain functions, and made again from them."""
+"""Takes ops of `torch.library.custom_op` apart into functions, and registers them again."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ Function = Callable[..., Any]
 @final
 @dataclass(frozen=True)
 class CustomOp:
-    """All that an op was made of."""
+    """The functions and settings that a custom op was defined with."""
 
     name: str
     schema: str
     mutated: tuple[str, ...]
     tags: tuple[torch.Tag, ...]
     function: Function
-    kernels: Mapping[str | None, Function]  # by type of device; None is for all
+    kernels: Mapping[str | None, Function]  # by device type; None stands for all
     fake: Function | None
     backward: Function | None
     setup_context: Function | None
 
 
 def is_custom_op(value: object) -> bool:
-    """Whether it is what `custom_op` returns."""
+    """Whether `value` is an op definition that `custom_op` returned."""
     return isinstance(value, CustomOpDef)
 
 
 def describe_custom_op(op: Any) -> CustomOp | None:
-    """By itself or by name; None for an op that was made in another way."""
+    """The parts of a custom op, given its definition or name; None for other ops."""
     op = OPDEFS.get(op) if isinstance(op, str) else op
     if op is None:
         return None
     arguments = op._opoverload._schema.arguments
-    written = (one.name for one in arguments if one.alias_info and one.alias_info.is_write)
+    written = (arg.name for arg in arguments if arg.alias_info and arg.alias_info.is_write)
     return CustomOp(
         name=op._qualname,
         schema=op._schema,
         mutated=tuple(written),
-        tags=tuple(one for one in op._opoverload.tags if one != torch.Tag.pt2_compliant_tag),
+        tags=tuple(tag for tag in op._opoverload.tags if tag != torch.Tag.pt2_compliant_tag),
         function=op._init_fn,
-        kernels={device: _user_function(one, op) for device, one in op._backend_fns.items()},
+        kernels={device: _user_function(kernel, op) for device, kernel in op._backend_fns.items()},
         fake=op._abstract_fn,
         backward=op._backward_fn,
         setup_context=op._setup_context_fn,
@@ -63,12 +63,12 @@ def describe_custom_op(op: Any) -> CustomOp | None:
 
 
 def register_custom_op(op: CustomOp) -> Any:
-    """Make it, unless there is one of that name."""
-    known = OPDEFS.get(op.name)
-    if known is not None:
-        return known
+    """Define the op, or return the existing definition with its name."""
+    existing = OPDEFS.get(op.name)
+    if existing is not None:
+        return existing
     devices = [device for device in op.kernels if device is not None]
-    made = torch.library.custom_op(
+    definition = torch.library.custom_op(
         op.name,
         op.function,
         mutates_args=op.mutated,
@@ -77,23 +77,23 @@ def register_custom_op(op: CustomOp) -> Any:
         tags=op.tags,
     )
     for device, kernel in op.kernels.items():
-        made.register_kernel(device, kernel)
+        definition.register_kernel(device, kernel)
     if op.fake is not None:
-        made.register_fake(op.fake)
+        definition.register_fake(op.fake)
     if op.backward is not None:
-        made.register_autograd(op.backward, setup_context=op.setup_context)
-    _KEPT.append(made)
-    return made
+        definition.register_autograd(op.backward, setup_context=op.setup_context)
+    _DEFINITIONS.append(definition)
+    return definition
 
 
-_KEPT: list[Any] = []  # torch forgets an op whose definition nobody holds
+_DEFINITIONS: list[Any] = []  # torch unregisters an op when its definition is garbage-collected
 
 
 def _user_function(kernel: Function, op: Any) -> Function:
-    """The kernel as it was given: torch wraps it in a function that may choose another."""
-    inner = inspect.unwrap(kernel)
-    held: dict[str, Any] = dict(
-        zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True)
+    """The user's kernel, which torch wraps in a function that may choose another kernel."""
+    wrapped = inspect.unwrap(kernel)
+    cells: dict[str, Any] = dict(
+        zip(wrapped.__code__.co_freevars, wrapped.__closure__ or (), strict=True)
     )
-    function: Function = held["fn"].cell_contents if "fn" in held else op._init_fn
+    function: Function = cells["fn"].cell_contents if "fn" in cells else op._init_fn
     return function

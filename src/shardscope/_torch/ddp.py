@@ -1,4 +1,4 @@
-"""DDP's reducer, written in C++: its buckets, and how it reduces tensors without data."""
+"""DDP's reducer: its buckets, and how to make it work on tensors without data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope._torch.dispatch import TorchDispatchMode, detect_fake_mode, without_modes
-from shardscope._torch.fakes import without_data
+from shardscope._torch.dispatch import TorchDispatchMode, detect_fake_mode, disable_dispatch_modes
+from shardscope._torch.fake import without_data
 from shardscope._torch.private import find_class, find_name
 from shardscope.errors import WorldError
 
@@ -35,12 +35,12 @@ REPLICATED = find_class(
     "torch.distributed._composable.replicate.DDP",
     "recognise modules that `replicate` was applied to",
 )
-"""What `replicate`, the DDP that is no wrapper, adds to the classes of modules."""
+"""The base class that `replicate`, DDP without a wrapper, adds to modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket: gradients that are reduced together."""
+    """Parameters whose gradients are reduced together."""
 
     index: int
     num_elements: int
@@ -48,13 +48,13 @@ class Bucket:
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """Whether `replicate`, the DDP that is no wrapper, was applied to `module`."""
+    """Whether `replicate`, DDP without a wrapper, was applied to `module`."""
     return isinstance(module, REPLICATED)
 
 
 def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
-    """The buckets as they stand. Not to be called in backward: the reducer holds its lock then."""
-    # The reducer hands out buckets only as zero tensors of their size: without data they are free.
+    """The current buckets. Not to be called in backward, where the reducer holds its lock."""
+    # The reducer returns buckets only as zero tensors of their size: without data they are free.
     with without_data():
         buckets = module.reducer._get_zeros_like_grad_buckets()
     return [
@@ -64,7 +64,7 @@ def read_buckets(module: DistributedDataParallel) -> list[Bucket]:
 
 
 def is_in_comm_hook(frame: FrameType | None) -> bool:
-    """Whether around `frame` runs a function that DDP has handed a bucket, to reduce it."""
+    """Whether `frame` is inside a communication hook, a function with a `GradBucket` argument."""
     while frame is not None:
         if any(type(value) is dist.GradBucket for value in frame.f_locals.values()):
             return True
@@ -74,7 +74,7 @@ def is_in_comm_hook(frame: FrameType | None) -> bool:
 
 @contextmanager
 def reducers_without_data() -> Iterator[None]:
-    """Let DDP reduce tensors without data: only what its reducer counts and compares has data."""
+    """Make DDP work on tensors without data: only the reducer's own counters have data."""
     with ExitStack() as stack:
         # The number and shapes of the parameters, which rank 0 sends and each rank compares.
         _replace(stack, dist, "_verify_params_across_processes", _without_fakes)
@@ -95,7 +95,7 @@ def _without_fakes(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if detect_fake_mode() is None:
             return function(*args, **kwargs)
-        with without_modes():
+        with disable_dispatch_modes():
             return function(*args, **kwargs)
 
     return call
@@ -113,7 +113,7 @@ def _with_counts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_sparse(list_parameters: Callable[..., Any]) -> Callable[..., Any]:
-    """DDP's list of parameters and of whether their gradients are sparse, which none may be."""
+    """Wrap DDP's listing of parameters, and raise if any of their gradients is sparse."""
 
     @functools.wraps(list_parameters)
     def list_dense(module: DistributedDataParallel) -> Any:
@@ -132,9 +132,9 @@ def _refuse_sparse(list_parameters: Callable[..., Any]) -> Callable[..., Any]:
 
 @final
 class _CountsWithData(TorchDispatchMode):
-    """Gives data to the tensors of int32 that the reducer makes, in a world without data.
+    """Gives data to the int32 tensors that the reducer creates, where other tensors have none.
 
-    They are the order of its buckets and which parameters were used; buckets have the dtype of
+    They hold the order of buckets and which parameters were used; buckets have the dtype of
     gradients.
     """
 
@@ -145,15 +145,15 @@ class _CountsWithData(TorchDispatchMode):
         if kwargs.get("device") is not None and kwargs["device"].type == "cuda":
             # C++ would copy it through pinned memory, which has no data here.
             kwargs["device"] = torch.device("cpu")
-        with without_modes():
+        with disable_dispatch_modes():
             return _Counts(op(*args, **kwargs))
 
 
 @final
 class _Counts(torch.Tensor):
-    """A tensor with data, on which ops are computed also where other tensors have none.
+    """A tensor with data, on which ops are computed even where other tensors have none.
 
-    Fake tensors' mode leaves ops on classes that it does not know to the class.
+    The fake tensor mode leaves ops on classes that it does not know to the class.
     """
 
     data_tensor: torch.Tensor
@@ -180,5 +180,5 @@ class _Counts(torch.Tensor):
                 return value
             return shown[id(value)] if id(value) in shown else _Counts(value)
 
-        with without_modes():
+        with disable_dispatch_modes():
             return _tree_map(wrap, op(*_tree_map(unwrap, args), **_tree_map(unwrap, kwargs or {})))

@@ -25,19 +25,19 @@ Table = Mapping[Any, Callable[..., Any]]
 
 @cache
 def core_aten_table() -> Table:
-    """What export takes apart by default."""
+    """The decompositions that export applies by default."""
     return dict(torch.export.default_decompositions().items())
 
 
 @cache
 def inductor_table() -> Table:
-    """What Inductor takes apart before it lowers a graph."""
+    """The decompositions that Inductor applies before it lowers a graph, cached."""
     return dict(table_in_force())
 
 
 def table_in_force() -> Table:
-    """The same, with Inductor's settings as they are now."""
-    # Late: loading Inductor takes seconds, and only this level wants it.
+    """Inductor's decompositions under its current settings."""
+    # Late import: loading Inductor takes seconds, and only this function needs it.
     import torch._inductor.lowering  # noqa: F401 - some decompositions look there, and do not load it
     from torch._inductor.decomposition import select_decomp_table
 
@@ -46,45 +46,45 @@ def table_in_force() -> Table:
 
 
 def is_composite(op: Any) -> bool:
-    """Whether autograd sees the parts of the op, and not the op."""
+    """Whether the op is composite: autograd sees its decomposition, not the op."""
     return bool(op._can_decompose())
 
 
 def parts_of(op: Any) -> Callable[..., Any]:
-    """What runs the parts of a composite op."""
+    """The function that runs a composite op's decomposition."""
     run: Callable[..., Any] = op.decompose
     return run
 
 
 @cache
 def functional_variant(op: Any) -> Any | None:
-    """The op that returns what `op` writes into its first argument; None if there is none."""
+    """The functional variant of an in-place op (`add` of `add_`); None if there is none."""
     schema = op._schema
     name = op_packet(op).__name__
     is_in_place = name.endswith("_") and not name.startswith("__")
-    # A copy into something from outside the graph stays one: somebody has to make it.
+    # copy_ stays: it may write into a tensor from outside the graph.
     if not schema.is_mutable or not is_in_place or name == "copy_":
         return None
     packet = getattr(getattr(torch.ops, op.namespace), name.removesuffix("_"), None)
     for overload in () if packet is None else packet.overloads():
         candidate = getattr(packet, overload)
-        if not candidate._schema.is_mutable and _takes(candidate) == _takes(op):
+        if not candidate._schema.is_mutable and _argument_types(candidate) == _argument_types(op):
             return candidate
     return None
 
 
 def with_defaults(op: Any, twin: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positional arguments, and the defaults of those left out for which its twin has none."""
+    """`args`, extended by defaults of `op` for omitted arguments that are required by `twin`."""
     pairs = list(zip(op._schema.arguments, twin._schema.arguments, strict=True))[len(args) :]
     return (
         *args,
         *(
-            one.default_value
-            for one, other in pairs
-            if not one.kwarg_only and not other.has_default_value()
+            argument.default_value
+            for argument, twin_argument in pairs
+            if not argument.kwarg_only and not twin_argument.has_default_value()
         ),
     )
 
 
-def _takes(op: Any) -> list[tuple[str, str]]:
-    return [(one.name, str(one.type)) for one in op._schema.arguments]
+def _argument_types(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]

@@ -1,27 +1,45 @@
-"""What a dispatch mode needs to know of the ops that torch hands it."""
+"""Ops as torch dispatches them: overloads, names, schemas, dispatch modes, private aten ops."""
 
 from __future__ import annotations
 
+import importlib
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from shardscope._torch.graph import is_packet
 from shardscope._torch.private import find_exception, find_name
 
 __all__ = [
+    "FLOP_ALIASES",
     "NEEDED_OF_MODES",
+    "PRIVATE_ATEN_OPS",
     "READ_VALUE",
     "TORCHS_OWN",
     "DataDependentOutputException",
     "TorchDispatchMode",
+    "all_op_names",
     "detect_fake_mode",
-    "has_fakes",
+    "disable_dispatch_modes",
+    "dispatcher_name",
+    "find_operator",
+    "format_operator",
+    "has_fake_tensors",
     "has_modes",
     "is_higher_order",
+    "is_operator",
     "is_overload",
-    "is_up_to_a_mode",
+    "is_user_mode_active",
+    "name_operator",
     "op_packet",
     "op_schema",
-    "without_modes",
+    "overloads_of",
+    "private_aten_op",
+    "registered_at",
 ]
+
 
 detect_fake_mode = find_name(
     "torch._guards.detect_fake_mode",
@@ -52,8 +70,8 @@ READ_VALUE = find_name(
 TORCHS_OWN = ("aten", "prims", "inductor_prims", "prim")
 """Namespaces of ops that come with torch."""
 
-without_modes = _disable_current_modes
-"""A context in which no dispatch mode sees what we do ourselves."""
+disable_dispatch_modes = _disable_current_modes
+"""A context in which no dispatch mode sees the ops that this package runs itself."""
 
 
 _num_modes = find_name(
@@ -68,7 +86,7 @@ _Overload = find_name("torch._ops.OpOverload", "recognise ops")
 
 
 NEEDED_OF_MODES = (detect_fake_mode, _num_modes, _mode_at)
-"""Private names without which it cannot be told whether an op is issued."""
+"""Private names that are required to decide whether an op is issued or only traced."""
 
 
 def has_modes() -> bool:
@@ -76,10 +94,11 @@ def has_modes() -> bool:
     return bool(_num_modes())
 
 
-def is_up_to_a_mode() -> bool:
-    """Whether the innermost dispatch mode, if not torch's own, decides if an op is issued at all.
+def is_user_mode_active() -> bool:
+    """Whether the innermost dispatch mode is not one of torch's, and so decides if an op is issued.
 
-    Selective checkpointing answers with what it had saved; one that issues the op comes back.
+    Selective checkpointing may return a saved result instead of issuing the op. A mode that does
+    issue the op dispatches it a second time, below itself.
     """
     num_modes = _num_modes()
     if not num_modes:
@@ -108,6 +127,145 @@ def op_schema(op: Any) -> Any:
     return op._schema
 
 
-def has_fakes(args: Any) -> bool:
-    """Whether the op is only tried out for its shapes: on fake tensors, or under their mode."""
+def has_fake_tensors(args: Any) -> bool:
+    """Whether an op with these arguments computes shapes only: on fake tensors or in their mode."""
     return detect_fake_mode(args) is not None
+
+
+_all_op_names = find_name("torch._C._dispatch_get_all_op_names", "check whether an op exists")
+
+
+def all_op_names() -> set[str]:
+    """The names of all registered ops, as `aten::relu`, without overloads.
+
+    Ops of libraries that are loaded later appear once they are loaded.
+    """
+    return {name.split(".")[0] for name in _all_op_names()}
+
+
+def dispatcher_name(op: Any) -> str | None:
+    """`aten::relu` for an op with or without an overload; None for anything that is not an op."""
+    if is_overload(op):
+        return str(op._schema.name)
+    if is_packet(op):
+        return str(op._qualified_op_name)
+    if is_higher_order(op):
+        return f"{op.namespace}::{op.name()}"
+    return None
+
+
+def overloads_of(name: str) -> Iterator[Any]:
+    """The overloads of the op with this name in the dispatcher, such as `aten::relu`."""
+    namespace, _, op = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), op)
+    for overload in packet.overloads():
+        yield getattr(packet, overload)
+
+
+_dump = find_name("torch._C._dispatch_dump", "import the module that registered an op in a worker")
+_TORCHS = ("aten", "prim", "prims")
+_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
+_REGISTERED = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
+
+
+def is_operator(value: object) -> bool:
+    """Whether `value` is an op of `torch.ops`: an overload, a packet or a higher-order op."""
+    return is_overload(value) or is_packet(value) or is_higher_order(value)
+
+
+def name_operator(operator: Any) -> tuple[str, ...]:
+    """The attribute names from `torch.ops` to the op: `("aten", "add", "Tensor")`."""
+    if is_higher_order(operator):
+        return ("higher_order", operator.name())
+    if is_packet(operator):
+        return tuple(str(operator).split("."))
+    namespace, _, rest = operator.name().partition("::")
+    name, _, overload = rest.partition(".")
+    return (namespace, name, overload or "default")
+
+
+def format_operator(value: Any) -> str:
+    """The Python expression of an op of torch's or of a namespace, `torch.ops.aten`; else empty."""
+    if isinstance(value, _NAMESPACES):
+        return str(value.__name__)
+    if not is_overload(value) and not is_packet(value):
+        return ""
+    names = name_operator(value)
+    return ".".join(["torch.ops", *names]) if names[0] in _TORCHS else ""
+
+
+def find_operator(names: tuple[str, ...], *, module: str = "") -> Any:
+    """The op with these attribute names below `torch.ops`, or None.
+
+    `module`, which defines the op, is imported first.
+    """
+    if module:
+        importlib.import_module(module)
+    operator: Any = torch.ops
+    for name in names:
+        operator = getattr(operator, name, None)
+    return operator
+
+
+def registered_at(namespace: str, name: str) -> str:
+    """The Python or C++ file that registered an op; empty if torch does not know it."""
+    match = _REGISTERED.search(_dump(f"{namespace}::{name}"))
+    return match[1] if match else ""
+
+
+PRIVATE_ATEN_OPS = (
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "embedding_bag",
+    "embedding_bag_forward_only",
+    "fused_rms_norm",
+    "grouped_mm",
+    "log_softmax",
+    "native_batch_norm_legit",
+    "native_batch_norm_legit.no_stats",
+    "native_batch_norm_legit_functional",
+    "native_batch_norm_legit_no_training",
+    "reshape_alias",
+    "safe_softmax",
+    "scaled_dot_product_cudnn_attention",
+    "scaled_dot_product_efficient_attention",
+    "scaled_dot_product_flash_attention",
+    "scaled_dot_product_flash_attention_for_cpu",
+    "softmax",
+    "to_copy",
+    "unsafe_view",
+    "upsample_bicubic2d_aa",
+    "upsample_bicubic2d_aa.vec",
+    "upsample_bilinear2d_aa",
+    "upsample_bilinear2d_aa.vec",
+    "upsample_nearest_exact1d",
+    "upsample_nearest_exact1d.vec",
+    "upsample_nearest_exact2d",
+    "upsample_nearest_exact2d.vec",
+    "upsample_nearest_exact3d",
+    "upsample_nearest_exact3d.vec",
+)
+
+
+def private_aten_op(name: str) -> Any:
+    """The aten op whose name is `name` after an underscore; None if this torch does not have it.
+
+    `softmax` is `aten._softmax.default`; `native_batch_norm_legit.no_stats` names an overload.
+    """
+    assert name in PRIVATE_ATEN_OPS, (
+        f"list {name} among the inner ops, so that its canary watches it"
+    )
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, f"_{packet}", None), overload or "default", None)
+
+
+_FLOP_NEED = "count the FLOPs of attention on the CPU"
+_FLASH = "torch.ops.aten._scaled_dot_product_flash_attention"
+
+FLOP_ALIASES = {
+    "_scaled_dot_product_flash_attention_for_cpu": find_name(_FLASH, _FLOP_NEED),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": find_name(
+        f"{_FLASH}_backward", _FLOP_NEED
+    ),
+}
+"""By op name, the equivalent op for which torch has a FLOP formula."""

@@ -1,4 +1,4 @@
-"""A model's tensors, for a while, without their data."""
+"""Replaces the tensors of a model and its optimizers by fake ones, and restores them."""
 
 from __future__ import annotations
 
@@ -13,98 +13,101 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shardscope._torch.dispatch import detect_fake_mode, without_modes
-from shardscope._torch.fakes import FakeTensor, is_fake
+from shardscope._torch.dispatch import detect_fake_mode, disable_dispatch_modes
+from shardscope._torch.fake import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
-from shardscope._torch.restoring import Kept
+from shardscope._torch.snapshot import StateSnapshot
 
-__all__ = ["FakeTwins", "StandIns"]
+__all__ = ["FakeTensorMap", "TensorSubstitution"]
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @final
-class FakeTwins:
-    """Puts tensors without data in the place of a model's and of its optimizers', and back."""
+class FakeTensorMap:
+    """Fake twins of the tensors of models and optimizers, while they replace them."""
 
     def __init__(self, mode: Any) -> None:
-        self.lost_classes: set[str] = set()  # of parameters whose twins are plain ones
+        self.lost_classes: set[str] = set()  # of parameters whose twins are plain tensors
         self._mode = mode
-        self._kept = Kept()
+        self._snapshot = StateSnapshot()
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._bases: dict[int, torch.Tensor] = {}  # by storage, for tensors on meta
         self._optimizers: dict[int, Optimizer] = {}
 
     @contextmanager
-    def replacing(self, models: Iterable[nn.Module], others: Iterable[object]) -> Iterator[None]:
-        """The models have twins until the context ends; then they and `others` are as before."""
-        models, others = list(models), list(others)
-        for holder in (*models, *others):
-            self._kept.keep(holder)
+    def replacing(self, models: Iterable[nn.Module], holders: Iterable[object]) -> Iterator[None]:
+        """Replace the tensors of models and of optimizers among `holders` until the context ends.
+
+        Then the attributes of all models and holders are restored.
+        """
+        models, holders = list(models), list(holders)
+        for holder in (*models, *holders):
+            self._snapshot.keep(holder)
         try:
             for module in chain.from_iterable(map(every_module, models)):
                 named = chain(module._parameters.items(), module._buffers.items())
                 for name, tensor in list(named):
                     if tensor is not None and not is_fake(tensor):
                         setattr(module, name, self.of(tensor))
-            for one in others:
-                if isinstance(one, Optimizer):
-                    self.replace_in(one)
+            for optimizer in holders:
+                if isinstance(optimizer, Optimizer):
+                    self.replace_in(optimizer)
             yield
         finally:
-            self._kept.put_back()
+            self._snapshot.put_back()
             self._optimizers.clear()
             self._twins.clear()
             self._bases.clear()
 
     def replace_in(self, optimizer: Optimizer) -> None:
-        """Let the optimizer work on the twins of its parameters, from a twin of its state."""
-        params = [one for group in optimizer.param_groups for one in group["params"]]
+        """Replace the parameters and state of an optimizer by their twins."""
+        params = [param for group in optimizer.param_groups for param in group["params"]]
         if id(optimizer) in self._optimizers or all(map(is_fake, params)):
             return
         self._optimizers[id(optimizer)] = optimizer
-        self._kept.keep(optimizer)
+        self._snapshot.keep(optimizer)
         state = optimizer.state
         optimizer.state = type(state)(state.default_factory)
         for group in optimizer.param_groups:
-            group["params"][:] = [self._twin(one) for one in group["params"]]
-        for parameter, held in state.items():
-            optimizer.state[self._twin(parameter)] = self._state(held)
+            group["params"][:] = [self._twin(param) for param in group["params"]]
+        for parameter, param_state in state.items():
+            optimizer.state[self._twin(parameter)] = self._state(param_state)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The one twin of a tensor."""
-        known = self._twins.get(id(tensor))
-        if known is None:
+        """The twin of a tensor, always the same."""
+        pair = self._twins.get(id(tensor))
+        if pair is None:
             make = self._make_of_meta if tensor.is_meta else self._mode.from_tensor
-            known = self._twins[id(tensor)] = (tensor, make(tensor))
-            self._copy_attributes(*known)
-        return known[1]
+            pair = self._twins[id(tensor)] = (tensor, make(tensor))
+            self._copy_attributes(*pair)
+        return pair[1]
 
     def has_twin(self, tensor: torch.Tensor) -> bool:
-        """Whether another tensor is in this one's place."""
+        """Whether the tensor was replaced by a twin."""
         return id(tensor) in self._twins
 
     def _twin(self, tensor: Any) -> Any:
         return self._twins[id(tensor)][1] if id(tensor) in self._twins else tensor
 
-    def _state(self, held: Any) -> Any:
-        """An optimizer's state without data, but for its counters, which its arithmetic needs."""
-        if isinstance(held, torch.Tensor):
-            return self._counter(held) if _is_counter(held) else self.of(held)
-        if isinstance(held, dict):
-            return {name: self._state(value) for name, value in held.items()}
-        if type(held) in (list, tuple):
-            return type(held)(map(self._state, held))
-        return held
+    def _state(self, value: Any) -> Any:
+        """An optimizer's state without data, except counters, whose values its arithmetic needs."""
+        if isinstance(value, torch.Tensor):
+            return self._counter(value) if _is_counter(value) else self.of(value)
+        if isinstance(value, dict):
+            return {name: self._state(member) for name, member in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(map(self._state, value))
+        return value
 
     def _counter(self, tensor: torch.Tensor) -> torch.Tensor:
-        with without_modes():
+        with disable_dispatch_modes():
             value = tensor.item()
         with self._mode:
             return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
 
     def _copy_attributes(self, tensor: torch.Tensor, twin: torch.Tensor) -> None:
-        """What the user has put on a tensor is on its twin: attributes and hooks."""
+        """Copy attributes and hooks that the user added to a tensor to its twin."""
         if type(tensor) not in _PLAIN and type(twin) is FakeTensor and not is_fake(tensor):
             self.lost_classes.add(type(tensor).__name__)
         for name, value in vars(tensor).items():
@@ -113,7 +116,7 @@ class FakeTwins:
         if tensor._backward_hooks:
             twin._backward_hooks = OrderedDict(tensor._backward_hooks)
         for hook in (tensor._post_accumulate_grad_hooks or {}).values():
-            twin.register_post_accumulate_grad_hook(_about(tensor, hook))
+            twin.register_post_accumulate_grad_hook(_hook_for_twin(tensor, hook))
 
     def _make_of_meta(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -130,36 +133,36 @@ class FakeTwins:
 
 
 @final
-class StandIns:
-    """Tensors with data that a step meets where tensors have none: one stand-in for each.
+class TensorSubstitution:
+    """A fake substitute for each tensor with data that a step uses although others are fake.
 
-    Without, each view of such a tensor would have a storage of its own.
+    Without a fixed substitute, each view of such a tensor would have a storage of its own.
     """
 
-    def __init__(self, twins: FakeTwins | None, *, device_type: str) -> None:
-        self.num_captured = 0  # parameters whose twins the step should have used
+    def __init__(self, fake_map: FakeTensorMap | None, *, device_type: str) -> None:
+        self.num_captured = 0  # uses of parameters whose twins the step should have used
         self._mode = detect_fake_mode()
-        self._twins = twins
-        self._device_type = device_type  # where stand-ins of tensors on meta are
-        self._known: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._twins = fake_map
+        self._device_type = device_type  # of the substitutes of meta tensors
+        self._stand_ins: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def are_needed(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor has data, or is on meta, where others are fake."""
+        """Whether the tensor has data, or is on meta, while other tensors are fake."""
         return self._mode is not None and type(tensor) in _PLAIN
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's stand-in, or the tensor itself."""
+        """The tensor's substitute, or the tensor itself if none is needed."""
         if not self.are_needed(tensor):
             return tensor
         if self._twins is not None and self._twins.has_twin(tensor):
             self.num_captured += isinstance(tensor, nn.Parameter)
             return self._twins.of(tensor)
-        known = self._known.get(id(tensor))
-        if known is None:
+        entry = self._stand_ins.get(id(tensor))
+        if entry is None:
             key = id(tensor)
-            gone = weakref.ref(tensor, lambda _: self._known.pop(key, None))
-            known = self._known[key] = (gone, self._make(tensor))
-        return known[1]
+            reference = weakref.ref(tensor, lambda _: self._stand_ins.pop(key, None))
+            entry = self._stand_ins[key] = (reference, self._make(tensor))
+        return entry[1]
 
     def _make(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._mode is not None
@@ -167,25 +170,27 @@ class StandIns:
             stand_in: torch.Tensor = self._mode.from_tensor(tensor)
             return stand_in
         with self._mode:
-            made = torch.empty_strided(
+            empty = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device_type
             )
-            return made.requires_grad_(tensor.requires_grad)
+            return empty.requires_grad_(tensor.requires_grad)
 
 
 def _is_counter(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 0 and type(tensor) in _PLAIN and not tensor.is_meta
 
 
-def _about(tensor: torch.Tensor, hook: Callable[..., Any]) -> Callable[[torch.Tensor], None]:
-    """A hook of `tensor` for its twin: it may know optimizers and names by the tensor itself."""
+def _hook_for_twin(
+    tensor: torch.Tensor, hook: Callable[..., Any]
+) -> Callable[[torch.Tensor], None]:
+    """Wrap a hook of `tensor` for its twin: the hook may look things up by the tensor itself."""
 
     def run(twin: torch.Tensor) -> None:
-        before, given = tensor.grad, twin.grad
-        tensor.grad = given
+        before, gradient = tensor.grad, twin.grad
+        tensor.grad = gradient
         try:
             hook(tensor)
-            if twin.grad is given:  # else an optimizer that works on the twin has cleared it
+            if twin.grad is gradient:  # else an optimizer that works on the twin has cleared it
                 twin.grad = tensor.grad
         finally:
             tensor.grad = before

@@ -1,19 +1,17 @@
-"""What a stack of Python frames says about a collective: reading it costs ordinary ops nothing.
-
-torch's own functions hold the answers in their locals while they run: `redistribute_local_tensor`
-knows both placements, FSDP's `unshard` its parameter group, the optimizer's step that it is one.
-"""
+"""Stack frames of torch that show the cause of a collective, an optimizer step or compiled code."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum, auto
 from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch.distributed as dist
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import style as parallel_style
 
@@ -26,19 +24,22 @@ __all__ = [
     "Role",
     "engine_code",
     "find_roles",
+    "is_compiled_running",
+    "is_optimizer_running",
     "optimizer_code",
     "recompute_code",
     "reentrant_code",
     "running_param_group",
+    "watched_offloading",
 ]
 
 
 COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
-"""What the names of the modules begin with that inductor writes and loads."""
+"""The prefix of the names of modules that Inductor generates."""
 
 
 class Role(IntEnum):
-    """What a frame of torch's means to us. An int, because hashing a plain Enum is slow."""
+    """The meaning of a frame of torch. An int, because hashing a plain Enum is slow."""
 
     MODULE_CALL = auto()
     ENGINE = auto()
@@ -65,7 +66,7 @@ WITNESSES: dict[Role, tuple[str, ...]] = {
     Role.FSDP1_REDUCE: ("handle",),
     Role.REDUCTION: ("op",),
 }
-"""The locals of a frame that tell the cause of a collective issued below it."""
+"""The local variables of a frame that describe the cause of a collective issued below it."""
 
 
 _FSDP1 = "torch.distributed.fsdp._runtime_utils"
@@ -102,7 +103,7 @@ _FUNCTIONS = (
 @cache
 def find_roles() -> dict[int, Role]:
     """Roles by the identity of a code object (code hashes by content, which is slow)."""
-    found: list[tuple[CodeType | None, Role]] = [
+    roles: list[tuple[CodeType | None, Role]] = [
         (CALL_CODE, Role.MODULE_CALL),
         (engine_code(), Role.ENGINE),
         (optimizer_code(), Role.OPTIMIZER),
@@ -115,14 +116,11 @@ def find_roles() -> dict[int, Role]:
         *((code, Role.EXPLICIT) for code in _explicit_redistributions()),
         *((code, Role.REDUCTION) for code in _reductions()),
     ]
-    return {id(code): role for code, role in found if code is not None}
+    return {id(code): role for code, role in roles if code is not None}
 
 
 def running_param_group(frame: FrameType | None) -> Any:
-    """FSDP2's parameter group that gathers its parameters or reduces its gradients around `frame`.
-
-    None if none does.
-    """
+    """The FSDP2 group whose all-gather or reduction `frame` is part of, or None."""
     roles = find_roles()
     while frame is not None and frame.f_code is not CALL_CODE:
         if roles.get(id(frame.f_code)) in (Role.FSDP_UNSHARD, Role.FSDP_REDUCE):
@@ -133,21 +131,21 @@ def running_param_group(frame: FrameType | None) -> Any:
 
 @cache
 def engine_code() -> CodeType | None:
-    """The code by which Python enters the autograd engine."""
+    """The code object of the function that enters the autograd engine."""
     name = "torch.autograd.graph._engine_run_backward"
     return find_code(name, "recognise backward on the stack")
 
 
 @cache
 def optimizer_code() -> CodeType | None:
-    """The code that every optimizer's step is wrapped in."""
+    """The code object of the wrapper of every optimizer's step."""
     name = "torch.optim.Optimizer.profile_hook_step"
     return find_code(name, "recognise an optimizer step on the stack", inner="wrapper")
 
 
 @cache
 def recompute_code() -> CodeType | None:
-    """The code by which non-reentrant checkpointing runs its function `fn` again.
+    """The code object by which non-reentrant checkpointing recomputes its function `fn`.
 
     Which function defines it differs between versions of torch.
     """
@@ -158,7 +156,7 @@ def recompute_code() -> CodeType | None:
 
 @cache
 def reentrant_code() -> CodeType | None:
-    """The code by which reentrant checkpointing runs its function again, and then its backward."""
+    """The code object by which reentrant checkpointing recomputes, and then runs backward."""
     name = "torch.utils.checkpoint.CheckpointFunction.backward"
     return find_code(name, _RECOMPUTE_NEED, variables=("ctx",))
 
@@ -167,7 +165,7 @@ _RECOMPUTE_NEED = "distinguish recomputation from backward"
 
 
 def _explicit_redistributions() -> Iterator[CodeType]:
-    """Functions by which a program asks for a redistribution in so many words."""
+    """Code objects of functions by which a program explicitly requests a redistribution."""
     methods: list[Any] = [DTensor.redistribute, DTensor.full_tensor, DTensor.to_local]
     for _, cls in inspect.getmembers(parallel_style, inspect.isclass):
         if cls.__module__ == parallel_style.__name__:
@@ -180,11 +178,52 @@ def _explicit_redistributions() -> Iterator[CodeType]:
 
 
 def _reductions() -> Iterator[CodeType]:
-    """Functions of torch.distributed that take a reduction as `op`."""
+    """Code objects of functions of torch.distributed with a reduction argument `op`."""
     functions = (vars(dist)[name] for name in dir(dist) if name.islower())
-    # By type(), for isinstance() would set off the warning of the deprecated `reduce_op`.
+    # By type(): isinstance() would trigger the deprecation warning of `reduce_op`.
     for function in functions:
         if type(function) is FunctionType:
             code = inspect.unwrap(function).__code__
             if "op" in code.co_varnames[: code.co_argcount]:
                 yield code
+
+
+_COMPILED = find_code(
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
+    "recognise compiled code on the stack",
+    inner="compile_wrapper",
+)
+
+
+def is_optimizer_running(frame: FrameType | None) -> bool:
+    """Whether `frame` is inside an optimizer step; hooks would miss the end of one that raised."""
+    return _is_around(frame, optimizer_code())
+
+
+def is_compiled_running(frame: FrameType | None) -> bool:
+    """Whether `frame` is inside a call of a compiled function, even if it runs eagerly."""
+    return _is_around(frame, _COMPILED)
+
+
+@contextmanager
+def watched_offloading(notify: Callable[[], None]) -> Iterator[None]:
+    """Call `notify` whenever `save_on_cpu` is entered, which offloads activations to the host."""
+    enter = save_on_cpu.__enter__
+
+    def enter_and_notify(self: Any) -> Any:
+        notify()
+        return enter(self)
+
+    save_on_cpu.__enter__ = enter_and_notify
+    try:
+        yield
+    finally:
+        del save_on_cpu.__enter__  # it is inherited
+
+
+def _is_around(frame: FrameType | None, code: CodeType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,4 +1,4 @@
-"""What FSDP keeps about a group of parameters it gathers and reduces together."""
+"""FSDP's parameter groups: their modules, parameters and meshes."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _MADE_NAMES = ("FSDP", "DDP", "Replicate")
 
 
 def param_group_modules(group: Any) -> tuple[nn.Module, ...]:
-    """The modules that `fully_shard` was called on, together, for this parameter group."""
+    """The modules that `fully_shard` was called on for this parameter group."""
     return tuple(group.modules)
 
 
 def param_group_size(group: Any) -> int:
-    """How many parameters the group gathers together."""
+    """The number of parameters of the group."""
     return len(group.fsdp_params)
 
 
 def param_group_shares(group: Any) -> list[tuple[nn.Module, int]]:
-    """The module of each of a group's parameters, and the parameter's elements; none of None."""
+    """The module and number of local elements of each of a group's parameters; [] for None."""
     params = () if group is None else group.fsdp_params
     return [(param_places(param)[0][0], param.sharded_param.numel()) for param in params]
 
 
 def flat_handle_size(handle: Any) -> int:
-    """How many parameters FSDP1's flat parameter holds."""
+    """The number of parameters in FSDP1's flat parameter."""
     return len(handle.flat_param._param_infos)
 
 
@@ -63,7 +63,7 @@ def flat_handle_module(handle: Any) -> nn.Module:
 
 
 def fsdp_meshes(model: nn.Module) -> Iterator[DeviceMesh]:
-    """Meshes that FSDP2 was given for any part of `model`."""
+    """The meshes that FSDP2 uses for any part of `model`."""
     for group in param_groups_within(model):
         yield group.mesh_info.mesh
 
@@ -81,7 +81,7 @@ def is_offloaded(model: nn.Module) -> bool:
 
 
 def empty_on_device(model: nn.Module, device: str) -> None:
-    """Do what `model.to_empty(device=…)` does, but keep on the host what FSDP2 offloads to it."""
+    """Like `model.to_empty(device=…)`, but parameters that FSDP2 offloads stay on the host."""
     offloaded = {
         id(param.sharded_param)
         for group in param_groups_within(model)
@@ -94,7 +94,7 @@ def empty_on_device(model: nn.Module, device: str) -> None:
 
 
 def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
-    """FSDP2's sharded parameters by module identity and name, gathered at the moment or not."""
+    """FSDP2's sharded parameters by identity of the module and name, even while gathered."""
     return {
         (id(module), name): param.sharded_param
         for group in param_groups_within(model)
@@ -104,14 +104,14 @@ def sharded_parameters(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def param_places(param: Any) -> list[tuple[nn.Module, str]]:
-    """Where FSDP2 keeps a parameter: the module and name it was met at, then those tied to it."""
+    """The module and name of an FSDP2 parameter, then those of parameters tied to it."""
     info = param._module_info
     shared = zip(info.shared_modules, info.shared_param_names, strict=True)
     return [(info.module, info.param_name), *shared]
 
 
 def outermost_module(module: nn.Module) -> nn.Module:
-    """The module whose call FSDP2 takes for a step of all that is sharded within it."""
+    """FSDP2's root module above `module`; `module` itself without FSDP2 or before its first run."""
     if isinstance(module, FSDPModule):
         for state in module._get_fsdp_state()._state_ctx.all_states:
             if state._is_root:
@@ -121,13 +121,13 @@ def outermost_module(module: nn.Module) -> nn.Module:
 
 
 def param_groups_within(model: nn.Module) -> Iterator[Any]:
-    """FSDP2's parameter groups in `model`, from the outermost inwards."""
-    known: set[int] = set()  # modules sharded together share a state
+    """FSDP2's parameter groups in `model`, outermost first."""
+    seen_ids: set[int] = set()  # modules sharded together share a state
     for module in every_module(model):
         if isinstance(module, FSDPModule):
             for group in _param_groups(module._get_fsdp_state()):
-                if id(group) not in known:
-                    known.add(id(group))
+                if id(group) not in seen_ids:
+                    seen_ids.add(id(group))
                     yield group
 
 
@@ -139,7 +139,7 @@ def _param_groups(state: Any) -> list[Any]:
 
 
 def user_class(module: nn.Module) -> type:
-    """The class the user wrote: `fully_shard` swaps it for a subclass of its own making."""
+    """The class that the user wrote, which `fully_shard` replaces by a generated subclass."""
     cls = type_before_parametrizations(module)
     mixed_in = (FSDPModule, REPLICATED)
     while cls.__name__.startswith(_MADE_NAMES) and issubclass(cls, mixed_in):

@@ -1,4 +1,4 @@
-"""The groups of parameters that FSDP, old or new, gathers and reduces together."""
+"""FSDP groups: parameters that FSDP1 or FSDP2 gathers and reduces together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from shardscope._torch.fsdp import flat_handle_module, param_groups_within, param_places
-from shardscope._torch.meshes import axis_names
+from shardscope._torch.mesh import axis_names
 from shardscope._torch.modules import every_module, parameter_named
 from shardscope._torch.private import find_class
 from shardscope.record import MarkKind
 
 __all__ = [
     "FLAT_PARAMETER",
-    "FlatPiece",
+    "FlatShard",
     "ManagedGroup",
-    "flat_pieces",
+    "flat_shards",
     "flat_shares",
     "has_flat_parameters",
     "managed_groups",
@@ -32,42 +32,42 @@ FlatParameter = find_class(
     "recognise the flat parameters of FSDP1",
 )
 FLAT_PARAMETER = "_flat_param"
-"""The name under which FSDP1 registers a group's parameters as one, if it hides the originals."""
+"""The name of FSDP1's flat parameter, if it hides the original parameters."""
 
-Place = tuple[nn.Module, str]
+ParamSlot = tuple[nn.Module, str]  # a module and the name of its parameter
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManagedGroup:
-    """Parameters that FSDP handles together, and where the user's modules hold them.
+    """An FSDP group, with the modules and names of its parameters.
 
-    `modules` are what FSDP was applied to, several if together. `places` are those of each
-    parameter, `ties` the further ones of parameters that are held twice.
+    `modules` are those that FSDP was applied to, several if in one call. `places` has the module
+    and name of each parameter, `ties` the further ones of tied parameters.
     """
 
     kind: MarkKind
     modules: tuple[nn.Module, ...]
-    places: tuple[Place, ...]
-    ties: tuple[Place, ...]
+    places: tuple[ParamSlot, ...]
+    ties: tuple[ParamSlot, ...]
     axes: tuple[str, ...]
     policy: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlatPiece:
-    """What this rank holds of one of the parameters that FSDP1 keeps as a flat one."""
+class FlatShard:
+    """This rank's shard of a parameter that is part of a flat parameter of FSDP1."""
 
     shape: tuple[int, ...]
     num_local: int
     dtype: torch.dtype
     is_trainable: bool
     holder: nn.Module  # of the flat parameter
-    is_hidden: bool  # the user's module no longer has a parameter of this name
-    is_part: bool  # of a parameter that tensor parallelism cut before, and FSDP1 knows no more of
+    is_hidden: bool  # the user's module has no parameter of this name any more
+    is_part: bool  # `shape` is that of a tensor-parallel shard, which is all that FSDP1 knows
 
 
 def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
-    """Every group of FSDP's in `model`."""
+    """Every FSDP group in `model`."""
     for group in param_groups_within(model):
         places = [param_places(param) for param in group.fsdp_params]
         is_sharding = group.mesh_info.shard_mesh_dim is not None
@@ -75,7 +75,7 @@ def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
             kind=MarkKind.FULLY_SHARD if is_sharding else MarkKind.DDP,
             modules=tuple(group.modules),
             places=tuple(first for first, *_ in places),
-            ties=tuple(place for _, *ties in places for place in ties),
+            ties=tuple(slot for _, *ties in places for slot in ties),
             axes=_axes_of(group.mesh_info),
             policy=_reshard_policy(group) if is_sharding else "",
         )
@@ -93,7 +93,7 @@ def managed_groups(model: nn.Module) -> Iterator[ManagedGroup]:
 
 
 def modules_under_fsdp(model: nn.Module) -> Iterator[tuple[nn.Module, MarkKind]]:
-    """Modules that FSDP was applied to, those too that have no parameters left to manage."""
+    """Modules that FSDP was applied to, including those without parameters of their own."""
     replicated = {
         id(module)
         for group in param_groups_within(model)
@@ -107,9 +107,9 @@ def modules_under_fsdp(model: nn.Module) -> Iterator[tuple[nn.Module, MarkKind]]
             yield module, MarkKind.FSDP1
 
 
-def flat_pieces(model: nn.Module) -> dict[tuple[int, str], FlatPiece]:
-    """By module identity and name, what FSDP1 made of the parameters that it flattened."""
-    pieces = {}
+def flat_shards(model: nn.Module) -> dict[tuple[int, str], FlatShard]:
+    """The shards of parameters that FSDP1 flattened, by identity of the module and name."""
+    shards = {}
     for handle in _flat_handles(model):
         flat = handle.flat_param
         for info, shape, shard, extension in zip(
@@ -119,7 +119,7 @@ def flat_pieces(model: nn.Module) -> dict[tuple[int, str], FlatPiece]:
             flat._param_extensions,
             strict=True,
         ):
-            pieces[id(info.module), info.param_name] = FlatPiece(
+            shards[id(info.module), info.param_name] = FlatShard(
                 shape=tuple(shape),
                 num_local=shard.numel_in_shard or 0,
                 dtype=flat.dtype,
@@ -129,9 +129,9 @@ def flat_pieces(model: nn.Module) -> dict[tuple[int, str], FlatPiece]:
                 is_part=extension is not None,
             )
         for info in flat._shared_param_infos:
-            first = pieces[id(info.prim_module), info.prim_param_name]
-            pieces[id(info.module), info.param_name] = first
-    return pieces
+            first = shards[id(info.prim_module), info.prim_param_name]
+            shards[id(info.module), info.param_name] = first
+    return shards
 
 
 def has_flat_parameters(model: nn.Module) -> bool:
@@ -140,10 +140,10 @@ def has_flat_parameters(model: nn.Module) -> bool:
 
 
 def flat_shares(parameter: torch.Tensor, tensor: torch.Tensor) -> list[tuple[nn.Module, int]]:
-    """Whose elements are in `tensor`, which is a flat parameter or has its layout.
+    """The modules with elements in `tensor`, a flat parameter or a tensor laid out like it.
 
-    Modules with the number of their elements: of the shard that this rank holds, or of all where
-    the tensor is larger than that. None if `parameter` is no flat parameter.
+    Each comes with the number of its elements: in this rank's shard, or in total if `tensor` is
+    larger than the shard. Empty if `parameter` is not a flat parameter.
     """
     if not isinstance(parameter, FlatParameter):
         return []
@@ -155,7 +155,7 @@ def flat_shares(parameter: torch.Tensor, tensor: torch.Tensor) -> list[tuple[nn.
 
 
 def _is_trainable(flat: Any, info: Any) -> bool:
-    """The user's own parameter says so, where it is still in view."""
+    """Whether the user's parameter, or the flat one that replaces it, requires a gradient."""
     own = parameter_named(info.module, info.param_name)
     return bool((flat if own is None else own).requires_grad)
 
@@ -167,7 +167,7 @@ def _flat_handles(model: nn.Module) -> Iterator[Any]:
 
 
 def _axes_of(mesh_info: Any) -> tuple[str, ...]:
-    """The axes over which parameters are replicated and sharded, in the order of the mesh."""
+    """The names of the axes over which parameters are replicated or sharded, in mesh order."""
     names = axis_names(mesh_info.mesh)
     dims = (mesh_info.replicate_mesh_dim, mesh_info.shard_mesh_dim)
     return tuple(names[dim] for dim in sorted(dim for dim in dims if dim is not None))

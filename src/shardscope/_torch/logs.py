@@ -1,4 +1,4 @@
-"""Torch's own logs: those that we write to in its place, and those that say what we say too."""
+"""Names of torch's loggers that we write to or silence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 __all__ = ["FAKE_TENSOR_LOG", "SIMPLE_PROFILER_LOG", "failed_ops_unlogged"]
 
 SIMPLE_PROFILER_LOG = "torch.distributed.fsdp._debug_utils"
-"""Where torch's SimpleProfiler writes its lines."""
+"""The logger of torch's SimpleProfiler."""
 
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
-"""Where torch logs what an op on tensors without data raises."""
+"""The logger of errors of ops on fake tensors."""
 
 
 @contextmanager
 def failed_ops_unlogged() -> Iterator[None]:
-    """Keep torch from logging, with a traceback, what an op on tensors without data raises.
+    """Keep torch from logging errors of ops on fake tensors with a traceback.
 
-    For who catches the exception and reports it in a sentence of its own.
+    For callers that catch the exception and report it themselves.
     """
     log = logging.getLogger(FAKE_TENSOR_LOG)
     log.addFilter(_has_no_exception)

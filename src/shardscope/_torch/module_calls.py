@@ -1,8 +1,8 @@
-"""Every call of every module, shown to watchers as it begins and ends.
+"""Reports the begin and end of every module call to watchers.
 
-`nn.Module.__call__` is wrapped, not hooked: torch's global hooks run before a module's own, and so
-would place the all-reduce of a tensor-parallel output hook in the parent. torch.compile sees the
-unwrapped method, so that its graphs and guards are the same with and without us.
+`nn.Module.__call__` is patched: torch's global hooks run before a module's own, and so would
+attribute the all-reduce of a tensor-parallel output hook to the parent. torch.compile sees the
+original method, so that graphs and guards are the same with and without the patch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shardscope._torch.private import find_name, is_missing
-from shardscope._torch.uncompiled import keep_uncompiled
+from shardscope._torch.skip_dynamo import skip_dynamo
 
 __all__ = ["CALL_CODE", "ModuleWatcher", "watch_module_calls"]
 
@@ -30,7 +30,7 @@ _skip_code = find_name(
 
 
 class ModuleWatcher(Protocol):
-    """Someone who wants to know which module runs. Must not raise."""
+    """Called at the begin and end of module calls. Must not raise."""
 
     def enter(self, module: nn.Module) -> None:
         """`module` is called on this thread."""
@@ -41,8 +41,8 @@ class ModuleWatcher(Protocol):
 
 _torchs_own = nn.Module.__call__
 _calls_impl = hasattr(nn.Module, "_call_impl") and hasattr(nn.Module, "_compiled_call_impl")
-_unwrapped = _torchs_own  # or what another tool had put in its place when we came
-_above: Any = None  # what another tool had put in our place when we left; it calls us
+_unwrapped = _torchs_own  # or the method that another tool had installed before us
+_outer_wrapper: Any = None  # the method that another tool installed over ours; it calls ours
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _watchers: tuple[ModuleWatcher, ...] = ()
 _lock = threading.RLock()
@@ -57,7 +57,7 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     try:
         if _unwrapped is not _torchs_own or not _calls_impl:
             return _unwrapped(module, *args, **kwargs)
-        # What torch's own does: to call it would take a deep model past the limit of recursion.
+        # The same as torch's method; calling that would take deep models past the recursion limit.
         if module._compiled_call_impl is not None:
             return module._compiled_call_impl(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
@@ -67,15 +67,15 @@ def _watched_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 
 CALL_CODE: CodeType = _watched_call.__code__
-"""The code that every watched module call runs through, to be known on a stack of frames."""
+"""The code object of every watched module call, by which stack frames are recognised."""
 
 
 @contextmanager
 def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
-    """Tell `watcher` of module calls on any thread until the context ends."""
+    """Report module calls on any thread to `watcher` until the context ends."""
     global _watchers
     for method in (type(watcher).enter, type(watcher).exit):
-        keep_uncompiled(method.__code__)
+        skip_dynamo(method.__code__)
     with _lock:
         _watchers = (*_watchers, watcher)
         if len(_watchers) == 1:
@@ -84,7 +84,7 @@ def watch_module_calls(watcher: ModuleWatcher) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _watchers = tuple(other for other in _watchers if other is not watcher)
+            _watchers = tuple(active for active in _watchers if active is not watcher)
             if not _watchers:
                 _unwrap()
 
@@ -93,19 +93,19 @@ def _wrap() -> None:
     global _unwrapped
     if not is_missing(_skip_code):
         _skip_code(CALL_CODE)
-    if nn.Module.__call__ not in (_above, _watched_call):
+    if nn.Module.__call__ not in (_outer_wrapper, _watched_call):
         _unwrapped = nn.Module.__call__
         nn.Module.__call__ = _watched_call
 
 
 def _unwrap() -> None:
-    global _above
+    global _outer_wrapper
     is_ours = nn.Module.__call__ in (_watched_call, _unwrapped)
-    _above = None if is_ours else nn.Module.__call__
+    _outer_wrapper = None if is_ours else nn.Module.__call__
     _exchange(_watched_call, _unwrapped)
 
 
-def _exchange(found: Any, wanted: Any) -> None:
-    """Put `wanted` in place, unless another tool has meanwhile put its own there."""
-    if nn.Module.__call__ is found:
-        nn.Module.__call__ = wanted
+def _exchange(expected: Any, replacement: Any) -> None:
+    """Install `replacement`, unless another tool has replaced `expected` in between."""
+    if nn.Module.__call__ is expected:
+        nn.Module.__call__ = replacement

@@ -1,9 +1,11 @@
-"""The module tree as the user built it, under the wrappers that torch puts around modules."""
+"""The user's module tree below torch's wrappers, and the tensors of modules."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,20 +15,25 @@ from torch.nn.parallel import DistributedDataParallel
 from shardscope._torch.private import find_class
 
 __all__ = [
-    "called_children",
+    "Slot",
+    "callable_children",
     "every_module",
+    "exchange_tensors",
+    "hang",
     "is_compile_wrapper",
     "is_compiled",
     "is_persistent",
     "is_wrapper",
-    "named_places",
+    "named_modules_with_aliases",
     "own_buffers",
     "own_parameters",
     "own_parts",
     "parameter_named",
+    "preserved_model",
     "unwrap",
     "wrapped_by",
 ]
+
 
 OptimizedModule = find_class(
     "torch._dynamo.OptimizedModule", "remove the torch.compile wrapper from module names"
@@ -36,7 +43,7 @@ ActivationWrapper = find_class(
     "remove the checkpoint wrapper from module names",
 )
 
-_MAX_PLACES = 32
+_MAX_PATHS = 32
 
 _WRAPPERS: dict[type[nn.Module], str] = {
     OptimizedModule: "_orig_mod",
@@ -47,66 +54,66 @@ _WRAPPERS: dict[type[nn.Module], str] = {
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Whether torch put `module` around one of the user's."""
+    """Whether `module` is a wrapper of torch around a module of the user."""
     return isinstance(module, tuple(_WRAPPERS))
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's module within the wrappers that torch put around it."""
-    while (inner := wrapped_by(module)) is not None:
-        module = inner
+    """The user's module inside torch's wrappers."""
+    while (wrapped := wrapped_by(module)) is not None:
+        module = wrapped
     return module
 
 
 def wrapped_by(module: nn.Module) -> nn.Module | None:
-    """What `module` was put around by torch, if it is a wrapper."""
+    """The module that `module` wraps, or None if it is not a wrapper."""
     name = _wrapped_name(module)
     return None if name is None else module._modules[name]
 
 
-def named_places(
+def named_modules_with_aliases(
     root: nn.Module, prefix: str = "", *, keep_wrappers: bool = False
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Every module below `root` with its clean name; a shared one once for each of its places.
+    """Every module below `root` with its module name; a shared module once for each of its names.
 
-    Wrappers add no name: they and what they wrap come under one, unless they are to be kept.
-    A module has no place within itself, and at most 32 in all: layers that each hold all layers
-    before them have more places than anyone could count.
+    Wrappers add no name: they and the wrapped module have the same, unless `keep_wrappers`. A
+    module has no name below itself, and at most 32 names: layers that each contain all layers
+    before them have exponentially many.
     """
-    num_places: Counter[int] = Counter()
-    # A list of what is to come, not recursion: models may be deeper than Python's stack.
-    coming: list[tuple[str, nn.Module, frozenset[int]]] = [(prefix, root, frozenset())]
-    while coming:
-        place, module, holders = coming.pop()
-        if id(module) in holders or num_places[id(module)] >= _MAX_PLACES:
+    num_paths: Counter[int] = Counter()
+    # A stack, not recursion: models may be deeper than Python's recursion limit.
+    pending: list[tuple[str, nn.Module, frozenset[int]]] = [(prefix, root, frozenset())]
+    while pending:
+        path, module, ancestors = pending.pop()
+        if id(module) in ancestors or num_paths[id(module)] >= _MAX_PATHS:
             continue
-        yield place, module
-        num_places[id(module)] += 1
+        yield path, module
+        num_paths[id(module)] += 1
         wrapped = None if keep_wrappers else _wrapped_name(module)
-        holders |= {id(module)}
+        ancestors |= {id(module)}
         for name, child in reversed(module._modules.items()):
             if child is not None:
-                below = place if name == wrapped else f"{place}.{name}".lstrip(".")
-                coming.append((below, child, holders))
+                below = path if name == wrapped else f"{path}.{name}".lstrip(".")
+                pending.append((below, child, ancestors))
 
 
 def every_module(root: nn.Module) -> Iterator[nn.Module]:
     """Every module below `root` and `root` itself, each once."""
     seen: set[int] = set()
-    coming = [root]
-    while coming:
-        module = coming.pop()
+    pending = [root]
+    while pending:
+        module = pending.pop()
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            coming.extend(child for child in module._modules.values() if child is not None)
+            pending.extend(child for child in module._modules.values() if child is not None)
 
 
-def called_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that `module` holds itself, or in lists and dicts, which are never called."""
+def callable_children(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The children of `module`; of a ModuleList or ModuleDict, never called, its children."""
     for name, child in module._modules.items():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from called_children(child, f"{prefix}{name}.")
+            yield from callable_children(child, f"{prefix}{name}.")
         elif child is not None:
             yield f"{prefix}{name}", child
 
@@ -116,33 +123,33 @@ def _wrapped_name(module: nn.Module) -> str | None:
 
 
 def own_parameters(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters that `module` itself holds, tied ones too."""
+    """The parameters of `module` itself, not of its children; tied ones too."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield name, parameter
 
 
 def own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that `module` itself holds."""
+    """The buffers of `module` itself, not of its children."""
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield name, buffer
 
 
 def own_parts(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | nn.Module]]:
-    """The parameters, buffers and modules that `module` itself holds, in this order."""
+    """The parameters, buffers and children of `module` itself, in this order."""
     yield from own_parameters(module)
     yield from own_buffers(module)
     yield from ((name, child) for name, child in module._modules.items() if child is not None)
 
 
 def is_persistent(module: nn.Module, name: str) -> bool:
-    """Whether a buffer that `module` itself holds is saved with it."""
+    """Whether a buffer of `module` itself is part of its state dict."""
     return name not in module._non_persistent_buffers_set
 
 
 def is_compile_wrapper(module: nn.Module) -> bool:
-    """Whether `module` is what torch.compile puts around a module."""
+    """Whether `module` is the wrapper that torch.compile puts around a module."""
     return isinstance(module, OptimizedModule)
 
 
@@ -152,5 +159,70 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def parameter_named(module: nn.Module, name: str) -> torch.Tensor | None:
-    """The parameter that `module` itself holds under `name`."""
+    """The parameter of `module` itself with this name, or None."""
     return module._parameters.get(name)
+
+
+Slot = tuple[dict[str, Any], str]
+"""A module's table of parameters or buffers, and a key in it: the tensor may be replaced."""
+
+
+def hang(root: nn.Module, name: str, tensor: torch.Tensor, *, is_saved: bool) -> Slot:
+    """Register a tensor under its dotted name; missing modules on the path are created.
+
+    A child may have the name of a method of `root`: attribute access finds the method, and
+    iterating over modules finds the child.
+    """
+    *path, last = name.split(".")
+    for part in path:
+        root = root._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+    if isinstance(tensor, nn.Parameter):
+        root._parameters[last] = tensor
+        return root._parameters, last
+    root._buffers[last] = tensor
+    if not is_saved:
+        root._non_persistent_buffers_set.add(last)
+    return root._buffers, last
+
+
+_TENSOR_TABLES = ("_parameters", "_buffers")
+_CONTAINERS = (list, dict, set)
+
+
+@contextmanager
+def preserved_model(model: nn.Module) -> Iterator[None]:
+    """Restore the attributes of every module of `model` when the context ends."""
+    snapshots = [(module, _snapshot(module)) for module in every_module(model)]
+    try:
+        yield
+    finally:
+        for module, (attributes, containers) in snapshots:
+            for container, content in containers:
+                _refill(container, content)
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _snapshot(module: nn.Module) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
+    attributes = dict(vars(module))
+    containers = [value for value in attributes.values() if isinstance(value, _CONTAINERS)]
+    return attributes, [(container, container.copy()) for container in containers]
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)
+
+
+def exchange_tensors(model: nn.Module, exchange: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace every tensor of `model` (parameter, buffer or attribute) by `exchange(tensor)`."""
+    for module in every_module(model):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, torch.Tensor):
+                vars(module)[name] = exchange(value)
+            elif name in _TENSOR_TABLES:
+                for key, tensor in value.items():
+                    value[key] = None if tensor is None else exchange(tensor)

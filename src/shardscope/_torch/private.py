@@ -66,16 +66,16 @@ def find_name(name: str, need: str) -> Any:
 
 def find_class(name: str, need: str) -> Any:
     """The class at a dotted name; if torch lacks it, a class without instances."""
-    found = find_name(name, need)
-    return type(name.rpartition(".")[2], (), {}) if is_missing(found) else found
+    value = find_name(name, need)
+    return type(name.rpartition(".")[2], (), {}) if is_missing(value) else value
 
 
 def find_exception(name: str, need: str) -> type[Exception]:
     """The exception at a dotted name; if torch lacks it, one that is never raised."""
-    found = find_name(name, need)
-    if is_missing(found):
+    value = find_name(name, need)
+    if is_missing(value):
         return type(name.rpartition(".")[2], (Exception,), {})
-    exception: type[Exception] = found
+    exception: type[Exception] = value
     return exception
 
 
@@ -87,10 +87,10 @@ def find_code(
     If the name is that of a module, any of its functions may define `inner`. Code that does not
     have all of the local `variables` is treated as missing.
     """
-    found = find_name(name, need)
-    if is_missing(found):
+    value = find_name(name, need)
+    if is_missing(value):
         return None
-    functions = vars(found).values() if inspect.ismodule(found) else (found,)
+    functions = vars(value).values() if inspect.ismodule(value) else (value,)
     unwrapped = (inspect.unwrap(function) for function in functions if inspect.isroutine(function))
     codes = [function.__code__ for function in unwrapped if inspect.isfunction(function)]
     if inner:
@@ -103,9 +103,9 @@ def find_code(
     if not codes:
         _note_missing(f"{name}.{inner}" if inner else name, need)
         return None
-    known = {*codes[0].co_varnames, *codes[0].co_cellvars, *codes[0].co_freevars}
+    local_names = {*codes[0].co_varnames, *codes[0].co_cellvars, *codes[0].co_freevars}
     for variable in variables:
-        if variable not in known:
+        if variable not in local_names:
             _note_missing(f"local variable {variable!r} in {inner or name}", need)
             return None
     return codes[0]
@@ -136,7 +136,7 @@ def require(*names: object) -> None:
 def describe_moved_name(error: BaseException | None) -> str | None:
     """A sentence if torch lacks a private attribute of its objects, and a shim failed for it.
 
-    An error of ours is judged by the one that caused it. Errors of the user's code are none.
+    For an error of shardscope's, its cause decides. Errors of the user's code give None.
     """
     if isinstance(error, ShardscopeError):
         cause = error.__cause__
@@ -175,7 +175,7 @@ def explain_moved_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def without_if_moved(context: AbstractContextManager[object]) -> Iterator[None]:
-    """Enter `context`, a detail; where torch lacks a name for it, all recordings have a gap."""
+    """Enter `context`, an optional detail; if torch lacks a name for it, note a gap instead."""
     with ExitStack() as stack:
         try:
             with moved_names_explained():
@@ -186,7 +186,7 @@ def without_if_moved(context: AbstractContextManager[object]) -> Iterator[None]:
 
 
 def _failing_shim(traceback: TracebackType | None) -> str | None:
-    """The module of this package whose line failed to reach a name; None if it was another's."""
+    """The module of this package whose line failed to find a name; None if another's failed."""
     shim = None
     while traceback is not None:
         frame = traceback.tb_frame
@@ -201,8 +201,8 @@ def _failing_shim(traceback: TracebackType | None) -> str | None:
 
 def _read_missing_name(message: str) -> str:
     for pattern in (_NO_ATTRIBUTE, _NO_IMPORT, _NO_MODULE):
-        if found := pattern.search(message):
-            return ".".join(filter(None, (found.groupdict().get("module"), found["name"])))
+        if match := pattern.search(message):
+            return ".".join(filter(None, (match.groupdict().get("module"), match["name"])))
     return ""
 
 

@@ -10,11 +10,11 @@ from typing import Any, final
 import click
 
 from shardscope._torch.logs import failed_ops_unlogged
+from shardscope.cli.console import buffer_torch_lines, explain_stdout, silence_stdout
 from shardscope.cli.launch import is_first
-from shardscope.cli.streams import explain_stdout, hold_torch_lines, silence_stdout
 from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
-from shardscope.report.names import make_inert
+from shardscope.report.model.names import sanitize_text
 from shardscope.version import __version__
 
 __all__ = ["main"]
@@ -89,7 +89,7 @@ class _Verbs(click.Group):
             return self._invoke(ctx)
         # For torch's C++ code, which writes to standard error itself; read when torch is imported.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        with hold_torch_lines() as lines:
+        with buffer_torch_lines() as lines:
             try:
                 return self._invoke(ctx)
             except click.exceptions.Exit as end:
@@ -106,7 +106,7 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
         except click.ClickException as error:
             if not _is_help(error):
-                vars(error).update(message=make_inert(error.message))  # it may quote an argument
+                vars(error).update(message=sanitize_text(error.message))  # it may quote an argument
             raise
         except click.exceptions.Exit:
             raise
@@ -138,11 +138,11 @@ def _is_help(error: click.ClickException) -> bool:
 
 
 def _end(ctx: click.Context, sentence: str, exit_code: int, example: str = "") -> None:
-    """Print an error and exit; `example` is our own text, the sentence may quote anybody's."""
+    """Print an error and exit; the sentence may quote untrusted text, `example` may not."""
     error = sys.exc_info()[1]
     if ctx.params.get("debug") and error is not None:
         import_module("shardscope.cli.console").print_traceback(error)
-    click.echo(f"shardscope: {make_inert(sentence)}", err=True)
+    click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)
     if example:
         click.echo(f"\n{example}", err=True)
     ctx.exit(exit_code)

@@ -40,7 +40,7 @@ __all__ = [
     "train_step",
 ]
 
-__frames__ = "user's"  # plays the user's program
+__frames__ = "user's"  # stands for the user's program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`shardscope audit`: what sharding did to the user's model, and what is wrong with it."""
+"""`shardscope audit`: how the user's model is sharded, and what is wrong with its sharding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import click
 
-from shardscope.cli.building import Built, build_model, choose_device, explain_failure
+from shardscope.cli.build_model import BuiltModel, build_model, choose_device, explain_failure
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
@@ -21,18 +21,17 @@ from shardscope.cli.options import (
     rank_option,
     strict_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import load_program, name_target
+from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.names import make_inert
-from shardscope.report.text import render_summary
-from shardscope.shard.audit import audit
+from shardscope.report.model.names import sanitize_text
+from shardscope.report.text.summary import render_summary
+from shardscope.shard.audit.audit import audit
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 
 @click.command(
@@ -75,13 +74,13 @@ def command(
     """
     axes = choose_axes(target, mesh, verb="audit")
     destination = Destination(name_target(target), output, rank=rank, force=force)
-    found, failure = _audit(
+    audited, failure = _audit(
         target, axes, rank=rank, has_data=data, device=device, has_step=not no_step
     )
-    recording = name_command(found)
+    recording = name_command(audited)
     destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     if failure is not None:
-        click.echo(f"shardscope: {make_inert(failure)}", err=True)
+        click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
     ctx.exit(exit_code(recording, is_strict=strict) if failure is None else 2)
 
 
@@ -98,7 +97,7 @@ def _audit(
     before: list[Recording] = []
     failures: list[str] = []
     with (
-        as_if_started(target),
+        isolated_argv(target),
         show_progress(f"auditing {name_target(target)}", is_shown=is_first()) as report,
     ):
         program = load_program(target)
@@ -117,7 +116,7 @@ def _audit(
     return recording, failures[0] if failures else None
 
 
-def _make_step(built: Built, failures: list[str]) -> Callable[[], None]:
+def _make_step(built: BuiltModel, failures: list[str]) -> Callable[[], None]:
     batch = built.make_batch()
 
     def step() -> None:

@@ -1,33 +1,158 @@
-"""The terminal, and what a recording means for the exit code."""
+"""Prints to the terminal, standard output and standard error, and computes exit codes.
+
+Lines that torch writes to standard error are held back until the command ends.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from threading import Timer
-from typing import TextIO, cast, final
+from types import FrameType
+from typing import Any, TextIO, cast, final
 
 import click
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segments
 
-from shardscope.cli.streams import silence_stdout, writing_out
+from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
-from shardscope.report.guarded import GuardedFile
-from shardscope.report.names import make_inert
+from shardscope.record.sanitize import GuardedFile
+from shardscope.report.model.names import sanitize_text
 
-__all__ = ["exit_code", "print_line", "print_out", "print_traceback", "show_progress", "write_out"]
+__all__ = [
+    "TorchLines",
+    "buffer_torch_lines",
+    "exit_code",
+    "explain_stdout",
+    "print_line",
+    "print_out",
+    "print_traceback",
+    "show_progress",
+    "silence_stdout",
+    "write_out",
+    "writing_out",
+]
+
+
+# Packages that write to standard error for their callers.
+_WRITERS = ("logging", "traceback", "contextlib", "shardscope")
+
+
+@contextmanager
+def writing_out() -> Iterator[None]:
+    """Raise OutputError if standard output cannot be written; a closed pipe is no error."""
+    if sys.stdout is None:
+        raise OutputError(explain_stdout("it is closed"))
+    try:
+        yield
+        sys.stdout.flush()  # here, and not when Python ends
+    except BrokenPipeError:
+        silence_stdout()
+    except OSError as error:
+        silence_stdout()
+        raise OutputError(explain_stdout(error.strerror or str(error))) from error
+
+
+def explain_stdout(reason: str) -> str:
+    """One sentence on a standard output that cannot be used."""
+    return (
+        f"standard output cannot be written: {reason}. "
+        f"Redirect it to a place with room, or to /dev/null."
+    )
+
+
+def silence_stdout() -> None:
+    """Discard what is still buffered, because Python would raise when it flushes at exit."""
+    with suppress(OSError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@final
+class TorchLines:
+    """Standard error that holds back what torch and the `warnings` module write.
+
+    A command that fails explains the failure in one sentence, and a warning or a traceback of
+    torch's before it would bury that. If the command succeeds, they are printed after all.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._buffered: list[str] = []
+        self._is_buffering = True
+
+    def write(self, text: str) -> int:
+        """Write text, or buffer it if torch writes it."""
+        if not self._is_buffering:
+            # A log handler of torch still refers to this object after its command.
+            return (self._file if sys.stderr in (None, self) else sys.stderr).write(text)
+        if _is_written_by_torch(sys._getframe(1)):
+            self._buffered.append(text)
+            return len(text)
+        return self._file.write(text)
+
+    def discard(self) -> str:
+        """Discard buffered lines; returns a sentence on how to see them, or an empty string."""
+        num_lines = len("".join(self._buffered).splitlines())
+        self._buffered.clear()
+        if not num_lines:
+            return ""
+        lines = "1 line" if num_lines == 1 else f"{num_lines:,} lines"
+        verb = "is" if num_lines == 1 else "are"
+        return (
+            f"{lines} of warnings and logs {verb} not shown. "
+            "Run again with `shardscope --debug …` to see them."
+        )
+
+    def release(self) -> None:
+        """Write the buffered lines, and stop buffering."""
+        self._is_buffering = False
+        with suppress(OSError, ValueError):
+            self._file.write("".join(self._buffered))
+            self._file.flush()
+        self._buffered.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def buffer_torch_lines() -> Iterator[TorchLines]:
+    """Let `sys.stderr` hold back torch's lines; they are printed at the end unless discarded."""
+    stderr = sys.stderr
+    lines = TorchLines(stderr)
+    if stderr is not None:
+        sys.stderr = cast(TextIO, lines)
+    try:
+        yield lines
+    finally:
+        if stderr is not None:
+            sys.stderr = stderr
+            lines.release()
+
+
+def _is_written_by_torch(frame: FrameType | None) -> bool:
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in ("torch", "warnings"):
+            return True
+        if package not in _WRITERS:
+            return False
+        frame = frame.f_back
+    return False
+
 
 _PATIENCE_S = 0.5  # until progress is worth showing
 
 
 @final
 class _Console(Console):
-    """A console whose reader may leave (`| head`) without ending the command."""
+    """A console that ignores a closed pipe (`| head`) instead of ending the command."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -39,21 +164,21 @@ def print_out(*things: RenderableType) -> None:
     with writing_out():
         console = _open_console()
         with show_progress("laying out"):
-            drawn = [Segments(list(console.render(thing))) for thing in things]
-        for one in drawn:
-            console.print(one)
+            rendered = [Segments(list(console.render(thing))) for thing in things]
+        for segments in rendered:
+            console.print(segments)
 
 
 def print_line(text: str = "") -> None:
-    """Print one line of our own, however long, with whatever strangers put in it made inert."""
+    """Print a line of any length, with untrusted text sanitized."""
     with writing_out():
-        _open_console().print(make_inert(text), soft_wrap=True)
+        _open_console().print(sanitize_text(text), soft_wrap=True)
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print an exception's traceback to standard error, for those who asked for it."""
+    """Print an exception's traceback to standard error, for `--debug`."""
     for line in "".join(traceback.format_exception(error)).splitlines():
-        click.echo(make_inert(line), err=True)
+        click.echo(sanitize_text(line), err=True)
 
 
 def write_out(pieces: Iterable[bytes]) -> None:
@@ -72,22 +197,22 @@ def _open_console() -> Console:
 
 @contextmanager
 def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that says what is being done and since when.
+    """Show a progress line with elapsed time on standard error; yields a function to update it.
 
-    On a terminal only, and only if it takes a while.
+    On a terminal only, and only if the work takes a while.
     """
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     # What the user's program prints belongs on standard output, wherever that goes.
     is_shared = sys.stdout is not None and sys.stdout.isatty()
     progress = Progress(*columns, console=console, transient=True, redirect_stdout=is_shared)
-    task = progress.add_task(make_inert(title))
+    task = progress.add_task(sanitize_text(title))
     timer = Timer(_PATIENCE_S, progress.start)
     timer.daemon = True
     if is_shown and console.is_terminal:
         timer.start()
     try:
-        yield lambda doing: progress.update(task, description=make_inert(f"{title}: {doing}"))
+        yield lambda doing: progress.update(task, description=sanitize_text(f"{title}: {doing}"))
     finally:
         timer.cancel()
         if timer.is_alive():
@@ -97,6 +222,6 @@ def show_progress(title: str, *, is_shown: bool = True) -> Iterator[Callable[[st
 
 
 def exit_code(recording: Recording, *, is_strict: bool = False) -> int:
-    """1 for a finding that wants action, or for a gap if gaps are to be fatal; else 0."""
-    has_finding = any(one.severity is not Severity.INFO for one in recording.findings)
+    """1 for a finding that is a warning or an error, or, if strict, for a gap; else 0."""
+    has_finding = any(finding.severity is not Severity.INFO for finding in recording.findings)
     return int(has_finding or (is_strict and bool(recording.gaps)))

@@ -1,4 +1,4 @@
-"""`shardscope contract`: limits on what a program says and holds, checked and recorded."""
+"""`shardscope contract`: checks and records limits on a program's collectives and memory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from rich.text import Text
 
 from shardscope.cli.console import print_line, print_out, show_progress, write_out
 from shardscope.cli.destination import print_saved
+from shardscope.cli.fail_on import parse_share
+from shardscope.cli.loading import load_recordings
 from shardscope.cli.options import force_option
-from shardscope.cli.recordings import load_recordings
-from shardscope.cli.triggers import parse_share
 from shardscope.cli.verb import Verb, VerbGroup
 from shardscope.contract import (
-    Breach,
     Contract,
     ContractFile,
     Figure,
+    Violation,
     check,
     open_contract,
     read_contract,
     record_contract,
     write_contract,
 )
-from shardscope.contract.annotations import render_annotations
-from shardscope.contract.recording import Grain
-from shardscope.contract.telling import list_rows, summarize
-from shardscope.record import check_output, make_inert
+from shardscope.contract.record import Grain
+from shardscope.contract.text import list_rows, render_annotations, summarize
+from shardscope.record import check_output, sanitize_text
 from shardscope.record.encoding import encode_json
-from shardscope.report.layout import plural
-from shardscope.report.problems import describe_checks
+from shardscope.report.model.units import plural
+from shardscope.report.text.problems import describe_checks
 
 __all__ = ["command"]
 
@@ -98,51 +97,52 @@ def check_command(ctx: click.Context, files: tuple[str, ...], path: str, form: s
     with show_progress("checking") as report:
         recordings = load_recordings(files, report)
         report("measuring")
-        breaches = check(file.contract, *recordings)
-    if form == "text" and any(one.figure is Figure.FINDINGS for one in file.contract.limits):
-        print_out(Text(f"findings: {make_inert(describe_checks(*recordings))}"))
-    _PRINTERS[form](file, breaches)
-    ctx.exit(int(bool(breaches)))
+        violations = check(file.contract, *recordings)
+    if form == "text" and any(limit.figure is Figure.FINDINGS for limit in file.contract.limits):
+        print_out(Text(f"findings: {sanitize_text(describe_checks(*recordings))}"))
+    _PRINTERS[form](file, violations)
+    ctx.exit(int(bool(violations)))
 
 
-def _print_text(file: ContractFile, breaches: Sequence[Breach]) -> None:
-    for breach in breaches:
-        print_out(_render(breach, file), Text())
-    _print_summary(file, breaches)
+def _print_text(file: ContractFile, violations: Sequence[Violation]) -> None:
+    for violation in violations:
+        print_out(_render(violation, file), Text())
+    _print_summary(file, violations)
 
 
-def _print_github(file: ContractFile, breaches: Sequence[Breach]) -> None:
-    # Not through the console, which would make a question mark of what it cannot print.
-    for line in render_annotations(breaches, file, folder=os.getcwd()):
+def _print_github(file: ContractFile, violations: Sequence[Violation]) -> None:
+    # Not through the console, which replaces characters it cannot encode.
+    for line in render_annotations(violations, file, folder=os.getcwd()):
         write_out([line.encode("utf-8", "replace"), b"\n"])
-    _print_summary(file, breaches)
+    _print_summary(file, violations)
 
 
-def _print_json(file: ContractFile, breaches: Sequence[Breach]) -> None:
+def _print_json(file: ContractFile, violations: Sequence[Violation]) -> None:
     report = {
-        "contract": make_inert(file.path),
+        "contract": sanitize_text(file.path),
         "num_limits": len(file.contract.limits),
         "breaches": [
-            {"line": file.lines.get(one.limit), **msgspec.to_builtins(one)} for one in breaches
+            {"line": file.lines.get(violation.limit), **msgspec.to_builtins(violation)}
+            for violation in violations
         ],
     }
     write_out([msgspec.json.format(encode_json(report), indent=2), b"\n"])
 
 
-def _print_summary(file: ContractFile, breaches: Sequence[Breach]) -> None:
-    print_line(f"{file.path}: {summarize(breaches, len(file.contract.limits))}")
+def _print_summary(file: ContractFile, violations: Sequence[Violation]) -> None:
+    print_line(f"{file.path}: {summarize(violations, len(file.contract.limits))}")
 
 
 _PRINTERS = {"text": _print_text, "github": _print_github, "json": _print_json}
 
 
-def _render(breach: Breach, file: ContractFile) -> RenderableType:
-    place = f"  {file.path}:{file.lines.get(breach.limit, 1)}"
-    head = Text(make_inert(breach.title), "bold").append(make_inert(place), "dim")
+def _render(violation: Violation, file: ContractFile) -> RenderableType:
+    location = f"  {file.path}:{file.lines.get(violation.limit, 1)}"
+    head = Text(sanitize_text(violation.title), "bold").append(sanitize_text(location), "dim")
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in list_rows(breach):
+    for label, text in list_rows(violation):
         table.add_row(label, Text(text, _STYLES.get(label, "")))
     return Group(head, Padding(table, (0, 0, 0, 2)))
 

@@ -1,4 +1,4 @@
-"""`shardscope coverage`: which ops of the user's model shard, and what blocks sharding first."""
+"""`shardscope coverage`: which ops of the user's model can run sharded, and what blocks others."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ from collections.abc import Mapping
 
 import click
 
-from shardscope.cli.building import build_model, theirs
+from shardscope.cli.build_model import build_model, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, save_file
 from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
-    force_option,
-    output_option,
-    small_mesh_option,
-    strict_option,
-)
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import load_program, name_target
+from shardscope.cli.options import force_option, output_option, small_mesh_option, strict_option
+from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.record import Level, Recording, check_output
-from shardscope.report.tables import render_coverage_csv
-from shardscope.report.text import render_summary
-from shardscope.shard.coverage import cover_step
+from shardscope.report.export.csv import render_coverage_csv
+from shardscope.report.text.summary import render_summary
+from shardscope.shard.coverage.coverage import cover_step
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 
 @click.command(
@@ -86,7 +80,7 @@ def _cover(
     target: str, axes: Mapping[str, int], *, levels: tuple[str, ...], has_data: bool
 ) -> Recording:
     with (
-        as_if_started(target),
+        isolated_argv(target),
         show_progress(f"testing the ops of {name_target(target)}") as report,
     ):
         program = load_program(target)
@@ -100,7 +94,7 @@ def _cover(
             report=report,
         ) as built:
             batch = built.make_batch()
-            with theirs(program, "step()", has_data=has_data):
+            with user_code(program, "step()", has_data=has_data):
                 recording = cover_step(
                     built.model,
                     program.step,

@@ -1,4 +1,4 @@
-"""`shardscope demo`: one training step of an 8B Llama on 1,024 ranks, simulated here and now."""
+"""`shardscope demo`: simulates a training step of an 8B Llama on 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from shardscope.cli.console import print_line, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, output_option, rank_option
-from shardscope.cli.rehearsal import rehearse
-from shardscope.cli.surroundings import name_command
-from shardscope.cli.target import Program
+from shardscope.cli.target import Program, name_command
+from shardscope.cli.traced_step import trace_step
 from shardscope.cli.verb import Verb
-from shardscope.comm.review import review
+from shardscope.comm.match import review
 from shardscope.errors import TargetError
-from shardscope.report.names import shorten
-from shardscope.report.text import render_summary
+from shardscope.report.model.names import shorten
+from shardscope.report.text.summary import render_summary
 
 __all__ = ["command"]
 
@@ -57,7 +56,7 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
 
     Needs no GPU, no network and no arguments, and takes seconds.
     """
-    # The gradient norm is reduced over one axis after the other; torch would log advice on that.
+    # The gradient norm is reduced over one axis at a time; torch would log advice on that.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     axes = parse_mesh(mesh)
     if unknown := [name for name in axes if name not in ("dp", "tp")]:
@@ -67,16 +66,16 @@ def command(mesh: str, rank: int, layers: int, output: str | None, force: bool) 
         )
     destination = Destination("demo", output, rank=rank, force=force)
     with show_progress("simulating") as report:
-        rehearsal = rehearse(_program(layers), axes, rank=rank, is_real=False, report=report)
-    if rehearsal.failure is not None:
-        raise TargetError(rehearsal.failure) from rehearsal.error
-    recording = review(name_command(rehearsal.recording))
+        traced_step = trace_step(_program(layers), axes, rank=rank, is_real=False, report=report)
+    if traced_step.failure is not None:
+        raise TargetError(traced_step.failure) from traced_step.error
+    recording = review(name_command(traced_step.recording))
     destination.finish(recording, render_summary(recording))
     print_line(f"look at it again with: {_name_program()} show {destination.path} --by cause")
 
 
 def _name_program() -> str:
-    """`shardscope`, or its path where that is not on the search path, as in a new .venv."""
+    """`shardscope`, or its path if it is not on the search path, as in a new .venv."""
     path = Path(sys.argv[0])
     if path.name != "shardscope" or which("shardscope") is not None:
         return "shardscope"

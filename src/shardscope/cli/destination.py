@@ -1,10 +1,10 @@
 """Which file a command saves, and under which name: one rule for all commands.
 
 A command that runs a program saves a recording, and so does `merge`; `report`, `export` and
-`contract record` save what they make of recordings. `-o OUT` names the file, and an existing OUT
-is refused. Without `-o` a recording is called after its target, with a number if that name is
-taken; what is made of a recording is called after it. `--force` overwrites either. Whatever is
-saved is printed as "saved FILE".
+`contract record` save files derived from recordings. `-o OUT` names the file, and an existing OUT
+is an error. Without `-o` a recording is named after its target, with a number if that name is
+taken; a derived file is named after its recording. `--force` overwrites either. Each saved file is
+printed as "saved FILE".
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rich.console import RenderableType
 
 from shardscope.cli.console import print_line, print_out, show_progress
 from shardscope.cli.launch import is_first, is_launched, launched_rank, num_launched
-from shardscope.comm.rank_stream import name_for_rank
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
+from shardscope.record.files import name_for_rank
 
 __all__ = [
     "FILES_HELP",
@@ -123,7 +123,7 @@ def name_after(recording_file: str, ending: str) -> str:
 
 def check_distinct(output: str, files: Iterable[str]) -> None:
     """Raise OutputError if the output would overwrite one of the files that are read."""
-    # Symbolic links count: the file behind them would be lost all the same.
+    # Symbolic links count: the file behind them would be overwritten.
     target = os.path.realpath(output)
     for file in files:
         if os.path.realpath(file) == target:

@@ -1,4 +1,4 @@
-"""`shardscope diagnose`: is what a compiler makes of the user's model right, and if not, why?"""
+"""`shardscope diagnose`: compares the compiled model with eager, and locates a difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 import torch
 from torch import nn
 
-from shardscope.cli.building import Report, build_alone, build_model
+from shardscope.cli.build_model import Report, build_alone, build_model
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh import parse_mesh
@@ -23,17 +23,23 @@ from shardscope.cli.options import (
     seed_option,
     strict_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import Program, load_program, name_target, split_batch
+from shardscope.cli.target import (
+    Program,
+    isolated_argv,
+    load_program,
+    name_command,
+    name_target,
+    split_batch,
+)
 from shardscope.cli.verb import Verb
 from shardscope.compile.diagnose.diagnose import diagnose
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.text import render_summary
+from shardscope.report.text.summary import render_summary
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 
 @click.command(
@@ -137,14 +143,14 @@ def command(
 def _diagnose(
     target: str, axes: Mapping[str, int] | None, *, rank: int, seed: int, **settings: Any
 ) -> Recording:
-    with as_if_started(target), ExitStack() as stack:
+    with isolated_argv(target), ExitStack() as stack:
         # The search has a bar of its own.
         with show_progress(f"diagnosing {name_target(target)}") as report:
             program = load_program(target)
-            built = _built(program, axes, report, rank=rank, seed=seed)
+            built = _build(program, axes, report, rank=rank, seed=seed)
             model, batch = stack.enter_context(built)
         args, kwargs = split_batch(batch)
-        found = diagnose(
+        diagnosis = diagnose(
             _with_loss(program, model),
             *args,
             kwargs=kwargs,
@@ -152,14 +158,14 @@ def _diagnose(
             seed=seed,
             **settings,
         )
-    return name_command(found.recording)
+    return name_command(diagnosis.recording)
 
 
 @contextmanager
-def _built(
+def _build(
     program: Program, axes: Mapping[str, int] | None, report: Report, *, rank: int, seed: int
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """The model and its input, as a single device has them or as a rank of a simulated world."""
+    """The model and its input, for a single device or as a rank of a simulated world."""
     if axes is None:
         yield build_alone(program, report, seed=seed)
         return
@@ -181,13 +187,13 @@ def _with_loss(program: Program, model: Any) -> Any:
     return model_with_loss
 
 
-def _parse_options(given: Sequence[str]) -> dict[str, Any] | None:
+def _parse_options(texts: Sequence[str]) -> dict[str, Any] | None:
     options = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for text in texts:
+        name, equals, value = text.partition("=")
         if not equals or not name:
             raise TargetError(
-                f"--option {one!r:.80} is not of the form NAME=VALUE. Write, for example, "
+                f"--option {text!r:.80} is not of the form NAME=VALUE. Write, for example, "
                 "--option op=relu."
             )
         options[name] = _parse_value(value)
@@ -195,7 +201,7 @@ def _parse_options(given: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _parse_value(text: str) -> Any:
-    """A number, a truth value, a list, or else the text itself."""
+    """A Python literal such as a number, bool or list, or else the text itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -5,24 +5,18 @@ from __future__ import annotations
 import click
 
 from shardscope.cli.console import print_out, show_progress, write_out
+from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
 from shardscope.cli.options import no_fold_option
-from shardscope.cli.triggers import (
-    find_reasons,
-    parse_areas,
-    parse_share,
-    parse_triggers,
-)
 from shardscope.cli.verb import Verb, suggest
-from shardscope.comm.review import review
+from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.compare import compare
-from shardscope.report.compare.document import encode_changes
-from shardscope.report.compare.markdown import render_changes_markdown
+from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.text import render_changes
-from shardscope.report.names import make_inert
+from shardscope.report.model.names import sanitize_text
 
 __all__ = ["command"]
 
@@ -87,24 +81,24 @@ def command(
     parity, parallel, diagnoses, gaps or run. Exits with 0 unless --fail-on matches; changes that
     --area, --module or --tolerance hides are ignored.
     """
-    triggers, kept = parse_triggers(fail_on), parse_areas(areas)
+    triggers, chosen_areas = parse_triggers(fail_on), parse_areas(areas)
     share = parse_share(tolerance, option="--tolerance")
     with show_progress("comparing") as report:
-        both = []
+        recordings = []
         for file in (before, after):
             report(f"reading {file}")
-            both.append(_load(file))
+            recordings.append(_load(file))
         report("looking for changes")
-        changes = compare(*both, titles=(before, after), is_folded=not no_fold)
+        changes = compare(*recordings, titles=(before, after), is_folded=not no_fold)
     changes = changes.beyond(share)
-    if kept:
-        changes = changes.only_areas(kept)
+    if chosen_areas:
+        changes = changes.only_areas(chosen_areas)
     if module is not None:
         changes = _select(changes, module)
     _print(changes, form, is_complete=no_fold)
     reasons = list(find_reasons(changes, triggers))
     if reasons:
-        click.echo(make_inert(f"shardscope: --fail-on matched: {', '.join(reasons)}"), err=True)
+        click.echo(sanitize_text(f"shardscope: --fail-on matched: {', '.join(reasons)}"), err=True)
     ctx.exit(int(bool(reasons)))
 
 

@@ -1,4 +1,4 @@
-"""`shardscope explain`: how many graphs torch.compile makes of a model, and why not one."""
+"""`shardscope explain`: counts the graphs that torch.compile captures and says what breaks them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ import torch
 from torch import nn
 
 from shardscope._torch.modules import is_compiled
-from shardscope.cli.building import Report, build_model, explain_failure, theirs
+from shardscope.cli.build_model import Report, build_model, explain_failure, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first, is_launched
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, mesh_option, output_option, strict_option
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import Program, load_program, name_target
+from shardscope.cli.target import Program, isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb, suggest
-from shardscope.compile.explain.explain import quiet_compiler, run_as_it_is
-from shardscope.compile.explain.explaining import explaining
+from shardscope.compile.explain.explain import explaining, quiet_compiler, run_as_it_is
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.explain import render_guards, render_stage_times
-from shardscope.report.names import make_inert, shorten
-from shardscope.report.text import render_summary
+from shardscope.report.model.names import sanitize_text, shorten
+from shardscope.report.text.compiler import render_guards, render_stage_times
+from shardscope.report.text.summary import render_summary
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What a step told; `failure` says why it did not end, if it did not."""
+    """The recording of a step; `failure` says why the step failed, if it did."""
 
     recording: Recording
     failure: str = ""
@@ -104,15 +102,15 @@ def command(
         *(render_guards(recording) if guards else ()),
         *(render_stage_times(recording) if times else ()),
     )
-    ctx.exit(_outcome(ctx, run, strict=strict))
+    ctx.exit(_choose_exit_code(ctx, run, strict=strict))
 
 
-def _outcome(ctx: click.Context, run: _Run, *, strict: bool) -> int:
+def _choose_exit_code(ctx: click.Context, run: _Run, *, strict: bool) -> int:
     if not run.failure:
         return exit_code(run.recording, is_strict=strict)
     if ctx.find_root().params.get("debug") and run.error is not None:
         traceback.print_exception(run.error)
-    click.echo(f"shardscope: {make_inert(run.failure)}", err=True)
+    click.echo(f"shardscope: {sanitize_text(run.failure)}", err=True)
     return 2
 
 
@@ -137,34 +135,34 @@ def _explain(
     has_guards: bool,
 ) -> _Run:
     with (
-        as_if_started(target),
+        isolated_argv(target),
         show_progress(f"explaining {name_target(target)}", is_shown=is_first()) as report,
     ):
         program = load_program(target)
-        with _built(program, axes, report) as (model, batch):
+        with _build(program, axes, report) as (model, batch):
             compiled = _compile(model, backend)
             report("compiling and running a step")
             return _run(program, compiled, batch, num_steps=num_steps, has_guards=has_guards)
 
 
 @contextmanager
-def _built(
+def _build(
     program: Program, axes: Mapping[str, int] | None, report: Report
 ) -> Iterator[tuple[nn.Module, Any]]:
-    torch.manual_seed(0)  # two runs on random data tell the same
+    torch.manual_seed(0)  # so that two runs on random data give the same
     if axes is not None or is_launched():
         with build_model(program, axes, rank=0, has_data=True, report=report) as built:
             yield built.model, built.make_batch()
         return
     report("building the model")
-    with theirs(program, "model()"):
+    with user_code(program, "model()"):
         model = program.model()
     if not isinstance(model, nn.Module):
         raise TargetError(
             f"{program.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
             "Return the model itself."
         )
-    with theirs(program, "batch()"):
+    with user_code(program, "batch()"):
         batch = program.batch(model)
     yield model, batch
 

@@ -1,4 +1,4 @@
-"""`shardscope export`: a recording for other tools."""
+"""Chakra traces as files: one for each rank, and one with the ranks of each group."""
 
 from __future__ import annotations
 
@@ -9,23 +9,64 @@ from pathlib import Path
 
 import click
 
-from shardscope.cli.chakra import check_chakra, write_chakra
 from shardscope.cli.console import show_progress, write_out
-from shardscope.cli.destination import check_distinct, name_after, save_file
+from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
 from shardscope.cli.loading import load_reviewed
 from shardscope.cli.options import force_option, strict_option
 from shardscope.cli.verb import Verb
-from shardscope.comm.review import review
+from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
-from shardscope.record import Recording, check_output, encode_pieces, load
-from shardscope.report.layout import plural
-from shardscope.report.markdown import render_markdown
-from shardscope.report.perfetto import render_perfetto_pieces
-from shardscope.report.tables import TABLES, count_rows, render_table
-from shardscope.report.tensorboard import render_tensorboard
+from shardscope.record import Recording, check_output, encode_pieces, load, write_file
+from shardscope.record.files import name_for_rank
+from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
+from shardscope.report.export.csv import TABLES, count_rows, render_table
+from shardscope.report.export.markdown import render_markdown
+from shardscope.report.export.perfetto import render_perfetto_pieces
+from shardscope.report.export.tensorboard import render_tensorboard
+from shardscope.report.model.units import plural
 
-__all__ = ["command"]
+__all__ = ["check_chakra", "command", "write_chakra"]
+
+
+def check_chakra(target: str) -> None:
+    """Raise OutputError for standard output: Chakra traces are several files."""
+    if target == "-":
+        raise OutputError(
+            "Chakra traces are several files and cannot go to standard output. "
+            "Name them with -o, as in -o run.{rank}.et."
+        )
+
+
+def write_chakra(recording: Recording, target: str, *, force: bool) -> None:
+    """Write a file for each rank, `{rank}` in the target's name, and the groups beside them."""
+    ranks = list_chakra_ranks(recording)
+    if len(ranks) > 1 and "{rank}" not in target:
+        raise OutputError(
+            f"{len(ranks)} ranks have a trace each, and '{target}' is one file. "
+            "Put {rank} into its name, as in -o run.{rank}.et."
+        )
+    groups = _name_groups(target)
+    for path in (*(name_for_rank(target, rank) for rank in ranks), groups):
+        check_output(path, force=force)  # all of them before the first is written
+    with show_progress(f"writing {target}"):
+        for rank, trace in render_chakra(recording):
+            write_file(trace, name_for_rank(target, rank), force=force)
+        write_file(render_chakra_groups(recording), groups, force=force)
+    first, *further = (str(name_for_rank(target, rank)) for rank in ranks)
+    if further:
+        print_saved(f"{first} … {further[-1]}", plural(len(ranks), "rank"))
+    else:
+        print_saved(first)
+    print_saved(groups)
+
+
+def _name_groups(target: str) -> Path:
+    """`run.{rank}.et` is accompanied by `run.groups.json`."""
+    path = Path(target)
+    stem = path.name.removesuffix(".gz").removesuffix(".et").replace("{rank}", "").rstrip(".-_")
+    return path.with_name(f"{stem or 'chakra'}.groups.json")
+
 
 _ENDINGS = {
     "perfetto": ".perfetto.json",
@@ -131,8 +172,8 @@ def _render_markdown(recording: Recording, file: str, against: str | None) -> It
         yield render_markdown(recording).encode()
         return
     with show_progress(f"reading {against}") as report:
-        other = load_reviewed([against], report)
-    yield render_markdown(recording, against=other, titles=(against, file)).encode()
+        before = load_reviewed([against], report)
+    yield render_markdown(recording, against=before, titles=(against, file)).encode()
 
 
 def _write(pieces: Iterator[bytes], target: str, *, force: bool) -> None:

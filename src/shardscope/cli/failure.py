@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from shardscope.report.names import shorten
+from shardscope.report.model.names import shorten
 
 __all__ = ["describe_failure", "suggest_remedy"]
 
@@ -65,14 +65,14 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def describe_failure(error: BaseException) -> str:
-    """An exception of the user's program in one line, with the innermost line that is theirs."""
+    """An exception of the user's program in one line, with the user's innermost source line."""
     place = _find_line(error) or _find_user_code(error)
     message = _summarize(_unwrap(error))
     return message if place is None else f"{message} ({place[0]}, line {place[1]})"
 
 
 def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
-    """What to do about it where that is known, else an empty string."""
+    """A remedy for the exception if one is known, else an empty string."""
     for link in _chain(error):
         message, kind = _read(link), type(link).__name__
         if not has_data and (kind in _DATA_ERRORS or _DATA_WORDS.search(message)):
@@ -91,7 +91,7 @@ def suggest_remedy(error: BaseException, *, has_data: bool) -> str:
 
 
 def _unwrap(error: BaseException) -> BaseException:
-    """The exception behind a wrapper of torch.compile's that does not repeat its message."""
+    """The exception behind a wrapper of torch.compile that does not repeat its message."""
     names = ((link, type(link).__name__) for link in _chain(error))
     return next((link for link, name in names if not name.startswith(_WRAPPERS)), error)
 
@@ -115,7 +115,7 @@ def _read(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those it came from."""
+    """The exception and the chain of its causes."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -125,11 +125,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _find_user_code(error: BaseException) -> tuple[str, int | None] | None:
-    """The line that torch.compile names as the user's in its message, where no frame shows it."""
-    _, found, after = _read(error).partition("from user code:")
-    places = _USER_CODE.findall(after) if found else []
-    theirs = [(file, int(line)) for file, line in places if not file.startswith(_TORCH)]
-    return theirs[-1] if theirs else None
+    """The user's line that torch.compile names in its message, if no frame shows it."""
+    _, separator, after = _read(error).partition("from user code:")
+    places = _USER_CODE.findall(after) if separator else []
+    user_lines = [(file, int(line)) for file, line in places if not file.startswith(_TORCH)]
+    return user_lines[-1] if user_lines else None
 
 
 def _find_line(error: BaseException) -> tuple[str, int | None] | None:
@@ -139,11 +139,11 @@ def _find_line(error: BaseException) -> tuple[str, int | None] | None:
         if not frame.filename.startswith(("<", _OURS, _TORCH))
     ]
     installed = [frame for frame in frames if set(_INSTALLED) & {*Path(frame.filename).parts}]
-    theirs = [
+    user_frames = [
         frame
         for frame in frames
         if frame not in installed and not frame.filename.startswith(_STANDARD)
     ]
     # A target may be an installed module: then use the last line of an installed package.
-    frame = next(reversed(theirs or installed), None)
+    frame = next(reversed(user_frames or installed), None)
     return None if frame is None else (frame.filename, frame.lineno)

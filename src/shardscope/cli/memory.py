@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shardscope.cli.building import Built, build_model, theirs
+from shardscope.cli.build_model import BuiltModel, build_model, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.mesh import parse_mesh
@@ -23,19 +23,24 @@ from shardscope.cli.options import (
     rank_option,
     strict_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import load_program, name_target, run_default_step
+from shardscope.cli.target import (
+    isolated_argv,
+    load_program,
+    name_command,
+    name_target,
+    run_default_step,
+)
 from shardscope.cli.verb import Verb
 from shardscope.contract.sizes import parse_size
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.names import shorten
-from shardscope.report.text import render_summary
-from shardscope.shard.memory import memory
+from shardscope.report.model.names import shorten
+from shardscope.report.text.summary import render_summary
+from shardscope.shard.memory.memory import memory
 
 __all__ = ["command", "parse_gpu_memory"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 _ALONE = {"dp": 1}
 _MIN_GPU_BYTES = 16 << 20
@@ -93,7 +98,7 @@ def command(
 
 
 def parse_gpu_memory(text: str) -> int:
-    """`80GiB`, `80 GB`, `80g`: the last is binary, as people mean it."""
+    """The bytes of `80GiB`, `80 GB` or `80g` (binary)."""
     num_bytes = parse_size(text)
     if not num_bytes:
         raise TargetError(f"--gpu-memory must be a size, such as 80GiB; got {shorten(text, 60)!r}.")
@@ -115,7 +120,7 @@ def _profile(
     has_data: bool,
     device_bytes: int | None,
 ) -> Recording:
-    with as_if_started(target), show_progress(f"running {name_target(target)}") as report:
+    with isolated_argv(target), show_progress(f"running {name_target(target)}") as report:
         program = load_program(target)
         if axes is None:
             program = replace(program, parallelize=None)
@@ -130,7 +135,7 @@ def _profile(
         ) as built:
             batch = built.make_batch()
             report("running two steps")
-            with theirs(program, "step()", has_data=has_data):
+            with user_code(program, "step()", has_data=has_data):
                 return memory(
                     built.model,
                     lambda: program.step(built.model, batch),
@@ -139,21 +144,21 @@ def _profile(
                 ).recording
 
 
-def _make_optimizer(built: Built) -> Optimizer | None:
+def _make_optimizer(built: BuiltModel) -> Optimizer | None:
     program, model = built.program, built.model
     if program.optimizer is None:
         is_default = program.step is run_default_step
         return _default_optimizer(model) if is_default else None
-    with theirs(program, "optimizer()", has_data=built.has_data):
-        made = program.optimizer(model)
-    if not isinstance(made, Optimizer):
+    with user_code(program, "optimizer()", has_data=built.has_data):
+        optimizer = program.optimizer(model)
+    if not isinstance(optimizer, Optimizer):
         raise TargetError(
-            f"{program.name}'s optimizer() returned {type(made).__name__}, not a "
+            f"{program.name}'s optimizer() returned {type(optimizer).__name__}, not a "
             "torch.optim.Optimizer. Return the optimizer itself."
         )
-    return made
+    return optimizer
 
 
 def _default_optimizer(model: nn.Module) -> Optimizer | None:
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained) if trained else None

@@ -8,7 +8,7 @@ from shardscope.cli.launch import is_launched
 from shardscope.cli.target import check_file
 from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS
-from shardscope.report.names import shorten
+from shardscope.report.model.names import shorten
 
 __all__ = ["choose_axes", "parse_mesh"]
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import click
 
-from shardscope.report.text import View
+from shardscope.report.text.summary import View
 
 __all__ = [
     "by_option",
@@ -21,6 +21,7 @@ __all__ = [
     "small_mesh_option",
     "strict_option",
 ]
+
 
 _MESH = "Axes of the mesh and their sizes, such as dp=8,tp=4; each size is at least 1."
 

@@ -1,4 +1,4 @@
-"""`shardscope parallelize`: the user's model as a program for each rank, verified."""
+"""`shardscope parallelize`: partitions the user's model into a program per rank and verifies it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from shardscope.cli.building import theirs
+from shardscope.cli.build_model import user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, print_saved
 from shardscope.cli.mesh import parse_mesh
@@ -21,21 +21,28 @@ from shardscope.cli.options import (
     seed_option,
     small_mesh_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import Program, add_outputs, load_program, name_target, split_batch
+from shardscope.cli.target import (
+    Program,
+    add_outputs,
+    isolated_argv,
+    load_program,
+    name_command,
+    name_target,
+    split_batch,
+)
 from shardscope.cli.verb import Verb
 from shardscope.errors import OutputError, ParallelError, TargetError
 from shardscope.parallel import Shard
+from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
-from shardscope.parallel.transform import parallelize
 from shardscope.record import check_output
-from shardscope.report.layout import plural
-from shardscope.report.names import make_inert
-from shardscope.report.text import render_summary
+from shardscope.report.model.names import sanitize_text
+from shardscope.report.model.units import plural
+from shardscope.report.text.summary import render_summary
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 Report = Callable[[str], None]
 
@@ -108,10 +115,10 @@ def command(
     axes = parse_mesh(mesh)
     destination = Destination(name_target(target), output, force=force)
     files = {} if save_dir is None else _plan_files(Path(save_dir), axes, force=force)
-    with as_if_started(target), show_progress(f"parallelizing {name_target(target)}") as report:
+    with isolated_argv(target), show_progress(f"parallelizing {name_target(target)}") as report:
         loaded = load_program(target)
         torch.manual_seed(seed)
-        made = _make(
+        parallel_program = _make(
             loaded,
             axes,
             plan_file or loaded.plan,
@@ -120,19 +127,19 @@ def command(
             has_data=not no_verify or bool(files),
             report=report,
         )
-        failure = None if no_verify else _verify(made, report)
+        failure = None if no_verify else _verify(parallel_program, report)
         report("measuring")
-        found = made.recording()
-    recording = name_command(found)
+        unnamed = parallel_program.recording()
+    recording = name_command(unnamed)
     destination.finish(recording, render_summary(recording, is_folded=not no_fold))
     code = exit_code(recording)
-    if strict and made.fallbacks:
-        failure = f"--strict: {plural(len(made.fallbacks), 'fallback')}, listed above."
+    if strict and parallel_program.fallbacks:
+        failure = f"--strict: {plural(len(parallel_program.fallbacks), 'fallback')}, listed above."
         code = 1
     if failure is not None:
-        click.echo(f"shardscope: {make_inert(failure)}", err=True)
+        click.echo(f"shardscope: {sanitize_text(failure)}", err=True)
     else:
-        _save_programs(made, files, target)
+        _save_programs(parallel_program, files, target)
     ctx.exit(code)
 
 
@@ -171,14 +178,14 @@ def _build(
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     report("building the model")
     device = "cpu" if has_data else "meta"
-    with theirs(loaded, "model()", has_data=has_data), torch.device(device):
+    with user_code(loaded, "model()", has_data=has_data), torch.device(device):
         model = loaded.model()
     if not isinstance(model, nn.Module):
         raise TargetError(
             f"{loaded.name}'s model() returned {type(model).__name__}, not a torch.nn.Module. "
             "Return the model itself."
         )
-    with theirs(loaded, "batch()", has_data=has_data), torch.device(device):
+    with user_code(loaded, "batch()", has_data=has_data), torch.device(device):
         batch = loaded.batch(model)
     return model, *split_batch(batch)
 
@@ -186,33 +193,33 @@ def _build(
 def _batched(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
     """The positions and names of inputs that have a batch dim."""
     items: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return [key for key, one in items if isinstance(one, Tensor) and one.dim() > 0]
+    return [key for key, value in items if isinstance(value, Tensor) and value.dim() > 0]
 
 
 def _loss(loaded: Program) -> Callable[[Any], Tensor]:
     loss = loaded.loss or add_outputs
 
     def call(output: Any) -> Tensor:
-        with theirs(loaded, "loss()"):
+        with user_code(loaded, "loss()"):
             return loss(output)
 
     return call
 
 
-def _verify(made: ParallelProgram, report: Report) -> str | None:
+def _verify(parallel_program: ParallelProgram, report: Report) -> str | None:
     """How the ranks differ, in a sentence, or None."""
     report("running all ranks")
     try:
-        made.verify()
+        parallel_program.verify()
     except ParallelError as error:
-        if made.verdicts is None:
+        if parallel_program.verdicts is None:
             raise
         return str(error)
     return None
 
 
 def _plan_files(folder: Path, axes: Mapping[str, int], *, force: bool) -> dict[int, Path]:
-    """Where each rank's program goes, found writable before any work is spent."""
+    """The file of each rank's program, checked to be writable before any work is done."""
     num_ranks = torch.Size(axes.values()).numel()
     width = len(str(num_ranks - 1))
     try:
@@ -227,12 +234,14 @@ def _plan_files(folder: Path, axes: Mapping[str, int], *, force: bool) -> dict[i
     return files
 
 
-def _save_programs(made: ParallelProgram, files: Mapping[int, Path], target: str) -> None:
+def _save_programs(
+    parallel_program: ParallelProgram, files: Mapping[int, Path], target: str
+) -> None:
     if not files:
         return
     with show_progress(f"parallelizing {name_target(target)}") as report:
         for rank, path in files.items():
             report(f"writing {path.name}")
-            torch.export.save(made.exported(rank), path)
+            torch.export.save(parallel_program.exported(rank), path)
     for path in files.values():
         print_saved(path)

@@ -1,4 +1,4 @@
-"""`shardscope parity`: does the user's parallel model compute what the single device does?"""
+"""`shardscope parity`: compares the user's parallel model with a single device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 import torch
 
-from shardscope.cli.building import build_alone
+from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.failure import describe_failure, suggest_remedy
@@ -21,17 +21,23 @@ from shardscope.cli.options import (
     small_mesh_option,
     strict_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import Program, load_program, name_target, run_default_step
+from shardscope.cli.target import (
+    Program,
+    isolated_argv,
+    load_program,
+    name_command,
+    name_target,
+    run_default_step,
+)
 from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError
-from shardscope.parallel.parity.check import parity
+from shardscope.parallel.parity.api import parity
 from shardscope.record import Recording
-from shardscope.report.text import render_summary
+from shardscope.report.text.summary import render_summary
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -106,7 +112,7 @@ def command(
 def _check(
     target: str, axes: Mapping[str, int], *, is_in_processes: bool, seed: int, **options: Any
 ) -> Recording:
-    with as_if_started(target), show_progress(f"checking {name_target(target)}") as report:
+    with isolated_argv(target), show_progress(f"checking {name_target(target)}") as report:
         program = load_program(target)
         if program.parallelize is None and program.plan is None:
             raise TargetError(
@@ -114,7 +120,7 @@ def _check(
                 "no parallel model to compare. Define one of them."
             )
         model, batch = build_alone(program, report, seed=seed)
-        with _explained(program):
+        with _explain_failures(program):
             recording = parity(
                 model,
                 axes,
@@ -131,14 +137,14 @@ def _check(
 
 
 @contextmanager
-def _explained(program: Program) -> Iterator[None]:
-    """Name the line of the program where a rank failed, or the original."""
+def _explain_failures(program: Program) -> Iterator[None]:
+    """Explain an error of a rank or of the single device, with the line of the program."""
     try:
         yield
     except (RankError, ParityError) as error:
         cause = error.__cause__
         if cause is None or isinstance(cause, ShardscopeError):
             raise
-        who = f"on rank {error.rank}" if isinstance(error, RankError) else "on a single device"
-        fact = f"{program.name}'s model failed {who}: {describe_failure(cause)}."
+        where = f"on rank {error.rank}" if isinstance(error, RankError) else "on a single device"
+        fact = f"{program.name}'s model failed {where}: {describe_failure(cause)}."
         raise TargetError(f"{fact} {suggest_remedy(cause, has_data=True)}".rstrip()) from error

@@ -14,8 +14,8 @@ from shardscope.cli.loading import load_reviewed
 from shardscope.cli.options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
-from shardscope.report.html import render_html
-from shardscope.report.names import make_inert
+from shardscope.report.html.html import render_html
+from shardscope.report.model.names import sanitize_text
 
 __all__ = ["command"]
 
@@ -58,13 +58,13 @@ def command(
 
 
 def _draw(files: tuple[str, ...], against: str | None, report: Callable[[str], None]) -> bytes:
-    other: Recording | None = None
+    before: Recording | None = None
     if against is not None:
-        other = load_reviewed([against], report)
+        before = load_reviewed([against], report)
     recording = load_reviewed(files, report)
     report("drawing")
     titles = (against or "", _name_files(files))
-    return render_html(recording, against=other, titles=titles).encode("utf-8")
+    return render_html(recording, against=before, titles=titles).encode("utf-8")
 
 
 def _name_files(files: tuple[str, ...]) -> str:
@@ -73,7 +73,7 @@ def _name_files(files: tuple[str, ...]) -> str:
 
 
 def _open(target: str) -> None:
-    """In a browser, if there is one: the file is there in any case."""
+    """Open the file in a browser, if there is one."""
     if not webbrowser.open(Path(target).resolve().as_uri()):
         sentence = f"no browser could be started; open {target} by hand."
-        click.echo(f"shardscope: {make_inert(sentence)}", err=True)
+        click.echo(f"shardscope: {sanitize_text(sentence)}", err=True)

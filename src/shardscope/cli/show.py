@@ -10,8 +10,8 @@ from shardscope.cli.loading import choose_modules, load_reviewed
 from shardscope.cli.options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording
-from shardscope.report.text import View, render_summary
-from shardscope.report.views import VIEW_NAMES, render_views
+from shardscope.report.text.summary import View, render_summary
+from shardscope.report.text.views import VIEW_NAMES, render_views
 
 __all__ = ["command"]
 
@@ -73,7 +73,12 @@ def command(
 
 
 def _render(
-    recording: Recording, whole: Recording, views: tuple[str, ...], *, by: View, is_folded: bool
+    recording: Recording,
+    full_recording: Recording,
+    views: tuple[str, ...],
+    *,
+    by: View,
+    is_folded: bool,
 ) -> RenderableType:
     if not views:
         return render_summary(recording, by=by, is_folded=is_folded)
@@ -82,4 +87,6 @@ def _render(
         for name, subject in VIEW_NAMES.items()
         if _ALL in views or name in views or subject in views
     ]
-    return render_views(recording, subjects, by=by, is_folded=is_folded, whole=whole)
+    return render_views(
+        recording, subjects, by=by, is_folded=is_folded, full_recording=full_recording
+    )

@@ -1,33 +1,39 @@
-"""TARGETs: a file or module that says how to build a model, feed it and shard it."""
+"""Loads TARGETs: a file or module with functions that build a model, its input and its sharding."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from shardscope.cli.failure import describe_failure
 from shardscope.errors import TargetError
-from shardscope.report.names import shorten
+from shardscope.record import Recording
+from shardscope.report.model.names import shorten
 
 __all__ = [
     "Program",
     "add_outputs",
     "check_file",
     "load_program",
+    "name_command",
     "name_target",
     "run_default_step",
     "split_batch",
 ]
+
 
 EXAMPLE = """\
     import torch
@@ -148,7 +154,7 @@ def _import(target: str) -> ModuleType:
 
 
 def _is_file(target: str) -> bool:
-    # os.path, unlike Path, says no and not OSError of a name that is too long for a file.
+    # os.path, unlike Path, returns False and does not raise for a name that is too long.
     is_package = target.isidentifier() and os.path.isfile(os.path.join(target, "__init__.py"))
     return target.endswith(".py") or (os.path.exists(target) and not is_package)
 
@@ -165,7 +171,7 @@ def _is_relative(error: BaseException) -> bool:
 
 
 def _suggest_dotted_name(path: Path) -> str:
-    """A file of a package, named as one: only then does Python know what it is relative to."""
+    """Suggest the dotted name of a file in a package, which relative imports need."""
     folder, name = path.resolve().parent, path.stem
     folder, name = folder.parent, f"{folder.name}.{name}"
     while (folder / "__init__.py").is_file() and folder != folder.parent:
@@ -211,7 +217,7 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def add_outputs(output: Any) -> torch.Tensor:
     """The loss of a program that names none: the sum of every output that can have a gradient."""
-    losses = [one.float().sum() for one in _tensors(output) if one.is_floating_point()]
+    losses = [tensor.float().sum() for tensor in _tensors(output) if tensor.is_floating_point()]
     if not losses:
         raise TargetError(
             "The model returns no floating-point tensor, so there is no loss to differentiate. "
@@ -232,3 +238,25 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _tensors(getattr(value, field.name))
+
+
+def name_command(recording: Recording) -> Recording:
+    """The recording with shardscope's command line instead of the `sys.argv` of the program."""
+    command = shlex.join(["shardscope", *sys.argv[1:]])
+    return replace(recording, run=replace(recording.run, command=command))
+
+
+@contextmanager
+def isolated_argv(target: str) -> Iterator[None]:
+    """Give the program a `sys.argv` of its own; restore that and `sys.path` afterwards."""
+    # Our options are not the program's: its argparse would refuse them and exit.
+    argv, path = sys.argv, sys.path[:]
+    sys.argv = [target]
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+# What torch.distributed needs to meet the others; RANK alone may be left over from anything.

@@ -22,15 +22,14 @@ from shardscope.cli.options import (
     rank_option,
     strict_option,
 )
-from shardscope.cli.rehearsal import Rehearsal, rehearse
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import load_program, name_target
+from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
+from shardscope.cli.traced_step import TracedStep, trace_step
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
-from shardscope.comm.rank_stream import name_for_rank
-from shardscope.comm.review import review
+from shardscope.comm.match import review
 from shardscope.record import Recording, check_output
-from shardscope.report.names import make_inert
-from shardscope.report.text import View, render_summary
+from shardscope.record.files import name_for_rank
+from shardscope.report.model.names import sanitize_text
+from shardscope.report.text.summary import View, render_summary
 
 __all__ = ["command"]
 
@@ -90,28 +89,30 @@ def command(
         stream = os.path.abspath(stream)  # the target may change the working directory
         check_output(name_for_rank(stream, writer), force=force)
     run_step = partial(
-        rehearse, axes=axes, rank=rank, has_data=data, device=device, stream=stream, force=force
+        trace_step, axes=axes, rank=rank, has_data=data, device=device, stream=stream, force=force
     )
-    rehearsal = _rehearse(target, run_step)
-    recording = review(name_command(rehearsal.recording))
+    traced_step = _trace_target(target, run_step)
+    recording = review(name_command(traced_step.recording))
     destination.finish(recording, render_summary(recording, by=by))
     if stream is not None and is_first():
         print_saved(os.path.relpath(name_for_rank(stream, writer)))
-    ctx.exit(_outcome(ctx, rehearsal, recording, strict))
+    ctx.exit(_outcome(ctx, traced_step, recording, strict))
 
 
-def _rehearse(target: str, run_step: Callable[..., Rehearsal]) -> Rehearsal:
+def _trace_target(target: str, run_step: Callable[..., TracedStep]) -> TracedStep:
     with (
-        as_if_started(target),
+        isolated_argv(target),
         show_progress(f"tracing {name_target(target)}", is_shown=is_first()) as report,
     ):
         return run_step(load_program(target), report=report)
 
 
-def _outcome(ctx: click.Context, rehearsal: Rehearsal, recording: Recording, strict: bool) -> int:
-    if rehearsal.failure is None:
+def _outcome(
+    ctx: click.Context, traced_step: TracedStep, recording: Recording, strict: bool
+) -> int:
+    if traced_step.failure is None:
         return exit_code(recording, is_strict=strict)
-    if ctx.find_root().params.get("debug") and rehearsal.error is not None:
-        print_traceback(rehearsal.error)
-    click.echo(f"shardscope: {make_inert(rehearsal.failure)}", err=True)
+    if ctx.find_root().params.get("debug") and traced_step.error is not None:
+        print_traceback(traced_step.error)
+    click.echo(f"shardscope: {sanitize_text(traced_step.failure)}", err=True)
     return 2

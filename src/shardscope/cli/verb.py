@@ -1,4 +1,4 @@
-"""Commands whose help has examples and exit codes, and groups that suggest the name meant."""
+"""Commands whose help has examples and exit codes, and groups that suggest similar names."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from shardscope.cli.building import build_model, choose_device
+from shardscope.cli.build_model import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
@@ -24,21 +24,20 @@ from shardscope.cli.options import (
     output_option,
     rank_option,
 )
-from shardscope.cli.surroundings import as_if_started, name_command
-from shardscope.cli.target import load_program, name_target
+from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
-from shardscope.report.heading import render_heading
-from shardscope.report.slices import render_layout
-from shardscope.report.traffic import fold_ranks
-from shardscope.shard.audit import audit
-from shardscope.shard.slices import visualize_sharding
-from shardscope.shard.tensors import Holdings
+from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.text.heading import render_heading
+from shardscope.report.text.shard_drawings import render_layout
+from shardscope.shard.audit.audit import audit
+from shardscope.shard.audit.sharded_tensors import ModelInventory
+from shardscope.shard.audit.slices import visualize_sharding
 
 __all__ = ["command"]
 
-__frames__ = "outermost"  # whoever called us did not write the program
+__frames__ = "outermost"  # our callers are not the user's program
 
 _MAX_NAMED = 5
 
@@ -82,7 +81,7 @@ def command(
     recording = name_command(
         _visualize(target, names, axes, rank=rank, has_data=data, device=device)
     )
-    # Not the whole summary: the tables of the audit are for `shardscope audit`.
+    # Not the full summary: the tables of the audit are for `shardscope audit`.
     destination.finish(
         recording,
         render_heading(recording, fold_ranks(recording)),
@@ -104,7 +103,7 @@ def _visualize(
     device: str | None,
 ) -> Recording:
     with (
-        as_if_started(target),
+        isolated_argv(target),
         show_progress(f"visualizing {name_target(target)}", is_shown=is_first()) as report,
     ):
         program = load_program(target)
@@ -121,23 +120,23 @@ def _visualize(
 
 
 def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[TensorLayout]:
-    tensors = {one.name: one.tensor for one in Holdings(model, rank=0).tensors}
+    tensors = {entry.name: entry.tensor for entry in ModelInventory(model, rank=0).tensors}
     for pattern in dict.fromkeys(patterns):
-        found = [name for name in tensors if fnmatchcase(name, pattern)]
-        if not found:
+        matches = [name for name in tensors if fnmatchcase(name, pattern)]
+        if not matches:
             examples = ", ".join(list(tensors)[:_MAX_NAMED])
             advice = f" It has {examples}, …" if examples else " It has no parameters at all."
             hint = suggest(pattern, list(tensors)) or advice
             raise TargetError(f"The model has no parameter {pattern!r}.{hint}")
-        placed = {name: tensors[name] for name in found}
+        matched = {name: tensors[name] for name in matches}
         layouts = [
             visualize_sharding(tensor, name=name)
-            for name, tensor in placed.items()
+            for name, tensor in matched.items()
             if isinstance(tensor, DTensor)
         ]
         if not layouts:
             raise TargetError(
-                f"{found[0]} is not a DTensor: every rank holds all of it. Name a parameter that "
+                f"{matches[0]} is not a DTensor: every rank holds all of it. Name a parameter that "
                 "parallelize() shards, or list all parameters with shardscope audit."
             )
         yield from layouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 
-from shardscope.comm.group_calls import name_ranks
+from shardscope.comm.group_order import name_ranks
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import (
     Collective,
@@ -14,7 +14,7 @@ from shardscope.record.recording import (
     Redistribute,
     Severity,
 )
-from shardscope.record.words import format_bytes
+from shardscope.record.text import format_bytes
 
 __all__ = ["IMPLICIT_ALL_TO_ALL", "IMPLICIT_GATHER", "find_comm_problems"]
 
@@ -30,7 +30,7 @@ _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def find_comm_problems(recording: Recording) -> tuple[Finding, ...]:
-    """Findings that one rank alone shows; what needs several ranks is `match_ranks`."""
+    """Findings that each rank shows by itself; `match_ranks` compares ranks."""
     implicit: dict[tuple[CollectiveKind, str | None, str], list[Collective]] = defaultdict(list)
     for call in recording.collectives:
         cause = call.cause
@@ -88,5 +88,5 @@ def _count_calls(calls: list[Collective]) -> str:
 
 
 def _number_layers(name: str) -> list[tuple[int, str]]:
-    """A key by which layers.10 comes after layers.9."""
+    """A sort key by which layers.10 comes after layers.9."""
     return [(int(part) if part.isdecimal() else -1, part) for part in name.split(".")]

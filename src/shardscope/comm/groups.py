@@ -1,4 +1,4 @@
-"""Process groups under names that people can read and that every rank agrees on: `tp[0-7]`."""
+"""Names of process groups that are readable and equal on every rank, such as `tp[0-7]`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import final
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardscope._torch.meshes import earlier_twins, group_axes, group_backend, group_label
+from shardscope._torch.mesh import earlier_twins, group_axes, group_backend, group_label
 from shardscope.record import Group, compress_ranks, format_ranks, rank_at
 
-__all__ = ["GroupBook", "Membership"]
+__all__ = ["GroupRegistry", "Membership"]
 
 
 @final
 class Membership:
-    """A group as this rank is in it. Outlives the group itself, which a run may destroy."""
+    """A group and this rank's rank in it. Stays valid after the run destroys the group."""
 
     __slots__ = ("num_ranks", "own_rank", "record")
 
@@ -28,13 +28,13 @@ class Membership:
         self.own_rank = own_rank
 
     def global_rank(self, rank: int) -> int:
-        """A rank of the group as a rank of the world."""
+        """The global rank of a rank of the group."""
         return rank_at(self.record.ranks, rank)
 
 
 @final
-class GroupBook:
-    """The groups met so far, and how many collectives each has issued."""
+class GroupRegistry:
+    """The groups used so far, and the number of collectives issued in each."""
 
     def __init__(self, meshes: Iterable[DeviceMesh] = ()) -> None:
         self._axes: dict[str, str] = {}
@@ -48,30 +48,30 @@ class GroupBook:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Every group met, in the order of first use."""
+        """All groups, in the order of first use."""
         return tuple(self._records.values())
 
     def find(self, torch_name: str) -> Membership | None:
-        """This rank's membership of the group that torch calls so, if it was met before."""
+        """This rank's membership of the group with torch's name, if it is registered."""
         return self._memberships.get(torch_name)
 
     def start_world(self) -> None:
-        """From now on torch's names are those of other groups; equal groups keep their records."""
+        """Forget torch's names, which a new world reuses; equal groups keep their records."""
         self._memberships = {}
         self._names = set()
 
-    def meet(self, group: dist.ProcessGroup) -> Membership:
-        """This rank's membership of `group`, described now if it was not before."""
+    def register(self, group: dist.ProcessGroup) -> Membership:
+        """This rank's membership of `group`, which is added if it is new."""
         with self._lock:
-            known = self.find(group.group_name)
-            if known is None:
-                known = Membership(self._describe(group), own_rank=group.rank())
-                self._records.setdefault(known.record.name, known.record)
-                self._memberships[group.group_name] = known
-            return known
+            membership = self.find(group.group_name)
+            if membership is None:
+                membership = Membership(self._describe(group), own_rank=group.rank())
+                self._records.setdefault(membership.record.name, membership.record)
+                self._memberships[group.group_name] = membership
+            return membership
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
-        """Learn the axes of a mesh that was not known before."""
+        """Use the axis names of a mesh for its groups."""
         self._axes = {**group_axes(mesh), **self._axes}
 
     def next_order(self, group: Group) -> int:
@@ -83,7 +83,7 @@ class GroupBook:
     def _describe(self, group: dist.ProcessGroup) -> Group:
         spans = compress_ranks(dist.get_process_group_ranks(group))
         return Group(
-            name=self._unused(f"{self._label(group)}[{format_ranks(spans)}]", group),
+            name=self._unique_name(f"{self._label(group)}[{format_ranks(spans)}]", group),
             torch_name=group.group_name,
             ranks=spans,
             num_ranks=group.size(),
@@ -98,10 +98,10 @@ class GroupBook:
         covers_world = group.size() == dist.get_world_size()
         return self._axis(group) or ("world" if covers_world else "group")
 
-    def _unused(self, name: str, group: dist.ProcessGroup) -> str:
-        """Groups of the same ranks are told apart by a number, in the order they were made.
+    def _unique_name(self, name: str, group: dist.ProcessGroup) -> str:
+        """The name, with a number if groups of the same ranks were created before.
 
-        Not in the order of first use, which may differ between ranks.
+        Numbers follow the order of creation: the order of first use may differ between ranks.
         """
         label = self._label(group)
         count = 1 + sum(self._label(twin) == label for twin in earlier_twins(group))

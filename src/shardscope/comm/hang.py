@@ -12,9 +12,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from shardscope.comm.group_calls import GroupCalls, describe_call, find_drift, line_of, name_ranks
-from shardscope.comm.pair import sort_by_route
-from shardscope.comm.waits import Wait, Waiting, find_circle, replay_receives, returns_alone
+from shardscope.comm.group_order import (
+    GroupCalls,
+    describe_call,
+    find_drift,
+    line_of,
+    name_ranks,
+    sort_by_route,
+)
+from shardscope.comm.waits import Wait, Waiting, find_cycle, replay_receives, returns_alone
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
 from shardscope.record.recording import Collective, Finding, Recording, Severity
@@ -44,9 +50,9 @@ def find_hang(
         return []
     if recording.run.is_simulated:
         waiting = replay_receives(recording, groups)
-        circle = find_circle(waiting)
-        if circle is not None:
-            return [_explain_circle(circle, waiting)]
+        cycle = find_cycle(waiting)
+        if cycle is not None:
+            return [_explain_cycle(cycle, waiting)]
     return _Hang(recording, groups, diverged).find() if recording.stops else []
 
 
@@ -72,22 +78,22 @@ class _Hang:
     def find(self) -> list[Finding]:
         """A certain deadlock, else the ranks that are behind, else a likely deadlock."""
         certain, likely = self._sort_waits()
-        circle = find_circle(certain)
-        if circle is not None:
-            return [_explain_circle(circle, certain, also=likely)]
+        cycle = find_cycle(certain)
+        if cycle is not None:
+            return [_explain_cycle(cycle, certain, also=likely)]
         missing = {rank for wait in self._waits for rank in wait.missing}
         behind = sorted(missing.intersection(self._stops).difference(likely, self._explained))
         if behind:
             return [self._explain_behind(behind, likely)]
-        circle = find_circle(likely)
-        if circle is not None:
-            return [_explain_circle(circle, likely, is_certain=False)]
+        cycle = find_cycle(likely)
+        if cycle is not None:
+            return [_explain_cycle(cycle, likely, is_certain=False)]
         return [] if likely or self._explained else self._suspect_unrecorded()
 
     def _find_waits(self, diverged: dict[str, int]) -> Iterator[Wait]:
         for name, group in self._groups.items():
-            known = {rank: calls for rank, calls in group.items() if calls.is_known}
-            first = min((calls.num_collectives for calls in known.values()), default=None)
+            complete = {rank: calls for rank, calls in group.items() if calls.is_known}
+            first = min((calls.num_collectives for calls in complete.values()), default=None)
             if first is None:
                 continue
             if name in diverged and diverged[name] <= first <= diverged[name] + 1:
@@ -99,7 +105,7 @@ class _Hang:
                     if first in calls.collectives
                 }
                 if waiters and not self._is_over(waiters, group):
-                    missing = tuple(rank for rank in known if rank not in waiters)
+                    missing = tuple(rank for rank in complete if rank not in waiters)
                     yield Wait(name, first, waiters, missing)
             for wait in _find_transfer_waits(name, group):
                 if not self._is_over(wait.waiters, group):
@@ -130,7 +136,7 @@ class _Hang:
                 if wait.group in blocking and seen_ns.get((rank, call.thread), 0) > last_ns:
                     continue  # asynchronous: the thread entered or left a phase afterwards
                 likely[rank].append(wait)
-                if wait.holds(last) and not returns_alone(last):
+                if wait.blocks(last) and not returns_alone(last):
                     certain[rank].append(wait)
         return certain, likely
 
@@ -160,11 +166,11 @@ class _Hang:
             facts.append(f"{len(direct) - _MAX_NAMED:,} more collectives wait for them")
         if rest := set(likely) - waiters:
             facts.append(f"{name_ranks(rest)} {_verb(rest)} for those in turn")
-        facts.extend(self._describe_stands(behind))
+        facts.extend(self._describe_states(behind))
         collective = next((wait for wait in direct if wait.position is not None), None)
         if collective is not None:
-            others = sorted(collective.waiters)[:_MAX_NAMED]
-            drift = find_drift(self._groups[collective.group], collective.missing[0], others)
+            waiting_ranks = sorted(collective.waiters)[:_MAX_NAMED]
+            drift = find_drift(self._groups[collective.group], collective.missing[0], waiting_ranks)
             facts.extend([drift] if drift else [])
         has_raised = any(_is_failure(self._stops[rank].error) for rank in behind)
         has_failed_others = any(
@@ -176,50 +182,50 @@ class _Hang:
             severity=Severity.ERROR if has_raised or has_failed_others else Severity.WARNING,
             subject=_name_groups(direct),
             fact="; ".join(facts),
-            remedy=_suggest_look(behind, last, has_raised=has_raised, is_over=has_failed_others),
+            remedy=_suggest_remedy(behind, last, has_raised=has_raised, is_over=has_failed_others),
             rank=behind[0],
             source=None if last is None else last.source,
         )
 
-    def _describe_stands(self, ranks: list[int]) -> Iterator[str]:
+    def _describe_states(self, ranks: list[int]) -> Iterator[str]:
         """The last collective of each rank; ranks with the same one are listed together."""
-        places: dict[str, list[int]] = {}
+        ranks_by_state: dict[str, list[int]] = {}
         for rank in ranks:
-            places.setdefault(self._describe_stand(rank), []).append(rank)
-        for place, found in list(places.items())[:_MAX_NAMED]:
-            yield f"{name_ranks(found)} {place}"
-        num_more = sum(map(len, list(places.values())[_MAX_NAMED:]))
+            ranks_by_state.setdefault(self._describe_state(rank), []).append(rank)
+        for state, ranks_there in list(ranks_by_state.items())[:_MAX_NAMED]:
+            yield f"{name_ranks(ranks_there)} {state}"
+        num_more = sum(map(len, list(ranks_by_state.values())[_MAX_NAMED:]))
         if num_more:
             yield f"{num_more:,} more {'rank' if num_more == 1 else 'ranks'} stopped elsewhere"
 
-    def _describe_stand(self, rank: int) -> str:
+    def _describe_state(self, rank: int) -> str:
         stop, last = self._stops[rank], self._last.get(rank)
         if last is None:
-            place = "issued no collective"
+            state = "issued no collective"
         else:
-            place = f"last issued {describe_call(last)} in group {last.group}"
+            state = f"last issued {describe_call(last)} in group {last.group}"
         if stop.error is not None:
-            return f"{place}, then raised {stop.error}"
+            return f"{state}, then raised {stop.error}"
         phases = [begin.name for begin in stop.open_spans if not begin.thread]
         where = f" in phase {' > '.join(phases)}" if phases else ""
-        return f"{place} before the recording stops{where}"
+        return f"{state} before the recording stops{where}"
 
     def _suspect_unrecorded(self) -> list[Finding]:
         """A group in which all recorded ranks stopped, and whose other ranks have no recording."""
         members = {group.name: group.ranks for group in self._recording.groups}
         for name, group in self._groups.items():
-            known = [rank for rank, calls in group.items() if calls.is_known]
-            unknown = _find_unknown(members.get(name, ()), known)
+            recorded = [rank for rank, calls in group.items() if calls.is_known]
+            unknown = _find_unknown(members.get(name, ()), recorded)
             if not unknown or any(
                 rank not in self._stops or rank not in self._last or self._last[rank].group != name
-                for rank in known
+                for rank in recorded
             ):
                 continue
-            last = self._last[known[0]]
+            last = self._last[recorded[0]]
             has_files = any(rank in group for rank in unknown)
             fact = (
-                f"{name_ranks(known)} stopped after issuing {describe_call(last)} at position "
-                f"{group[known[0]].num_collectives - 1} of group {name}; {name_ranks(unknown)}, "
+                f"{name_ranks(recorded)} stopped after issuing {describe_call(last)} at position "
+                f"{group[recorded[0]].num_collectives - 1} of group {name}; {name_ranks(unknown)}, "
                 f"which must issue it too, left no {'complete ' if has_files else ''}recording "
                 "and may be behind"
             )
@@ -245,44 +251,44 @@ def _find_transfer_waits(name: str, group: GroupCalls) -> Iterator[Wait]:
         sender, receiver = route
         num_sent, num_received = len(sends[route]), len(receives[route])
         if sender not in group or receiver not in group or receiver in from_anyone:
-            continue  # a receive from anyone may take any send to its rank
+            continue  # a receive from any rank may match any send to its rank
         if num_received > num_sent and group[sender].is_known:
             yield Wait(name, None, {receiver: receives[route][num_sent]}, (sender,))
         elif num_sent > num_received and group[receiver].is_known:
             yield Wait(name, None, {sender: sends[route][num_received]}, (receiver,))
 
 
-def _find_unknown(members: tuple[RankSpan, ...], known: list[int]) -> list[int]:
+def _find_unknown(members: tuple[RankSpan, ...], recorded: list[int]) -> list[int]:
     """Members without a complete recording, if they are a minority of the group."""
-    if count_ranks(members) >= 2 * len(known):
+    if count_ranks(members) >= 2 * len(recorded):
         return []
-    return sorted(set(expand_ranks(members)).difference(known))
+    return sorted(set(expand_ranks(members)).difference(recorded))
 
 
-def _explain_circle(
-    circle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
+def _explain_cycle(
+    cycle: list[int], waiting: Waiting, *, also: Iterable[int] = (), is_certain: bool = True
 ) -> Finding:
     """The finding for a cycle of waits; `also` are further ranks that wait."""
     calls: list[Collective] = []
     waits: list[Wait] = []
-    legs: list[str] = []
-    for rank, target in zip(circle, (*circle[1:], circle[0]), strict=True):
+    edges: list[str] = []
+    for rank, target in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
         wait = next(wait for wait in waiting[rank] if target in wait.missing)
         calls.append(wait.waiters[rank])
         waits.append(wait)
-        legs.append(f"rank {rank} waits for rank {target} in {_describe_wait(wait, rank)}")
-    if len(legs) > _MAX_NAMED:
-        legs[_MAX_NAMED - 1 : -1] = [f"… {len(legs) - _MAX_NAMED:,} more …"]
+        edges.append(f"rank {rank} waits for rank {target} in {_describe_wait(wait, rank)}")
+    if len(edges) > _MAX_NAMED:
+        edges[_MAX_NAMED - 1 : -1] = [f"… {len(edges) - _MAX_NAMED:,} more …"]
     is_receives = all(call.kind is CollectiveKind.RECV for call in calls)
-    circle_words = "a deadlock of receives" if is_receives else "a deadlock"
+    cycle_words = "a deadlock of receives" if is_receives else "a deadlock"
     hedge = "" if is_certain else ", unless one of them was busy elsewhere when it stopped"
-    fact = f"{circle_words}: {'; '.join(legs)}{hedge}"
-    if rest := {*waiting, *also} - set(circle):
+    fact = f"{cycle_words}: {'; '.join(edges)}{hedge}"
+    if rest := {*waiting, *also} - set(cycle):
         fact += f"; {name_ranks(rest)} {_verb(rest)} too"
     return Finding(
         rule=DEADLOCK,
         severity=Severity.ERROR if is_certain else Severity.WARNING,
-        subject=f"{name_ranks(circle)}, {_name_groups(waits)}",  # of several ranks: no `rank`
+        subject=f"{name_ranks(cycle)}, {_name_groups(waits)}",  # of several ranks: no `rank`
         fact=fact,
         remedy=_suggest_order(calls),
         source=calls[0].source,
@@ -304,22 +310,23 @@ def _suggest_order(calls: list[Collective]) -> str:
     return "Issue the collectives and transfers of these groups in the same order on every rank."
 
 
-def _suggest_look(
+def _suggest_remedy(
     behind: list[int], last: Collective | None, *, has_raised: bool, is_over: bool
 ) -> str:
-    who = name_ranks(behind)
+    names = name_ranks(behind)
     if has_raised:
-        return f"Fix what {who} raised first: the other ranks only waited for it."
+        return f"Fix what {names} raised first: the other ranks only waited for it."
     line = line_of(last)
     where = f"after {line}" if line else "before its first collective"
     if is_over:
         return (
-            f"Find out in the log of {who} why it ended or was stuck {where} (out of memory?): "
+            f"Find out in the log of {names} why it ended or was stuck {where} (out of memory?): "
             "the errors of the other ranks follow from it."
         )
     return (
-        f"Look at what {who} did {where}: every rank of the group must issue the same collectives. "
-        "If the run was killed while it still made progress, this is only where it was slowest."
+        f"Look at what {names} did {where}: every rank of the group must issue the same "
+        "collectives. If the run was killed while it still made progress, this is only where it "
+        "was slowest."
     )
 
 
@@ -330,8 +337,8 @@ def _describe_waiters(wait: Wait) -> str:
 
 
 def _describe_wait(wait: Wait, rank: int) -> str:
-    place = "in" if wait.position is None else f"at position {wait.position} of"
-    return f"{describe_call(wait.waiters[rank])} {place} group {wait.group}"
+    location = "in" if wait.position is None else f"at position {wait.position} of"
+    return f"{describe_call(wait.waiters[rank])} {location} group {wait.group}"
 
 
 def _name_groups(waits: Iterable[Wait]) -> str:

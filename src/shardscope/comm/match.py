@@ -1,7 +1,4 @@
-"""Do the ranks agree? Compares what each recorded rank of a group issued, in order.
-
-Sends and receives, which have no common order, are `pair.py`'s; ranks that stopped are `hang.py`'s.
-"""
+"""Compares the collectives of the recorded ranks of each group, in order."""
 
 from __future__ import annotations
 
@@ -9,22 +6,25 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from shardscope.comm.group_calls import (
+from shardscope.comm.findings import IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, find_comm_problems
+from shardscope.comm.group_order import (
     RANK_MISMATCH,
     GroupCalls,
     describe_call,
     find_drift,
+    find_unpaired,
     name_ranks,
     payload_bytes,
     sort_by_group,
 )
-from shardscope.comm.hang import find_hang
-from shardscope.comm.pair import find_unpaired
+from shardscope.comm.hang import DEADLOCK, RANK_BEHIND, find_hang
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
-__all__ = ["match_ranks"]
+__all__ = ["match_ranks", "review"]
+
 
 _MAX_SIDES = 4
 _ROOTED = (
@@ -35,21 +35,24 @@ _ROOTED = (
 )
 _REDUCING = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.REDUCE_SCATTER)
 
-# What must be equal on all ranks, under the words a finding uses for it.
+# Properties that must be equal on all ranks, as (word used in a finding, value).
 Facets = tuple[tuple[str, object], ...]
 
 
 class _Divergence(Struct, frozen=True):
-    """The first position of a group at which its ranks disagree; `()` is a rank with no call."""
+    """The first position at which the ranks of a group disagree.
+
+    `sides` maps the facets to the ranks that have them; `()` is for ranks without a collective.
+    """
 
     position: int
     sides: dict[Facets, list[int]]
 
 
 def match_ranks(recording: Recording) -> tuple[Finding, ...]:
-    """The first place in each group where its recorded ranks disagree; the rest follows from it.
+    """A finding for the first position in each group at which its recorded ranks disagree.
 
-    Of a run that was killed or raised, also who is behind and who waits for whom.
+    For a run that was killed or raised, also the ranks that are behind or in a deadlock.
     """
     findings: list[Finding] = []
     diverged: dict[str, int] = {}
@@ -69,7 +72,7 @@ def _find_divergence(group: GroupCalls) -> _Divergence | None:
     for rank, calls in group.items():
         for position in calls.collectives:
             issuers[position].append(rank)
-    # A rank that finished has every position up to its last: the shortest is the first to lack one.
+    # A finished rank has all positions up to its last, so the shortest is the first to lack one.
     finished = {rank: calls for rank, calls in group.items() if calls.is_finished}
     shortest = min((calls.num_collectives for calls in finished.values()), default=None)
     for position, ranks in sorted(issuers.items()):
@@ -101,26 +104,26 @@ def _facets(call: Collective) -> Facets:
 
 
 def _common_bytes(call: Collective) -> int | None:
-    """The size that all ranks share; None where each may have its own (uneven splits)."""
+    """The size that must be equal on all ranks; None if ranks may differ (uneven splits)."""
     match call.kind:
         case CollectiveKind.ALL_GATHER:
             return call.output_bytes
         case CollectiveKind.REDUCE_SCATTER:
             return call.input_bytes
         case CollectiveKind.ALL_REDUCE | CollectiveKind.BROADCAST | CollectiveKind.REDUCE:
-            # Only some ranks of a broadcast or reduce put something in, only some get it out.
+            # In a broadcast or reduce, some ranks have no input and some no output.
             return payload_bytes(call)
     return None
 
 
 def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
     position, sides = divergence.position, divergence.sides
-    # The rank in the minority is reported; of two sides alike, the one that stopped.
+    # Report a rank of the smallest side; of two equal sides, of the one that stopped.
     by_size = sorted(sides, key=lambda facets: (len(sides[facets]), bool(facets), sides[facets]))
     rank = sides[by_size[0]][0]
     calls = group[rank].collectives
     call = calls.get(position)
-    stood_at = call or (calls[max(calls)] if calls else None)
+    last_call = call or (calls[max(calls)] if calls else None)
     shown = [_describe_side(position, sides[facets], group) for facets in reversed(by_size)]
     if (num_hidden := len(shown) - _MAX_SIDES) > 0:
         shown[_MAX_SIDES:] = [f"{num_hidden} more variant{'s' if num_hidden > 1 else ''}"]
@@ -137,7 +140,7 @@ def _explain(name: str, divergence: _Divergence, group: GroupCalls) -> Finding:
         remedy="Make every rank of the group take the same branch and pass the same shapes and "
         "dtypes there; a real run hangs or mixes up data at this point.",
         rank=rank,
-        source=None if stood_at is None else stood_at.source,
+        source=None if last_call is None else last_call.source,
     )
 
 
@@ -150,7 +153,7 @@ def _describe_side(position: int, ranks: list[int], group: GroupCalls) -> str:
 
 
 def _describe_unknown(ranks: set[int], group: GroupCalls) -> str:
-    """Those that issued nothing there, of whom that proves nothing."""
+    """Text on ranks without a collective there that may have issued one unrecorded."""
     stopped = {rank for rank in ranks if group[rank].is_known}
     lossy = ranks - stopped
     words = []
@@ -169,3 +172,14 @@ def _name_differences(sides: Iterable[Facets]) -> str:
         return "kind"
     differing = [word for word in words if len({facets.get(word) for facets in present}) > 1]
     return " and ".join(differing) or "whether there is a collective"
+
+
+_RULES = (DEADLOCK, IMPLICIT_ALL_TO_ALL, IMPLICIT_GATHER, RANK_BEHIND, RANK_MISMATCH)
+
+
+def review(recording: Recording) -> Recording:
+    """Compute this package's findings anew, and keep all other findings."""
+    # A merged recording has more ranks than the ones its findings were computed from.
+    other_findings = [finding for finding in recording.findings if finding.rule not in _RULES]
+    findings = (*match_ranks(recording), *find_comm_problems(recording), *other_findings)
+    return replace(recording, findings=findings)

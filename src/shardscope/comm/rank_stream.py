@@ -1,4 +1,4 @@
-"""The stream of one trace: on disk from the start, under its rank's name once that is known."""
+"""The stream of a trace: written from the start, and renamed once the rank is known."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from typing import final
 
 from shardscope.errors import OutputError
 from shardscope.record import RunInfo, SpanBegin, StreamWriter
+from shardscope.record.files import name_for_rank
 from shardscope.record.stream import StreamRecord
 
-__all__ = ["RankStream", "name_for_rank"]
+__all__ = [
+    "RankStream",
+]
 
 
 @final
 class RankStream:
-    """Writes to the path, in which `{rank}` is "pid" and this process's number at first.
+    """Writes to a path in which `{rank}` is "pid" and the process id until the rank is known.
 
-    Only a world tells the rank, and it may never begin: what happens until then is on disk too.
-    Processes that are to be ranks of one world must not take each other's names meanwhile.
+    The rank is known once a world is initialized, which may never happen; events before that are
+    written too. Until then, the process id keeps the files of different ranks apart.
     """
 
     def __init__(self, path: str | Path, run: RunInfo, *, force: bool, is_rank_known: bool) -> None:
-        self._path = os.path.abspath(path)  # the run may change its directory
+        self._path = os.path.abspath(path)  # the run may change the working directory
         self._force = force
         self._run = run
         is_named = is_rank_known or "{rank}" not in self._path
@@ -32,7 +35,7 @@ class RankStream:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing more is written, if so."""
+        """Why writing failed; None while it works."""
         return self._writer.failure
 
     def write(self, record: StreamRecord) -> None:
@@ -43,24 +46,24 @@ class RankStream:
         """Append that a span has begun."""
         self._writer.write_begin(begin)
 
-    def become(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
-        """The run is this one, also for what was written; OutputError if its name is taken.
+    def set_run(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
+        """Set the run, also for what was written already; OutputError if the file name is in use.
 
-        `early` is what a process that was forked off the traced one writes anew.
+        `early` are the records that a process forked from the traced one writes again.
         """
         if not self._writer.is_own:
             self._open_forked(run, early)
         self.describe_run(run)
-        self.take_name()
+        self.rename()
 
     def describe_run(self, run: RunInfo) -> None:
-        """The run is this one, of the same rank, and more is known of it than before."""
+        """Update the run, whose rank is unchanged."""
         if run != self._run:
             self._writer.write_run(run)
         self._run = run
 
-    def take_name(self) -> None:
-        """Name the file for the rank; OutputError if that cannot be, and it is as it was."""
+    def rename(self) -> None:
+        """Rename the file for the rank; on OutputError it keeps its name."""
         path = self._named()
         if not self._writer.is_own or path == self._writer.path:
             return
@@ -70,11 +73,11 @@ class RankStream:
             raise OutputError(f"{error} The stream stays in '{self._writer.path}'.") from error
 
     def reopen(self) -> None:
-        """Go on after `close`."""
+        """Continue after `close`."""
         self._writer.reopen()
 
     def close(self, error: str | None = None) -> None:
-        """The trace was left, with `error` if an exception ended it."""
+        """End the stream, with the `error` that ended the trace, if any."""
         self._writer.close(error)
 
     def _named(self) -> str:
@@ -84,9 +87,9 @@ class RankStream:
         return StreamWriter(self._named(), self._run, force=self._force)
 
     def _open_unnamed(self) -> StreamWriter:
-        for number in itertools.count():  # processes of other machines may have our number
+        for number in itertools.count():  # processes on other machines may have the same id
             process = f"pid{os.getpid()}" + (f"-{number}" if number else "")
-            path = self._place_unnamed(process)
+            path = self._unnamed_path(process)
             try:
                 return StreamWriter(path, self._run)
             except OutputError:
@@ -94,14 +97,14 @@ class RankStream:
                     raise
         raise AssertionError("numbers do not end")
 
-    def _place_unnamed(self, process: str) -> str:
+    def _unnamed_path(self, process: str) -> str:
         folder, name = os.path.split(self._path)
-        if "{rank}" in folder:  # there is none for processes
+        if "{rank}" in folder:  # no folder per process
             folder, name = os.path.dirname(folder[: folder.index("{rank}")]), f"{{rank}}-{name}"
         return os.path.join(folder, name.replace("{rank}", process))
 
     def _open_forked(self, run: RunInfo, early: Iterable[StreamRecord]) -> None:
-        """The file is our parent's, and goes on to be."""
+        """Open a file for this forked process: the current one is the parent's."""
         parents, self._run = self._writer.path, run
         if self._named() == parents:
             raise OutputError(
@@ -111,8 +114,3 @@ class RankStream:
         self._writer = self._open()
         for record in early:
             self._writer.write(record)
-
-
-def name_for_rank(path: str | Path, rank: int) -> Path:
-    """The path, in which `{rank}` becomes the rank."""
-    return Path(str(path).replace("{rank}", str(rank)))

@@ -1,20 +1,19 @@
-"""The observer that turns each collective into a record, with its phase, owner, trigger and cause.
-
-What only this moment knows is noted as the collective is issued; looking up names, groups and
-causes waits until the record is wanted, so that the step being watched pays for little.
-"""
+"""Observes collectives and turns each into a record with its phase, owner, trigger and cause."""
 
 from __future__ import annotations
 
+import functools
+import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import CodeType
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -26,21 +25,18 @@ from shardscope._torch.autograd import (
     node_number,
     node_origin,
 )
-from shardscope._torch.calls import UNREAD, process_group
+from shardscope._torch.checkpoint import reentrant_nodes
+from shardscope._torch.collectives.hooks import CollectiveEvent
+from shardscope._torch.collectives.schema import UNREAD, process_group
 from shardscope._torch.ddp import is_in_comm_hook
 from shardscope._torch.frames import Role
-from shardscope._torch.intercept import Issued
-from shardscope._torch.meshes import default_group
-from shardscope._torch.recompute import reentrant_nodes
-from shardscope.comm.buckets import BucketBook, common_module
-from shardscope.comm.calls import ModuleCalls
-from shardscope.comm.causes import find_cause, hold_lightly
-from shardscope.comm.groups import GroupBook, Membership
-from shardscope.comm.names import NO_MODULE, ModuleNames
-from shardscope.comm.run import is_simulated
-from shardscope.comm.signals import raise_if_from_signal
-from shardscope.comm.stack import Stack, find_backward_caller, read_stack
-from shardscope.comm.threads import thread_name
+from shardscope._torch.mesh import default_group
+from shardscope.attribution.call_sites import Stack, find_backward_caller, read_stack, thread_name
+from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls, common_module
+from shardscope.attribution.module_names import NO_MODULE, ModuleNames
+from shardscope.attribution.run_identity import is_simulated
+from shardscope.comm.causes import drop_torch_references, find_cause
+from shardscope.comm.groups import GroupRegistry, Membership
 from shardscope.comm.traffic import Payload
 from shardscope.record import (
     BucketReduce,
@@ -53,7 +49,31 @@ from shardscope.record import (
     Phase,
 )
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "raise_if_from_signal"]
+
+
+def raise_if_from_signal(error: Exception) -> None:
+    """Raise `error` again if a signal handler raised it: a program may end a wait that way."""
+    codes = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    if not codes.isdisjoint(_handler_codes()):
+        raise error
+
+
+def _handler_codes() -> set[CodeType]:
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return {code for code in (_code(handler) for handler in handlers) if code is not None}
+
+
+def _code(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler) or isinstance(handler, signal.Handlers):
+        return None
+    function = getattr(handler, "__func__", handler)
+    if not hasattr(function, "__code__"):
+        function = type(handler).__call__
+    return getattr(function, "__code__", None)
+
 
 _MAIN_THREAD = threading.main_thread().ident
 
@@ -69,14 +89,14 @@ _COMPILED_FUNCTION = "compiled function"
 
 @final
 class _Note:
-    """What is noted of a collective as it is issued. Holds no tensor."""
+    """What is noted of a collective when it is issued, without references to tensors."""
 
-    # Defaults of the class, as in Stack.
+    # Class attributes as defaults, as in Stack.
     thread = ""
     running = NO_MODULE
     node: str | None = None
     node_number: int | None = None
-    reached: int | None = None  # by the thread that called backward, where that is this one
+    reached: int | None = None  # next autograd number, if this thread called backward
     bucket: BucketReduce | None = None
 
     def __init__(self, payload: Payload, stack: Stack, phase: Phase, start_ns: int | None) -> None:
@@ -88,53 +108,53 @@ class _Note:
 
 @final
 class Recorder:
-    """Writes down collectives. Whatever goes wrong in here becomes a gap, never an exception.
+    """Records collectives. Errors in here become gaps, never exceptions in the user's program.
 
-    With `emit`, records are written at once and handed to it; without, when they are asked for.
-    `enter_world` is called before the first collective in a world that it was not told to join, and
-    tells whether to record it.
+    With `emit`, each record is made at once and passed to it; without, records are made when they
+    are first read. `enter_world` is called before the first collective in a world other than that
+    of `join_world`, and returns whether to record it.
     """
 
     def __init__(
         self,
         names: ModuleNames,
-        groups: GroupBook,
+        groups: GroupRegistry,
         *,
         rank: int,
         emit: Emit | None = None,
         enter_world: Callable[[], bool] = lambda: True,
     ) -> None:
         self.gaps: list[Gap] = []
-        self.buckets = BucketBook(names, self.report_gap)
+        self.buckets = BucketRegistry(names, self.report_gap)
         self.calls = ModuleCalls(names, self.buckets, self.report_gap)
         self.groups = groups
         self._collectives: list[Collective] = []
-        self._notes: deque[_Note] = deque()  # threads add while another writes
+        self._notes: deque[_Note] = deque()  # threads append while another thread writes
         self.rank = rank
         self._names = names
         self._emit = emit
         self._enter_world = enter_world
-        self._world: Callable[[], object] = object  # equal to none
+        self._world: Callable[[], object] = object  # returns no process group
         self._lock = threading.RLock()
         self._known_gaps: set[tuple[str, str]] = set()
-        # Which modules issued a collective at a line of forward, by name.
+        # By line of a forward: the modules that issued a collective there, by name.
         self._issuers: defaultdict[tuple[CodeType | None, int], dict[str | None, int]]
         self._issuers = defaultdict(dict)
         self.start_ns = self._latest_ns = time.perf_counter_ns()
         self._is_simulated = is_simulated()
 
-    def before(self, issued: Issued) -> None:
-        """Note a collective before it is issued, so that one that hangs is there too."""
+    def before(self, event: CollectiveEvent) -> None:
+        """Note a collective before it is issued, so that one that hangs is recorded too."""
         try:
-            if issued.layout is UNREAD:
-                self.report_gap(issued.op, _UNREAD_FACT, is_loss=True)
+            if event.layout is UNREAD:
+                self.report_gap(event.op, _UNREAD_FACT, is_loss=True)
                 return
-            self._note(issued, read_stack(sys._getframe(2)))  # from the door on, not from here
+            self._note(event, read_stack(sys._getframe(2)))  # starting at the hook's caller
             if self._emit is not None:
                 self.write()
-        except Exception as error:  # noqa: BLE001 - watching must not kill
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             raise_if_from_signal(error)
-            self._report_loss(issued.op, error)
+            self._report_loss(event.op, error)
 
     @property
     def has_collectives(self) -> bool:
@@ -143,23 +163,23 @@ class Recorder:
 
     @property
     def collectives(self) -> list[Collective]:
-        """Every collective noted so far, written out."""
+        """The records of all collectives noted so far."""
         self.write()
         return self._collectives
 
     def write(self) -> None:
-        """Write out what has been noted."""
+        """Make a record of every collective that was noted."""
         with self._lock:
             while self._notes:
                 note = self._notes.popleft()
                 try:
                     self._write(note)
-                except Exception as error:  # noqa: BLE001 - watching must not kill
+                except Exception as error:  # noqa: BLE001 - tracing must not fail the run
                     raise_if_from_signal(error)
                     self._report_loss(note.payload.op, error)
 
     def report_gap(self, place: str, fact: str, *, is_loss: bool = False) -> None:
-        """Write down, once, something that was seen and not understood."""
+        """Add a gap, unless the same gap was added before; `is_loss` if records are missing."""
         if (place, fact) in self._known_gaps:
             return
         self._known_gaps.add((place, fact))
@@ -169,7 +189,7 @@ class Recorder:
             self._emit(gap)
 
     def read_clock(self) -> int:
-        """The host's clock. Times measured while it is set back are wrong, which is a gap."""
+        """The host's clock, in ns; if it was set back during the trace, report a gap."""
         latest_ns = self._latest_ns  # before the clock: another thread may read it in between
         now_ns = time.perf_counter_ns()
         if now_ns < latest_ns:
@@ -181,19 +201,19 @@ class Recorder:
     def _report_loss(self, op: str, error: Exception) -> None:
         self.report_gap(op, f"it was issued but not understood ({error!r})", is_loss=True)
 
-    def _note(self, issued: Issued, stack: Stack) -> None:
-        # A simulation's own time says nothing of a run's.
+    def _note(self, event: CollectiveEvent, stack: Stack) -> None:
+        # Times of a simulated run are not those of a real run.
         start_ns = None if self._is_simulated else max(0, self.read_clock() - self.start_ns)
         phase = _phase(stack.boundary)
         if phase is _BACKWARD and (stack.user is None or not stack.backward_caller):
             find_backward_caller(stack)
-        if stack.held:
-            hold_lightly(stack, self._find_sharded)
-        for single in issued.singles():
+        if stack.frame_locals:
+            drop_torch_references(stack, self._find_sharded)
+        for single in event.singles():
             group = self._membership(single, stack)
             if group is None:
                 continue
-            payload = Payload(single, group=group, asked=stack.reduction)
+            payload = Payload(single, group=group, reduction=stack.reduction)
             note = _Note(payload, stack, phase, start_ns)
             if get_ident() != _MAIN_THREAD:
                 note.thread = thread_name()
@@ -204,7 +224,7 @@ class Recorder:
             elif phase is not Phase.OPTIMIZER:
                 note.running = self.calls.running()
                 if note.running == NO_MODULE and stack.boundary is Role.MODULE_CALL:
-                    # Only a graph that a compiler made was called, and that is no module.
+                    # Only a compiled graph was called, which is not a module of the model.
                     note.phase = _BACKWARD if is_in_backward() else _OUTSIDE
                     if note.phase is _BACKWARD:
                         self._note_node(note, single)
@@ -213,14 +233,14 @@ class Recorder:
             self._notes.append(note)
 
     def join_world(self) -> None:
-        """The world that this process is in now is the one to record."""
+        """Record the world that this process is in now."""
         self.groups.start_world()
         self._is_simulated = is_simulated()
         default = default_group()
         self._world = (lambda: None) if default is None else weakref.ref(default)
 
     def is_in_its_world(self) -> bool:
-        """Whether what happens now is this recorder's to record; before any world, all is."""
+        """Whether this process is in the recorded world; True before any world."""
         group = default_group()
         return group is None or group is self._world() or self._enter()
 
@@ -231,34 +251,37 @@ class Recorder:
             self.join_world()
             return True
 
-    def _note_node(self, note: _Note, issued: Issued) -> None:
+    def _note_node(self, note: _Note, event: CollectiveEvent) -> None:
         node = current_node()
         if node is None:  # a callback at the end of backward
             if note.stack.is_bare:
-                self._note_bucket(note, issued, None)
+                self._note_bucket(note, event, None)
             return
         origin = node_origin(node)
         if isinstance(origin, torch.Tensor):
             note.running = self._names.owner_of(origin)
-            self._note_bucket(note, issued, origin)
+            self._note_bucket(note, event, origin)
         else:
             note.node_number = origin
             if note.stack.backward_caller == get_ident():
                 note.reached = next_sequence_number()
             if note.stack.is_nested:
                 note.running = self._recomputed_by()
-            if note.stack.held:
+            if note.stack.frame_locals:
                 note.node = node.name()
 
-    def _note_bucket(self, note: _Note, issued: Issued, last: torch.Tensor | None) -> None:
-        """DDP reduces a bucket as its `last` parameter gets its gradient, or all at the end."""
-        if note.stack.held or note.payload.kind is not CollectiveKind.ALL_REDUCE:
+    def _note_bucket(self, note: _Note, event: CollectiveEvent, last: torch.Tensor | None) -> None:
+        """Note the DDP bucket that is reduced because the gradient of `last` completed it.
+
+        `last` is None at the end of backward, where DDP reduces the remaining buckets.
+        """
+        if note.stack.frame_locals or note.payload.kind is not CollectiveKind.ALL_REDUCE:
             return
         if not note.stack.is_bare and not is_in_comm_hook(sys._getframe()):
-            return  # a call of the user's own, in a hook of the gradient's
-        tensors = issued.read().inputs
+            return  # issued by a gradient hook of the user
+        tensors = event.read().inputs
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-            return  # DDP's own account of which parameters were used
+            return  # DDP's bitmap of used parameters
         note.bucket = self.buckets.find(sum(tensor.numel() for tensor in tensors), last)
         if note.bucket is None and note.stack.is_bare:
             note.bucket = BucketReduce(bucket=None, parameters=())
@@ -269,7 +292,7 @@ class Recorder:
             )
 
     def _recomputed_by(self) -> int:
-        """The module whose checkpointed function, run again, is now in its own backward."""
+        """The module whose recomputed (checkpointed) function is now in its own backward."""
         own = threading.get_ident()
         for node in reentrant_nodes(sys._getframe()):
             reached = next_sequence_number()
@@ -317,10 +340,10 @@ class Recorder:
             self._emit(collective)
 
     def _report_compiled_function(self, cause: Compiled, stack: Stack) -> None:
-        """Say once per line that a compiled function's collectives have no module."""
+        """Report a gap, once per line: the collectives of a compiled function have no module."""
         is_known = any(gap.place == _COMPILED_FUNCTION for gap in self.gaps)
         if cause.graph == "backward" and is_known:
-            return  # its line is that of backward(), and the function's own has been named
+            return  # its line is that of backward(); the function itself is reported already
         source = stack.source
         line = "" if source is None else f" ({source.file}:{source.line})"
         self.report_gap(
@@ -330,30 +353,30 @@ class Recorder:
         )
 
     def _find_sharded(self, modules: Sequence[nn.Module]) -> int:
-        """The module that FSDP was applied to; of several, the innermost that has them all."""
+        """The index of the module that FSDP was applied to; of several, their common module."""
         if len(modules) > 1:
-            found = [self._names.find(module, self.calls.running()) for module in modules]
-            return self._names.index(common_module([self._names.names[one] for one in found]))
-        index = self._names.only_places.get(id(modules[0]))
+            indices = [self._names.find(module, self.calls.running()) for module in modules]
+            return self._names.index(common_module([self._names.names[index] for index in indices]))
+        index = self._names.unique_index.get(id(modules[0]))
         return self._names.find(modules[0], self.calls.running()) if index is None else index
 
-    def _membership(self, issued: Issued, stack: Stack) -> Membership | None:
-        """Of the group, which the run may have destroyed by the time the record is written."""
+    def _membership(self, event: CollectiveEvent, stack: Stack) -> Membership | None:
+        """This rank's membership of the group, read now: the run may destroy the group later."""
         if default_group() is not self._world() and not self._enter():
             return None
-        group = issued.args[issued.layout.group]
-        is_name = type(group) is str  # what functional collectives are given
-        known = self.groups.find(group if is_name else process_group(group).group_name)
-        if known is not None:
-            return known
+        group = event.args[event.layout.group]
+        is_name = type(group) is str  # functional collectives take a group's name
+        membership = self.groups.find(group if is_name else process_group(group).group_name)
+        if membership is not None:
+            return membership
         group = process_group(group)
         with self._lock:
-            if Role.REDISTRIBUTE in stack.held:
-                self.groups.add_mesh(stack.held[Role.REDISTRIBUTE][0].mesh)
-            known = self.groups.meet(group)
+            if Role.REDISTRIBUTE in stack.frame_locals:
+                self.groups.add_mesh(stack.frame_locals[Role.REDISTRIBUTE][0].mesh)
+            membership = self.groups.register(group)
             if self._emit is not None:
-                self._emit(known.record)
-        return known
+                self._emit(membership.record)
+        return membership
 
     def _trigger(self, note: _Note) -> int:
         """The module that was running when the collective was issued."""
@@ -374,10 +397,10 @@ class Recorder:
         return note.running if maker == NO_MODULE else maker
 
     def _caller_of_function(self, note: _Note) -> int:
-        """The module that had called the function now run again.
+        """The module that called the function that is being recomputed.
 
-        A node of the function's tells a module within it. The one that called it is above, and
-        has issued a collective at the same line before.
+        An autograd node of the function belongs to a module inside it. The caller encloses that
+        module, and issued a collective at the same line during forward.
         """
         index = note.running
         name = self._names.name(index)

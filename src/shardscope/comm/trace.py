@@ -1,4 +1,4 @@
-"""`trace(model)`: a context in which every collective is recorded, with who, when and why."""
+"""`trace(model)`: a context that records every collective with its module, phase and cause."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Self, final
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardscope._torch import autograd
-from shardscope._torch.intercept import intercept
+from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.module_calls import watch_module_calls
 from shardscope._torch.private import explain_moved_names, moved_names_explained, require
-from shardscope.comm.names import Models, ModuleNames
-from shardscope.comm.rank_stream import name_for_rank
-from shardscope.comm.spans import listening
-from shardscope.comm.watch import Watch
+from shardscope.attribution.module_names import Models, ModuleNames
+from shardscope.attribution.spans import subscribe
+from shardscope.comm.trace_session import TraceSession
 from shardscope.errors import TorchVersionError, TraceError
 from shardscope.record import Recording, save
+from shardscope.record.files import name_for_rank
 
 __all__ = ["Trace", "trace"]
 
@@ -67,24 +67,24 @@ class Trace:
         self, models: Models, *, mesh: DeviceMesh | None, stream: str | Path | None, force: bool
     ) -> None:
         self._names = ModuleNames(models)
-        self._models = models  # names hold them weakly; they should live until the trace begins
+        self._models = models  # alive until the trace starts: names are weak references
         self._mesh = mesh
         self._stream = stream
         self._force = force
         self._depth = 0
         self._exit = ExitStack()
-        self._watch: Watch | None = None
+        self._session: TraceSession | None = None
 
     def __repr__(self) -> str:
-        if self._watch is None:
+        if self._session is None:
             return "Trace(not entered)"
         return f"Trace({self.recording!r})"
 
     def __enter__(self) -> Self:
         if self._depth == 0:
-            watch = self._start()
+            session = self._start()
             with ExitStack() as stack:
-                _install(watch, stack)
+                _install(session, stack)
                 self._exit = stack.pop_all()
         self._depth += 1
         return self
@@ -95,17 +95,17 @@ class Trace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._depth != 1:  # within itself, or left once too often
+        if self._depth != 1:  # entered more than once, or exited too often
             self._depth = max(0, self._depth - 1)
             return
         self._depth = 0
         self._exit.close()
-        if self._watch is not None:
-            self._watch.pause(error)
+        if self._session is not None:
+            self._session.pause(error)
 
     @property
     def recording(self) -> Recording:
-        """What was recorded: so far while the trace runs, all of it afterwards."""
+        """The recording: of the trace so far while it runs, of all of it afterwards."""
         return self._entered().recording()
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
@@ -118,35 +118,35 @@ class Trace:
         Examples:
             >>> t.save("step-{rank}.json.gz", force=True)
         """
-        watch = self._entered()
-        return save(watch.recording(), name_for_rank(path, watch.rank), force=force)
+        session = self._entered()
+        return save(session.recording(), name_for_rank(path, session.rank), force=force)
 
-    def _entered(self) -> Watch:
-        if self._watch is None:
+    def _entered(self) -> TraceSession:
+        if self._session is None:
             raise TraceError(
                 "There is no recording yet, because the trace was not entered. "
                 "Run the step inside the context: with trace(model) as t: step()"
             )
-        return self._watch
+        return self._session
 
-    def _start(self) -> Watch:
-        if self._watch is not None:
-            self._watch.resume()
+    def _start(self) -> TraceSession:
+        if self._session is not None:
+            self._session.resume()
         else:
-            self._watch = Watch(
+            self._session = TraceSession(
                 self._names, mesh=self._mesh, stream=self._stream, force=self._force
             )
             self._models = None
-        return self._watch
+        return self._session
 
 
-def _install(watch: Watch, stack: ExitStack) -> None:
-    """Watch until the stack is left; what this torch does not let us watch becomes a gap."""
-    recorder = watch.recorder
+def _install(session: TraceSession, stack: ExitStack) -> None:
+    """Install all hooks on the exit stack; hooks that this torch lacks are reported as gaps."""
+    recorder = session.recorder
     try:
         with moved_names_explained():
-            require(*autograd.NEEDED)  # they are called within the program's own calls
-            stack.enter_context(recorder.calls.watching())
+            require(*autograd.NEEDED)  # now: they are called inside the user's calls
+            stack.enter_context(recorder.calls.marking_threads())
             stack.enter_context(watch_module_calls(recorder.calls))
     except TorchVersionError as error:
         recorder.report_gap("modules", f"which module runs is not known: {error}")
@@ -155,4 +155,4 @@ def _install(watch: Watch, stack: ExitStack) -> None:
         recorder.report_gap("collectives", f"some are not recorded: {sentence}", is_loss=True)
 
     stack.enter_context(intercept(recorder, report_missing=report_missing))
-    stack.enter_context(listening(watch.spans, hear_begin=watch.spans.hear_begin))
+    stack.enter_context(subscribe(session.spans, on_span_begin=session.spans.on_span_begin))

@@ -1,6 +1,6 @@
-"""How many bytes a collective carries: what goes in, what comes out, what a ring sends.
+"""The bytes of a collective: its inputs, its outputs, and what a ring algorithm sends.
 
-Logical bytes: a 32-byte slice of a 4 MiB storage is 32 bytes.
+A view counts with its own size: a 32-byte slice of a 4 MiB storage is 32 bytes.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ from typing import Any, final
 
 import torch
 
-from shardscope._torch.calls import num_bytes, reduce_op_name, tensors_in
-from shardscope._torch.intercept import Issued
+from shardscope._torch.collectives.hooks import CollectiveEvent
+from shardscope._torch.collectives.schema import num_bytes, reduce_op_name, tensors_in
 from shardscope.comm.groups import Membership
 from shardscope.record import CollectiveKind
+from shardscope.record.kinds import wire_bytes
 
-__all__ = ["Payload", "wire_bytes"]
+__all__ = [
+    "Payload",
+]
 
 _K = CollectiveKind
 
 
 @final
 class Payload:
-    """What a collective carries on this rank. Keeps sizes, not tensors, and looks up later."""
+    """Sizes, dtype and peer of a collective on this rank, without references to tensors."""
 
     __slots__ = (
         "_dtype",
@@ -40,29 +43,29 @@ class Payload:
 
     def __init__(
         self,
-        issued: Issued,
+        event: CollectiveEvent,
         *,
         group: Membership,
-        asked: Any = None,
+        reduction: Any = None,
     ) -> None:
-        """`asked` is the reduction as the caller in Python named it, where there is one.
+        """`reduction` is the reduce op that the Python caller passed, if known.
 
-        A boxed process group or reduction that is kept slows every later collective, and asking a
-        boxed reduction for its name is slow too, so neither is kept and the second is avoided.
+        Keeping a reference to a boxed process group or reduce op slows every later collective, and
+        reading the name of a boxed reduce op is slow, so neither is kept and the latter is avoided.
         """
-        layout, args = issued.layout, issued.args
-        self.op = issued.op
+        layout, args = event.layout, event.args
+        self.op = event.op
         self.kind = layout.kind
         self.group = group
         inputs: Any = () if layout.inputs is None else args[layout.inputs]
-        outputs = issued.out if layout.outputs is None else args[layout.outputs]
+        outputs = event.out if layout.outputs is None else args[layout.outputs]
         num_args = len(args)
         reduce_op, peer, splits = layout.reduce_op, layout.peer, layout.input_splits
         self._reduce_op = None
         if reduce_op is not None and reduce_op < num_args:
             boxed = args[reduce_op]
             is_name = isinstance(boxed, str)
-            self._reduce_op = boxed if is_name else asked or reduce_op_name(boxed)
+            self._reduce_op = boxed if is_name else reduction or reduce_op_name(boxed)
         self._peer = None if peer is None or peer >= num_args else args[peer]
         self._splits: Sequence[int] | None = None if splits is None else args[splits]
         if layout.kind is _K.ALL_TO_ALL and isinstance(inputs, list):
@@ -81,7 +84,7 @@ class Payload:
                 self.num_tensors, self._dtype = num_outputs, dtype
 
     def _multiply(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """Carry the product of two matrices, not the first of them."""
+        """Set the input size to that of the matrix product `a @ b`, which is communicated."""
         self._dtype = dtype or a.dtype
         self.input_bytes = a.numel() // a.shape[-1] * b.shape[-1] * self._dtype.itemsize
 
@@ -97,7 +100,7 @@ class Payload:
 
     @property
     def output_bytes(self) -> int:
-        """What this rank gets out; implied where the op makes its own output."""
+        """Size of the output on this rank; computed if the op allocates its output."""
         if self._output_bytes is not None:
             return self._output_bytes
         if self.kind is _K.ALL_GATHER:
@@ -108,15 +111,15 @@ class Payload:
 
     @property
     def wire_bytes(self) -> int:
-        """What this rank sends if the group runs a ring."""
+        """What this rank sends with a ring algorithm."""
         if self.kind is _K.ALL_TO_ALL and self._splits:
-            kept = self._splits[self.group.own_rank] / max(1, sum(self._splits))
-            return round(self.input_bytes * (1 - kept))
+            own_share = self._splits[self.group.own_rank] / max(1, sum(self._splits))
+            return round(self.input_bytes * (1 - own_share))
         return wire_bytes(self.kind, self.input_bytes, self.output_bytes, self.group.num_ranks)
 
     @property
     def global_peer(self) -> int | None:
-        """The root, sender or receiver as a rank of the world."""
+        """The global rank of the root, sender or receiver."""
         return None if self._peer is None else self.group.global_rank(self._peer)
 
 
@@ -125,37 +128,15 @@ def _at(args: Sequence[Any], position: int | None) -> Any:
 
 
 def _received(rows: torch.Tensor, splits: Sequence[int] | None) -> int | None:
-    """What an exchange of uneven numbers of rows brings in; None if they are even."""
+    """Bytes received by an all-to-all with uneven splits; None if the splits are even."""
     return sum(splits) * math.prod(rows.shape[1:]) * rows.element_size() if splits else None
 
 
 def _sizes(value: Any) -> tuple[int, int, torch.dtype | None]:
-    """How many tensors, how many bytes, and of which dtype."""
+    """The number of tensors, their bytes, and the dtype of the first."""
     if isinstance(value, torch.Tensor):
         return 1, num_bytes(value), value.dtype
     tensors = tensors_in(value)
     if not tensors:
         return 0, 0, None
     return len(tensors), sum(num_bytes(tensor) for tensor in tensors), tensors[0].dtype
-
-
-def wire_bytes(kind: CollectiveKind, input_bytes: int, output_bytes: int, num_ranks: int) -> int:
-    """Bytes each rank sends if the group runs a ring, averaged over its ranks.
-
-    The factors are those by which bus bandwidth is commonly quoted: 2(n-1)/n of the payload for an
-    all-reduce, (n-1)/n of the whole for all-gather, reduce-scatter, scatter and all-to-all, all of
-    it for a broadcast or a reduce. A receive and the root of a gather send nothing: their bytes are
-    counted where they are sent.
-    """
-    others = (num_ranks - 1) / num_ranks
-    if num_ranks == 1 or kind in (_K.RECV, _K.BARRIER):
-        return 0
-    if kind is _K.GATHER and output_bytes:
-        return 0
-    if kind is _K.ALL_REDUCE:
-        return round(2 * others * input_bytes)
-    if kind is _K.ALL_GATHER:
-        return round(others * output_bytes)
-    if kind in (_K.REDUCE_SCATTER, _K.ALL_TO_ALL, _K.SCATTER):
-        return round(others * input_bytes)
-    return input_bytes

@@ -1,4 +1,4 @@
-"""Ranks that wait for ranks: circles of waits, and receives that would block each other."""
+"""Waits between ranks: cycles of waits, and receives that would block each other."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from shardscope.comm.group_calls import P2P_KINDS, GroupCalls
+from shardscope.comm.group_order import P2P_KINDS, GroupCalls
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Call, Collective, Recording
 
-__all__ = ["Wait", "Waiting", "find_circle", "replay_receives", "returns_alone"]
+__all__ = ["Wait", "Waiting", "find_cycle", "replay_receives", "returns_alone"]
 
 _K = CollectiveKind
 
@@ -24,10 +24,10 @@ class Wait(Struct, frozen=True):
 
     group: str
     position: int | None  # among the group's collectives; None for a send or receive
-    waiters: dict[int, Collective]  # what each of them issued
+    waiters: dict[int, Collective]  # the call of each waiting rank
     missing: tuple[int, ...]
 
-    def holds(self, call: Collective) -> bool:
+    def blocks(self, call: Collective) -> bool:
         """Whether a call of one of the waiters cannot return before the wait is over."""
         if call.group != self.group:
             return False
@@ -42,7 +42,7 @@ Waiting = dict[int, list[Wait]]
 
 
 def returns_alone(call: Collective) -> bool:
-    """Whether a call may return on its rank although other ranks have not come to it."""
+    """Whether a call may return on its rank before other ranks issue theirs."""
     if call.kind is _K.SEND or _is_async(call):
         return True
     is_root = call.peer == call.rank
@@ -59,8 +59,8 @@ def _api_of(call: Collective) -> str:
     return call.cause.api.rpartition(".")[2] if isinstance(call.cause, Call) else ""
 
 
-def find_circle(waiting: Waiting) -> list[int] | None:
-    """Ranks each of which waits for the next, and the last for the first; a short one."""
+def find_cycle(waiting: Waiting) -> list[int] | None:
+    """Ranks each of which waits for the next, and the last for the first; a short cycle."""
     stuck = _find_stuck(waiting)
     if not stuck:
         return None
@@ -71,24 +71,24 @@ def find_circle(waiting: Waiting) -> list[int] | None:
 
     passed: set[int] = set()
     rank = min(stuck)
-    while rank not in passed:  # leads into a circle, and then around it
+    while rank not in passed:  # until a rank repeats, which is on a cycle
         passed.add(rank)
         rank = next(follow(rank))
-    return _find_way_back(rank, follow)
+    return _trace_cycle(rank, follow)
 
 
 def _find_stuck(waiting: Waiting) -> set[int]:
-    """Ranks whose waits lead into a circle: those left when every wait that can end has ended."""
-    waits = {id(wait): wait for mine in waiting.values() for wait in mine}
+    """Ranks whose waits lead into a cycle: those left when all waits that can end have ended."""
+    waits = {id(wait): wait for rank_waits in waiting.values() for wait in rank_waits}
     num_missing = {key: sum(rank in waiting for rank in waits[key].missing) for key in waits}
-    num_waits = {rank: len(mine) for rank, mine in waiting.items()}
+    num_waits = {rank: len(rank_waits) for rank, rank_waits in waiting.items()}
     missing_in: defaultdict[int, list[int]] = defaultdict(list)
     waiters_of: defaultdict[int, list[int]] = defaultdict(list)
     for key, wait in waits.items():
         for rank in wait.missing:
             missing_in[rank].append(key)
-    for rank, mine in waiting.items():
-        for wait in mine:
+    for rank, rank_waits in waiting.items():
+        for wait in rank_waits:
             waiters_of[id(wait)].append(rank)
     ended = deque(key for key, count in num_missing.items() if not count)
     while ended:
@@ -103,7 +103,7 @@ def _find_stuck(waiting: Waiting) -> set[int]:
     return {rank for rank, count in num_waits.items() if count}
 
 
-def _find_way_back(start: int, follow: Callable[[int], Iterable[int]]) -> list[int]:
+def _trace_cycle(start: int, follow: Callable[[int], Iterable[int]]) -> list[int]:
     came_from: dict[int, int] = {}
     queue = deque([start])
     while start not in came_from:
@@ -112,14 +112,14 @@ def _find_way_back(start: int, follow: Callable[[int], Iterable[int]]) -> list[i
             if target not in came_from:
                 came_from[target] = rank
                 queue.append(target)
-    way = [came_from[start]]
-    while way[-1] != start:
-        way.append(came_from[way[-1]])
-    return way[::-1]
+    path = [came_from[start]]
+    while path[-1] != start:
+        path.append(came_from[path[-1]])
+    return path[::-1]
 
 
 def replay_receives(recording: Recording, groups: dict[str, GroupCalls]) -> Waiting:
-    """Receives of a simulated run that would never return, where nothing but `dist.recv` blocks."""
+    """Receives of a simulated run that would never return if only `dist.recv` blocks."""
     threads: defaultdict[tuple[int, str], deque[Collective]] = defaultdict(deque)
     from_anyone: set[int] = set()
     for call in sorted(recording.collectives, key=lambda call: call.order):
@@ -163,6 +163,6 @@ def _route_of(call: Collective) -> Route:
 
 
 def _blocks(call: Collective, groups: dict[str, GroupCalls]) -> bool:
-    """Whether it is a receive that blocks, from a rank of which everything is recorded."""
+    """Whether a call is a blocking receive from a rank with a complete recording."""
     sender = groups[call.group].get(call.peer) if call.peer is not None else None
     return sender is not None and sender.is_known and _api_of(call) == "recv"

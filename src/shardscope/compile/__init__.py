@@ -1,1 +1,1 @@
-"""WHAT THE COMPILER DOES: debugging backends, explanations, diagnosis, minimal repros."""
+"""The compiler: debugging backends, explanations of graph breaks, diagnosis of wrong results."""

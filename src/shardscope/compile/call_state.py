@@ -1,8 +1,8 @@
 """The state that a call can read and change: its arguments, and the globals, closures, class
 attributes and objects that its code names.
 
-`walk_call` lists that state, `everything_kept` restores it after a call, and `describe_values`
-makes snapshots of it, so that two calls can be compared by what they changed.
+`walk_call` lists that state, `preserved_call_state` restores it after a call, and
+`describe_values` makes snapshots of it, so that two calls can be compared by what they changed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from shardscope._torch.kept_tensors import KeptTensors
 from shardscope._torch.modules import own_parts
-from shardscope._torch.random_state import preserved_random_state
+from shardscope._torch.snapshot import TensorBackup, preserved_random_state
 from shardscope.errors import CompileError
 
 __all__ = [
     "StateWalk",
     "describe_values",
-    "everything_kept",
     "list_uncompared",
-    "state_of_code_kept",
+    "preserved_call_state",
+    "preserved_code_state",
     "walk_call",
     "walk_values",
 ]
@@ -60,7 +59,7 @@ class StateWalk:
     """Iterates over (name, value) pairs breadth first, so that names are short.
 
     Each container and object is visited once; a tensor, and in data any value, has as many names
-    as it has places. After `limit` objects the walk stops, and `is_complete` is False.
+    as it has positions. After `limit` objects the walk stops, and `is_complete` is False.
     """
 
     def __init__(
@@ -73,17 +72,17 @@ class StateWalk:
 
     def __iter__(self) -> Iterator[Named]:
         queue = deque(self._roots)
-        seen: dict[int, Any] = {}  # by id; keeps objects alive, so that no id is reused
+        visited: dict[int, Any] = {}  # by id; keeps objects alive, so that no id is reused
         while queue:
             name, value = queue.popleft()
             if isinstance(value, _PLAIN):
                 yield name, value
                 continue
-            is_new = id(value) not in seen
-            if is_new and len(seen) >= self._limit:
+            is_new = id(value) not in visited
+            if is_new and len(visited) >= self._limit:
                 self.is_complete = False
                 return
-            seen[id(value)] = value
+            visited[id(value)] = value
             if is_new or isinstance(value, Tensor) or self._is_data:
                 yield name, value
             if is_new:
@@ -93,12 +92,12 @@ class StateWalk:
 
 def walk_call(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> StateWalk:
     """All values that a call can reach, by names such as `layer.weight`, `argument 0['x']`."""
-    arguments = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
+    arguments = [*((str(index), value) for index, value in enumerate(args)), *kwargs.items()]
     return StateWalk([("", fn), *((f"argument {name}", value) for name, value in arguments)])
 
 
 def walk_values(name: str, value: Any) -> StateWalk:
-    """A value and all that it contains; an object in two places is listed under both names."""
+    """A value and all that it contains; an object in two positions is listed under both names."""
     return StateWalk([(name, value)], is_data=True)
 
 
@@ -134,16 +133,18 @@ def _list_parts(value: Any, is_data: bool) -> Iterator[Named]:
         yield from _list_module(value)
         yield from _list_code(type(value))
     elif isinstance(value, Mapping):
-        yield from ((_spell_key(*item), held) for item, held in enumerate_items(value))
-        keys = islice(enumerate(value), _MAX_KEYS, None)  # which its description leaves out
-        yield from ((f"[key at {place}]", _spell(key)) for place, key in keys)
+        yield from ((_format_key(*item), item_value) for item, item_value in enumerate_items(value))
+        keys = islice(enumerate(value), _MAX_KEYS, None)  # keys that its description omits
+        yield from ((f"[key at {index}]", _format(key)) for index, key in keys)
     elif isinstance(value, set | frozenset):
         if len(value) > _MAX_KEYS:
-            yield from ((f"[{_spell(element)}]", "an element") for element in value)
+            yield from ((f"[{_format(element)}]", "an element") for element in value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        yield from ((f".{name}", held) for name, held in zip(value._fields, value, strict=False))
+        yield from (
+            (f".{name}", item_value) for name, item_value in zip(value._fields, value, strict=False)
+        )
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{place}]", held) for place, held in enumerate(value))
+        yield from ((f"[{index}]", item_value) for index, item_value in enumerate(value))
     elif isinstance(value, MethodType | functools.partial | FunctionType | type):
         if not is_data:
             yield from _list_code(value)
@@ -155,11 +156,11 @@ def _list_parts(value: Any, is_data: bool) -> Iterator[Named]:
 
 def enumerate_items(value: Mapping[Any, Any]) -> Iterator[tuple[tuple[int, Any], Any]]:
     """The items of a mapping, each as ((position, key), value)."""
-    return (((place, key), held) for place, (key, held) in enumerate(value.items()))
+    return (((index, key), item_value) for index, (key, item_value) in enumerate(value.items()))
 
 
-def _spell_key(place: int, key: Any) -> str:
-    return f"[{key!r:.60}]" if isinstance(key, _PLAIN) else f"[key {place}]"
+def _format_key(index: int, key: Any) -> str:
+    return f"[{key!r:.60}]" if isinstance(key, _PLAIN) else f"[key {index}]"
 
 
 def _list_module(module: nn.Module) -> Iterator[Named]:
@@ -201,8 +202,8 @@ def _list_code(value: Any) -> Iterator[Named]:
         yield "", value.__func__
     elif isinstance(value, functools.partial):
         yield "", value.func
-        yield from ((f"[{place}]", held) for place, held in enumerate(value.args))
-        yield from ((f".{name}", held) for name, held in value.keywords.items())
+        yield from ((f"[{index}]", argument) for index, argument in enumerate(value.args))
+        yield from ((f".{name}", argument) for name, argument in value.keywords.items())
     elif isinstance(value, FunctionType):
         if _is_users_function(value):
             yield from _list_function(value)
@@ -216,11 +217,11 @@ def _list_class(cls: type) -> Iterator[Named]:
     for base in cls.__mro__:
         if not _is_users(base.__module__):
             continue
-        for name, held in vars(base).items():
-            if isinstance(held, FunctionType):
-                yield "", held
-            elif not name.startswith("__") and not hasattr(held, "__get__"):
-                yield f"{base.__name__}.{name}", held
+        for name, attribute in vars(base).items():
+            if isinstance(attribute, FunctionType):
+                yield "", attribute
+            elif not name.startswith("__") and not hasattr(attribute, "__get__"):
+                yield f"{base.__name__}.{name}", attribute
 
 
 def _list_function(function: FunctionType) -> Iterator[Named]:
@@ -236,15 +237,19 @@ def _list_function(function: FunctionType) -> Iterator[Named]:
             is_users = _is_users(value.__name__)
             read = attributes if is_users else _names_assigned_to(function.__code__, name)
             variables = vars(value)
-            yield from ((f"{name}.{one}", variables[one]) for one in read if one in variables)
+            yield from (
+                (f"{name}.{attribute}", variables[attribute])
+                for attribute in read
+                if attribute in variables
+            )
         elif name in function.__globals__:
             yield name, value
     title = function.__name__
-    for place, held in enumerate(function.__defaults__ or ()):
-        yield f"{title} default {place}", held
-    for name, held in (*(function.__kwdefaults__ or {}).items(), *vars(function).items()):
+    for index, default in enumerate(function.__defaults__ or ()):
+        yield f"{title} default {index}", default
+    for name, default in (*(function.__kwdefaults__ or {}).items(), *vars(function).items()):
         if not name.startswith(_PRIVATE):
-            yield f"{title}.{name}", held
+            yield f"{title}.{name}", default
 
 
 def _list_cells(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -291,31 +296,35 @@ def _is_users(module: object) -> bool:
 
 
 @contextmanager
-def everything_kept(
+def preserved_call_state(
     fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[StateWalk]:
     """Restore on leaving all state that a call can reach, random state, and torch's modes.
 
-    The walk over that state, whose `is_complete` says whether everything is restored.
+    Yields the walk over that state; its `is_complete` is False if some state is not restored.
     """
     walk = walk_call(fn, args, kwargs)
-    with preserved_random_state(), _modes_kept(), _values_kept(value for _, value in walk):
+    with (
+        preserved_random_state(),
+        _preserved_modes(),
+        _preserved_values(value for _, value in walk),
+    ):
         yield walk
 
 
 @contextmanager
-def state_of_code_kept(fn: Callable[..., Any]) -> Iterator[None]:
+def preserved_code_state(fn: Callable[..., Any]) -> Iterator[None]:
     """Restore on leaving the globals, class attributes and closures that the code of `fn` uses.
 
     The attributes of `fn` itself, where it is a module, are not restored.
     """
     code = type(fn) if isinstance(fn, nn.Module) else fn
-    with _values_kept(value for _, value in StateWalk([("", code)])):
+    with _preserved_values(value for _, value in StateWalk([("", code)])):
         yield
 
 
 @contextmanager
-def _modes_kept() -> Iterator[None]:
+def _preserved_modes() -> Iterator[None]:
     has_gradients, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         yield
@@ -325,50 +334,50 @@ def _modes_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _values_kept(values: Iterable[Any]) -> Iterator[None]:
-    kept = _KeptValues()
+def _preserved_values(values: Iterable[Any]) -> Iterator[None]:
+    snapshots = _ValueSnapshots()
     for value in values:
-        kept.keep(value)
+        snapshots.save(value)
     try:
         yield
     finally:
-        kept.put_back()
+        snapshots.restore()
 
 
 @final
-class _KeptValues:
+class _ValueSnapshots:
     """Snapshots of values, which can be restored in place."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], object]] = []
-        self._tensors = KeptTensors()
+        self._tensors = TensorBackup()
 
-    def keep(self, value: Any) -> None:
-        """Take a snapshot of a value's own content: its parts are kept by their own calls."""
+    def save(self, value: Any) -> None:
+        """Take a snapshot of a value's own content; its parts have their own snapshots."""
         if isinstance(value, Tensor):
-            self._keep_tensor(value)
+            self._save_tensor(value)
         elif isinstance(value, (MethodType, functools.partial, ModuleType, *_PLAIN)):
             pass
         elif isinstance(value, FunctionType):
-            self._keep_function(value)
+            self._save_function(value)
         elif isinstance(value, type):
-            self._keep_class(value)
+            self._save_class(value)
         elif isinstance(value, dict | list | set | deque | bytearray):
-            self._keep_container(value)
+            self._save_container(value)
         elif isinstance(value, _GENERATORS):
-            self._keep_generator(value)
+            self._save_generator(value)
         elif _is_array(value):
-            self._keep_array(value)
+            self._save_array(value)
         if not isinstance(value, (type, ModuleType, *_PLAIN)):
-            self._keep_attributes(value)
+            self._save_attributes(value)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore all values, the last one first."""
         for undo in reversed(self._undo):
             undo()
         self._tensors.put_back()
 
-    def _keep_tensor(self, tensor: Tensor) -> None:
+    def _save_tensor(self, tensor: Tensor) -> None:
         if is_lazy(tensor):
             raise CompileError(
                 "The model has lazy parameters, which get their shape in the first forward call. "
@@ -387,50 +396,50 @@ class _KeptValues:
 
         self._undo.append(undo)
 
-    def _keep_container(self, container: Any) -> None:
+    def _save_container(self, container: Any) -> None:
         is_dict = isinstance(container, dict)
-        held = list(container.items()) if is_dict else list(container)
-        kind = next(one for one in _CONTAINERS if isinstance(container, one))
+        content = list(container.items()) if is_dict else list(container)
+        kind = next(base for base in _CONTAINERS if isinstance(container, base))
 
         def undo() -> None:
             now = list(container.items()) if is_dict else list(container)
-            if not _is_identical(now, held):
+            if not _is_identical(now, content):
                 kind.clear(container)
                 fill = kind.update if hasattr(kind, "update") else kind.extend
-                fill(container, held)
+                fill(container, content)
 
         self._undo.append(undo)
 
-    def _keep_attributes(self, value: Any) -> None:
+    def _save_attributes(self, value: Any) -> None:
         attributes = getattr(value, "__dict__", None)
         if not isinstance(attributes, dict):
             attributes = {}
-        self._keep_container(attributes)
+        self._save_container(attributes)
         for name in _list_slots(value):
             self._undo.append(functools.partial(_set_slot, value, name, getattr(value, name)))
         if isinstance(value, nn.Module | Optimizer):  # private containers are not walked
-            for held in attributes.values():
-                if isinstance(held, dict | list | set):
-                    self._keep_container(held)
+            for attribute in attributes.values():
+                if isinstance(attribute, dict | list | set):
+                    self._save_container(attribute)
 
-    def _keep_function(self, function: FunctionType) -> None:
+    def _save_function(self, function: FunctionType) -> None:
         for _, cell in _list_cells(function):
             try:
-                held = cell.cell_contents
+                content = cell.cell_contents
             except ValueError:  # an empty cell
                 continue
-            self._undo.append(functools.partial(setattr, cell, "cell_contents", held))
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", content))
         if _is_users_function(function):
             scope, code = function.__globals__, function.__code__
-            self._keep_names(scope, _names_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"))
+            self._save_names(scope, _names_in(code, "STORE_GLOBAL", "DELETE_GLOBAL"))
             for name in _names_in(code, *_GLOBALS):
                 module = scope.get(name)
                 if isinstance(module, ModuleType):
                     is_users = _is_users(module.__name__)
                     stored = _names_in(code, "STORE_ATTR") if is_users else ()
-                    self._keep_names(vars(module), stored or _names_assigned_to(code, name))
+                    self._save_names(vars(module), stored or _names_assigned_to(code, name))
 
-    def _keep_names(self, scope: dict[str, Any], names: Iterable[str]) -> None:
+    def _save_names(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """Take a snapshot of some globals of a module."""
         for name in names:
             if name in scope:
@@ -438,40 +447,46 @@ class _KeptValues:
             else:
                 self._undo.append(functools.partial(scope.pop, name, None))
 
-    def _keep_class(self, cls: type) -> None:
+    def _save_class(self, cls: type) -> None:
         if not _is_users(cls.__module__):
             return
-        held = {name: one for name, one in vars(cls).items() if not name.startswith("__")}
+        attributes = {
+            name: attribute for name, attribute in vars(cls).items() if not name.startswith("__")
+        }
 
         def undo() -> None:
-            now = {name: one for name, one in vars(cls).items() if not name.startswith("__")}
-            for name in now.keys() - held.keys():
+            now = {
+                name: attribute
+                for name, attribute in vars(cls).items()
+                if not name.startswith("__")
+            }
+            for name in now.keys() - attributes.keys():
                 delattr(cls, name)
-            for name, one in held.items():
-                if now.get(name) is not one:
-                    setattr(cls, name, one)
+            for name, attribute in attributes.items():
+                if now.get(name) is not attribute:
+                    setattr(cls, name, attribute)
 
         self._undo.append(undo)
 
-    def _keep_generator(self, generator: Any) -> None:
+    def _save_generator(self, generator: Any) -> None:
         if isinstance(generator, torch.Generator):
             self._undo.append(functools.partial(generator.set_state, generator.get_state()))
         else:
             self._undo.append(functools.partial(generator.setstate, generator.getstate()))
 
-    def _keep_array(self, array: Any) -> None:
-        held = array.copy()
+    def _save_array(self, array: Any) -> None:
+        content = array.copy()
 
         def undo() -> None:
-            if array.flags.writeable and array.tobytes() != held.tobytes():
-                array[...] = held
+            if array.flags.writeable and array.tobytes() != content.tobytes():
+                array[...] = content
 
         self._undo.append(undo)
 
 
-def _set_slot(value: Any, name: str, held: Any) -> None:
-    if getattr(value, name, None) is not held:
-        object.__setattr__(value, name, held)
+def _set_slot(value: Any, name: str, content: Any) -> None:
+    if getattr(value, name, None) is not content:
+        object.__setattr__(value, name, content)
 
 
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque, bytearray)
@@ -486,11 +501,15 @@ def _is_identical(now: list[Any], before: list[Any]) -> bool:
     """Whether two lists contain the same objects; pairs are compared item by item."""
     if len(now) != len(before):
         return False
-    for one, other in zip(now, before, strict=True):
-        if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
-            if one[0] is not other[0] or one[1] is not other[1]:
+    for item, previous in zip(now, before, strict=True):
+        if (
+            isinstance(item, tuple)
+            and isinstance(previous, tuple)
+            and len(item) == len(previous) == 2
+        ):
+            if item[0] is not previous[0] or item[1] is not previous[1]:
                 return False
-        elif one is not other:
+        elif item is not previous:
             return False
     return True
 
@@ -516,14 +535,15 @@ def _describe(value: Any) -> Any:
         return _describe_array(value)
     kind = type(value).__name__
     if isinstance(value, Mapping):
-        return f"{kind} with the keys {_list_some(value)}"
+        return f"{kind} with the keys {_format_some(value)}"
     if isinstance(value, set | frozenset):
-        return f"{kind} of {_list_some(sorted(map(_spell, value)))}"
+        return f"{kind} of {_format_some(sorted(map(_format, value)))}"
     if isinstance(value, bytearray):
         return torch.tensor(list(value), dtype=torch.uint8)
     if isinstance(value, list | tuple | deque):
         return f"{kind} of {len(value)}"
-    return "iterator" if isinstance(value, Iterator) else kind  # compilers have kinds of their own
+    # Compilers have their own iterator types, so the kind is not compared.
+    return "iterator" if isinstance(value, Iterator) else kind
 
 
 def _describe_array(array: Any) -> Any:
@@ -533,11 +553,11 @@ def _describe_array(array: Any) -> Any:
         return f"{array.dtype} {array.tolist()!r:.200}"
 
 
-def _list_some(values: Any) -> str:
-    spelt = [_spell(one) for one in values]
-    more = ", …" if len(spelt) > _MAX_KEYS else ""
-    return f"{len(spelt)}: {', '.join(spelt[:_MAX_KEYS])}{more}" if spelt else "none"
+def _format_some(values: Any) -> str:
+    texts = [_format(value) for value in values]
+    more = ", …" if len(texts) > _MAX_KEYS else ""
+    return f"{len(texts)}: {', '.join(texts[:_MAX_KEYS])}{more}" if texts else "none"
 
 
-def _spell(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{value!r:.60}" if isinstance(value, (*_PLAIN, tuple)) else type(value).__name__

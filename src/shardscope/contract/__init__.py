@@ -1,13 +1,17 @@
-"""WHAT IT MUST KEEP: limits on what a recording holds; of ours imports record and errors alone."""
+"""Contracts: limits on a recording's figures, read, checked, recorded and written.
+
+Imports only record and errors from this package.
+"""
 
 from __future__ import annotations
 
-from shardscope.contract.breach import Breach, BreachKind, Evidence
 from shardscope.contract.check import check
 from shardscope.contract.limits import Contract, Figure, Limit
-from shardscope.contract.reading import ContractFile, open_contract, read_contract
-from shardscope.contract.recording import record_contract
-from shardscope.contract.writing import render_contract, write_contract
+from shardscope.contract.read import ContractFile, open_contract, read_contract
+from shardscope.contract.record import record_contract
+from shardscope.contract.violation import BreachKind, Evidence
+from shardscope.contract.violation import Violation as Breach
+from shardscope.contract.write import render_contract, write_contract
 
 __all__ = [
     "Breach",

@@ -1,17 +1,38 @@
-"""The limits of a contract, each on one figure of a recording."""
+"""The limits of a contract, each on one figure of a recording, and their keys in a contract
+file.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import force_setattr
 
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Phase, Record, Severity
 
-__all__ = ["COMM_FIGURES", "CauseKind", "Contract", "Figure", "Limit", "Selector", "is_in_table"]
+__all__ = [
+    "ANY",
+    "BOUNDS",
+    "CEILINGS",
+    "COMM_FIGURES",
+    "COMM_KEYS",
+    "CONTRACT_KEYS",
+    "FINDING_KEYS",
+    "SELECTORS",
+    "UNASKED",
+    "Bound",
+    "CauseKind",
+    "Contract",
+    "Figure",
+    "Limit",
+    "Selector",
+    "Side",
+    "is_in_table",
+]
+
 
 _MOST = 2**63 - 1
 
@@ -88,7 +109,7 @@ class Limit(Record, frozen=True, kw_only=True):
     rule: str = ""
 
     def __post_init__(self) -> None:
-        fact = self._find_fault()
+        fact = self._find_problem()
         if fact:
             raise ContractError(f"A limit on {self.figure} {fact}.")
 
@@ -113,7 +134,7 @@ class Limit(Record, frozen=True, kw_only=True):
         """Whether minimum and maximum are equal."""
         return self.least is not None and self.least == self.most
 
-    def _find_fault(self) -> str:
+    def _find_problem(self) -> str:
         if self.least is None and self.most is None:
             return "has neither a minimum nor a maximum. Give it one of them"
         bounds = [bound for bound in (self.least, self.most) if bound is not None]
@@ -142,7 +163,7 @@ class Contract(Record, frozen=True):
 
 
 def is_in_table(limit: Limit) -> bool:
-    """Whether a file has it in a table of its own, of which there may be many alike."""
+    """Whether a file has it in a `[[contract.comm]]` table of its own."""
     return limit.is_on_comm and not limit.is_on_unasked
 
 
@@ -152,8 +173,40 @@ def _key(limit: Limit) -> tuple[str, str, str]:
 
 
 def _order(limit: Limit) -> tuple[int, bool, int]:
-    """Figures of the whole as they are listed above; collectives stay in the order given."""
+    """Sort key: totals in the order of `Figure`, then collectives in their given order."""
     if limit.is_on_comm:
         return len(Figure) + is_in_table(limit), False, 0
     index = -1 if limit.severity is None else list(Severity).index(limit.severity)
     return list(Figure).index(limit.figure), bool(limit.rule), index
+
+
+Side = Literal["exact", "most", "least"]
+
+
+class Bound(NamedTuple):
+    """The figure that a key limits, and whether it is a minimum, a maximum or exact."""
+
+    figure: Figure
+    side: Side
+
+
+_SIDES: Final[tuple[tuple[str, Side], ...]] = (("", "exact"), ("min_", "least"), ("max_", "most"))
+UNASKED = "unasked"
+ANY = "any"
+CEILINGS = {
+    str(figure): figure for figure in Figure if figure not in (*COMM_FIGURES, Figure.FINDINGS)
+}
+CONTRACT_KEYS = (*CEILINGS, UNASKED, "findings", "comm")
+FINDING_KEYS = (ANY, *map(str, Severity), "rules")
+BOUNDS = {
+    f"{prefix}{figure}": Bound(figure, side) for figure in COMM_FIGURES for prefix, side in _SIDES
+}
+SELECTORS = {
+    "module": "module",
+    "phase": "phases",
+    "axis": "axes",
+    "kind": "kinds",
+    "cause": "causes",
+}
+"""Keys of a limit on collectives, and what a record calls them."""
+COMM_KEYS = (*SELECTORS, *BOUNDS)

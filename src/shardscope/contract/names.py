@@ -1,4 +1,4 @@
-"""The modules that a recording knows, and which of them a pattern fits."""
+"""The modules of a recording by name, and which of them a pattern matches."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import final
 from shardscope.record import Recording
 from shardscope.record.patterns import ANY_PARTS, is_pattern, matches_part
 
-__all__ = ["Names", "ancestors", "fold_numbers", "is_number"]
+__all__ = ["ModuleIndex", "ancestors", "fold_numbers", "is_number"]
 
 _MAX_COMPARED = 2_000  # names; comparing takes its time
 _MAX_DIGITS = 9
 
 
 @final
-class Names:
-    """Modules by name: those that were described, those that said something, and their parents."""
+class ModuleIndex:
+    """Modules by name: recorded modules, modules that issued collectives, and their parents."""
 
     def __init__(self, recording: Recording, owners: Iterable[str]) -> None:
-        speaking = dict.fromkeys(one for owner in owners for one in ancestors(owner))
-        found = dict.fromkeys(module.name for module in recording.modules) | speaking
-        self.order = {name: index for index, name in enumerate(found)}
+        issuing = dict.fromkeys(ancestor for owner in owners for ancestor in ancestors(owner))
+        names = dict.fromkeys(module.name for module in recording.modules) | issuing
+        self.order = {name: index for index, name in enumerate(names)}
         self._root = _Node()
         for module in recording.modules:
-            # A further name of a shared module is that module, unless it was told apart.
+            # An alias is the shared module, unless a module was recorded under that name.
             for name in module.aliases:
                 self._root.at(name).name = module.name
-        for name in found:
+        for name in names:
             self._root.at(name).name = name
-        self._fits: dict[str, tuple[str, ...]] = {}
+        self._matches: dict[str, tuple[str, ...]] = {}
 
-    def fit(self, pattern: str) -> tuple[str, ...]:
-        """All that the pattern fits, in the model's order."""
-        if pattern not in self._fits:
-            found = self._root.find(tuple(pattern.split(".")) if pattern else ())
-            self._fits[pattern] = tuple(sorted(found, key=self.order.__getitem__))
-        return self._fits[pattern]
+    def match(self, pattern: str) -> tuple[str, ...]:
+        """The names that the pattern matches, in the model's order."""
+        if pattern not in self._matches:
+            names = self._root.find(tuple(pattern.split(".")) if pattern else ())
+            self._matches[pattern] = tuple(sorted(names, key=self.order.__getitem__))
+        return self._matches[pattern]
 
     def suggest(self, pattern: str) -> tuple[str, ...]:
-        """Patterns much like it that fit something; some of those there are, if none is."""
+        """Similar patterns that match modules, or else a few existing ones."""
         folded = list(dict.fromkeys(map(fold_numbers, self.order)))[:_MAX_COMPARED]
-        near = get_close_matches(fold_numbers(pattern), [one for one in folded if one], n=3)
-        return tuple(near or [one for one in folded if one][:3])
+        near = get_close_matches(fold_numbers(pattern), [name for name in folded if name], n=3)
+        return tuple(near or [name for name in folded if name][:3])
 
 
 @final
 class _Node:
-    """A part of names, and the parts that follow it: thousands of names need not be compared."""
+    """A node of a prefix tree of names, so that not every name is compared with a pattern."""
 
     def __init__(self) -> None:
         self.name: str | None = None  # of the module that ends here, if one does
@@ -61,34 +61,39 @@ class _Node:
             node = node.children.setdefault(part, _Node())
         return node
 
-    def find(self, wanted: tuple[str, ...]) -> set[str]:
-        """Names from here on that the parts of a pattern fit."""
-        found: set[str] = set()
+    def find(self, parts: tuple[str, ...]) -> set[str]:
+        """Names below this node that the parts of a pattern match."""
+        names: set[str] = set()
         seen: set[tuple[int, int]] = set()
         pending = [(self, 0)]
         while pending:
-            node, at = pending.pop()
-            if (id(node), at) in seen:
+            node, position = pending.pop()
+            if (id(node), position) in seen:
                 continue
-            seen.add((id(node), at))
-            if at == len(wanted):
-                found |= set() if node.name is None else {node.name}
-            elif wanted[at] == ANY_PARTS:
-                pending += [(node, at + 1), *((child, at) for child in node.children.values())]
+            seen.add((id(node), position))
+            if position == len(parts):
+                names |= set() if node.name is None else {node.name}
+            elif parts[position] == ANY_PARTS:
+                pending += [
+                    (node, position + 1),
+                    *((child, position) for child in node.children.values()),
+                ]
             else:
-                pending += [(child, at + 1) for child in node.fitting(wanted[at])]
-        return found
+                pending += [
+                    (child, position + 1) for child in node.matching_children(parts[position])
+                ]
+        return names
 
-    def fitting(self, wanted: str) -> Iterable[_Node]:
-        """The children that one part of a pattern fits."""
-        if not is_pattern(wanted):
-            return [self.children[wanted]] if wanted in self.children else []
-        return [child for part, child in self.children.items() if matches_part(wanted, part)]
+    def matching_children(self, pattern_part: str) -> Iterable[_Node]:
+        """The children that a part of a pattern matches."""
+        if not is_pattern(pattern_part):
+            return [self.children[pattern_part]] if pattern_part in self.children else []
+        return [child for part, child in self.children.items() if matches_part(pattern_part, part)]
 
 
 @lru_cache(maxsize=65536)
 def ancestors(name: str) -> tuple[str, ...]:
-    """The root, and every module on the way to this one, itself included."""
+    """The names of the root, of every module that contains this one, and its own."""
     return tuple(_prefixes(name))
 
 

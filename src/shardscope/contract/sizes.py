@@ -1,4 +1,4 @@
-"""Sizes as people write them, and as they can be told apart."""
+"""Parses and formats sizes in bytes, such as `64MiB`, without losing digits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MOST = 2**63 - 1
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of `64MiB`, `80 GB`, `80g` (binary, as people mean it) or `512`; None of all else."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    """The bytes of `64MiB`, `80 GB`, `80g` (binary) or `512`; None for other text."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         return None
-    is_decimal = not found[3] and text.strip().upper().endswith("B")
-    unit = (1000 if is_decimal else 1024) ** _POWERS[found[2].upper()]
-    whole, _, rest = found[1].partition(".")
-    # In whole numbers: a float has too few digits for the bytes of a large device.
-    num_bytes = int(whole[:20]) * unit + int(rest[:18] or 0) * unit // 10 ** len(rest[:18])
+    is_decimal = not match[3] and text.strip().upper().endswith("B")
+    unit = (1000 if is_decimal else 1024) ** _POWERS[match[2].upper()]
+    integer, _, rest = match[1].partition(".")
+    # In integers: a float has too few digits for the bytes of a large device.
+    num_bytes = int(integer[:20]) * unit + int(rest[:18] or 0) * unit // 10 ** len(rest[:18])
     return num_bytes if num_bytes <= _MOST else None
 
 
 def write_size(num_bytes: int) -> str | int:
-    """`64MiB` where that is all of it, else the bytes: `parse_size` gives the same number back."""
+    """`64MiB` if that is exact, else the number of bytes; `parse_size` inverts it."""
     for power, unit in zip((4, 3, 2, 1), _UNITS, strict=True):
         if num_bytes and num_bytes % 1024**power == 0:
             return f"{num_bytes >> 10 * power}{unit}"
@@ -35,7 +35,7 @@ def write_size(num_bytes: int) -> str | int:
 
 
 def round_up(num_bytes: int, slack: float) -> int:
-    """That share more, up to the next number that is short to write."""
+    """Add the fraction `slack`, and round up to a number that is short to write."""
     most = math.ceil(num_bytes * (1 + slack))
     # Three to four digits of the unit below: 70,464,308 bytes are at most 68,813 KiB.
     unit = 1 << 10 * max(0, (most.bit_length() - 1) // 10 - 1)
@@ -43,7 +43,7 @@ def round_up(num_bytes: int, slack: float) -> int:
 
 
 def describe_size(num_bytes: int) -> str:
-    """`64 MiB`, `512 bytes`, `67,108,868 bytes (64.0 MiB)`: two that differ look different."""
+    """`64 MiB`, `512 bytes`, `67,108,868 bytes (64.0 MiB)`: distinct for distinct sizes."""
     if num_bytes < 1024:
         return f"{num_bytes} byte{'' if num_bytes == 1 else 's'}"
     written = write_size(num_bytes)

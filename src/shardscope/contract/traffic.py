@@ -1,4 +1,6 @@
-"""Collectives added up per rank, module and what a limit may ask for."""
+"""Collectives of a trace or a parallel program, summed by rank, module and the keys that a limit
+may select.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,153 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
+from msgspec import Struct
+
 from shardscope.contract.limits import COMM_FIGURES, CauseKind, Figure, Selector
-from shardscope.contract.names import Names, ancestors
-from shardscope.contract.said import (
-    Said,
-    classify_cause,
-    has_trace,
-    list_said,
-    list_silent,
-    ranks_of,
+from shardscope.contract.names import ModuleIndex, ancestors
+from shardscope.record import (
+    BucketReduce,
+    Call,
+    Cause,
+    Collective,
+    CollectiveKind,
+    Compiled,
+    FullyShard,
+    Phase,
+    PlacedKind,
+    RankSpan,
+    Recording,
+    Redistribute,
+    Source,
+    describe_cause,
+    expand_ranks,
+    name_axis,
 )
-from shardscope.record import CollectiveKind, Phase, RankSpan, Recording
 
-__all__ = ["Facet", "Reading", "Traffic", "facet_of", "matches", "read_traffic"]
+__all__ = [
+    "Facet",
+    "IssuedCollective",
+    "Reading",
+    "Traffic",
+    "classify_cause",
+    "facet_of",
+    "has_trace",
+    "list_collectives",
+    "list_parameter_modules",
+    "matches",
+    "ranks_of",
+    "read_traffic",
+]
 
-Tally = tuple[int, int, int, int]  # count, and bytes put in, sent and got out, as COMM_FIGURES
-_NOTHING: Tally = (0, 0, 0, 0)
+
+_STATE_KINDS = (PlacedKind.PARAMETER, PlacedKind.BUFFER)
+
+
+class IssuedCollective(Struct, frozen=True, gc=False):
+    """A collective of a rank; `sizes` are its input, output and wire bytes."""
+
+    rank: int
+    module: str | None
+    phase: Phase
+    axis: str
+    kind: CollectiveKind
+    cause: Cause | str | None
+    sizes: tuple[int, int, int]
+    source: Source | None
+
+    @property
+    def reason(self) -> str:
+        """Why it was issued, as text."""
+        return self.cause if isinstance(self.cause, str) else describe_cause(self.cause)
+
+
+def has_trace(recording: Recording) -> bool:
+    """Whether collectives were traced; old recordings without an instrument are traces."""
+    instruments = recording.run.instruments
+    return "trace" in instruments or bool(recording.collectives) or not instruments
+
+
+def list_collectives(recording: Recording) -> Sequence[IssuedCollective] | None:
+    """All collectives, or None if they were not recorded."""
+    if has_trace(recording):
+        world_size = recording.run.world_size
+        return [_read(call, world_size) for call in recording.collectives]
+    if not recording.parallel:
+        return None
+    # All ranks of a program issue the same collectives; each program counts as a rank.
+    return [
+        IssuedCollective(
+            index,
+            inserted.module,
+            inserted.phase,
+            inserted.axis,
+            inserted.kind,
+            inserted.cause,
+            (inserted.size_bytes, 0, 0),
+            inserted.source,
+        )
+        for index, program in enumerate(recording.parallel)
+        for inserted in program.inserted
+    ]
+
+
+def list_parameter_modules(recording: Recording) -> list[str]:
+    """The modules of parallel programs that have parameters or buffers."""
+    names = (
+        value.name
+        for program in recording.parallel
+        for value in program.placed
+        if value.kind in _STATE_KINDS
+    )
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def ranks_of(recording: Recording) -> tuple[int, ...]:
+    """The ranks that `list_collectives` covers, including those without collectives."""
+    if has_trace(recording):
+        return tuple(dict.fromkeys(expand_ranks(recording.run.ranks)))
+    return tuple(range(len(recording.parallel)))
+
+
+def _read(call: Collective, world_size: int) -> IssuedCollective:
+    return IssuedCollective(
+        call.rank,
+        call.owner,
+        call.phase,
+        name_axis(call, world_size),
+        call.kind,
+        call.cause,
+        (call.input_bytes, call.output_bytes, call.wire_bytes),
+        call.source,
+    )
+
+
+def classify_cause(cause: Cause | str | None) -> tuple[CauseKind, ...]:
+    """The names that a contract has for the cause."""
+    match cause:
+        case Redistribute(is_implicit=True):
+            return (CauseKind.REDISTRIBUTE, CauseKind.UNASKED)
+        case Redistribute():
+            return (CauseKind.REDISTRIBUTE,)
+        case FullyShard():
+            return (CauseKind.FULLY_SHARD,)
+        case BucketReduce():
+            return (CauseKind.DDP_BUCKET,)
+        case Call():
+            return (CauseKind.CALL,)
+        case Compiled():
+            return (CauseKind.COMPILED,)
+    return (CauseKind.UNKNOWN,)
+
+
+TrafficTotals = tuple[
+    int, int, int, int
+]  # count, and bytes put in, sent and got out, as COMM_FIGURES
+_ZERO: TrafficTotals = (0, 0, 0, 0)
 
 
 class Facet(NamedTuple):
-    """What a limit may ask for besides a module."""
+    """The properties of a collective that a limit may select, besides its module."""
 
     phase: Phase
     axis: str
@@ -34,164 +163,179 @@ class Facet(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a figure is in one module (in all, where it is None) on some ranks that are alike."""
+    """A figure in a module (in all modules, if None) on identical ranks."""
 
     module: str | None
     ranks: tuple[int, ...]
     value: int
 
 
-# Sums of ranks that are alike, by module; None is everything.
-_Sums = dict[str | None, Tally]
-# What modules said themselves.
-_Own = dict[Facet, dict[str | None, Tally]]
+# Sums of identical ranks, by module; None is the total.
+_Sums = dict[str | None, TrafficTotals]
+# Totals of each module's own collectives, by facet.
+_Own = dict[Facet, dict[str | None, TrafficTotals]]
 
 
 @final
 class Traffic:
-    """What was said in a recording; ranks that said the same are one."""
+    """The collectives of a recording; ranks that issued the same ones are grouped."""
 
-    def __init__(self, recording: Recording, said: Sequence[Said]) -> None:
+    def __init__(self, recording: Recording, collectives: Sequence[IssuedCollective]) -> None:
         self.recording = recording
-        self._by_rank: dict[int, list[Said]] = {rank: [] for rank in ranks_of(recording)}
-        for one in said:
-            self._by_rank.setdefault(one.rank, []).append(one)
-        self._classes = list(_fold_ranks(self._by_rank))
+        self._collectives_by_rank: dict[int, list[IssuedCollective]] = {
+            rank: [] for rank in ranks_of(recording)
+        }
+        for collective in collectives:
+            self._collectives_by_rank.setdefault(collective.rank, []).append(collective)
+        self._classes = list(_fold_ranks(self._collectives_by_rank))
         owners = dict.fromkeys(owner for owner, _ in self.owned() if owner is not None)
-        self.names = Names(recording, [*owners, *list_silent(recording)])
-        self.axes = _list_axes(recording, said)
+        self.names = ModuleIndex(recording, [*owners, *list_parameter_modules(recording)])
+        self.axes = _list_axes(recording, collectives)
         self._sums: dict[Selector, list[_Sums]] = {}
-        self._within: dict[int, dict[str | None, list[Said]]] = {}  # of ranks that were asked for
-        self._holders: dict[str, list[RankSpan]] = defaultdict(list)
+        self._collectives_by_module: dict[
+            int, dict[str | None, list[IssuedCollective]]
+        ] = {}  # of ranks that were asked for
+        self._module_ranks: dict[str, list[RankSpan]] = defaultdict(list)
         for module in recording.modules:
-            self._holders[module.name].extend(module.ranks)
+            self._module_ranks[module.name].extend(module.ranks)
 
     @property
     def is_traced(self) -> bool:
-        """Whether all is known of each collective; of a program that was cut less is."""
+        """Whether every figure of a collective is known; in a parallel program fewer are."""
         return has_trace(self.recording)
 
     @property
     def is_lossy(self) -> bool:
-        """Whether there was more than this."""
+        """Whether records were lost."""
         return any(gap.is_loss for gap in self.recording.gaps)
 
     def owned(self) -> Iterator[tuple[str | None, Facet]]:
-        """Modules and what they themselves said, each once."""
+        """Modules with the facets of their own collectives, each pair once."""
         yield from dict.fromkeys(
             (owner, facet)
-            for _, own in self._classes
-            for facet, tallies in own.items()
+            for _, totals_by_facet in self._classes
+            for facet, tallies in totals_by_facet.items()
             for owner in tallies
         )
 
-    def has_what(self, selector: Selector) -> bool:
-        """Whether there is such a module, and such an axis."""
-        has_module = selector.module is None or bool(self.names.fit(selector.module))
+    def has_module_and_axes(self, selector: Selector) -> bool:
+        """Whether the selector's module and axes exist."""
+        has_module = selector.module is None or bool(self.names.match(selector.module))
         return has_module and all(axis in self.axes for axis in selector.axes)
 
     def read(self, selector: Selector, figure: Figure) -> list[Reading]:
-        """The figure for each module that fits, on each rank that has it."""
-        place = COMM_FIGURES.index(figure)
-        modules = (None,) if selector.module is None else self.names.fit(selector.module)
-        wanted, everything = self._sum_up(selector._replace(module=None)), self._sum_up(Selector())
+        """The figure for each module that matches, on each group of ranks that has it."""
+        figure_index = COMM_FIGURES.index(figure)
+        modules = (None,) if selector.module is None else self.names.match(selector.module)
+        selected, unselected = (
+            self._sums_for(selector._replace(module=None)),
+            self._sums_for(Selector()),
+        )
         return [
-            Reading(module, ranks, sums.get(module, _NOTHING)[place])
+            Reading(module, ranks, sums.get(module, _ZERO)[figure_index])
             for module in modules
-            for (ranks, _), sums, others in zip(self._classes, wanted, everything, strict=True)
-            if module is None or module in others or self._is_held(module, ranks)
+            for (ranks, _), sums, all_sums in zip(self._classes, selected, unselected, strict=True)
+            if module is None or module in all_sums or self._has_module(module, ranks)
         ]
 
-    def list_said(self, reading: Reading, selector: Selector) -> list[Said]:
-        """What one of the ranks said that counts."""
+    def list_collectives(self, reading: Reading, selector: Selector) -> list[IssuedCollective]:
+        """The selected collectives of the first rank of a reading."""
         rank = reading.ranks[0]
-        if rank not in self._within:
-            self._within[rank] = _sort_by_module(self._by_rank[rank])
-        said = self._within[rank].get(reading.module, ())
-        return [one for one in said if matches(selector, facet_of(one))]
+        if rank not in self._collectives_by_module:
+            self._collectives_by_module[rank] = _sort_by_module(self._collectives_by_rank[rank])
+        collectives = self._collectives_by_module[rank].get(reading.module, ())
+        return [collective for collective in collectives if matches(selector, facet_of(collective))]
 
-    def _sum_up(self, selector: Selector) -> list[_Sums]:
+    def _sums_for(self, selector: Selector) -> list[_Sums]:
         if selector not in self._sums:
-            self._sums[selector] = [_add_up(own, selector) for _, own in self._classes]
+            self._sums[selector] = [_sum_by_module(own, selector) for _, own in self._classes]
         return self._sums[selector]
 
-    def _is_held(self, module: str, ranks: tuple[int, ...]) -> bool:
-        """Whether one of the ranks has it; stages of a pipeline do not have each other's."""
+    def _has_module(self, module: str, ranks: tuple[int, ...]) -> bool:
+        """Whether one of the ranks has the module: pipeline stages have different modules."""
         if not self.is_traced:
             return True
         spans = [
             range(span.first, span.first + span.count * span.step, span.step)
-            for span in self._holders.get(module, ())
+            for span in self._module_ranks.get(module, ())
         ]
         return any(rank in span for span in spans for rank in ranks)
 
 
 def read_traffic(recording: Recording) -> Traffic | None:
-    """What was said, or None if nobody looked."""
-    said = list_said(recording)
-    return None if said is None else Traffic(recording, said)
+    """The collectives of a recording, or None if they were not recorded."""
+    collectives = list_collectives(recording)
+    return None if collectives is None else Traffic(recording, collectives)
 
 
 def matches(selector: Selector, facet: Facet) -> bool:
-    """Whether it is one of those asked for, whatever its module."""
+    """Whether the selector selects a collective with this facet, in any module."""
     return (
         (not selector.phases or facet.phase in selector.phases)
         and (not selector.axes or facet.axis in selector.axes)
         and (not selector.kinds or facet.kind in selector.kinds)
-        and (not selector.causes or any(one in selector.causes for one in facet.causes))
+        and (not selector.causes or any(cause in selector.causes for cause in facet.causes))
     )
 
 
-def facet_of(one: Said) -> Facet:
-    """What it is, whatever its module."""
-    return Facet(one.phase, one.axis, one.kind, classify_cause(one.cause))
+def facet_of(collective: IssuedCollective) -> Facet:
+    """The facet of a collective."""
+    return Facet(
+        collective.phase, collective.axis, collective.kind, classify_cause(collective.cause)
+    )
 
 
-def _sort_by_module(said: Sequence[Said]) -> dict[str | None, list[Said]]:
-    """By each module that it counts for: its own, those that hold that, and None for all."""
-    within: dict[str | None, list[Said]] = defaultdict(list)
-    for one in said:
-        for module in _modules_of(one.module):
-            within[module].append(one)
-    return within
+def _sort_by_module(
+    collectives: Sequence[IssuedCollective],
+) -> dict[str | None, list[IssuedCollective]]:
+    """The collectives of each module, including those of its submodules; None has all."""
+    by_module: dict[str | None, list[IssuedCollective]] = defaultdict(list)
+    for collective in collectives:
+        for module in _modules_of(collective.module):
+            by_module[module].append(collective)
+    return by_module
 
 
 def _modules_of(owner: str | None) -> tuple[str | None, ...]:
     return (None,) if owner is None else (None, *ancestors(owner))
 
 
-def _fold_ranks(by_rank: dict[int, list[Said]]) -> Iterator[tuple[tuple[int, ...], _Own]]:
-    alike: dict[frozenset[object], tuple[list[int], _Own]] = {}
-    for rank, said in sorted(by_rank.items()):
+def _fold_ranks(
+    by_rank: dict[int, list[IssuedCollective]],
+) -> Iterator[tuple[tuple[int, ...], _Own]]:
+    groups: dict[frozenset[object], tuple[list[int], _Own]] = {}
+    for rank, collectives in sorted(by_rank.items()):
         own: _Own = defaultdict(dict)
-        for one in said:
-            put_in, got_out, sent = one.sizes
-            tallies = own[facet_of(one)]
-            before = tallies.get(one.module, _NOTHING)
-            tallies[one.module] = _plus(before, (1, put_in, sent, got_out))
-        likeness = frozenset((facet, *item) for facet, some in own.items() for item in some.items())
-        alike.setdefault(likeness, ([], own))[0].append(rank)
-    for ranks, own in alike.values():
+        for collective in collectives:
+            input_bytes, output_bytes, wire_bytes = collective.sizes
+            tallies = own[facet_of(collective)]
+            before = tallies.get(collective.module, _ZERO)
+            tallies[collective.module] = _add(before, (1, input_bytes, wire_bytes, output_bytes))
+        group_key = frozenset(
+            (facet, *item) for facet, module_totals in own.items() for item in module_totals.items()
+        )
+        groups.setdefault(group_key, ([], own))[0].append(rank)
+    for ranks, own in groups.values():
         yield tuple(ranks), own
 
 
-def _add_up(own: _Own, selector: Selector) -> _Sums:
+def _sum_by_module(own: _Own, selector: Selector) -> _Sums:
     sums: _Sums = {}
     for facet, tallies in own.items():
         if not matches(selector, facet):
             continue
         for owner, tally in tallies.items():
             for module in _modules_of(owner):
-                sums[module] = _plus(sums.get(module, _NOTHING), tally)
+                sums[module] = _add(sums.get(module, _ZERO), tally)
     return sums
 
 
-def _plus(one: Tally, other: Tally) -> Tally:
-    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+def _add(first: TrafficTotals, second: TrafficTotals) -> TrafficTotals:
+    return first[0] + second[0], first[1] + second[1], first[2] + second[2], first[3] + second[3]
 
 
-def _list_axes(recording: Recording, said: Sequence[Said]) -> tuple[str, ...]:
+def _list_axes(recording: Recording, collectives: Sequence[IssuedCollective]) -> tuple[str, ...]:
     named = [axis.name for axis in recording.run.axes]
     named += [axis.name for program in recording.parallel for axis in program.axes]
     named += [group.axis for group in recording.groups if group.axis is not None]
-    return tuple(dict.fromkeys([*named, *(one.axis for one in said)]))
+    return tuple(dict.fromkeys([*named, *(collective.axis for collective in collectives)]))

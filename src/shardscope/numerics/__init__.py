@@ -1,1 +1,1 @@
-"""HOW FAR OFF A NUMBER MAY BE: distances, noise floors, double precision, verdicts."""
+"""Numerical equality: distances, noise floors, double precision, perturbed rounding, verdicts."""

@@ -1,10 +1,4 @@
-"""A program run with other roundings: what it might as well have given.
-
-Whatever an op had to round is rounded otherwise, by chance, and what it sums is summed as if in
-another order. What an op computes exactly (a maximum, a copy, a count) stays as it is, and so do
-comparisons that do not hang on a last place. Several such runs tell, element by element, what a
-result is worth.
-"""
+"""Runs a program with perturbed rounding, to sample the results that are equally right."""
 
 from __future__ import annotations
 
@@ -18,22 +12,23 @@ import torch
 from torch import Tensor
 
 from shardscope._torch.dispatch import TorchDispatchMode, is_overload, op_packet, op_schema
-from shardscope.numerics.noise import epsilon, is_inexact
-from shardscope.numerics.widen import (
+from shardscope.numerics.fp64 import (
+    convert_argument_to_fp64,
     is_random,
     map_arguments,
-    widen_argument,
     written_arguments,
 )
+from shardscope.numerics.noise import epsilon, is_inexact
 
-__all__ = ["RandomRounding"]
+__all__ = ["RandomRounding", "RngUseMode"]
 
-# They write what they are given, as it is.
-_MOVING = ("copy_", "fill_", "zero_", "set_", "resize_", "masked_fill_", "scatter_", "detach_")
-# They round nothing, whatever they are given: finding that out each time takes longer than they do.
-_EXACT = frozenset(
+
+# They write their arguments without rounding.
+_COPYING = ("copy_", "fill_", "zero_", "set_", "resize_", "masked_fill_", "scatter_", "detach_")
+# They never round. The list is faster than comparing with double precision in each call.
+_ROUNDING_FREE = frozenset(
     [
-        "_efficientzerotensor",  # which has no memory: to compute with it here would crash
+        "_efficientzerotensor",  # it has no storage: computing with it here would crash
         "abs",
         "cat",
         "clone",
@@ -51,15 +46,15 @@ _EXACT = frozenset(
         "zeros_like",
     ]
 )
-# Sums are taken in blocks: of n addends, the roundings of about the root of n add up.
+# Sums are computed in blocks: of n terms, about sqrt(n) roundings accumulate.
 _BLOCK = 4.0
 _NUM_DRAWN = 1 << 18
-_WHOLE = 8.0  # whole numbers this far below the last that a dtype tells apart are meant
+_INTEGRAL_MARGIN = 8.0  # integers so far below the largest of a dtype are taken for exact
 
 
 @final
 class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Rounds otherwise what each op gives; another seed, other roundings."""
+    """Perturbs the result of each op within its rounding error; each seed gives another sample."""
 
     supports_higher_order_operators = True  # torch would refuse to run them
 
@@ -69,78 +64,82 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = func(*args, **kwargs)
-        if not is_overload(func) or _is_exact(func) or is_random(func, args, kwargs):
-            return given
+        result = func(*args, **kwargs)
+        if not is_overload(func) or _is_rounding_free(func) or is_random(func, args, kwargs):
+            return result
         if written_arguments(func):
-            return self._shake_written(func, args, kwargs, given)
-        if not any(map(_is_plain, _tensors(given))) or not any(map(is_inexact, _tensors(given))):
-            return given
-        return self._shake(func, args, kwargs, given)
+            return self._perturb_written(func, args, kwargs, result)
+        if not any(map(_is_dense_local, _tensors(result))) or not any(
+            map(is_inexact, _tensors(result))
+        ):
+            return result
+        return self._perturb_result(func, args, kwargs, result)
 
-    def _shake(self, func: Any, args: Any, kwargs: dict[str, Any], given: Any) -> Any:
-        growth = _find_growth(func, (args, tuple(kwargs.values())), given)
-        wide_args = map_arguments(args, widen_argument)
-        wide_kwargs = {name: map_arguments(one, widen_argument) for name, one in kwargs.items()}
+    def _perturb_result(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        growth = _find_growth(func, (args, tuple(kwargs.values())), result)
+        wide_args = map_arguments(args, convert_argument_to_fp64)
+        wide_kwargs = {
+            name: map_arguments(value, convert_argument_to_fp64) for name, value in kwargs.items()
+        }
         try:
-            exact = func(*wide_args, **wide_kwargs)
-            amount = growth * _accumulation(given)
-            shaken = map_arguments(wide_args, lambda one: self._perturb(one, amount))
-            other = func(*shaken, **wide_kwargs)
+            fp64 = func(*wide_args, **wide_kwargs)
+            amount = growth * _accumulation(result)
+            perturbed_args = map_arguments(wide_args, lambda value: self._perturb(value, amount))
+            perturbed_fp64 = func(*perturbed_args, **wide_kwargs)
         except (RuntimeError, NotImplementedError, TypeError):  # no kernel for double precision
-            exact = other = None
+            fp64 = perturbed_fp64 = None
         is_pointwise = torch.Tag.pointwise in func.tags
         return _zip(
-            given,
-            exact,
-            other,
+            result,
+            fp64,
+            perturbed_fp64,
             lambda *three: self._round(*three, growth=growth, is_pointwise=is_pointwise),
         )
 
     def _round(
         self,
-        given: Any,
-        exact: Any,
-        other: Any,
+        result: Any,
+        fp64: Any,
+        perturbed_fp64: Any,
         *,
         growth: float,
         is_pointwise: bool,
     ) -> Any:
-        """`other` rounded by chance where `given` had to be rounded, and `given` elsewhere."""
-        if not isinstance(given, Tensor) or not is_inexact(given) or not _is_plain(given):
-            return given
-        amount = max(epsilon(given.dtype) / 2, growth * _accumulation(given))
-        if exact is None or exact.dtype == given.dtype or exact.shape != given.shape:
-            return self._perturb(given, 2 * amount)
-        is_rounded = exact != given
-        if not is_pointwise:  # one that is exact by luck would not be in another order
-            is_rounded = is_rounded.any() & ~_is_whole(given)
-        rounded = self._change(other, amount).to(given.dtype)
-        return torch.where(is_rounded, rounded, given)
+        """`perturbed_fp64`, rounded, where `result` was rounded; `result` elsewhere."""
+        if not isinstance(result, Tensor) or not is_inexact(result) or not _is_dense_local(result):
+            return result
+        amount = max(epsilon(result.dtype) / 2, growth * _accumulation(result))
+        if fp64 is None or fp64.dtype == result.dtype or fp64.shape != result.shape:
+            return self._perturb(result, 2 * amount)
+        is_rounded = fp64 != result
+        if not is_pointwise:  # a sum that is exact by luck would not be so in another order
+            is_rounded = is_rounded.any() & ~_is_integral(result)
+        rounded = self._change(perturbed_fp64, amount).to(result.dtype)
+        return torch.where(is_rounded, rounded, result)
 
-    def _shake_written(self, func: Any, args: Any, kwargs: dict[str, Any], given: Any) -> Any:
-        if op_packet(func).__name__ in _MOVING:
-            return given
-        places = written_arguments(func)
-        written = [one for index, one in enumerate(args) if index in places]
-        written += [one for name, one in kwargs.items() if name in places]
-        for tensor in {id(one): one for one in _tensors((written, given))}.values():
-            if is_inexact(tensor) and _is_plain(tensor):
+    def _perturb_written(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        if op_packet(func).__name__ in _COPYING:
+            return result
+        written_keys = written_arguments(func)
+        written = [value for index, value in enumerate(args) if index in written_keys]
+        written += [value for name, value in kwargs.items() if name in written_keys]
+        for tensor in {id(tensor): tensor for tensor in _tensors((written, result))}.values():
+            if is_inexact(tensor) and _is_dense_local(tensor):
                 tensor.copy_(self._perturb(tensor, epsilon(tensor.dtype)))
-        return given
+        return result
 
     def _perturb(self, value: Any, amount: float) -> Any:
-        """A tensor with its numbers changed by up to `amount` of them; whole ones stay."""
-        if not isinstance(value, Tensor) or not is_inexact(value) or not _is_plain(value):
+        """A tensor changed by up to `amount`, relative to each element; integers are unchanged."""
+        if not isinstance(value, Tensor) or not is_inexact(value) or not _is_dense_local(value):
             return value
-        return torch.where(_is_whole(value), value, self._change(value, amount))
+        return torch.where(_is_integral(value), value, self._change(value, amount))
 
     def _change(self, value: Tensor, amount: float) -> Tensor:
         drawn = self._draw(value.numel(), value.device).view(value.shape)
         return (value * (drawn * (2 * amount) + (1 - amount))).to(value.dtype)
 
     def _draw(self, count: int, device: torch.device) -> Tensor:
-        """So many numbers between zero and one."""
+        """A number of random values between zero and one."""
         if count > _NUM_DRAWN:
             generator = torch.Generator(device).manual_seed(self._random.getrandbits(60))
             return torch.rand(count, generator=generator, dtype=torch.float64, device=device)
@@ -150,46 +149,48 @@ class RandomRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _draw_many(device: torch.device) -> Tensor:
-    """Numbers to take pieces of: drawing them for each op anew takes longer than the op."""
+    """Random values to take slices of: drawing them in each op takes longer than the op."""
     generator = torch.Generator(device).manual_seed(0)
     return torch.rand(2 * _NUM_DRAWN, generator=generator, dtype=torch.float64, device=device)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def _is_dense_local(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
-def _is_whole(tensor: Tensor) -> Tensor:
-    """Where numbers are whole, and small enough not to be whole by chance."""
+def _is_integral(tensor: Tensor) -> Tensor:
+    """A mask of elements that are integers, and small enough not to be so by chance."""
     if tensor.is_complex():
         return torch.zeros_like(tensor, dtype=torch.bool)
-    limit = 1 / (_WHOLE * epsilon(tensor.dtype))
+    limit = 1 / (_INTEGRAL_MARGIN * epsilon(tensor.dtype))
     return (tensor == tensor.round()) & (tensor.abs() <= limit)
 
 
-def _accumulation(given: Any) -> float:
-    """The last place of what ops compute with inside: short dtypes are summed in single."""
-    finest = min(epsilon(one.dtype) for one in _tensors(given) if is_inexact(one))
+def _accumulation(result: Any) -> float:
+    """The machine epsilon in which ops accumulate: float32 for lower dtypes."""
+    finest = min(epsilon(tensor.dtype) for tensor in _tensors(result) if is_inexact(tensor))
     return min(finest, epsilon(torch.float32))
 
 
-def _find_growth(func: Any, args: Any, given: Any) -> float:
-    """How many last places an op may be off by, because of how many numbers it sums."""
+def _find_growth(func: Any, args: Any, result: Any) -> float:
+    """The error of an op in units in the last place, which grows with the length of its sums."""
     if torch.Tag.pointwise in func.tags:
         return 1.0
-    inputs = [one for one in _tensors(args) if is_inexact(one)]
-    largest = max((one.numel() for one in inputs), default=1)
-    smallest = min((one.numel() for one in _tensors(given) if one.numel()), default=1)
-    longest = max((size for one in inputs for size in one.shape), default=1)
+    inputs = [tensor for tensor in _tensors(args) if is_inexact(tensor)]
+    largest = max((tensor.numel() for tensor in inputs), default=1)
+    smallest = min((tensor.numel() for tensor in _tensors(result) if tensor.numel()), default=1)
+    longest = max((size for tensor in inputs for size in tensor.shape), default=1)
     return max(1.0, math.sqrt(max(largest / smallest, longest)) / _BLOCK)
 
 
 @cache
-def _is_exact(func: Any) -> bool:
-    """Whether an op only moves numbers, or gives a view of them."""
+def _is_rounding_free(func: Any) -> bool:
+    """Whether an op only moves values, or returns a view."""
     returns = op_schema(func).returns
-    is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
-    return is_view or (func.namespace == "aten" and op_packet(func).__name__ in _EXACT)
+    is_view = any(
+        returned.alias_info is not None and not returned.alias_info.is_write for returned in returns
+    )
+    return is_view or (func.namespace == "aten" and op_packet(func).__name__ in _ROUNDING_FREE)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -200,10 +201,26 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _zip(given: Any, exact: Any, other: Any, change: Any) -> Any:
-    """`change` of what three calls of an op returned, item by item."""
-    if not isinstance(given, list | tuple):
-        return change(given, exact, other)
-    missing = [None] * len(given)
-    rows = zip(given, exact or missing, other or missing, strict=True)
-    return type(given)(_zip(*row, change) for row in rows)
+def _zip(result: Any, fp64: Any, perturbed_fp64: Any, change: Any) -> Any:
+    """Apply `change` to the results of three calls of an op, item by item."""
+    if not isinstance(result, list | tuple):
+        return change(result, fp64, perturbed_fp64)
+    missing = [None] * len(result)
+    rows = zip(result, fp64 or missing, perturbed_fp64 or missing, strict=True)
+    return type(result)(_zip(*row, change) for row in rows)
+
+
+@final
+class RngUseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records whether any op draws random numbers."""
+
+    supports_higher_order_operators = True  # torch would refuse to run them
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_drawn = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.has_drawn |= is_overload(func) and is_random(func, args, kwargs)
+        return func(*args, **kwargs)

@@ -1,8 +1,4 @@
-"""Is what a compiled function gave right? Each value against eager and against double precision.
-
-Shapes and dtypes first, then where NaN and infinities are, then numbers; whole numbers and truth
-values must be equal. Nothing is held to a tolerance of ours: see elements.py.
-"""
+"""Compares the values of a compiled function with eager execution and with double precision."""
 
 from __future__ import annotations
 
@@ -13,15 +9,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardscope.numerics.case import Case, Exact, MoreRuns, Values, Verdict, no_more_runs, plain
-from shardscope.numerics.deviation import describe, relate, spell, unravel
-from shardscope.numerics.inexact import MANY, compare_numbers
-from shardscope.numerics.noise import as_exact, find_rms, is_inexact
+from shardscope.numerics.elements import (
+    MANY,
+    compare_numbers,
+    describe,
+    format_attribute,
+    relative_error,
+    unravel,
+)
+from shardscope.numerics.noise import (
+    Case,
+    GetFp64Values,
+    PerturbedRuns,
+    Values,
+    Verdict,
+    dense_local,
+    find_rms,
+    is_inexact,
+    no_perturbed_runs,
+    to_fp64_on_cpu,
+)
 from shardscope.record import Condition, Deviation
 
 __all__ = ["compare", "compare_value", "is_same"]
 
-# Other classes need not know what equal means.
+
+# Other classes may not define equality.
 _COMPARABLE = (
     *(bool, int, str, bytes, Enum, range, slice),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
@@ -29,74 +42,85 @@ _COMPARABLE = (
 
 
 def compare(
-    compiled: Values, eager: Values, exact: Exact, others: MoreRuns = no_more_runs
+    compiled: Values,
+    eager: Values,
+    get_fp64: GetFp64Values,
+    perturbed_runs: PerturbedRuns = no_perturbed_runs,
 ) -> Iterator[Verdict]:
-    """A verdict on each value that either run gave, one after the other."""
+    """A verdict on each value of either run, in eager's order."""
     for name in (*eager, *(name for name in compiled if name not in eager)):
         if name not in eager:
-            yield _settle_wrong(name, f"{name} exists, but not in eager execution")
+            yield _report_wrong(name, f"{name} exists, but not in eager execution")
         elif name not in compiled:
-            yield _settle_wrong(name, f"{name} is missing")
+            yield _report_wrong(name, f"{name} is missing")
         else:
-            yield compare_value(name, compiled[name], eager[name], exact, others)
+            yield compare_value(name, compiled[name], eager[name], get_fp64, perturbed_runs)
 
 
 def compare_value(
-    name: str, compiled: Any, eager: Any, exact: Exact, others: MoreRuns = no_more_runs
+    name: str,
+    compiled: Any,
+    eager: Any,
+    get_fp64: GetFp64Values,
+    perturbed_runs: PerturbedRuns = no_perturbed_runs,
 ) -> Verdict:
-    """The verdict on one value, of that name in all runs."""
+    """The verdict on one value, which has this name in all runs."""
     if not isinstance(eager, Tensor) or not isinstance(compiled, Tensor):
-        return _compare_plain(name, compiled, eager, exact)
-    difference = _find_outward_difference(compiled, eager)
+        return _compare_non_tensors(name, compiled, eager, get_fp64)
+    difference = _find_metadata_difference(compiled, eager)
     if difference:
-        return _settle_wrong(name, f"{name} {difference}")
+        return _report_wrong(name, f"{name} {difference}")
     if eager.is_meta:
         return Verdict(name, Condition.FINE)
-    compiled, eager = plain(compiled), plain(eager)
+    compiled, eager = dense_local(compiled), dense_local(eager)
     if is_same(compiled, eager):
         return Verdict(name, Condition.FINE)
-    known = (exact() or {}).get(name)
+    known = (get_fp64() or {}).get(name)
     if isinstance(known, Tensor):
-        known = plain(known)
+        known = dense_local(known)
         known = known if known.shape == eager.shape else None
-    case = Case(name, compiled, eager, known, others)
-    return compare_numbers(case) if is_inexact(eager) else _compare_whole(case)
+    case = Case(name, compiled, eager, known, perturbed_runs)
+    return compare_numbers(case) if is_inexact(eager) else _compare_integers(case)
 
 
-def _compare_plain(name: str, compiled: Any, eager: Any, exact: Exact) -> Verdict:
+def _compare_non_tensors(name: str, compiled: Any, eager: Any, get_fp64: GetFp64Values) -> Verdict:
     if isinstance(eager, Iterator) and isinstance(compiled, Iterator):
-        return Verdict(name, Condition.FINE)  # the compiler has kinds of its own
+        return Verdict(name, Condition.FINE)  # compiled code returns iterators of other classes
     if type(compiled) is not type(eager):
-        return _settle_wrong(name, f"{name} is {describe(compiled)} instead of {describe(eager)}")
+        return _report_wrong(name, f"{name} is {describe(compiled)} instead of {describe(eager)}")
     if isinstance(eager, float | complex):
         dtype = torch.complex128 if isinstance(eager, complex) else torch.float64
-        got, wanted = (torch.tensor(one, dtype=dtype) for one in (compiled, eager))
+        got, wanted = (torch.tensor(value, dtype=dtype) for value in (compiled, eager))
         if is_same(got, wanted):
             return Verdict(name, Condition.FINE)
-        value = (exact() or {}).get(name)
+        value = (get_fp64() or {}).get(name)
         known = torch.tensor(value, dtype=dtype) if type(value) is type(eager) else None
-        # A number in Python came out of a tensor that was shorter than it is.
-        case = Case(name, got, wanted, known, no_more_runs)
+        # A Python number comes from a tensor, usually of lower precision.
+        case = Case(name, got, wanted, known, no_perturbed_runs)
         return compare_numbers(case, dtype=torch.float32)
     if not isinstance(eager, _COMPARABLE) or compiled == eager:
         return Verdict(name, Condition.FINE)
-    return _settle_wrong(name, f"{name} is {describe(compiled)} instead of {describe(eager)}")
+    return _report_wrong(name, f"{name} is {describe(compiled)} instead of {describe(eager)}")
 
 
-def _find_outward_difference(compiled: Tensor, eager: Tensor) -> str:
-    for what, read in _OUTWARD.items():
+def _find_metadata_difference(compiled: Tensor, eager: Tensor) -> str:
+    for what, read in _METADATA.items():
         had, wanted = read(compiled), read(eager)
         if had != wanted:
-            return f"has {what} {spell(had)} instead of {spell(wanted)}"
+            return f"has {what} {format_attribute(had)} instead of {format_attribute(wanted)}"
     return ""
 
 
 def _read_shape(tensor: Tensor) -> Any:
-    """Of a nested tensor the shapes of its parts: its own has numbers of no meaning in it."""
-    return [tuple(one.shape) for one in tensor.unbind()] if tensor.is_nested else tensor.shape
+    """The shape; of a nested tensor the shapes of its components, as its own is symbolic."""
+    return (
+        [tuple(component.shape) for component in tensor.unbind()]
+        if tensor.is_nested
+        else tensor.shape
+    )
 
 
-_OUTWARD: dict[str, Callable[[Tensor], Any]] = {
+_METADATA: dict[str, Callable[[Tensor], Any]] = {
     "layout": lambda tensor: tensor.layout,
     "shape": _read_shape,
     "dtype": lambda tensor: tensor.dtype,
@@ -104,44 +128,44 @@ _OUTWARD: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether all numbers of two plain tensors of a shape and dtype are; a NaN is another."""
-    if one.dtype.itemsize > 1 and bool(torch.equal(one, other)):
+def is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two dense tensors of one shape and dtype are equal; NaN equals NaN."""
+    if a.dtype.itemsize > 1 and bool(torch.equal(a, b)):
         return True
-    if not is_inexact(one):
-        return bool(torch.equal(one, other))
-    first, second = as_exact(one), as_exact(other)
+    if not is_inexact(a):
+        return bool(torch.equal(a, b))
+    first, second = to_fp64_on_cpu(a), to_fp64_on_cpu(b)
     return bool(((first == second) | (torch.isnan(first) & torch.isnan(second))).all())
 
 
-def _compare_whole(case: Case) -> Verdict:
-    """Of numbers that are not rounded: equal, or what eager gives with other roundings there."""
+def _compare_integers(case: Case) -> Verdict:
+    """The verdict on integers: equal to eager's, or to a run's with perturbed rounding."""
     is_off = case.compiled != case.eager
-    if case.exact is not None:
-        is_off &= case.compiled != case.exact
+    if case.fp64 is not None:
+        is_off &= case.compiled != case.fp64
     if bool(is_off.any()):
-        others = case.run_others(MANY)
-        moved = [one != case.eager for one in others]
-        for one in others:
-            is_off &= case.compiled != one
-        # What a single run has chosen otherwise tells how many choices are yet unseen.
+        samples = case.run_perturbed(MANY)
+        moved = [sample != case.eager for sample in samples]
+        for sample in samples:
+            is_off &= case.compiled != sample
+        # Elements that only one run changed tell how many further elements may change.
         num_alone = int((torch.stack(moved).sum(0) == 1).sum()) if len(moved) > 2 else 0
-        if int(is_off.sum()) > 4 * num_alone / max(1, len(others)):
-            return _settle_whole(case, is_off)
+        if int(is_off.sum()) > 4 * num_alone / max(1, len(samples)):
+            return _report_integers(case, is_off)
     return Verdict(case.name, Condition.FINE, f"{case.name} depends on the last bit of a number")
 
 
-def _settle_whole(case: Case, is_off: Tensor) -> Verdict:
-    # Differences of large whole numbers do not survive double precision; their places do.
-    place = int(is_off.flatten().to(torch.int8).argmax())
-    got, wanted = (one.flatten()[place].item() for one in (case.compiled, case.eager))
+def _report_integers(case: Case, is_off: Tensor) -> Verdict:
+    # Differences of large integers may vanish in double precision, so compare the integers.
+    flat_index = int(is_off.flatten().to(torch.int8).argmax())
+    got, wanted = (tensor.flatten()[flat_index].item() for tensor in (case.compiled, case.eager))
     count = int(is_off.sum())
-    index = unravel(place, case.eager)
+    index = unravel(flat_index, case.eager)
     deviation = Deviation(
         tensor=case.name,
-        relative_rmse=relate(
-            find_rms(as_exact(case.compiled) - as_exact(case.eager)),
-            find_rms(as_exact(case.eager)),
+        relative_rmse=relative_error(
+            find_rms(to_fp64_on_cpu(case.compiled) - to_fp64_on_cpu(case.eager)),
+            find_rms(to_fp64_on_cpu(case.eager)),
         ),
         eager_rmse=0.0,
         max_ulp=float(max(1, abs(int(got) - int(wanted)))),
@@ -156,5 +180,5 @@ def _settle_whole(case: Case, is_off: Tensor) -> Verdict:
     return Verdict(case.name, Condition.WRONG_RESULT, fact, deviation)
 
 
-def _settle_wrong(name: str, fact: str) -> Verdict:
+def _report_wrong(name: str, fact: str) -> Verdict:
     return Verdict(name, Condition.WRONG_RESULT, fact)

@@ -9,9 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardscope.parallel.placements import Partial as Partial
-    from shardscope.parallel.placements import Replicate as Replicate
-    from shardscope.parallel.placements import Shard as Shard
+    from shardscope.parallel.api import parallelize
+    from shardscope.parallel.ir.placements import Partial, Replicate, Shard
     from shardscope.parallel.plan.plan import Plan as Plan
     from shardscope.parallel.plan.styles import Colwise as Colwise
     from shardscope.parallel.plan.styles import ModuleInput as ModuleInput
@@ -20,21 +19,20 @@ if TYPE_CHECKING:
     from shardscope.parallel.plan.styles import Rowwise as Rowwise
     from shardscope.parallel.plan.styles import Sequence as Sequence
     from shardscope.parallel.program import ParallelProgram as ParallelProgram
-    from shardscope.parallel.transform import parallelize as parallelize
 
 _HOMES = {
     "Colwise": "shardscope.parallel.plan.styles",
     "ModuleInput": "shardscope.parallel.plan.styles",
     "ModuleOutput": "shardscope.parallel.plan.styles",
     "ParallelProgram": "shardscope.parallel.program",
-    "Partial": "shardscope.parallel.placements",
+    "Partial": "shardscope.parallel.ir.placements",
     "Plan": "shardscope.parallel.plan.plan",
-    "Replicate": "shardscope.parallel.placements",
+    "Replicate": "shardscope.parallel.ir.placements",
     "Replicated": "shardscope.parallel.plan.styles",
     "Rowwise": "shardscope.parallel.plan.styles",
     "Sequence": "shardscope.parallel.plan.styles",
-    "Shard": "shardscope.parallel.placements",
-    "parallelize": "shardscope.parallel.transform",
+    "Shard": "shardscope.parallel.ir.placements",
+    "parallelize": "shardscope.parallel.api",
 }
 
 __all__ = [

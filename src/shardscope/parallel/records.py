@@ -1,4 +1,4 @@
-"""A parallel program as records: what was put in, what fell back, and how everything lies."""
+"""A parallel program as records: inserted collectives, fallbacks, and placements of tensors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 from msgspec.structs import replace
 from torch import fx
 
-from shardscope._torch.functional_collectives import is_collective
-from shardscope.comm.lines import user_source
-from shardscope.comm.run import describe_run, find_torch_gaps, read_identity
-from shardscope.parallel import propagate
-from shardscope.parallel.causes import GradientNames, shorten_op
-from shardscope.parallel.costs import size_hint
-from shardscope.parallel.flow import Flow, Move, Origin, Role, Value
-from shardscope.parallel.holdings import local_bytes
-from shardscope.parallel.layouts import Seat
-from shardscope.parallel.mesh import Mesh
-from shardscope.parallel.partition import RankProgram
-from shardscope.parallel.plan.resolved import Resolved
-from shardscope.parallel.talk import Said
+from shardscope._torch.collectives.functional import is_collective
+from shardscope.attribution.call_sites import user_source
+from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
+from shardscope.parallel.ir.graph import Origin, Reshard, Role, ShardingGraph, Value
+from shardscope.parallel.ir.mesh import Mesh
+from shardscope.parallel.ir.shard_spec import MeshCoordinate
+from shardscope.parallel.passes import propagate
+from shardscope.parallel.passes.cost_model import GradientNames, shorten_op, size_hint
+from shardscope.parallel.passes.lower import RankProgram
+from shardscope.parallel.passes.memory_use import local_bytes
+from shardscope.parallel.passes.schedule import ScheduledCollective
+from shardscope.parallel.plan.resolve import ResolvedPlan
 from shardscope.record import (
     FINE,
     Fallback,
@@ -40,94 +39,105 @@ from shardscope.record import (
 
 __all__ = ["list_fallbacks", "list_inserted", "list_placed", "make_recording", "name_program"]
 
-_KINDS = {**{str(one): one for one in PlacedKind}, "input mutation": PlacedKind.MUTATION}
+_KINDS = {**{str(kind): kind for kind in PlacedKind}, "input mutation": PlacedKind.MUTATION}
 
 
 def list_inserted(
-    said: Sequence[Said], flow: Flow, mesh: Mesh, rank: RankProgram
+    schedule: Sequence[ScheduledCollective], graph: ShardingGraph, mesh: Mesh, rank: RankProgram
 ) -> list[Inserted]:
-    """The collectives of a rank, with their nodes in its program."""
-    talking = iter([node for node in rank.graph.nodes if is_collective(node.target)])
-    names = GradientNames(flow)
-    found = []
-    for one in said:
-        is_forward = one.phase is Phase.FORWARD
-        node = next(talking) if is_forward else rank.nodes[one.value]
-        step = one.steps[0]
-        cause = step.cause if is_forward and isinstance(step, Move) else _tell(names, one)
-        found.append(
+    """Records of a rank's collectives, with the names of their nodes in its program."""
+    collective_nodes = iter([node for node in rank.graph.nodes if is_collective(node.target)])
+    names = GradientNames(graph)
+    records = []
+    for collective in schedule:
+        is_forward = collective.phase is Phase.FORWARD
+        node = next(collective_nodes) if is_forward else rank.nodes[collective.value]
+        op_node = collective.op_nodes[0]
+        cause = (
+            op_node.cause
+            if is_forward and isinstance(op_node, Reshard)
+            else _describe_gradient(names, collective)
+        )
+        records.append(
             Inserted(
-                kind=one.kind,
-                axis=list(mesh.axes)[one.axis],
-                num_ranks=mesh.sizes[one.axis],
-                size_bytes=one.size_bytes,
-                phase=one.phase,
+                kind=collective.kind,
+                axis=list(mesh.axes)[collective.axis],
+                num_ranks=mesh.sizes[collective.axis],
+                size_bytes=collective.size_bytes,
+                phase=collective.phase,
                 node=node.name if isinstance(node, fx.Node) else "",
-                module=step.origin.module,
+                module=op_node.origin.module,
                 cause=cause,
-                source=_source(step.origin),
+                source=_source(op_node.origin),
             )
         )
-    return found
+    return records
 
 
-def _tell(names: GradientNames, one: Said) -> str:
-    return names.tell(one.value, one.steps, has_entered=one.has_entered)
+def _describe_gradient(names: GradientNames, collective: ScheduledCollective) -> str:
+    return names.describe(
+        collective.value, collective.op_nodes, is_grad_reduction=collective.is_grad_reduction
+    )
 
 
 def list_fallbacks(fallbacks: Sequence[propagate.Fallback], mesh: Mesh) -> list[Fallback]:
-    """The ops that could not run on what they were given."""
+    """Records of the ops that had no strategy for the placements of their inputs."""
     axes = list(mesh.axes)
     return [
         Fallback(
-            axis=axes[one.axis],
-            kind=FallbackKind(one.kind),
-            op=one.origin.op,
-            node=one.origin.node,
-            module=one.origin.module,
-            placements=tuple(map(str, one.placements)),
-            size_bytes=one.size_bytes,
-            remedy=_remedy(one, axes[one.axis]),
-            source=_source(one.origin),
+            axis=axes[fallback.axis],
+            kind=FallbackKind(fallback.kind),
+            op=fallback.origin.op,
+            node=fallback.origin.node,
+            module=fallback.origin.module,
+            placements=tuple(map(str, fallback.placements)),
+            size_bytes=fallback.size_bytes,
+            remedy=_remedy(fallback, axes[fallback.axis]),
+            source=_source(fallback.origin),
         )
-        for one in fallbacks
+        for fallback in fallbacks
     ]
 
 
-def list_placed(flow: Flow, plan: Resolved, seat: Seat) -> list[Placed]:
-    """Parameters, buffers, inputs and outputs; `seat` is the rank whose shapes are told."""
+def list_placed(
+    graph: ShardingGraph, plan: ResolvedPlan, coordinate: MeshCoordinate
+) -> list[Placed]:
+    """Records of parameters, buffers, inputs and outputs, with the local shapes at `coordinate`."""
     tensors = [
         (value, role)
-        for value, role in (*flow.inputs, *flow.outputs)
+        for value, role in (*graph.inputs, *graph.outputs)
         if role.kind in _KINDS and isinstance(value, Value) and value.is_tensor
     ]
-    return [_place(value, role, flow, plan, seat) for value, role in tensors]
+    return [_record_tensor(value, role, graph, plan, coordinate) for value, role in tensors]
 
 
-def make_recording(found: Parallelization, mesh: Mesh) -> Recording:
-    """A recording of all ranks, or of this process's where a process group stands behind them."""
+def make_recording(parallelization: Parallelization, mesh: Mesh) -> Recording:
+    """A recording of all ranks, or of this process's rank if the mesh has a process group."""
     is_real = mesh.device_mesh is not None
     rank, world_size = read_identity()
-    ranks = [rank] if is_real else [mesh.rank_at(seat) for seat in mesh.seats]
+    ranks = [rank] if is_real else [mesh.rank_at(coordinate) for coordinate in mesh.coordinates]
     run = describe_run(
         rank, world_size if is_real else max(ranks) + 1, mesh.records, instrument="parallelize"
     )
     return Recording(
         run=replace(run, ranks=compress_ranks(ranks), is_simulated=not is_real),
-        findings=tuple(_find_wrong(found)),
+        findings=tuple(_list_findings(parallelization)),
         gaps=find_torch_gaps(),
-        parallel=(found,),
+        parallel=(parallelization,),
     )
 
 
-def _find_wrong(found: Parallelization) -> Iterator[Finding]:
-    for one in found.verdicts:
-        if one.agreement not in FINE:
+def _list_findings(parallelization: Parallelization) -> Iterator[Finding]:
+    for verdict in parallelization.verdicts:
+        if verdict.agreement not in FINE:
             yield Finding(
                 rule="parallel-differs",
                 severity=Severity.ERROR,
-                subject=one.name,
-                fact=f"{one.kind} {one.name} of the parallel program {_off(one)}",
+                subject=verdict.name,
+                fact=(
+                    f"{verdict.kind} {verdict.name} of the parallel program "
+                    f"{_describe_difference(verdict)}"
+                ),
                 remedy=(
                     "Do not use the program: remove what it depends on from the plan, and "
                     "report the bug."
@@ -135,43 +145,45 @@ def _find_wrong(found: Parallelization) -> Iterator[Finding]:
             )
 
 
-def _off(one: TensorVerdict) -> str:
-    how = one.agreement.replace("_", " ")
-    if one.error is None or one.noise is None:
-        return how
-    return f"{how} by {one.error:.1e}, where rounding explains {one.noise:.1e}"
+def _describe_difference(verdict: TensorVerdict) -> str:
+    agreement = verdict.agreement.replace("_", " ")
+    if verdict.error is None or verdict.noise is None:
+        return agreement
+    return f"{agreement} by {verdict.error:.1e}, where rounding explains {verdict.noise:.1e}"
 
 
-def name_program(flow: Flow) -> str:
-    """The class that the program was exported from; "" where nothing says it."""
-    for step in flow.steps:
-        stack = (step.origin.meta or {}).get("nn_module_stack") or {}
+def name_program(graph: ShardingGraph) -> str:
+    """The class that the program was exported from; "" if unknown."""
+    for op_node in graph.op_nodes:
+        stack = (op_node.origin.meta or {}).get("nn_module_stack") or {}
         for name, kind in stack.values():
             if not name:
                 return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
     return ""
 
 
-def _place(value: Value, role: Role, flow: Flow, plan: Resolved, seat: Seat) -> Placed:
-    shape, local = value.shape, value.layout.local_shape(seat)
+def _record_tensor(
+    value: Value, role: Role, graph: ShardingGraph, plan: ResolvedPlan, coordinate: MeshCoordinate
+) -> Placed:
+    shape, local = value.shape, value.spec.local_shape(coordinate)
     return Placed(
         name=role.name,
         kind=_KINDS[role.kind],
-        shape=tuple(size_hint(one, flow.sizes.hints) for one in shape),
-        local_shape=tuple(size_hint(one, flow.sizes.hints) for one in local),
+        shape=tuple(size_hint(size, graph.sizes.hints) for size in shape),
+        local_shape=tuple(size_hint(size, graph.sizes.hints) for size in local),
         dtype=str(value.dtype).removeprefix("torch."),
         placements=tuple(map(str, value.placements)),
-        local_bytes=local_bytes(value, flow, seat),
+        local_bytes=local_bytes(value, graph, coordinate),
         rules=tuple(_rules(role, plan)),
-        is_open=any(not isinstance(one, int) for one in shape),
+        is_open=any(not isinstance(size, int) for size in shape),
     )
 
 
-def _rules(role: Role, plan: Resolved) -> Iterator[str]:
-    sides: Mapping[str, Mapping[str, Any]] = {"input": plan.inputs, "output": plan.outputs}
-    if role.name in sides.get(role.kind, ()):
+def _rules(role: Role, plan: ResolvedPlan) -> Iterator[str]:
+    values_by_kind: Mapping[str, Mapping[str, Any]] = {"input": plan.inputs, "output": plan.outputs}
+    if role.name in values_by_kind.get(role.kind, ()):
         yield f"{role.kind}s"
-    elif role.kind not in sides:
+    elif role.kind not in values_by_kind:
         yield from plan.rules.get(role.name, ())
 
 
@@ -179,9 +191,9 @@ def _source(origin: Origin) -> Source | None:
     return user_source((origin.meta or {}).get("stack_trace") or "")
 
 
-def _remedy(one: propagate.Fallback, axis: str) -> str:
-    op = shorten_op(one.origin.op)
-    if one.kind == FallbackKind.DECOMPOSITION:
+def _remedy(fallback: propagate.Fallback, axis: str) -> str:
+    op = shorten_op(fallback.origin.op)
+    if fallback.kind == FallbackKind.DECOMPOSITION:
         return (
             f"No action needed: decomposed as torch does, {op} runs sharded along {axis}. If it "
             "moves too many bytes, keep its inputs replicated."

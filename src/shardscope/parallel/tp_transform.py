@@ -1,4 +1,4 @@
-"""torch's tensor_parallel_transformation: its name and signature, on rules of our own."""
+"""torch's tensor_parallel_transformation with our partitioner: same name and signature."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
 from shardscope.errors import ParallelError
-from shardscope.parallel.mesh import Mesh
-from shardscope.parallel.plan.outlines import outline_of_program
+from shardscope.parallel.api import check_program, partition_program
+from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.plan.plan import Plan
-from shardscope.parallel.plan.resolve import resolve
-from shardscope.parallel.plan.resolved import Resolved
-from shardscope.parallel.transform import check_program, cut_program
+from shardscope.parallel.plan.program_index import index_program
+from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
 
 __all__ = ["tensor_parallel_transformation"]
+
 
 _FIRST_GROUP = "0"  # what torch calls the group of all ranks, on each of them
 _LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -53,12 +53,12 @@ def tensor_parallel_transformation(
     plan = Plan.of(parallel_strategies)
     _check_rank(rank, world_size)
     axes = {"tp": world_size}
-    is_idle = not (plan.entries or plan.inputs or plan.outputs)
+    is_empty = not (plan.entries or plan.inputs or plan.outputs)
     resolved = (
-        Resolved(axes) if is_idle else resolve(plan, outline_of_program(exported_program), axes)
+        ResolvedPlan(axes) if is_empty else resolve(plan, index_program(exported_program), axes)
     )
     mesh = _make_mesh(axes, world_size, device_type)
-    return cut_program(exported_program, mesh, resolved).exported(rank)
+    return partition_program(exported_program, mesh, resolved).exported(rank)
 
 
 def _check_rank(rank: int, world_size: int) -> None:

@@ -1,1 +1,1 @@
-"""IN OTHERS' PROGRAMS: what runs inside trainers and test runners; may import every room."""
+"""Plugins that run inside trainers and test runners; they may import every other package."""

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, final
 
-from shardscope.plugins.guest import close_quietly, harmless, make_guest
-from shardscope.plugins.step_recorder import StepRecorder
+from shardscope.plugins.callback_base import StepRecorder, close_quietly, make_callback, never_raise
 
 __all__ = ["ShardscopeCallback"]
 
-_HOMES = ("lightning.pytorch", "pytorch_lightning")
+_MODULES = ("lightning.pytorch", "pytorch_lightning")
 
 
 @final
@@ -32,7 +31,7 @@ class ShardscopeCallback:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return make_guest(cls, _HOMES, "Callback", package="PyTorch Lightning")
+        return make_callback(cls, _MODULES, "Callback", package="PyTorch Lightning")
 
     def __init__(
         self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
@@ -40,23 +39,23 @@ class ShardscopeCallback:
         self.recorder = StepRecorder(step, output, force=force)
         self._num_done = 0
         self._num_stepped = 0  # by the last batch that stepped any optimizer
-        # For processes that Lightning spawns, which begin anew.
-        self._again = partial(ShardscopeCallback, step, output=output, force=force)
+        # For processes that Lightning spawns, which create it again.
+        self._recreate = partial(ShardscopeCallback, step, output=output, force=force)
         weakref.finalize(self, close_quietly, self.recorder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._again, ()
+        return self._recreate, ()
 
-    @harmless
+    @never_raise
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Look whether the file can be written."""
+        """Check that the file can be written."""
         self.recorder.prepare()
 
-    @harmless
+    @never_raise
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: object, batch_idx: int
     ) -> None:
-        """Begin, or go on, if this batch is one of the step's."""
+        """Begin or continue recording if this batch belongs to the step."""
         self._num_done = trainer.global_step
         # Where optimizers are stepped by hand, Lightning counts the steps of all of them.
         is_automatic = pl_module.automatic_optimization
@@ -64,28 +63,28 @@ class ShardscopeCallback:
         if self.recorder.wants(self._num_done, num_next=num_next):
             self.recorder.resume(pl_module)
 
-    @harmless
+    @never_raise
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Stop, and write the step if this was its last batch."""
+        """Pause, and write the step if this was its last batch."""
         self.recorder.pause()
         self._num_stepped = trainer.global_step - self._num_done or self._num_stepped
         if trainer.global_step >= self.recorder.step:
             self.recorder.finish()
 
-    @harmless
+    @never_raise
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Stop where a batch was begun and then skipped."""
+        """Pause if a batch was started and then skipped."""
         self.recorder.pause()
 
-    @harmless
+    @never_raise
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Write the step as far as it came."""
+        """Write what was recorded of the step."""
         self.recorder.abandon(exception)
 
-    @harmless
+    @never_raise
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say so if training did not come by the step."""
+        """Warn if training did not reach the step."""
         self.recorder.close()
-        self.recorder.tell_missed(trainer.global_step)
+        self.recorder.warn_if_missed(trainer.global_step)

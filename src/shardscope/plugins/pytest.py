@@ -1,6 +1,6 @@
-"""The pytest plugin: a world to test in. Assertions are in `shardscope.testing`.
+"""The pytest plugin: the fixture of a simulated world. Assertions are in `shardscope.testing`.
 
-Loaded whenever pytest runs, so that it imports nothing of ours, and no torch, before it is used.
+Loaded whenever pytest runs, so it imports neither torch nor other modules of ours until it is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def shardscope_world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def _read_options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the nearest marker says, and the setting of what it does not."""
+    """Options of the nearest marker, with the mesh of the setting if it has none."""
     marker = request.node.get_closest_marker(_MARKER)
     options = {} if marker is None else dict(zip(_ARGUMENTS, marker.args, strict=False))
     options |= {} if marker is None else marker.kwargs
@@ -63,7 +63,7 @@ def _read_options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def _read_setting(config: pytest.Config) -> dict[str, int]:
-    """`dp=2,tp=4` as axes."""
+    """The setting `dp=2,tp=4` as sizes of axes, by name."""
     text = config.getini("shardscope_mesh")
     axes: dict[str, int] = {}
     for part in text.split(",") if text else ():

@@ -1,7 +1,7 @@
 """A Hugging Face `TrainerCallback` that records one step.
 
-`transformers` is not imported before a callback is made. Its trainer tells callbacks nothing when
-training raises, so that what it calls during the step is watched for that.
+`transformers` is not imported before a callback is created. Its trainer does not notify callbacks
+when training raises, so the methods that it calls during the step are wrapped to observe errors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Self, final
 
-from shardscope.plugins.guest import close_quietly, harmless, make_guest
-from shardscope.plugins.step_recorder import StepRecorder
+from shardscope.plugins.callback_base import StepRecorder, close_quietly, make_callback, never_raise
 
 __all__ = ["ShardscopeCallback"]
 
-Hearer = Callable[[BaseException], None]
+ErrorHandler = Callable[[BaseException], None]
 
-_HOMES = ("transformers",)
+_MODULES = ("transformers",)
 
 
 @final
@@ -38,55 +37,55 @@ class ShardscopeCallback:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return make_guest(cls, _HOMES, "TrainerCallback", package="Hugging Face transformers")
+        return make_callback(cls, _MODULES, "TrainerCallback", package="Hugging Face transformers")
 
     def __init__(
         self, step: int = 10, *, output: str | Path = "shardscope.json.gz", force: bool = False
     ) -> None:
         self.recorder = StepRecorder(step, output, force=force)
-        self._again = partial(ShardscopeCallback, step, output=output, force=force)
+        self._recreate = partial(ShardscopeCallback, step, output=output, force=force)
         self._guards = ExitStack()
         weakref.finalize(self, close_quietly, self.recorder)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._again, ()
+        return self._recreate, ()
 
-    @harmless
+    @never_raise
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look whether the file can be written; an earlier training may have ended unheard."""
+        """Check that the file can be written; write what an earlier training left unfinished."""
         self._stop()
         self.recorder.close()
         self.recorder.prepare()
 
-    @harmless
+    @never_raise
     def on_step_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Begin if it is the step."""
+        """Begin to record if this is the step."""
         if self.recorder.wants(state.global_step):
-            self._guards.enter_context(_raising_told(self._hear_error))
+            self._guards.enter_context(_observe_step_errors(self._on_error))
             self.recorder.resume(model)
 
-    @harmless
+    @never_raise
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop, and write the step."""
+        """Stop recording, and write the step."""
         self._stop()
         self.recorder.finish()
 
-    @harmless
+    @never_raise
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop where a step was begun and then skipped."""
+        """Pause if a step was started and then skipped."""
         self._stop()
 
-    @harmless
+    @never_raise
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say so if training did not come by the step."""
+        """Warn if training did not reach the step."""
         self._stop()
         self.recorder.close()
-        self.recorder.tell_missed(state.global_step)
+        self.recorder.warn_if_missed(state.global_step)
 
-    @harmless
-    def _hear_error(self, error: BaseException) -> None:
+    @never_raise
+    def _on_error(self, error: BaseException) -> None:
         self._guards.close()
         self.recorder.abandon(error)
 
@@ -96,19 +95,19 @@ class ShardscopeCallback:
 
 
 @contextmanager
-def _raising_told(hear: Hearer) -> Iterator[None]:
-    """Tell of what the step raises, until the context ends."""
+def _observe_step_errors(handler: ErrorHandler) -> Iterator[None]:
+    """Call `handler` with each exception of the step, until the context ends."""
     trainer = _find_trainer()
     with ExitStack() as stack:
         if trainer is not None:
-            stack.enter_context(_listening(trainer, "training_step", hear))
-            stack.enter_context(_listening(trainer.accelerator, "clip_grad_norm_", hear))
-            stack.enter_context(_listening(trainer.optimizer, "step", hear))
+            stack.enter_context(_observe_errors(trainer, "training_step", handler))
+            stack.enter_context(_observe_errors(trainer.accelerator, "clip_grad_norm_", handler))
+            stack.enter_context(_observe_errors(trainer.optimizer, "step", handler))
         yield
 
 
 def _find_trainer() -> Any:
-    """The trainer that is calling us: callbacks are given all but it."""
+    """The calling trainer, from the stack: callbacks do not receive it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -119,42 +118,44 @@ def _find_trainer() -> Any:
 
 
 @contextmanager
-def _listening(owner: Any, name: str, hear: Hearer) -> Iterator[None]:
-    """Hear what the object's method raises; the object is as before when the last has left."""
+def _observe_errors(owner: Any, name: str, handler: ErrorHandler) -> Iterator[None]:
+    """Call `handler` with what the method raises; the last context to end restores the method."""
     method = vars(owner).get(name)
-    if not isinstance(method, _Overheard):
-        method = _Overheard(owner, name)
+    if not isinstance(method, _ObservedMethod):
+        method = _ObservedMethod(owner, name)
         setattr(owner, name, method)
-    method.hearers.append(hear)
+    method.handlers.append(handler)
     try:
         yield
     finally:
-        method.hearers.remove(hear)
-        if not method.hearers:
+        method.handlers.remove(handler)
+        if not method.handlers:
             method.restore()
 
 
 @final
-class _Overheard:
-    """A method of one object in whose place it tells what it raises."""
+class _ObservedMethod:
+    """Wraps a method of an object, and passes its exceptions to handlers."""
 
     def __init__(self, owner: Any, name: str) -> None:
-        self.hearers: list[Hearer] = []
+        self.handlers: list[ErrorHandler] = []
         self._owner, self._name = owner, name
         self._call = getattr(owner, name)
         self._before = vars(owner).get(name)
-        update_wrapper(self, self._call)  # schedulers look for marks that they left on it
+        update_wrapper(
+            self, self._call
+        )  # learning-rate schedulers look for attributes that they set on it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
         except BaseException as error:
-            for hear in tuple(self.hearers):
-                hear(error)
+            for handler in tuple(self.handlers):
+                handler(error)
             raise
 
     def restore(self) -> None:
-        """Take it out again, unless somebody has put another in its place."""
+        """Restore the original method, unless it was replaced again in the meantime."""
         if vars(self._owner).get(self._name) is not self:
             return
         if self._before is None:

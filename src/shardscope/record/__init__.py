@@ -1,4 +1,7 @@
-"""WHAT WE KNOW: frozen records and their codec; of ours imports errors alone, and no torch."""
+"""Recordings: frozen records of a run, and how they are saved, loaded, streamed and merged.
+
+Every other package writes or reads these records. Imports only errors and drawing, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,10 @@ from shardscope.record.explain import (
     SkippedFrame,
     StageTime,
 )
-from shardscope.record.inert import escape_controls, guard_line, make_inert
-from shardscope.record.input import read_text_file
+from shardscope.record.files import check_output, read_text_file, write_file
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
-from shardscope.record.output import check_output, write_file
 from shardscope.record.parallel import (
     Fallback,
     FallbackKind,
@@ -78,11 +79,12 @@ from shardscope.record.recording import (
     Stop,
 )
 from shardscope.record.replay import read_stream
+from shardscope.record.sanitize import escape_controls, guard_line, sanitize_text
 from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
 from shardscope.record.stream import StreamWriter
-from shardscope.record.words import SIMULATION_TIME, describe_cause, name_axis
+from shardscope.record.text import SIMULATION_TIME, describe_cause, name_axis
 
 __all__ = [
     "FINE",
@@ -174,7 +176,6 @@ __all__ = [
     "intersect_ranks",
     "list_ranks",
     "load",
-    "make_inert",
     "merge",
     "merge_files",
     "name_axis",
@@ -182,6 +183,7 @@ __all__ = [
     "read_stream",
     "read_text_file",
     "replace_surrogates",
+    "sanitize_text",
     "save",
     "sum_spans",
     "write_file",

@@ -1,4 +1,4 @@
-"""What all records have in common: a representation that fits a terminal."""
+"""The base class of all records, with a short `repr` that fits a terminal."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Record(Struct, frozen=True, gc=False):
     """
 
     def __repr__(self) -> str:
-        parts, room = [], _MAX_REPR - len(type(self).__name__) - len("(, …)")
+        parts, remaining = [], _MAX_REPR - len(type(self).__name__) - len("(, …)")
         for part in _list_parts(self):
-            room -= len(part) + len(", ")
-            if room < 0:
+            remaining -= len(part) + len(", ")
+            if remaining < 0:
                 parts.append("…")
                 break
             parts.append(part)
@@ -32,7 +32,7 @@ class Record(Struct, frozen=True, gc=False):
 
 
 def _list_parts(record: Struct) -> Iterator[str]:
-    """The fields that were set, as arguments."""
+    """The fields that differ from their defaults, as keyword arguments."""
     for field in fields(record):
         value = getattr(record, field.name)
         if field.default is NODEFAULT or value != field.default:

@@ -1,4 +1,4 @@
-"""Which ops of a model shard, and what each costs or wants."""
+"""Records of `coverage`: which ops of a model can run sharded, what each costs, and remedies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Verdict(StrEnum):
 
     LOCAL = "local"  # on each rank by itself: none of its inputs is sharded
     SHARDED = "sharded"  # by a rule, without communication
-    REDISTRIBUTED = "redistributed"  # by a rule, after some input was moved
-    DECOMPOSED = "decomposed"  # by the rules of the ops that it is made of
-    REPLICATED = "replicated"  # only with every input whole on every rank
+    REDISTRIBUTED = "redistributed"  # by a rule, after an input was redistributed
+    DECOMPOSED = "decomposed"  # by the rules of the ops that it decomposes into
+    REPLICATED = "replicated"  # only with every input replicated
     MISSING = "missing"  # it raises
     WRONG = "wrong"  # it runs and gives another result
 

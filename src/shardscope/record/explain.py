@@ -1,4 +1,4 @@
-"""What torch.compile made of a function: its graphs, and why there is not just one."""
+"""Records of `explain`: the graphs that torch.compile captured of a function, and its breaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OpKind(StrEnum):
 
     FUNCTION = "function"  # torch.relu, operator.add, aten.mm.default
     METHOD = "method"  # Tensor.relu
-    MODULE = "module"  # a module that is called as a whole
+    MODULE = "module"  # a module that the graph calls without tracing into it
     HIGHER_ORDER = "higher_order"  # an op that is given graphs: cond, checkpoint, autograd.Function
     BOOKKEEPING = "bookkeeping"  # sets a mode of torch's (no_grad), or takes a tuple apart
 
@@ -73,7 +73,7 @@ class CompiledGraph(Record, frozen=True, kw_only=True, gc=False):
     @property
     def num_ops(self) -> int:
         """Ops that compute something, those inside higher-order ops included."""
-        return sum(one.kind is not OpKind.BOOKKEEPING for one in self.ops)
+        return sum(op.kind is not OpKind.BOOKKEEPING for op in self.ops)
 
 
 class BreakSite(Record, frozen=True, kw_only=True, gc=False):
@@ -164,13 +164,13 @@ class Explanation(Record, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_break_sites(self) -> int:
-        """Lines that break a graph, or keep one from being made."""
+        """Lines that break a graph, or prevent one from being captured."""
         return len(self.break_sites)
 
     @property
     def num_break_events(self) -> int:
         """Traces that stopped at one of them."""
-        return sum(one.num_events for one in self.break_sites)
+        return sum(site.num_events for site in self.break_sites)
 
     @property
     def num_recompiles(self) -> int:
@@ -179,10 +179,10 @@ class Explanation(Record, frozen=True, kw_only=True, gc=False):
 
     @property
     def num_skipped_frames(self) -> int:
-        """Functions left to Python."""
+        """Functions that run eagerly."""
         return len(self.skipped_frames)
 
     @property
     def num_ops(self) -> int:
         """Ops of all graphs that compute something."""
-        return sum(one.num_ops for one in self.graphs)
+        return sum(graph.num_ops for graph in self.graphs)

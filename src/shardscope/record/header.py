@@ -1,4 +1,4 @@
-"""The first things to know about a file: is it ours, can this version read it, is it damaged."""
+"""The header of a file: its format and schema, and sentences on files that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import msgspec
 
 from shardscope.errors import RecordingError
-from shardscope.record.inert import make_inert
 from shardscope.record.recording import SCHEMA
+from shardscope.record.sanitize import sanitize_text
 
 __all__ = ["FileHeader", "brief", "check_schema", "explain_damage", "read_header"]
 
 _OLDEST_SCHEMA = 1
-_MAX_ECHO = 120  # characters of a stranger's file that a message repeats
+_MAX_ECHO = 120  # characters of an untrusted file that a message repeats
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """What every file of ours says of itself."""
+    """The format and schema that every file of ours begins with."""
 
     format: str = ""
     schema: int = 0
@@ -32,8 +32,8 @@ def read_header(line: bytes) -> FileHeader | None:
 
 
 def brief(text: str) -> str:
-    """As much of a stranger's text as a sentence can bear, with nothing in it that acts."""
-    return make_inert(text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…")
+    """Untrusted text, sanitized and shortened for a sentence."""
+    return sanitize_text(text if len(text) <= _MAX_ECHO else f"{text[:_MAX_ECHO]}…")
 
 
 def check_schema(header: FileHeader, name: str) -> None:
@@ -52,7 +52,7 @@ def check_schema(header: FileHeader, name: str) -> None:
 
 
 def explain_damage(error: Exception, data: bytes, name: str) -> str:
-    """One sentence on why `data` is not the JSON it should be."""
+    """A sentence on why `data` is not the JSON that was expected."""
     if not data.strip():
         return (
             f"'{name}' is empty. Record again; to keep the records of a run that is killed, use "
@@ -90,8 +90,8 @@ def _explain_broken_json(error: Exception, data: bytes, name: str) -> str:
             f"'{name}' is truncated: its JSON stops at byte {len(data)} without an end. "
             f"Copy it again, or record again."
         )
-    found = re.search(r": (.*) \(byte (\d+)\)", str(error))
-    fact, place = found.groups() if found else (str(error), "?")
+    match = re.search(r": (.*) \(byte (\d+)\)", str(error))
+    fact, place = match.groups() if match else (str(error), "?")
     return (
         f"'{name}' is damaged: its JSON is malformed at byte {place} ({fact}). "
         f"Copy it again, or record again."

@@ -1,4 +1,4 @@
-"""What a rank's memory holds during a step."""
+"""Records of `memory`: a rank's memory during a step, by kind and module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MemoryKind(StrEnum):
     ACTIVATIONS = "activations"  # kept for backward, and the step's inputs
     GATHERED = "gathered"  # parameters that FSDP has gathered
     COMMUNICATION = "communication"  # what collectives read and write
-    TEMPORARIES = "temporaries"  # all else, kernels' workspaces among it
+    TEMPORARIES = "temporaries"  # everything else, including workspaces of kernels
 
 
 class MemoryUse(Record, frozen=True, kw_only=True, gc=False):
@@ -44,10 +44,10 @@ class MemoryProfile(Record, frozen=True, kw_only=True, gc=False):
     """A step's memory on one rank.
 
     Bytes are those of the allocator's blocks, as `torch.cuda.max_memory_allocated` counts them.
-    `peak_bytes` and all below it are those of a step that finds the optimizer's state there;
-    `first_peak_bytes` is the first step's, which makes it. `reserved_bytes` is the most that the
-    allocator has taken from the device in both, which is more where free blocks do not fit. None is
-    what was not recorded.
+    `peak_bytes` and the fields below it are those of a step that starts with optimizer state;
+    `first_peak_bytes` is that of the first step, which creates it. `reserved_bytes` is the most
+    that the allocator has reserved on the device in both, which is more where free blocks do not
+    fit. None means not recorded.
     """
 
     rank: Rank

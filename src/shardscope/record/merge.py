@@ -1,24 +1,113 @@
-"""Many recordings joined into one: of a run's ranks, and of the instruments that looked at it.
-
-A rank that is missing or damaged becomes a gap.
-"""
+"""Joins recordings into one: of a run's ranks, and of several instruments."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import MergeError, RecordingError
 from shardscope.record.codec import load
-from shardscope.record.combine import combine
-from shardscope.record.programs import Part, check_one_program
+from shardscope.record.programs import Part, check_same_program
 from shardscope.record.ranks import RankSpan, compress_ranks, expand_ranks, format_ranks
 from shardscope.record.recording import Gap, Group, Module, Recording, RunInfo
 
-__all__ = ["merge", "merge_files"]
+__all__ = ["combine", "merge", "merge_files"]
+
+
+# Fields whose records name their own ranks or mesh, and so may be of a smaller world.
+_OWN_WORLD_FIELDS = ("coverage", "parity", "parallel", "diagnoses", "explanations")
+_WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts")
+
+
+def combine(recordings: Sequence[Recording]) -> Recording:
+    """Join recordings of different instruments; `run` is that of the first with collectives."""
+    in_world = [recording for recording in recordings if _has_world_records(recording)] or list(
+        recordings[:1]
+    )
+    _check_world(in_world)
+    main = next((recording for recording in in_world if recording.collectives), in_world[0])
+    joined_fields: dict[str, Any] = {
+        field: tuple(
+            dict.fromkeys(
+                chain.from_iterable(getattr(recording, field) for recording in recordings)
+            )
+        )
+        for field in (*_WORLD_FIELDS, *_OWN_WORLD_FIELDS)
+    }
+    return replace(
+        main,
+        run=_join_runs(main.run, recordings, in_world),
+        groups=_join_groups(recordings),
+        modules=_choose_modules(main, in_world),
+        **joined_fields,
+    )
+
+
+def _has_world_records(recording: Recording) -> bool:
+    """Whether it has records of the ranks of its world."""
+    return bool(recording.collectives or recording.memory or recording.modules)
+
+
+def _check_world(recordings: Sequence[Recording]) -> None:
+    sizes = {recording.run.world_size: recording for recording in recordings}
+    if len(sizes) > 1:
+        (small, first), (large, second) = sorted(sizes.items())[:2]
+        raise MergeError(
+            f"these recordings are of different runs: {_name(first)} is of a world of {small} "
+            f"ranks, {_name(second)} of {large}. Record both with the same mesh."
+        )
+    if len([recording for recording in recordings if recording.collectives]) > 1:
+        raise MergeError(
+            "more than one of these recordings has collectives of the same rank. Merge one trace "
+            "with the recordings of other instruments; `shardscope diff` compares two traces."
+        )
+
+
+def _name(recording: Recording) -> str:
+    return " and ".join(recording.run.instruments) or "one"
+
+
+def _join_runs(run: RunInfo, all_: Sequence[Recording], in_world: Sequence[Recording]) -> RunInfo:
+    instruments = dict.fromkeys(
+        chain.from_iterable(recording.run.instruments for recording in all_)
+    )
+    ranks = sorted({rank for recording in in_world for rank in expand_ranks(recording.run.ranks)})
+    skipped = dict.fromkeys(chain.from_iterable(recording.run.skipped_checks for recording in all_))
+    return replace(
+        run,
+        instruments=tuple(instruments),
+        ranks=compress_ranks(ranks),
+        skipped_checks=tuple(skipped),
+    )
+
+
+def _join_groups(recordings: Iterable[Recording]) -> tuple[Group, ...]:
+    groups: dict[str, Group] = {}
+    for group in chain.from_iterable(recording.groups for recording in recordings):
+        groups.setdefault(group.name, group)
+    return tuple(groups.values())
+
+
+def _choose_modules(main: Recording, recordings: Sequence[Recording]) -> tuple[Module, ...]:
+    """The modules of the most complete recording, and others that issued collectives."""
+    known = max((recording.modules for recording in recordings), key=_count_known)
+    names = {module.name for module in known}
+    owners = {call.owner for call in main.collectives}
+    added = (
+        module for module in main.modules if module.name in owners and module.name not in names
+    )
+    return (*known, *added)
+
+
+def _count_known(modules: tuple[Module, ...]) -> tuple[int, int]:
+    parameters = [parameter for module in modules for parameter in module.parameters]
+    return sum(parameter.live_name is not None for parameter in parameters), len(parameters)
+
 
 _MISSING = "world"
 
@@ -80,17 +169,19 @@ def merge(recordings: Iterable[Recording]) -> Recording:
 def _merge(parts: Sequence[Part]) -> Recording:
     if not parts:
         raise MergeError("there is nothing to merge. Name the recordings of a run's ranks.")
-    check_one_program(parts)
-    alike: dict[tuple[str, ...], list[Part]] = {}
+    check_same_program(parts)
+    by_instrument: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
-        alike.setdefault(part.run.instruments, []).append(part)
-    if len(alike) == 1:
+        by_instrument.setdefault(part.run.instruments, []).append(part)
+    if len(by_instrument) == 1:
         return _merge_ranks(parts)
-    # One file of an instrument is all that it was asked for: no rank is missing.
+    # A single file of an instrument is complete: no rank is missing.
     return combine(
         [
-            found[0].recording if len(found) == 1 else _merge_ranks(found)
-            for _, found in sorted(alike.items())
+            instrument_parts[0].recording
+            if len(instrument_parts) == 1
+            else _merge_ranks(instrument_parts)
+            for _, instrument_parts in sorted(by_instrument.items())
         ]
     )
 
@@ -109,7 +200,9 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         run=run,
         groups=groups,
         modules=_merge_modules(parts),
-        collectives=tuple(sorted(collectives, key=lambda one: (one.rank, one.order))),
+        collectives=tuple(
+            sorted(collectives, key=lambda collective: (collective.rank, collective.order))
+        ),
         findings=tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
         gaps=tuple(dict.fromkeys(gaps)),
         stops=tuple(stop for part in parts for stop in part.stops),
@@ -117,10 +210,10 @@ def _merge_ranks(unsorted: Sequence[Part]) -> Recording:
         coverage=tuple(coverage for part in parts for coverage in part.coverage),
         memory=tuple(profile for part in parts for profile in part.memory),
         layouts=tuple(dict.fromkeys(layout for part in parts for layout in part.layouts)),
-        parity=tuple(dict.fromkeys(one for part in parts for one in part.parity)),
-        parallel=tuple(dict.fromkeys(one for part in parts for one in part.parallel)),
-        diagnoses=tuple(dict.fromkeys(one for part in parts for one in part.diagnoses)),
-        explanations=tuple(one for part in parts for one in part.explanations),
+        parity=tuple(dict.fromkeys(parity for part in parts for parity in part.parity)),
+        parallel=tuple(dict.fromkeys(program for part in parts for program in part.parallel)),
+        diagnoses=tuple(dict.fromkeys(diagnosis for part in parts for diagnosis in part.diagnoses)),
+        explanations=tuple(explanation for part in parts for explanation in part.explanations),
     )
 
 
@@ -163,7 +256,7 @@ def _check_no_rank_twice(parts: Sequence[Part]) -> None:
 
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     axes = next((run.axes for run in runs if run.axes), ())
-    instruments = dict.fromkeys(one for run in runs for one in run.instruments)
+    instruments = dict.fromkeys(name for run in runs for name in run.instruments)
     ranks = _unite(run.ranks for run in runs)
     counts = [run.num_forwards for run in runs if run.num_forwards is not None]
     return replace(
@@ -173,7 +266,7 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         instruments=tuple(instruments),
         num_forwards=max(counts, default=None),
         device_type=next((run.device_type for run in runs if run.device_type), None),
-        skipped_checks=tuple(dict.fromkeys(one for run in runs for one in run.skipped_checks)),
+        skipped_checks=tuple(dict.fromkeys(name for run in runs for name in run.skipped_checks)),
     )
 
 
@@ -187,7 +280,7 @@ def _find_missing(run: RunInfo) -> list[Gap]:
 
 
 def _find_disagreements(parts: Sequence[Recording]) -> list[Gap]:
-    """Facts that one run's ranks share, where these ranks do not."""
+    """Gaps for facts that differ between ranks, but should be the same in a run."""
     facts: dict[str, Callable[[RunInfo], str]] = {
         "torch version": lambda run: run.torch_version,
         "shardscope version": lambda run: run.shardscope_version,
@@ -214,7 +307,7 @@ def _merge_groups(parts: Sequence[Recording]) -> tuple[tuple[Group, ...], list[G
         rank = next(iter(expand_ranks(part.run.ranks)), None)
         for group in part.groups:
             first = groups.setdefault(group.name, group)
-            # Torch's name and the backend may differ; who is in it, and where, may not.
+            # Torch's name and the backend may differ; its ranks and its axis may not.
             if (group.ranks, group.axis) != (first.ranks, first.axis):
                 fact = f"{_describe(group)} here, {_describe(first)} on an earlier rank, kept"
                 gaps.append(Gap(place=f"group {group.name}", fact=fact, rank=rank))

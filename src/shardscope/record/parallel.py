@@ -1,4 +1,4 @@
-"""A program that was cut for a mesh: what was put in, what did not fit, what each rank holds."""
+"""Records of `parallelize`: inserted collectives, fallbacks, placements and memory of each rank."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = [
 class FallbackKind(StrEnum):
     """What was done with an op that cannot run on its sharded inputs."""
 
-    DECOMPOSITION = "decomposition"  # torch took it apart, and its parts can
-    REPLICATE = "replicate"  # pieces were gathered, and every rank does all of it
+    DECOMPOSITION = "decomposition"  # it was decomposed into ops that can
+    REPLICATE = "replicate"  # its inputs were gathered, and every rank computes all of it
 
 
 class PlacedKind(StrEnum):
@@ -49,7 +49,7 @@ class Inserted(Record, frozen=True, kw_only=True, gc=False):
     kind: CollectiveKind
     axis: str
     num_ranks: Natural
-    size_bytes: Natural  # that this rank puts in
+    size_bytes: Natural  # of this rank's input
     phase: Phase
     node: str
     module: str
@@ -72,10 +72,10 @@ class Fallback(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Placed(Record, frozen=True, kw_only=True, gc=False):
-    """How a parameter, buffer, input or output lies; `local_shape` is the first rank's.
+    """The placements of a parameter, buffer, input or output; `local_shape` is the first rank's.
 
-    Where the program leaves sizes open (`is_open`), they are those that it was exported with.
-    `rules` are the patterns of the plan that decided, none where nothing was said of it.
+    Where sizes are symbolic (`is_open`), they are those that the program was exported with. `rules`
+    are the patterns of the plan that match it, empty if none does.
     """
 
     name: str
@@ -90,11 +90,11 @@ class Placed(Record, frozen=True, kw_only=True, gc=False):
 
 
 class RankMemory(Record, frozen=True, kw_only=True, gc=False):
-    """What each of these ranks holds, in bytes of tensors; each storage counts once.
+    """The memory of each of these ranks, in bytes of tensors; each storage counts once.
 
-    `intermediate_bytes` is the most of all else that is held at once, outputs included, and
-    `peak_bytes` the most in all: gradients come one after the other, so that it may be less than
-    the sum.
+    `intermediate_bytes` is the peak of all other tensors, outputs included, and `peak_bytes` the
+    peak of all tensors together, which may be less than the sum: gradients are computed one after
+    the other.
     """
 
     ranks: tuple[RankSpan, ...]

@@ -37,7 +37,7 @@ class Agreement(StrEnum):
     ROUNDED = "rounded"  # further off, by the rounding of a lower precision alone
     RANDOM = "random"  # it agrees once nothing is drawn at random
     DIFFERS = "differs"
-    RANKS_DISAGREE = "ranks_disagree"  # on a tensor that each of them has whole
+    RANKS_DISAGREE = "ranks_disagree"  # on a replicated tensor
     NONFINITE = "nonfinite"  # NaN or infinity in other places
     RESHAPED = "reshaped"  # another shape
     MISSING = "missing"  # only the single device has it
@@ -61,18 +61,18 @@ class Suspect(StrEnum):
     WRONG_GROUP = "wrong_group"  # reduced or gathered over other ranks than it should be
     WRONG_DIM = "wrong_dim"  # sharded or gathered along another dim than it should be
     BROKEN_TIE = "broken_tie"  # a tied parameter became several, without a common gradient
-    RANDOMNESS = "randomness"  # drawn anew on each rank, or alike where it should differ
+    RANDOMNESS = "randomness"  # drawn anew on each rank, or the same where it should differ
     ROUNDING = "rounding"  # a lower precision
     STALE = "stale"  # zero, cleared, unchanged, or without a gradient
     UNKNOWN = "unknown"
 
 
 class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
-    """One tensor, compared; errors are those of the rank that is furthest off.
+    """The comparison of a tensor; errors are those of the rank with the largest error.
 
-    `error` is the root mean square of what it is off from the exact result, `noise` the same of
-    the single device, both relative to the root mean square of the exact result; None where
-    numbers cannot be compared. `ratio` is what the tensor has to be divided by to fit best.
+    `error` is the root mean square of the difference from the result in double precision, `noise`
+    that of the single device, both relative to the root mean square of the result; None where
+    numbers cannot be compared. `ratio` is the divisor of the tensor that fits best.
     """
 
     name: str
@@ -91,7 +91,7 @@ class TensorVerdict(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Divergence(Record, frozen=True, kw_only=True, gc=False):
-    """The module in whose code the two versions diverge: what it takes agrees, a result differs."""
+    """The module in whose code the two versions diverge: its inputs agree, a result differs."""
 
     module: str
     phase: Phase
@@ -104,10 +104,10 @@ class Divergence(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Parity(Record, frozen=True, kw_only=True, gc=False):
-    """All tensors of a model, compared.
+    """The comparison of all tensors of a model.
 
-    `has_exact` says that a reference in double precision gave the noise; without it, the noise is
-    what the single device's own result moves by when its weights are changed in the last place.
+    `has_exact` says that the noise was measured with double precision; without it, the noise is the
+    change of the single device's result when its weights are changed in the last place.
     """
 
     axes: tuple[Axis, ...]

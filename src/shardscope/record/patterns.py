@@ -1,4 +1,4 @@
-"""Patterns of names, as plans write them: `layers.*.attn.wq`."""
+"""Matches names with patterns such as `layers.*.attn.wq`, as plans and contracts use them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def is_pattern(text: str) -> bool:
 
 def matches_parts(pattern: str, name: str) -> bool:
     """Whether the pattern matches the name part by part, as torch matches plans."""
-    wanted, parts = pattern.split("."), name.split(".")
-    return len(wanted) == len(parts) and all(map(fnmatchcase, parts, wanted))
+    pattern_parts, parts = pattern.split("."), name.split(".")
+    return len(pattern_parts) == len(parts) and all(map(fnmatchcase, parts, pattern_parts))
 
 
 def matches_deeply(pattern: str, name: str) -> bool:
-    """The same, where `**` stands for any number of parts, and `[8-15]` for those numbers."""
+    """As `matches_parts`, and `**` matches any number of parts, `[8-15]` those numbers."""
     parts = name.split(".") if name else []
     return _match(_split(pattern), parts)
 
@@ -35,27 +35,29 @@ def _split(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split(".")) if pattern else ()
 
 
-def _match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    # As shells match: on a mismatch, the last `**` takes one part more.
-    at, place, star, taken = 0, 0, -1, 0
-    while place < len(parts):
-        if at < len(wanted) and wanted[at] == ANY_PARTS:
-            star, taken = at, place
-            at += 1
-        elif at < len(wanted) and matches_part(wanted[at], parts[place]):
-            at, place = at + 1, place + 1
+def _match(pattern_parts: Sequence[str], parts: Sequence[str]) -> bool:
+    # As shells match: on a mismatch, the last `**` matches one part more.
+    pattern_index, index, star, resume_at = 0, 0, -1, 0
+    while index < len(parts):
+        if pattern_index < len(pattern_parts) and pattern_parts[pattern_index] == ANY_PARTS:
+            star, resume_at = pattern_index, index
+            pattern_index += 1
+        elif pattern_index < len(pattern_parts) and matches_part(
+            pattern_parts[pattern_index], parts[index]
+        ):
+            pattern_index, index = pattern_index + 1, index + 1
         elif star >= 0:
-            taken += 1
-            at, place = star + 1, taken
+            resume_at += 1
+            pattern_index, index = star + 1, resume_at
         else:
             return False
-    return all(one == ANY_PARTS for one in wanted[at:])
+    return all(part == ANY_PARTS for part in pattern_parts[pattern_index:])
 
 
-def matches_part(wanted: str, part: str) -> bool:
-    """Whether one part of a pattern, other than `**`, matches one part of a name."""
-    if wanted == part:
+def matches_part(pattern_part: str, part: str) -> bool:
+    """Whether a part of a pattern, other than `**`, matches a part of a name."""
+    if pattern_part == part:
         return True
-    if found := _RANGE.fullmatch(wanted):
-        return part.isdecimal() and int(found[1]) <= int(part) <= int(found[2])
-    return fnmatchcase(part, wanted)
+    if match := _RANGE.fullmatch(pattern_part):
+        return part.isdecimal() and int(match[1]) <= int(part) <= int(match[2])
+    return fnmatchcase(part, pattern_part)

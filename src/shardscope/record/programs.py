@@ -14,21 +14,21 @@ from shardscope.record.kinds import CollectiveKind
 from shardscope.record.ranks import format_ranks, intersect_ranks
 from shardscope.record.recording import Recording, RunInfo
 
-__all__ = ["Part", "check_one_program"]
+__all__ = ["Part", "check_same_program"]
 
 _P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _PIPELINE_AXES = ("pp", "pipe", "pipeline", "stage")
 
 
 class Part(Struct, frozen=True):
-    """One of the recordings to join, and the file it came from, if any."""
+    """A recording to merge, and the file it came from, if any."""
 
     recording: Recording
     file: str = ""
 
     @property
     def run(self) -> RunInfo:
-        """The run that it is of."""
+        """The run of the recording."""
         return self.recording.run
 
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Part(Struct, frozen=True):
 
 
 class _Program(Struct, frozen=True):
-    """What a recording says about the program that was run."""
+    """What is known of the program of a recording: its target or script, and its modules."""
 
     part: Part
     target: str  # of a verb of ours, such as train for train.py; empty if it was none
@@ -55,18 +55,21 @@ class _Program(Struct, frozen=True):
         return self.part.name()
 
 
-def check_one_program(parts: Sequence[Part]) -> None:
+def check_same_program(parts: Sequence[Part]) -> None:
     """Raise MergeError if the parts are of different programs.
 
     Ranks of one run may hold different modules, as the stages of a pipeline do, and parameters of
-    different shapes. Instruments that looked at the same rank saw the same modules.
+    different shapes. Instruments of the same rank record the same modules.
     """
     programs = [_read_program(part) for part in parts]
     by_target = [program for program in programs if program.target or program.script]
     by_modules = [program for program in programs if program.roots]
-    for alike, find_conflict in ((by_target, _compare_targets), (by_modules, _compare_modules)):
-        for program in alike[1:]:
-            conflict = find_conflict(alike[0], program)
+    for comparable, find_conflict in (
+        (by_target, _compare_targets),
+        (by_modules, _compare_modules),
+    ):
+        for program in comparable[1:]:
+            conflict = find_conflict(comparable[0], program)
             if conflict is not None:
                 raise MergeError(
                     f"these recordings are of different programs: {conflict}. Join only "
@@ -91,7 +94,7 @@ def _read_program(part: Part) -> _Program:
         roots=frozenset(outermost if roots is None else roots),
         types={} if roots is None else dict(types),
         has_collectives=bool(calls),
-        is_pipeline=not axes.isdisjoint(_PIPELINE_AXES) or any(one.kind in _P2P for one in calls),
+        is_pipeline=not axes.isdisjoint(_PIPELINE_AXES) or any(call.kind in _P2P for call in calls),
     )
 
 
@@ -117,7 +120,7 @@ def _compare_targets(first: _Program, second: _Program) -> str | None:
     elif first.roots and second.roots:
         return None  # two scripts may import one program: its modules decide
     elif intersect_ranks(first.part.run.ranks, second.part.run.ranks):
-        return None  # what an instrument found that looks at no modules
+        return None  # a recording of an instrument that records no modules
     else:
         sources = first.script, second.script
     if not all(sources) or sources[0] == sources[1]:
@@ -148,20 +151,20 @@ def _compare_modules(first: _Program, second: _Program) -> str | None:
 def _find_missing_module(
     first: _Program, second: _Program, common: Set[str], *, is_same_rank: bool
 ) -> str | None:
-    """A module that only one has, where both should have it.
+    """A sentence on a module that only one program has, where both should have it.
 
-    Instruments list the modules of a model in full, and some beside it that turned up later.
+    Instruments record all modules of a model, and some add modules that were found later.
     """
     if not first.types or not second.types:
         return None
     has_none_in_common = not common and (
         is_same_rank or (first.has_collectives and second.has_collectives)
     )
-    for owner, other in ((first, second), (second, first)):
+    for owner, lacking in ((first, second), (second, first)):
         for name in sorted(owner.types.keys() - common):
             parent = name.rpartition(".")[0]
             if has_none_in_common or (is_same_rank and parent in common):
-                return f"{owner.name} has the module '{brief(name)}', {other.name} does not"
+                return f"{owner.name} has the module '{brief(name)}', {lacking.name} does not"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Sets of ranks as a few arithmetic spans, so that a group of 16,384 ranks is one small record."""
+"""Sets of ranks as arithmetic spans, so that a group of 16,384 ranks is one small record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RankSpan(Struct, frozen=True, array_like=True, gc=False):
         return iter(self.as_range())
 
     def as_range(self) -> range:
-        """The same ranks; whether one is among them costs nothing to ask."""
+        """The same ranks as a range, in which membership is fast to test."""
         return range(self.first, self.first + self.count * self.step, self.step)
 
 
@@ -117,7 +117,7 @@ def intersect_ranks(spans: tuple[RankSpan, ...], others: tuple[RankSpan, ...]) -
     if count_ranks(others) < count_ranks(spans):
         spans, others = others, spans
     ranges = [span.as_range() for span in others]
-    return tuple(rank for span in spans for rank in span if any(rank in one for one in ranges))
+    return tuple(rank for span in spans for rank in span if any(rank in ranks for ranks in ranges))
 
 
 def rank_at(spans: Iterable[RankSpan], position: int) -> int:

@@ -1,4 +1,4 @@
-"""What one run told us: the frozen records that every room fills and every renderer reads."""
+"""The records of a run, which every instrument writes and every renderer reads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardscope.record.base import Record
 from shardscope.record.coverage import Coverage
 from shardscope.record.diagnosis import Diagnosis
 from shardscope.record.explain import Explanation
-from shardscope.record.inert import escape_controls
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.memory import MemoryProfile
 from shardscope.record.parallel import Parallelization
 from shardscope.record.parity import Parity
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
+from shardscope.record.sanitize import escape_controls
 from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span, SpanBegin
@@ -69,7 +69,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     counted: figures of collectives are of all of these together. `device_type` is the device that
     a simulation stands for ("cuda" also without a GPU), or that of the process group; None where
     there is neither. `skipped_checks` are those of an audit that had nothing to work on: "ties" was
-    given no audit from before sharding, "step" no step to run.
+    given no audit of the model before sharding, "step" no step to run.
     """
 
     torch_version: str
@@ -79,7 +79,7 @@ class RunInfo(Record, frozen=True, kw_only=True, gc=False):
     axes: tuple[Axis, ...] = ()
     is_simulated: bool = False
     command: str = ""
-    instruments: tuple[str, ...] = ()  # that looked: trace, audit, coverage, memory, …
+    instruments: tuple[str, ...] = ()  # that made it: trace, audit, coverage, memory, …
     num_forwards: Natural | None = None
     device_type: str | None = None
     skipped_checks: tuple[str, ...] = ()
@@ -97,13 +97,13 @@ class Group(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Parameter(Record, frozen=True, kw_only=True, gc=False):
-    """One parameter or buffer of one module, as one rank holds it.
+    """A parameter or buffer of a module on one rank.
 
-    Names but the first are filled in by an audit, and are full ones. `live_name` is the one that
-    the wrapped model gives it (`_orig_mod.layers.0.weight`), `checkpoint_key` its key in a state
-    dict made for saving, None if it is not saved. Tied tensors share an `alias_group`, which is the
-    clean name of the first of them. `fsdp_group` is the module whose FSDP group manages it, `rule`
-    the rule of the plan that matched it. Bytes are None where they were not recorded.
+    All names but `name` are set by an audit and are full names. `live_name` is that in the wrapped
+    model (`_orig_mod.layers.0.weight`), `checkpoint_key` its key in a state dict for saving, None
+    if it is not saved. Tied tensors share an `alias_group`, which is the clean name of the first of
+    them. `fsdp_group` is the module whose FSDP group manages it, `rule` the rule of the plan that
+    matched it. Bytes are None where they were not recorded.
     """
 
     name: str
@@ -302,7 +302,7 @@ class Recording(Record, frozen=True, kw_only=True, gc=False):
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
-        """What ran and how much is known of it, in one line."""
+        """The root module, mesh, ranks and instruments, and the number of records, in one line."""
         run = self.run
         root = next((module.type for module in self.modules if not module.name), "")
         mesh = " × ".join(f"{axis.name}={axis.size:,}" for axis in run.axes)

@@ -1,4 +1,4 @@
-"""A stream read back as a recording: whatever was cut or damaged becomes a gap, not a failure."""
+"""Reads a stream back as a recording; lines that are truncated or damaged become gaps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
+from shardscope.record.encoding import SharedValues
 from shardscope.record.header import brief, check_schema, explain_damage, read_header
 from shardscope.record.ranks import compress_ranks, count_ranks, format_ranks
 from shardscope.record.recording import (
@@ -24,20 +25,19 @@ from shardscope.record.recording import (
     RunInfo,
     Stop,
 )
-from shardscope.record.sharing import SharedValues
 from shardscope.record.spans import Span, SpanBegin
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 
 __all__ = ["read_stream"]
 
-# A stream with more damaged lines than this is none of ours; reading on would take hours.
+# A stream with more damaged lines than this is not ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
 _MAX_NUMBERS = 50  # of damaged lines that are named
 _MAX_OPEN = 20  # phases of a thread, and threads, that are named and kept
 _MAX_RUNS = 100  # lines that say which rank this is; a real stream has one or two
 _HOST = "cpu"
 
-# A line that holds something: blank ones are skipped in bulk, however many millions there are.
+# A line that is not blank: blank lines are skipped in bulk, as there may be millions of them.
 _LINE = re.compile(rb"\S[^\n]*")
 
 
@@ -81,14 +81,14 @@ def _read_run(line: bytes, name: str) -> RunInfo:
 
 
 def _number_lines(data: bytes, header_end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines after the first, one at a time: a list of them would cost more than the file."""
+    """The lines after the first, with numbers; a list would be larger than the file."""
     if header_end < 0:
         return
     number, counted = 1, header_end
-    for found in _LINE.finditer(data, header_end):
-        number += data.count(b"\n", counted, found.start())
-        counted = found.start()
-        yield number, found.group()
+    for match in _LINE.finditer(data, header_end):
+        number += data.count(b"\n", counted, match.start())
+        counted = match.start()
+        yield number, match.group()
 
 
 def _only_rank(run: RunInfo) -> int | None:
@@ -118,11 +118,11 @@ class _Reader:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so much is damaged that the rest is not worth reading."""
+        """Whether too many lines are damaged to read the rest."""
         return self._num_damaged >= _MAX_DAMAGED
 
     def read_line(self, number: int, data: bytes) -> None:
-        """Keep the record of one line, or its number if it has none."""
+        """Add the record of a line, or remember the line's number if it is damaged."""
         try:
             line = self._decoder.decode(data)
         except (ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ class _Reader:
             self._remember_damage(number, "a record of an unknown kind")
 
     def _keep(self, line: StreamLine) -> bool:
-        self._end = None  # a stream may be closed and go on: only what ends it is its end
+        self._end = None  # a stream may be closed and reopened: only the last end marker counts
         if line.collective is not None:
             self._values.share(line.collective)
             self.collectives.append(line.collective)
@@ -151,7 +151,7 @@ class _Reader:
             self._open_spans.begin(line.begin)
         elif line.run is not None and self._num_runs < _MAX_RUNS:
             self._num_runs += 1
-            self._become(line.run)
+            self._set_run(line.run)
         elif line.end is not None:
             self._end = line.end
             self._open_spans.clear()
@@ -159,16 +159,23 @@ class _Reader:
             return False
         return True
 
-    def _become(self, run: RunInfo) -> None:
-        """What was written before the rank was known is this rank's."""
-        was, self.run = self.run, run
-        then, now = _only_rank(was), _only_rank(run)
-        if then is None or now is None or then == now:
+    def _set_run(self, run: RunInfo) -> None:
+        """Set the run, and its rank in records that were written before the rank was known."""
+        old_run, self.run = self.run, run
+        old_rank, new_rank = _only_rank(old_run), _only_rank(run)
+        if old_rank is None or new_rank is None or old_rank == new_rank:
             return
-        self.gaps[:] = [replace(one, rank=now) if one.rank == then else one for one in self.gaps]
-        self.spans[:] = [replace(one, rank=now) if one.rank == then else one for one in self.spans]
+        self.gaps[:] = [
+            replace(record, rank=new_rank) if record.rank == old_rank else record
+            for record in self.gaps
+        ]
+        self.spans[:] = [
+            replace(record, rank=new_rank) if record.rank == old_rank else record
+            for record in self.spans
+        ]
         self.modules[:] = [
-            replace(one, ranks=run.ranks) if one.ranks == was.ranks else one for one in self.modules
+            replace(record, ranks=run.ranks) if record.ranks == old_run.ranks else record
+            for record in self.modules
         ]
 
     def _remember_damage(self, number: int, reason: str) -> None:
@@ -178,7 +185,7 @@ class _Reader:
             self._damaged.append(number)
 
     def find_losses(self, name: str, rank: int | None) -> list[Gap]:
-        """What the stream should hold and does not."""
+        """Gaps for records that are missing or damaged, and for phases that were not left."""
         gaps = []
         if self._num_damaged:
             place = f"{name}, line {self._format_numbers()}"
@@ -240,18 +247,18 @@ class _Reader:
 
 @final
 class _OpenSpans:
-    """Phases that were entered and not left where a stream stops: what a killed rank was doing."""
+    """Phases that were entered and not left where a stream stops, such as on a killed rank."""
 
     def __init__(self) -> None:
-        # By thread and name, sorted by when they began: a hostile stream may hold very many.
+        # Start times by thread and name, sorted: a hostile stream may have very many.
         self._starts: dict[tuple[str, str], list[int]] = {}
 
     def begin(self, begin: SpanBegin) -> None:
-        """A phase was entered."""
+        """Add a phase that was entered."""
         insort(self._starts.setdefault((begin.thread, begin.name), []), begin.start_ns)
 
     def end(self, span: Span) -> None:
-        """A phase was left: of those on its thread, the last to begin before it."""
+        """Remove a phase that was left: of those on its thread, the last to begin before it."""
         key = (span.thread, span.name)
         starts = self._starts.get(key)
         if starts is None or span.device != _HOST:
@@ -262,11 +269,11 @@ class _OpenSpans:
             del self._starts[key]
 
     def clear(self) -> None:
-        """The trace was left while they were open, so their ends are not in the stream."""
+        """Remove all: the trace was left while they were open, so their ends are not recorded."""
         self._starts.clear()
 
     def as_records(self, rank: int) -> tuple[SpanBegin, ...]:
-        """Those that are open, at most as many as `describe` names."""
+        """The open phases as records, at most as many as `describe` names."""
         return tuple(
             SpanBegin(rank=rank, name=name, start_ns=start_ns, thread=thread)
             for thread, opened in self._by_thread()[:_MAX_OPEN]
@@ -274,7 +281,7 @@ class _OpenSpans:
         )
 
     def describe(self) -> str | None:
-        """Their names by thread, outermost first; None if there are none."""
+        """A sentence with the open phases by thread, outermost first; None if there are none."""
         threads = self._by_thread()
         if not threads:
             return None
@@ -284,7 +291,7 @@ class _OpenSpans:
         return f"still open where the stream stops, outermost first: {'; '.join(lines)}"
 
     def _by_thread(self) -> list[tuple[str, list[tuple[int, str]]]]:
-        """The main thread first; of each, when phases began and their names, in that order."""
+        """Open phases by thread, the main thread first, as sorted pairs of start time and name."""
         threads: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for (thread, name), starts in self._starts.items():
             threads[thread].extend((start_ns, name) for start_ns in starts)

@@ -17,7 +17,7 @@ __all__ = ["make_schema"]
 
 
 def make_schema() -> dict[str, Any]:
-    """The schema of what `save` writes, from the records themselves."""
+    """The JSON Schema of the files that `save` writes, made from the record types."""
     schema = msgspec.json.schema(Recording)
     for record in schema["$defs"].values():
         if "description" in record:
@@ -31,7 +31,7 @@ def make_schema() -> dict[str, Any]:
 
 
 def _demand_header(recording: dict[str, Any]) -> None:
-    # In Python they have defaults; a file that does not say what it is, is none of ours.
+    # In Python they have defaults; a file must have them.
     recording["properties"]["format"] = {"const": FORMAT}
     recording["properties"]["schema"] = {"const": SCHEMA}
     recording["required"] = [*recording["required"], "format", "schema"]

@@ -1,4 +1,4 @@
-"""Which rank holds which part of a tensor."""
+"""Records of `visualize_sharding`: which rank holds which slice of a tensor."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def cut_stretches(held: Stretches, num_parts: int, part: int) -> Stretches:
     size = sum(stop - start for start, stop in held)
     length = -(-size // num_parts)
     first, last = min(size, part * length), min(size, (part + 1) * length)
-    taken, position = [], 0
+    ranges, position = [], 0
     for start, stop in held:
         low = max(first, position) - position + start
         high = min(last, position + stop - start) - position + start
         if low < high:
-            taken.append((low, high))
+            ranges.append((low, high))
         position += stop - start
-    return _join(taken)
+    return _join(ranges)
 
 
 def _join(stretches: Sequence[tuple[int, int]]) -> Stretches:
-    """Neighbours as one; nothing at all as one empty stretch."""
+    """Merge adjacent ranges; no range at all becomes an empty one."""
     joined: list[tuple[int, int]] = []
     for start, stop in stretches:
         if joined and joined[-1][1] == start:

@@ -1,4 +1,4 @@
-"""Where and when in a run: the line of the program, the phase of the step, the axis of a mesh."""
+"""Records shared by others: a source line, a phase of the step, an axis of a mesh."""
 
 from __future__ import annotations
 

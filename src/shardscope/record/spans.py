@@ -1,4 +1,4 @@
-"""Named stretches of time that a run was asked to measure, and what they add up to."""
+"""Records of `phases`: measured spans of time with a name, and their sums."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["PhaseTotal", "Span", "SpanBegin", "sum_spans"]
 
 
 class Span(Record, frozen=True, kw_only=True, gc=False):
-    """One stretch of one phase on one rank, since the recording began.
+    """A span of a phase on one rank; times count from the start of the recording.
 
-    `device` is whose clock it was: "cpu", or "cuda:0" where events on a stream timed it. A phase
-    that was timed on both has a span for each.
+    `device` is the clock: "cpu", or "cuda:0" where events on a stream timed it. A phase that was
+    timed on both has a span for each.
     """
 
     rank: Rank
     name: str
     start_ns: Natural
     duration_ns: Natural
-    self_ns: Natural  # less what spans within it took
+    self_ns: Natural  # without the spans inside it
     device: str = "cpu"
     thread: str = ""  # empty is the main one
-    depth: Natural = 0  # how many spans of the same thread it lies within
+    depth: Natural = 0  # how many spans of the same thread it is inside of
     is_inner: bool = False  # whether one of them has the same name
 
 
@@ -58,7 +58,7 @@ class PhaseTotal(Record, frozen=True, kw_only=True, gc=False):
 
     @property
     def mean_ns(self) -> int:
-        """Of a span that does not lie within one of the same name."""
+        """The mean of the spans that are not inside a span of the same name."""
         num_outer = self.count - self.num_inner
         return self.total_ns // num_outer if num_outer else 0
 

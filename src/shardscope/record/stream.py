@@ -1,6 +1,6 @@
-"""A recording written line by line while the run goes on, so that a killed rank leaves one.
+"""Writes a recording line by line during the run, so that a killed rank leaves one.
 
-Reading it back is `replay.py`'s.
+`replay.py` reads it back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
-from shardscope.record.output import check_output, explain_existing, move_file, open_special
+from shardscope.record.files import check_output, explain_existing, move_file, open_special
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
 from shardscope.record.spans import Span, SpanBegin
@@ -54,7 +54,7 @@ class StreamEnd(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Any line after the first: exactly one of these."""
+    """Any line after the first: exactly one of these fields is set."""
 
     group: Group | None = None
     module: Module | None = None
@@ -102,7 +102,7 @@ class StreamWriter:
 
     @property
     def is_own(self) -> bool:
-        """Whether this process writes it. A forked one has a copy of us but is not this rank."""
+        """Whether this process opened it: a forked process has a copy but is not this rank."""
         return os.getpid() == self._pid
 
     def write(self, record: StreamRecord) -> None:
@@ -112,24 +112,24 @@ class StreamWriter:
                 self._num_records += 1
 
     def write_begin(self, begin: SpanBegin) -> None:
-        """A phase is entered; its span, written when it is left, says so too."""
+        """Append the beginning of a phase; its span is written when the phase is left."""
         with self._lock:
             self._write_line({"begin": begin})
 
     def write_run(self, run: RunInfo) -> None:
-        """The run is this one and not the header's, for what was written too."""
+        """Append a run that replaces the header's, for earlier records too."""
         with self._lock:
             self._write_line({"run": run})
 
     def move(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Give the file another name and go on; OutputError if that cannot be."""
+        """Rename the file and continue; raises OutputError if that is not possible."""
         with self._lock:
             if self.is_own:
                 move_file(self.path, path, force=force)
                 self.path = os.path.abspath(path)
 
     def reopen(self) -> None:
-        """Go on after `close`: what is written now follows the end marker, and so overrules it."""
+        """Continue after `close`: records after an end marker make that marker void."""
         with self._lock:
             if self._file is None and self.failure is None and self.is_own:
                 self._open_again()
@@ -166,7 +166,7 @@ class StreamWriter:
             return False
 
     def _open_again(self) -> bool:
-        """Open the file anew to append to it; what it was, it must still be."""
+        """Open the file again to append to it; fails if another file has its name now."""
         self._file = None
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
@@ -214,19 +214,19 @@ def _explain_stream(path: str, reason: str) -> str:
 
 
 def _identify(descriptor: int) -> tuple[int, int]:
-    """The same for all descriptors of one file, and for no other file."""
+    """The device and inode of a file, which identify it."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write everything; BlockingIOError if a pipe stays full, for the run must not wait for it."""
+    """Write all data; raises BlockingIOError if a pipe stays full, as the run must not wait."""
     view = memoryview(data)
     while view:
         try:
             view = view[os.write(descriptor, view) :]
         except BlockingIOError:
-            room = select.poll()
-            room.register(descriptor, select.POLLOUT)
-            if not room.poll(_MAX_WAIT_MS):
+            poller = select.poll()
+            poller.register(descriptor, select.POLLOUT)
+            if not poller.poll(_MAX_WAIT_MS):
                 raise

@@ -1,8 +1,8 @@
-"""HOW IT IS SHOWN: a Recording in; text, Perfetto, CSV out. Imports `record` alone."""
+"""Renders a Recording as text, HTML, Perfetto, CSV and other formats. Imports `record` alone."""
 
 import random
 
-# Rich draws a random number when it is imported. The program that shows something must not notice.
+# Importing Rich draws a random number, which must not change the random state of the user's run.
 _state = random.getstate()
 import rich.style  # noqa: E402, F401
 

@@ -1,4 +1,4 @@
-"""`show(result)`: what an instrument found, printed."""
+"""`show(result)`: prints the recording of a result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, TextIO, cast
 from rich.console import Console, Group, RenderableType
 
 from shardscope.record import TensorLayout
+from shardscope.record.sanitize import GuardedFile
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.text import render_changes
-from shardscope.report.guarded import GuardedFile
-from shardscope.report.result import read_recording
-from shardscope.report.slices import render_layout
-from shardscope.report.text import View, render_summary
-from shardscope.report.views import VIEW_NAMES, render_views
+from shardscope.report.model.result import read_recording
+from shardscope.report.text.shard_drawings import render_layout
+from shardscope.report.text.summary import View, render_summary
+from shardscope.report.text.views import VIEW_NAMES, render_views
 
 __all__ = ["show"]
 
@@ -46,7 +46,9 @@ def _render(result: Any, *, view: str | None, by: View, is_folded: bool) -> Rend
     recording = read_recording(result, asked_by="show")
     if view is None:
         return render_summary(recording, by=by, is_folded=is_folded)
-    subject = next((one for name, one in VIEW_NAMES.items() if view in (name, one)), None)
+    subject = next(
+        (subject for name, subject in VIEW_NAMES.items() if view in (name, subject)), None
+    )
     if subject is None:
         raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(VIEW_NAMES)}.")
     return render_views(recording, [subject], by=by, is_folded=is_folded)

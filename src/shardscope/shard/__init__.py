@@ -1,1 +1,1 @@
-"""WHAT EACH RANK HOLDS: sharded module tree, parameter audit, phases, op coverage, memory."""
+"""What each rank holds: audit of parameters, op coverage, memory of a step, timed phases."""

@@ -1,4 +1,4 @@
-"""WHERE IT RUNS: ranks and meshes, of a real process group or of a simulated one of any size."""
+"""Ranks and meshes without a cluster: simulated worlds of any size, and threaded ranks."""
 
 from shardscope.world.simulate import World, current_world, simulate
 

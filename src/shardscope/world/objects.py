@@ -1,7 +1,7 @@
-"""Object collectives in a simulated world: the same traffic, answered with this rank's own objects.
+"""Object collectives in a simulated world: same traffic, results from this rank's own objects.
 
-Nothing arrives from other ranks, so torch's versions would unpickle memory nobody wrote. These
-send tensors of the size that this rank's objects have and leave or copy what this rank holds.
+Nothing arrives from other ranks, so torch's versions would unpickle uninitialized memory. These
+issue the same collectives, with the sizes of this rank's objects, and return copies of these.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardscope._torch.object_calls import (
-    is_gathered_into_one_tensor,
+from shardscope._torch.collectives.objects import (
+    is_gathered_into_tensor,
     refuse_self,
     replace_body,
     to_group_rank,
@@ -25,14 +25,14 @@ from shardscope._torch.object_calls import (
 
 __all__ = ["simulated_object_collectives"]
 
-__frames__ = "torch's"  # they stand in its place
+__frames__ = "torch's"  # these functions replace torch's
 
 Group = dist.ProcessGroup | None
 
 
 @contextmanager
 def simulated_object_collectives() -> Iterator[None]:
-    """Put our versions in torch's place until the context ends."""
+    """Replace torch's object collectives by ours until the context ends."""
     with ExitStack() as stack:
         for function in _FUNCTIONS:
             stack.enter_context(replace_body(function.__name__, function))
@@ -42,12 +42,12 @@ def simulated_object_collectives() -> Iterator[None]:
 def all_gather_object(
     object_list: list[Any], obj: Any, group: Group = None, weights_only: bool = False
 ) -> None:
-    """Every rank is taken to hold what this one holds."""
+    """Every rank is assumed to have this rank's object."""
     if _is_outside(group, "all_gather_object"):
         return
     num_ranks = dist.get_world_size(group)
     for part in _parts([obj], weights_only):
-        if is_gathered_into_one_tensor():
+        if is_gathered_into_tensor():
             dist.all_gather_into_tensor(part.new_empty(num_ranks * len(part)), part, group=group)
         else:
             dist.all_gather([torch.empty_like(part) for _ in range(num_ranks)], part, group=group)
@@ -62,7 +62,7 @@ def gather_object(
     group_dst: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """Every rank is taken to hold what this one holds."""
+    """Every rank is assumed to have this rank's object."""
     root = _root(dst, group_dst, group)
     if _is_outside(group, "gather_object"):
         return
@@ -86,7 +86,7 @@ def broadcast_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """The root is taken to hold what this rank holds."""
+    """The root is assumed to have this rank's objects."""
     root = _root(src, group_src, group)
     if _is_outside(group, "broadcast_object_list"):
         return
@@ -102,7 +102,7 @@ def scatter_object_list(
     group_src: int | None = None,
     weights_only: bool = False,
 ) -> None:
-    """A root keeps its own piece; another rank keeps what its list holds."""
+    """The root gets its own object; on other ranks the output list is unchanged."""
     root = _root(src, group_src, group)
     if _is_outside(group, "scatter_object_list"):
         return
@@ -111,17 +111,17 @@ def scatter_object_list(
         raise ValueError("scatter_object_output_list must be a list with room for one object.")
     if rank == root and not scatter_object_input_list:
         raise ValueError("scatter_object_input_list must be given on the source rank.")
-    pieces = scatter_object_input_list if rank == root else None
-    # As torch does, all ranks send as many bytes as the largest object has.
-    candidates = pieces or scatter_object_output_list[:1]
-    largest = max(candidates, key=lambda piece: len(_dump(piece, weights_only)))
+    inputs = scatter_object_input_list if rank == root else None
+    # As in torch, every rank gets as many bytes as the largest object has.
+    candidates = inputs or scatter_object_output_list[:1]
+    largest = max(candidates, key=lambda candidate: len(_dump(candidate, weights_only)))
     size, payload = _parts([largest], weights_only)
     dist.broadcast(size, group=group, group_src=root)
     for part in (payload, size):
-        parts = None if pieces is None else [part] * len(pieces)
+        parts = None if inputs is None else [part] * len(inputs)
         dist.scatter(torch.empty_like(part), parts, group=group, group_src=root)
-    if pieces is not None:
-        scatter_object_output_list[0] = _copy(pieces[rank], weights_only)
+    if inputs is not None:
+        scatter_object_output_list[0] = _copy(inputs[rank], weights_only)
 
 
 def send_object_list(
@@ -133,7 +133,7 @@ def send_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> None:
-    """As torch's: the sizes, then the objects."""
+    """As in torch: send the sizes, then the objects."""
     peer = _peer(dst, group_dst, group, "destination")
     if _is_outside(group, "send_object_list"):
         return
@@ -150,7 +150,7 @@ def recv_object_list(
     use_batch: bool = False,
     weights_only: bool = False,
 ) -> int:
-    """The list keeps what it holds."""
+    """As in torch: receive the sizes, then the objects; the list is unchanged."""
     peer = _peer(src, group_src, group, "source")
     if _is_outside(group, "recv_object_list"):
         return -1
@@ -160,7 +160,7 @@ def recv_object_list(
 
 
 def _root(rank: int | None, group_rank: int | None, group: Group) -> int:
-    """The root as a rank of the group; torch takes rank 0 where none is named."""
+    """The root as a rank of the group; rank 0 by default, as in torch."""
     if rank is None and group_rank is None:
         rank = 0
     return to_group_rank(_or_world(group), rank, group_rank)
@@ -179,7 +179,7 @@ def _or_world(group: Group) -> dist.ProcessGroup:
 
 
 def _is_outside(group: Group, function: str) -> bool:
-    """Whether this rank is not in the group, and so takes no part: torch warns of that."""
+    """Whether this rank is not in the group; warns of that, as torch does."""
     is_outside = dist.get_rank(group) < 0
     if is_outside:
         warn_not_in_group(function)
@@ -199,18 +199,18 @@ def _copy(obj: Any, weights_only: bool) -> Any:
 
 
 def _parts(objects: list[Any], weights_only: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch sends for objects: a tensor of their sizes, and one of their bytes."""
+    """The tensors that torch sends for objects: one of their sizes, and one of their bytes."""
     num_bytes = sum(len(_dump(obj, weights_only)) for obj in objects)
     return torch.zeros(len(objects), dtype=torch.long), torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 def _dump(obj: Any, weights_only: bool) -> bytes:
-    """The bytes of an object as torch writes it."""
+    """The bytes of an object as torch serializes it."""
     if not weights_only:
         try:
             return pickle.dumps(obj)
         except Exception:
-            # What failed on this rank, which torch.distributed.checkpoint sends to the others.
+            # torch.distributed.checkpoint sends the exception of this rank to the others.
             failure = obj[0] if isinstance(obj, tuple) and obj else None
             if isinstance(failure, BaseException):
                 raise failure from None

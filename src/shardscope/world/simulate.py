@@ -1,4 +1,4 @@
-"""A world of any size in one process: this process is one of its ranks, and nothing is sent."""
+"""A world of any size in one process: this process is one of its ranks, and no data is sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import operator
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, TypeVar, final
 
 import torch
@@ -17,15 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from shardscope._torch.cuda_choices import foreach_by_default
+from shardscope._torch.collectives.hooks import intercept
+from shardscope._torch.cuda.inductor_dry_run import inductor_without_codegen
+from shardscope._torch.cuda.kernel_choices import foreach_by_default
+from shardscope._torch.cuda.simulated import recompiles_across_devices, simulated_cuda
 from shardscope._torch.fsdp import empty_on_device
-from shardscope._torch.inductor_dry_run import inductor_without_codegen
-from shardscope._torch.intercept import intercept
-from shardscope._torch.pipelining import lonely_stages
 from shardscope._torch.private import moved_names_explained, without_if_moved
-from shardscope._torch.rank_maps import shared_rank_maps
-from shardscope._torch.simulated_cuda import recompiles_across_devices, simulated_cuda
-from shardscope._torch.simulated_group import (
+from shardscope._torch.process_groups.pipelining import isolated_stages, shared_rank_maps
+from shardscope._torch.process_groups.simulated import (
     answered_collectives,
     coalesced_ops_on_fake_tensors,
     explained_lack_of_data,
@@ -38,14 +38,43 @@ from shardscope.errors import WorldError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
 from shardscope.world.objects import simulated_object_collectives
-from shardscope.world.ties import Materialized, kept_ties
 
-__all__ = ["World", "current_world", "simulate"]
+__all__ = ["Materialized", "World", "current_world", "preserved_ties", "simulate"]
+
+
+Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""By the identity of a tensor on meta: that tensor, and what has taken its place."""
+
+
+@contextmanager
+def preserved_ties(model: nn.Module, materialized: Materialized) -> Iterator[None]:
+    """Restore tied parameters and buffers after `to_empty()` has created a tensor for each.
+
+    `materialized` has the tensors so far, by id, for models that share tensors with this one.
+    """
+    attributes = [(*attribute, getattr(*attribute)) for attribute in _tensor_attributes(model)]
+    yield
+    for module, name, before in attributes:
+        now = getattr(module, name)
+        if now is not before:
+            _, first = materialized.setdefault(id(before), (before, now))
+            if first is not now:
+                setattr(module, name, first)
+
+
+def _tensor_attributes(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for module in model.modules():
+        for name, _ in chain(
+            module.named_parameters(recurse=False, remove_duplicate=False),
+            module.named_buffers(recurse=False, remove_duplicate=False),
+        ):
+            yield module, name
+
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 _current: World | None = None
-_taken = threading.Lock()
+_world_lock = threading.Lock()
 
 
 @final
@@ -80,15 +109,15 @@ class World:
             >>> model = world.materialize(model)
         """
         self._check_can_materialize(model)
-        self._forget_data()
+        self._drop_data()
         device = self.mesh.device_type
-        with kept_ties(model, self._materialized):
+        with preserved_ties(model, self._materialized):
             if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
                 empty_on_device(model, device)
         return model
 
-    def _forget_data(self) -> None:
-        """Make every new tensor one without data."""
+    def _drop_data(self) -> None:
+        """From now on, create every new tensor without data."""
         if not self._is_fake:
             self._stack.enter_context(meshes_with_data())
             self._stack.enter_context(fake_tensors())
@@ -114,7 +143,9 @@ class World:
                 "world without materialize()."
             )
 
-        lazy = next((name for name, one in model.named_parameters() if is_lazy(one)), None)
+        lazy = next(
+            (name for name, parameter in model.named_parameters() if is_lazy(parameter)), None
+        )
         if lazy is not None:
             raise WorldError(
                 f"materialize() got a model whose parameter '{lazy}' has no shape yet. Give its "
@@ -165,12 +196,12 @@ def simulate(
     device_type = _checked_device(device)
     with ExitStack() as stack:
         stack.enter_context(moved_names_explained())
-        stack.enter_context(_the_only_world())
+        stack.enter_context(_exclusive_world())
         stack.enter_context(without_if_moved(recompiles_across_devices()))
         is_fake = device_type == "cuda" and not torch.cuda.is_available()
         if is_fake:
             stack.enter_context(simulated_cuda())
-        elif device_type == "cuda":  # all else torch decides by the device, which is there
+        elif device_type == "cuda":  # a real GPU is there: torch's other decisions need no patch
             stack.enter_context(without_if_moved(foreach_by_default(device_type)))
         stack.enter_context(simulated_group(rank, math.prod(axes.values())))
         stack.enter_context(without_if_moved(shared_rank_maps()))
@@ -178,25 +209,25 @@ def simulate(
             device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)
         )
         if device_type == "cpu" and not torch.cuda.is_available():
-            stack.enter_context(_refused_cuda_meshes())
+            stack.enter_context(_refuse_cuda_meshes())
         stack.enter_context(coalesced_ops_on_fake_tensors())
         stack.enter_context(answered_collectives())
         stack.enter_context(simulated_object_collectives())
-        stack.enter_context(without_if_moved(lonely_stages()))
+        stack.enter_context(without_if_moved(isolated_stages()))
         # Collectives that this torch does not let us see pass unchecked; its recordings have a gap.
         stack.enter_context(intercept(CollectiveChecker(), report_missing=lambda sentence: None))
         world = World(axes, rank=rank, mesh=device_mesh)
         stack.callback(world._close)
         if is_fake:
-            world._forget_data()
+            world._drop_data()
         with _as_current(world), explained_lack_of_data():
             yield world
 
 
 @contextmanager
-def _the_only_world() -> Iterator[None]:
-    """Refuse to be the second world of this process, whose group is one for all threads."""
-    if not _taken.acquire(blocking=False):
+def _exclusive_world() -> Iterator[None]:
+    """Refuse a second world in this process: all threads share the default process group."""
+    if not _world_lock.acquire(blocking=False):
         raise WorldError(
             f"simulate() was called inside another simulated world ({_current or 'on its way'}). "
             "Leave that one first: worlds cannot be nested."
@@ -210,12 +241,12 @@ def _the_only_world() -> Iterator[None]:
             )
         yield
     finally:
-        _taken.release()
+        _world_lock.release()
 
 
 @contextmanager
-def _refused_cuda_meshes() -> Iterator[None]:
-    """Refuse meshes on a device that is neither there nor simulated: torch fails at first use."""
+def _refuse_cuda_meshes() -> Iterator[None]:
+    """Refuse CUDA meshes without a real or simulated GPU; torch would fail at first use."""
     make = DeviceMesh.__init__
 
     @functools.wraps(make)
@@ -292,7 +323,7 @@ def _checked_device(device: str | torch.device) -> str:
 
 
 def _as_index(value: object) -> int | None:
-    """A whole number of any make, numpy's too; None for everything else."""
+    """An integer of any type, also numpy's; None for everything else."""
     is_number = hasattr(value, "__index__") and not isinstance(value, bool | torch.Tensor)
     return operator.index(value) if is_number else None  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from backend_cases import compute, honest, misjudged, run
 from older_torch import TORCH
 from shardscope.compile import backends
-from shardscope.compile.backends.boxed import run_boxed
+from shardscope.compile.backends.graph_backends import run_boxed
 
 
 def compiled_with(backend: str, function: Any, options: dict[str, Any] | None = None) -> Any:
@@ -51,7 +51,7 @@ def test_crossref_checks_ops_of_torchs_own_if_told_all(monkeypatch: pytest.Monke
         asked.append((str(op), bool(is_trusted is not None and is_trusted(op))))
         return torch.no_grad()
 
-    monkeypatch.setattr("shardscope.compile.backends.boxed.check_fakes", note)
+    monkeypatch.setattr("shardscope.compile.backends.graph_backends.check_fakes", note)
     for check in ("custom_ops", "all"):
         compiled_with(CROSSREF, torch.sin, {"check": check})(torch.ones(2))
     assert asked == [("aten.sin.default", True), ("aten.sin.default", False)]

@@ -53,10 +53,10 @@ OTHERS = [
 )
 def test_signatures_are_torchs(name: str) -> None:
     ours = inspect.signature(getattr(compat, name)).parameters
-    theirs = inspect.signature(getattr(torchs, name)).parameters
-    assert list(ours) == list(theirs)
-    assert [one.kind for one in ours.values()] == [one.kind for one in theirs.values()]
-    assert [one.default for one in ours.values()] == [one.default for one in theirs.values()]
+    user_code = inspect.signature(getattr(torchs, name)).parameters
+    assert list(ours) == list(user_code)
+    assert [one.kind for one in ours.values()] == [one.kind for one in user_code.values()]
+    assert [one.default for one in ours.values()] == [one.default for one in user_code.values()]
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from case_ids import without_address
-from shardscope.compile.backends.spelling import name_of_node, names_meant
+from shardscope.compile.backends.op_names import name_of_node, names_meant
 from shardscope.errors import BackendError
 
 functional = nn.functional

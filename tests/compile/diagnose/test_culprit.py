@@ -9,13 +9,12 @@ import torch
 
 import diagnosed_models as models
 from home_workers import HomeWorkers
-from shardscope.compile.diagnose.at_bench import Piece
-from shardscope.compile.diagnose.capture import capture
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.culprit import Culprit, Found
-from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.progress import Teller
-from shardscope.compile.diagnose.queries import Patience, Queries
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.minimize import MinimizedFailure, Minimizer
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.target import capture
+from shardscope.compile.diagnose.worker_client import ProgressReporter, Timeouts, WorkerClient
+from shardscope.compile.diagnose.worker_tasks import OpSubset
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Phase, Stage
 
@@ -25,72 +24,74 @@ def workers() -> HomeWorkers:
     return HomeWorkers()
 
 
-def ask(workers: HomeWorkers, backend: Any) -> Queries:
+def ask(workers: HomeWorkers, backend: Any) -> WorkerClient:
     """Queries about the only graph of a function."""
-    queries = Queries(workers, Compiler(backend), Patience(60.0))  # type: ignore[arg-type]
-    (fragment,) = capture(models.deep, (torch.ones(4),), {}).fragments
-    queries.load(0, fragment)
-    return queries
+    client = WorkerClient(workers, Compiler(backend), Timeouts(60.0))  # type: ignore[arg-type]
+    (subgraph,) = capture(models.deep, (torch.ones(4),), {}).subgraphs
+    client.load(0, subgraph)
+    return client
 
 
-def search(queries: Queries, backend: Any, *, budget: int = 100) -> Found:
-    whole = queries.ask(Piece(0))
-    culprit = Culprit(queries, Compiler(backend), Teller(None, budget), budget=budget)
-    begun = Diagnosis(rank=0, target="deep", backend="", condition=whole.condition, fact="")
-    return culprit.find(begun, 0, queries._loaded[0], whole)
+def search(client: WorkerClient, backend: Any, *, budget: int = 100) -> MinimizedFailure:
+    graph_outcome = client.ask(OpSubset(0))
+    minimizer = Minimizer(client, Compiler(backend), ProgressReporter(None, budget), budget=budget)
+    empty_diagnosis = Diagnosis(
+        rank=0, target="deep", backend="", condition=graph_outcome.condition, fact=""
+    )
+    return minimizer.find(empty_diagnosis, 0, client._loaded[0], graph_outcome)
 
 
 def test_a_crash_is_traced_to_its_op_by_workers_that_die(workers: HomeWorkers) -> None:
-    queries = ask(workers, models.crashes)
-    found = search(queries, models.crashes)
-    one = found.diagnosis
-    assert (one.condition, one.stage, one.phase) == (
+    client = ask(workers, models.crashes)
+    failure = search(client, models.crashes)
+    diagnosis = failure.diagnosis
+    assert (diagnosis.condition, diagnosis.stage, diagnosis.phase) == (
         Condition.CRASH,
         Stage.BACKEND,
         Phase.FORWARD,
     )
-    assert one.fact == "the process died (SIGSEGV) while running forward"
-    assert one.error == "SIGSEGV"
-    assert [suspect.op for suspect in one.suspects] == ["torch.relu"]
-    assert one.is_minimal
+    assert diagnosis.fact == "the process died (SIGSEGV) while running forward"
+    assert diagnosis.error == "SIGSEGV"
+    assert [suspect.op for suspect in diagnosis.suspects] == ["torch.relu"]
+    assert diagnosis.is_minimal
     assert workers.num_started > 2
-    assert queries.last_phase == "running"
+    assert client.last_phase == "running"
 
 
 def test_a_hang_is_traced_to_its_op_with_less_patience_from_then_on(workers: HomeWorkers) -> None:
-    queries = ask(workers, models.sleeps)
-    at_first = queries.run_s
-    found = search(queries, models.sleeps)
-    assert (found.diagnosis.condition, found.diagnosis.is_minimal) == (Condition.HANG, True)
-    assert "running forward made no progress for" in found.diagnosis.fact
-    assert [suspect.op for suspect in found.diagnosis.suspects] == ["torch.relu"]
-    assert queries.run_s < at_first
+    client = ask(workers, models.sleeps)
+    at_first = client.run_s
+    failure = search(client, models.sleeps)
+    assert (failure.diagnosis.condition, failure.diagnosis.is_minimal) == (Condition.HANG, True)
+    assert "running forward made no progress for" in failure.diagnosis.fact
+    assert [suspect.op for suspect in failure.diagnosis.suspects] == ["torch.relu"]
+    assert client.run_s < at_first
 
 
-def test_each_piece_is_asked_about_once(workers: HomeWorkers) -> None:
-    queries = ask(workers, models.Adds("relu"))
-    loaded = queries._loaded[0]
-    first = queries.ask(Piece(0))
-    assert queries.ask(Piece(0, frozenset(loaded.ops))) is first
-    assert queries.num_calls == 1
+def test_each_subset_is_checked_once(workers: HomeWorkers) -> None:
+    client = ask(workers, models.Adds("relu"))
+    loaded = client._loaded[0]
+    first = client.ask(OpSubset(0))
+    assert client.ask(OpSubset(0, frozenset(loaded.ops))) is first
+    assert client.num_calls == 1
     assert workers.calls.count("check") == 1
 
 
-def test_pieces_that_cannot_be_judged_are_neither_right_nor_wrong(
+def test_subsets_that_cannot_be_checked_are_neither_right_nor_wrong(
     workers: HomeWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = ask(workers, models.Adds("relu"))
-    queries.ask(Piece(0))
-    original = Queries.ask
+    client = ask(workers, models.Adds("relu"))
+    client.ask(OpSubset(0))
+    original = WorkerClient.ask
 
-    def refuse_halves(self: Queries, piece: Piece) -> Outcome:
-        if piece.keep is not None and len(piece.keep) in (3, 6):
+    def refuse_halves(self: WorkerClient, subset: OpSubset) -> Outcome:
+        if subset.keep is not None and len(subset.keep) in (3, 6):
             raise CompileError("without a compiler it fails as well")
-        return original(self, piece)
+        return original(self, subset)
 
-    monkeypatch.setattr(Queries, "ask", refuse_halves)
-    found = search(queries, models.Adds("relu"))
-    assert [suspect.op for suspect in found.diagnosis.suspects] == ["torch.relu"]
+    monkeypatch.setattr(WorkerClient, "ask", refuse_halves)
+    failure = search(client, models.Adds("relu"))
+    assert [suspect.op for suspect in failure.diagnosis.suspects] == ["torch.relu"]
 
 
 def test_a_stage_that_cannot_be_found_is_a_note(
@@ -99,7 +100,7 @@ def test_a_stage_that_cannot_be_found_is_a_note(
     def refuse(*_: Any, **__: Any) -> Any:
         raise CompileError("no way")
 
-    monkeypatch.setattr("shardscope.compile.diagnose.culprit.locate_stage_by", refuse)
-    found = search(ask(workers, models.Adds("relu")), models.Adds("relu"))
-    assert found.diagnosis.stage is None
-    assert found.diagnosis.notes == ("Finding the stage failed (no way).",)
+    monkeypatch.setattr("shardscope.compile.diagnose.minimize.locate_stage_by", refuse)
+    failure = search(ask(workers, models.Adds("relu")), models.Adds("relu"))
+    assert failure.diagnosis.stage is None
+    assert failure.diagnosis.notes == ("Finding the stage failed (no way).",)

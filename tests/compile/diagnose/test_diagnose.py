@@ -15,8 +15,8 @@ from torch import nn
 import diagnosed_models as models
 from home_workers import HomeWorkers, stay_at_home
 from shardscope import Diagnosed, diagnose
-from shardscope.compile.diagnose.culprit import INTERRUPTED
-from shardscope.compile.diagnose.records import make_recording
+from shardscope.compile.diagnose.minimize import INTERRUPTED
+from shardscope.compile.diagnose.pipeline import make_recording
 from shardscope.errors import CompileError, OutputError
 from shardscope.record import Condition, Diagnosis, Phase, Stage
 
@@ -41,23 +41,23 @@ def fault(kind: str, op: str, **options: Any) -> dict[str, Any]:
     return {"backend": f"shardscope_fault_{kind}", "options": {"op": op, **options}}
 
 
-def check_found(found: Diagnosed, op: str, line: str) -> None:
+def check_suspect(result: Diagnosed, op: str, line: str) -> None:
     """One op at one line, and a script that shows it."""
-    (suspect,) = found.diagnosis.suspects
+    (suspect,) = result.diagnosis.suspects
     assert (suspect.op, suspect.source.line) == (op, models.line_of(line))
     assert Path(suspect.source.file).name == "diagnosed_models.py"
-    check_script(found)
+    check_script(result)
 
 
-def check_script(found: Diagnosed) -> None:
-    one = found.diagnosis
-    assert (one.is_minimal, one.is_verified) == (True, True), one.notes
-    assert one.passing.startswith("the same ")
-    assert found.repro is not None
-    assert found.repro.name == "repro.py"
-    assert "import shardscope" not in found.repro.read_text()
-    assert found.diagnosis.script == found.repro.read_text()
-    assert not list(found.repro.parent.glob("scratch*"))
+def check_script(result: Diagnosed) -> None:
+    diagnosis = result.diagnosis
+    assert (diagnosis.is_minimal, diagnosis.is_verified) == (True, True), diagnosis.notes
+    assert diagnosis.passing.startswith("the same ")
+    assert result.repro is not None
+    assert result.repro.name == "repro.py"
+    assert "import shardscope" not in result.repro.read_text()
+    assert result.diagnosis.script == result.repro.read_text()
+    assert not list(result.repro.parent.glob("scratch*"))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -66,16 +66,21 @@ def test_right_compilers_are_fine_with_odd_models(
 ) -> None:
     model = models.Kept()
     kwargs = {"scale": torch.tensor(2.0)}
-    found = diagnose(model, torch.arange(6), kwargs=kwargs, backend=backend, folder=folder)
-    one = found.diagnosis
-    assert (found.condition, one.num_graphs, one.stage, one.suspects) == (
+    result = diagnose(model, torch.arange(6), kwargs=kwargs, backend=backend, folder=folder)
+    diagnosis = result.diagnosis
+    assert (result.condition, diagnosis.num_graphs, diagnosis.stage, diagnosis.suspects) == (
         Condition.FINE,
         1,
         None,
         (),
     )
-    assert (one.target, one.backend, found.repro, one.notes) == ("Kept", backend, None, ())
-    assert found.recording.findings == ()
+    assert (diagnosis.target, diagnosis.backend, result.repro, diagnosis.notes) == (
+        "Kept",
+        backend,
+        None,
+        (),
+    )
+    assert result.recording.findings == ()
     assert not folder.exists()
 
 
@@ -83,12 +88,12 @@ def test_right_compilers_are_fine_with_odd_models(
 def test_an_optimizer_that_does_not_outlive_the_call_is_diagnosed(
     workers: HomeWorkers, folder: Path
 ) -> None:
-    given = numbers(4, requires_grad=True)
-    found = diagnose(models.optimized, given, backend="aot_eager", folder=folder)
-    assert (found.condition, found.diagnosis.notes) == (Condition.FINE, ())
-    assert found.diagnosis.num_graphs > 0
-    assert torch.equal(given, numbers(4))
-    assert given.grad is None
+    tensor = numbers(4, requires_grad=True)
+    result = diagnose(models.optimized, tensor, backend="aot_eager", folder=folder)
+    assert (result.condition, result.diagnosis.notes) == (Condition.FINE, ())
+    assert result.diagnosis.num_graphs > 0
+    assert torch.equal(tensor, numbers(4))
+    assert tensor.grad is None
 
 
 def test_an_argument_that_becomes_the_result_of_something_is_diagnosed(
@@ -99,28 +104,28 @@ def test_an_argument_that_becomes_the_result_of_something_is_diagnosed(
     def write(x: torch.Tensor) -> torch.Tensor:
         return x.mul_(weight).relu()
 
-    found = diagnose(write, numbers(4), folder=folder, **fault("nan", "relu"))
-    assert found.condition is Condition.NAN
+    result = diagnose(write, numbers(4), folder=folder, **fault("nan", "relu"))
+    assert result.condition is Condition.NAN
 
 
 def test_sparse_inputs_are_left_as_they_were(workers: HomeWorkers, folder: Path) -> None:
-    given = torch.eye(3).to_sparse()
-    found = diagnose(lambda x: x.to_dense().relu(), given, backend="eager", folder=folder)
-    assert found.condition is Condition.FINE
-    assert torch.equal(given.to_dense(), torch.eye(3))
+    tensor = torch.eye(3).to_sparse()
+    result = diagnose(lambda x: x.to_dense().relu(), tensor, backend="eager", folder=folder)
+    assert result.condition is Condition.FINE
+    assert torch.equal(tensor.to_dense(), torch.eye(3))
 
 
 def test_tensors_without_data_are_compared_by_what_is_known_of_them(
     workers: HomeWorkers, folder: Path
 ) -> None:
-    found = diagnose(models.broken, torch.empty(3, device="meta"), backend="eager", folder=folder)
-    assert found.condition is Condition.FINE
-    assert "Call the function with tensors that have data" in found.diagnosis.notes[0]
+    result = diagnose(models.broken, torch.empty(3, device="meta"), backend="eager", folder=folder)
+    assert result.condition is Condition.FINE
+    assert "Call the function with tensors that have data" in result.diagnosis.notes[0]
 
 
 def test_what_turns_modes_on_and_off_is_no_suspect(workers: HomeWorkers, folder: Path) -> None:
-    found = diagnose(models.switched, numbers(3, 3), folder=folder, **fault("nan", "relu"))
-    check_found(found, "torch.relu", "return torch.vmap(torch.relu)(x @ x)")
+    result = diagnose(models.switched, numbers(3, 3), folder=folder, **fault("nan", "relu"))
+    check_suspect(result, "torch.relu", "return torch.vmap(torch.relu)(x @ x)")
 
 
 CASES = {
@@ -153,16 +158,16 @@ def test_a_fault_in_the_second_graph_is_found(
 ) -> None:
     settings, expected = CASES[case]
     inputs = numbers(4, 4), numbers(4, 4, requires_grad=True)
-    found = diagnose(models.broken, *inputs, folder=folder, **settings)
-    one = found.diagnosis
-    assert (one.condition, one.stage, one.phase) == expected
-    assert (one.graph, one.num_graphs) == (1, 2)
-    assert one.suspects[0].source.function == "broken"
-    check_found(found, "torch.relu", "x = torch.relu(x)")
-    (finding,) = found.recording.findings
-    assert finding.rule == f"compiled-{one.condition.replace('_', '-')}"
+    result = diagnose(models.broken, *inputs, folder=folder, **settings)
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage, diagnosis.phase) == expected
+    assert (diagnosis.graph, diagnosis.num_graphs) == (1, 2)
+    assert diagnosis.suspects[0].source.function == "broken"
+    check_suspect(result, "torch.relu", "x = torch.relu(x)")
+    (finding,) = result.recording.findings
+    assert finding.rule == f"compiled-{diagnosis.condition.replace('_', '-')}"
     assert finding.remedy.startswith("Report it with the repro")
-    assert finding.source == one.suspects[0].source
+    assert finding.source == diagnosis.suspects[0].source
 
 
 @pytest.mark.parametrize(
@@ -172,15 +177,15 @@ def test_two_ops_that_fail_together_are_found(
     workers: HomeWorkers, folder: Path, also: str, op: str
 ) -> None:
     settings = fault("runtime_error", "relu", also=also)
-    found = diagnose(models.deep, numbers(4), folder=folder, **settings)
-    assert [one.op for one in found.diagnosis.suspects] == ["torch.relu", op]
-    check_script(found)
-    assert found.diagnosis.passing in {f"the same without {one}" for one in ("torch.relu", op)}
+    result = diagnose(models.deep, numbers(4), folder=folder, **settings)
+    assert [suspect.op for suspect in result.diagnosis.suspects] == ["torch.relu", op]
+    check_script(result)
+    assert result.diagnosis.passing in {f"the same without {name}" for name in ("torch.relu", op)}
 
 
 def by_closure(factor: float) -> Any:
     def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        return lambda *given: [one * factor for one in graph(*given)]
+        return lambda *tensor: [value * factor for value in graph(*tensor)]
 
     return backend
 
@@ -190,13 +195,13 @@ def by_closure(factor: float) -> Any:
     [by_closure(3.0), lambda graph, _: lambda *x: [y + 1 for y in graph(*x)], models.Adds("sin")],
     ids=["closure", "lambda", "object"],
 )
-def test_a_backend_that_nobody_registered_is_diagnosed(
+def test_a_backend_that_is_not_registered_is_diagnosed(
     workers: HomeWorkers, folder: Path, backend: Any
 ) -> None:
-    found = diagnose(models.broken, numbers(4), backend=backend, folder=folder)
-    assert found.condition is Condition.WRONG_RESULT
-    assert found.diagnosis.graph == 0
-    check_found(found, "torch.sin", "x = torch.sin(x)")
+    result = diagnose(models.broken, numbers(4), backend=backend, folder=folder)
+    assert result.condition is Condition.WRONG_RESULT
+    assert result.diagnosis.graph == 0
+    check_suspect(result, "torch.sin", "x = torch.sin(x)")
 
 
 @pytest.mark.parametrize("has_grad", [True, False])
@@ -205,47 +210,47 @@ def test_a_model_that_is_compiled_already_is_diagnosed_as_it_is(
 ) -> None:
     model = torch.compile(models.Kept(), backend="eager")
     with torch.set_grad_enabled(has_grad):
-        found = diagnose(model, torch.arange(6), folder=folder, **fault("nan", "relu"))
-    assert (found.condition, found.diagnosis.target) == (Condition.NAN, "Kept")
-    check_found(found, "torch.relu", "logits = self.head(torch.relu(h))")
+        result = diagnose(model, torch.arange(6), folder=folder, **fault("nan", "relu"))
+    assert (result.condition, result.diagnosis.target) == (Condition.NAN, "Kept")
+    check_suspect(result, "torch.relu", "logits = self.head(torch.relu(h))")
 
 
 def test_what_is_more_accurate_is_not_wrong(workers: HomeWorkers, folder: Path) -> None:
     def narrow(x: torch.Tensor) -> torch.Tensor:
         return (x.exp() - 1).square().log1p()
 
-    given = numbers(500).bfloat16()
-    found = diagnose(narrow, given, backend=models.rounds_late, folder=folder)
-    assert found.condition is Condition.MORE_ACCURATE
-    assert not found.recording.findings
+    tensor = numbers(500).bfloat16()
+    result = diagnose(narrow, tensor, backend=models.rounds_late, folder=folder)
+    assert result.condition is Condition.MORE_ACCURATE
+    assert not result.recording.findings
 
 
 def test_other_random_numbers_are_not_wrong(workers: HomeWorkers, folder: Path) -> None:
-    found = diagnose(models.drawn, numbers(64), backend=models.draws_again, folder=folder)
-    assert found.condition is Condition.RNG
-    assert "only its random numbers differ" in found.diagnosis.fact
-    assert not found.recording.findings
+    result = diagnose(models.drawn, numbers(64), backend=models.draws_again, folder=folder)
+    assert result.condition is Condition.RNG
+    assert "only its random numbers differ" in result.diagnosis.fact
+    assert not result.recording.findings
 
 
 def test_what_gives_something_else_each_time_is_a_warning(
     workers: HomeWorkers, folder: Path
 ) -> None:
-    found = diagnose(models.broken, numbers(8), backend=models.rests, folder=folder)
-    assert found.condition is Condition.NONDETERMINISTIC
-    assert found.recording.findings[0].severity == "warning"
-    check_found(found, "torch.sin", "x = torch.sin(x)")
+    result = diagnose(models.broken, numbers(8), backend=models.rests, folder=folder)
+    assert result.condition is Condition.NONDETERMINISTIC
+    assert result.recording.findings[0].severity == "warning"
+    check_suspect(result, "torch.sin", "x = torch.sin(x)")
 
 
-def test_what_dynamo_itself_changes_is_blamed_on_it(workers: HomeWorkers, folder: Path) -> None:
+def test_what_dynamo_itself_changes_is_attributed_to_it(workers: HomeWorkers, folder: Path) -> None:
     def two_faced(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if torch.compiler.is_compiling() else x
 
-    found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
-    assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
-    assert "Each of its graphs alone is correct" in found.diagnosis.notes[0]
-    remedy = found.recording.findings[0].remedy
+    result = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
+    assert (result.condition, result.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
+    assert "Each of its graphs alone is correct" in result.diagnosis.notes[0]
+    remedy = result.recording.findings[0].remedy
     assert remedy.startswith("Report it with the repro, and keep the function out")
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 def test_an_error_that_only_a_graph_alone_has_is_no_fault_of_the_compiler(
@@ -254,26 +259,26 @@ def test_an_error_that_only_a_graph_alone_has_is_no_fault_of_the_compiler(
     def jagged(x: torch.Tensor) -> torch.Tensor:
         return torch.nested.nested_tensor([x[:2], x[:3]], layout=torch.jagged) * 2
 
-    found = diagnose(jagged, numbers(8, 2), backend="aot_eager", folder=folder)
-    assert found.condition is Condition.FINE, found.diagnosis.fact
-    assert "Graph 0 could not be judged alone" in found.diagnosis.notes[0]
-    assert "results agree" in found.diagnosis.fact
+    result = diagnose(jagged, numbers(8, 2), backend="aot_eager", folder=folder)
+    assert result.condition is Condition.FINE, result.diagnosis.fact
+    assert "Graph 0 could not be judged alone" in result.diagnosis.notes[0]
+    assert "results agree" in result.diagnosis.fact
     assert not folder.exists()
 
 
-def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
+def test_ops_that_torch_has_no_name_for_are_shown_by_the_entire_function(
     workers: HomeWorkers, folder: Path
 ) -> None:
     def through_numpy(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(numpy.sin(x.numpy()))
 
-    found = diagnose(
+    result = diagnose(
         through_numpy, numbers(3), folder=folder, **fault("nan", "sin", stage="decomposed")
     )
-    (suspect,) = found.diagnosis.suspects
-    assert (found.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
-    assert found.diagnosis.is_verified, found.diagnosis.notes
-    assert found.diagnosis.notes[-1] == "The script contains the whole function."
+    (suspect,) = result.diagnosis.suspects
+    assert (result.condition, suspect.op) == (Condition.NAN, "torch._dynamo.utils.wrapped_sin")
+    assert result.diagnosis.is_verified, result.diagnosis.notes
+    assert result.diagnosis.notes[-1] == "The script contains the whole function."
 
 
 @pytest.mark.parametrize(
@@ -285,20 +290,20 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_whole_function(
     ],
 )
 def test_no_backend_is_a_remedy_for_itself(backend: str, remedy: str) -> None:
-    told = Diagnosis(
+    diagnosis = Diagnosis(
         rank=0, target="f", backend=backend, condition=Condition.RUNTIME_ERROR, fact="it fails"
     )
-    assert make_recording(told).findings[0].remedy == remedy
+    assert make_recording(diagnosis).findings[0].remedy == remedy
 
 
 def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
     def two_faced(x: torch.Tensor) -> SimpleNamespace:
         return SimpleNamespace(y=x + 1 if torch.compiler.is_compiling() else x)
 
-    found = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
-    assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
-    assert found.diagnosis.fact.startswith("output.y is off by")
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    result = diagnose(two_faced, numbers(3), backend="eager", folder=folder)
+    assert (result.condition, result.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
+    assert result.diagnosis.fact.startswith("output.y is off by")
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
@@ -309,12 +314,12 @@ def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
         print(end="")
         return x + 1
 
-    found = diagnose(unbreakable, numbers(3), backend="eager", folder=folder)
-    assert (found.condition, found.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.DYNAMO)
-    assert "Unsupported" in found.diagnosis.error
+    result = diagnose(unbreakable, numbers(3), backend="eager", folder=folder)
+    assert (result.condition, result.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.DYNAMO)
+    assert "Unsupported" in result.diagnosis.error
 
 
-def test_a_function_that_cannot_travel_has_its_graphs_judged(
+def test_a_function_that_cannot_travel_has_its_graphs_checked(
     workers: HomeWorkers, folder: Path
 ) -> None:
     lock = threading.Lock()
@@ -323,17 +328,17 @@ def test_a_function_that_cannot_travel_has_its_graphs_judged(
         assert lock is not None
         return torch.relu(x)
 
-    found = diagnose(locked, numbers(3), backend="eager", folder=folder)
-    assert found.condition is Condition.FINE
-    assert "could not be sent to another process" in found.diagnosis.notes[0]
+    result = diagnose(locked, numbers(3), backend="eager", folder=folder)
+    assert result.condition is Condition.FINE
+    assert "could not be sent to another process" in result.diagnosis.notes[0]
     wrong = diagnose(locked, numbers(3), folder=folder, **fault("nan", "relu"))
     assert wrong.condition is Condition.NAN
 
 
 def test_a_function_without_ops_is_fine(workers: HomeWorkers, folder: Path) -> None:
-    found = diagnose(lambda x: x, numbers(3), backend="eager", folder=folder)
-    assert (found.condition, found.diagnosis.num_graphs) == (Condition.FINE, 0)
-    assert "the function produces no graph" in found.diagnosis.fact
+    result = diagnose(lambda x: x, numbers(3), backend="eager", folder=folder)
+    assert (result.condition, result.diagnosis.num_graphs) == (Condition.FINE, 0)
+    assert "the function produces no graph" in result.diagnosis.fact
 
 
 def fails(x: torch.Tensor) -> torch.Tensor:
@@ -378,30 +383,30 @@ def test_a_repro_never_takes_the_place_of_a_file_of_the_users(
     (folder / name).write_text("import torch  # mine")
     with pytest.raises(OutputError, match=f"has a {name} that no diagnosis wrote"):
         diagnose(nn.ReLU(), numbers(3), folder=folder, **fault("nan", "relu"))
-    assert [(one.name, one.read_text()) for one in folder.iterdir()] == [
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [
         (name, "import torch  # mine")
     ]
 
 
 def test_a_repro_takes_the_place_of_an_earlier_one(workers: HomeWorkers, folder: Path) -> None:
     for op in ("relu", "tanh"):
-        found = diagnose(lambda x: x.relu().tanh(), numbers(3), folder=folder, **fault("nan", op))
-        assert found.repro == folder / "repro.py"
-        assert f"Tensor.{op} " in found.repro.read_text()
+        result = diagnose(lambda x: x.relu().tanh(), numbers(3), folder=folder, **fault("nan", op))
+        assert result.repro == folder / "repro.py"
+        assert f"Tensor.{op} " in result.repro.read_text()
 
 
 def test_without_queries_left_the_best_so_far_is_kept_and_flagged(
     workers: HomeWorkers, folder: Path
 ) -> None:
     settings = fault("runtime_error", "relu", also="tanh")
-    found = diagnose(models.deep, numbers(4), max_queries=9, folder=folder, **settings)
-    one = found.diagnosis
-    assert (one.condition, one.is_minimal, one.is_verified) == (
+    result = diagnose(models.deep, numbers(4), max_queries=9, folder=folder, **settings)
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.is_minimal, diagnosis.is_verified) == (
         Condition.RUNTIME_ERROR,
         False,
         True,
     )
-    assert len(one.suspects) > 2
+    assert len(diagnosis.suspects) > 2
 
 
 def test_an_interrupt_at_any_time_keeps_what_was_found(
@@ -414,7 +419,7 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
         workers.interrupt_at = number
         folder = tmp_path / str(number)
         try:
-            found = diagnose(models.deep, numbers(4), folder=folder, **settings)
+            result = diagnose(models.deep, numbers(4), folder=folder, **settings)
         except KeyboardInterrupt:
             assert "point_at" not in workers.calls, "it was known to fail"
             assert not folder.exists()
@@ -422,19 +427,19 @@ def test_an_interrupt_at_any_time_keeps_what_was_found(
         if len(workers.calls) < number:  # it came to an end before
             break
         asked.append(workers.calls[number - 1])
-        assert found.condition is Condition.WRONG_RESULT
-        assert found.repro is not None
-        assert found.repro.exists()
-        is_complete = found.diagnosis.is_verified and found.diagnosis.stage is not None
-        assert is_complete or found.diagnosis.notes.count(INTERRUPTED) == 1
-        others = [note for note in found.diagnosis.notes if note != INTERRUPTED]
-        assert not any("interrupted" in note for note in others)
+        assert result.condition is Condition.WRONG_RESULT
+        assert result.repro is not None
+        assert result.repro.exists()
+        is_complete = result.diagnosis.is_verified and result.diagnosis.stage is not None
+        assert is_complete or result.diagnosis.notes.count(INTERRUPTED) == 1
+        other_notes = [note for note in result.diagnosis.notes if note != INTERRUPTED]
+        assert not any("interrupted" in note for note in other_notes)
     else:
         raise AssertionError("it never ends")
     assert {"point_at", "check", "describe", "attempt", "write"} <= set(asked)
 
 
-def test_a_backend_that_cannot_be_sent_is_told_at_once(workers: HomeWorkers) -> None:
+def test_a_backend_that_cannot_be_sent_is_reported_at_once(workers: HomeWorkers) -> None:
     lock = threading.Lock()
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -446,14 +451,14 @@ def test_a_backend_that_cannot_be_sent_is_told_at_once(workers: HomeWorkers) -> 
     assert not workers.calls
 
 
-def test_whoever_interrupts_does_not_wait_for_further_compilations(
+def test_an_interrupt_does_not_wait_for_further_compilations(
     workers: HomeWorkers, folder: Path
 ) -> None:
     models.BUILT.clear()
     workers.interrupt_at = 5
-    found = diagnose(models.deep, numbers(4), backend=models.counts, folder=folder)
-    assert found.repro is not None
-    compiled = [one for one in workers.calls if one in ("check", "point_at")]
+    result = diagnose(models.deep, numbers(4), backend=models.counts, folder=folder)
+    assert result.repro is not None
+    compiled = [call for call in workers.calls if call in ("check", "point_at")]
     assert workers.calls[4] == "check"
     assert len(models.BUILT) == len(compiled) - 1  # all but the one that was interrupted
 
@@ -464,15 +469,15 @@ def test_folders_are_numbered_and_others_are_left_alone(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shardscope-diagnosis").mkdir()
     (tmp_path / "shardscope-diagnosis" / "mine").write_text("mine")
-    model, given = nn.ReLU(), numbers(3)
-    first = diagnose(model, given, **fault("nan", "relu"))
-    second = diagnose(model, given, **fault("nan", "relu"))
-    assert [str(one.repro) for one in (first, second)] == [
+    model, tensor = nn.ReLU(), numbers(3)
+    first = diagnose(model, tensor, **fault("nan", "relu"))
+    second = diagnose(model, tensor, **fault("nan", "relu"))
+    assert [str(result.repro) for result in (first, second)] == [
         "shardscope-diagnosis-2/repro.py",
         "shardscope-diagnosis-3/repro.py",
     ]
-    diagnose(model, given, backend="eager")
+    diagnose(model, tensor, backend="eager")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["shardscope-diagnosis", "shardscope-diagnosis-2", "shardscope-diagnosis-3"]
-    kept = [path.name for path in (tmp_path / "shardscope-diagnosis").iterdir()]
-    assert kept == ["mine"]
+    file_names = [path.name for path in (tmp_path / "shardscope-diagnosis").iterdir()]
+    assert file_names == ["mine"]

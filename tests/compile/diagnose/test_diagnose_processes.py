@@ -66,39 +66,39 @@ def test_two_at_once_change_nothing_of_the_users_and_write_into_their_folder_alo
 ) -> None:
     model = Small()
     model.drop.eval()
-    given = torch.randn(8, 4, requires_grad=True)
-    model(given).sum().backward()
+    tensor = torch.randn(8, 4, requires_grad=True)
+    model(tensor).sum().backward()
     compiled_again = _compile_before(model)
-    files, state = read_all(surroundings), _read(model, given)
-    found: dict[str, Diagnosed] = {}
+    files, state = read_all(surroundings), _read(model, tensor)
+    results: dict[str, Diagnosed] = {}
 
     def run(name: str, function: Any, *args: Any, **settings: Any) -> None:
-        found[name] = diagnose(function, *args, **settings)
+        results[name] = diagnose(function, *args, **settings)
 
     options = {"op": "relu"}
     backend = "shardscope_fault_accuracy_error"
     wrong = threading.Thread(
         target=run,
-        args=("wrong", models.broken, given),
+        args=("wrong", models.broken, tensor),
         kwargs={"backend": backend, "options": options},
     )
     wrong.start()
-    run("fine", model, given, backend="aot_eager")
+    run("fine", model, tensor, backend="aot_eager")
     wrong.join()
 
-    assert found["fine"].condition is Condition.FINE, found["fine"].diagnosis
-    one = found["wrong"].diagnosis
-    assert (one.condition, one.graph, one.is_minimal, one.is_verified) == (
+    assert results["fine"].condition is Condition.FINE, results["fine"].diagnosis
+    diagnosis = results["wrong"].diagnosis
+    assert (diagnosis.condition, diagnosis.graph, diagnosis.is_minimal, diagnosis.is_verified) == (
         Condition.WRONG_RESULT,
         1,
         True,
         True,
-    ), one.notes
-    assert one.suspects[0].source.line == models.line_of("x = torch.relu(x)")
-    repro = found["wrong"].repro
+    ), diagnosis.notes
+    assert diagnosis.suspects[0].source.line == models.line_of("x = torch.relu(x)")
+    repro = results["wrong"].repro
     assert repro is not None
     _check_surroundings(surroundings, files, repro)
-    assert all(torch.equal(*pair) for pair in zip(_read(model, given), state, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(_read(model, tensor), state, strict=True))
     assert (model.training, model.drop.training) == (True, False)
     assert not compiled_again()
 
@@ -111,10 +111,10 @@ def _check_surroundings(surroundings: Path, files: dict[str, Any], repro: Path) 
     assert [path.name for path in repro.parent.iterdir()] == ["repro.py"]
 
 
-def _read(model: nn.Module, given: torch.Tensor) -> list[torch.Tensor]:
-    grads = [given.grad, *(one.grad for one in model.parameters())]
-    tensors = [*model.state_dict().values(), given, *grads, torch.get_rng_state()]
-    return [one.detach().clone() for one in tensors]
+def _read(model: nn.Module, tensor: torch.Tensor) -> list[torch.Tensor]:
+    grads = [tensor.grad, *(parameter.grad for parameter in model.parameters())]
+    tensors = [*model.state_dict().values(), tensor, *grads, torch.get_rng_state()]
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 def _compile_before(model: nn.Module) -> Any:
@@ -126,7 +126,7 @@ def _compile_before(model: nn.Module) -> Any:
         return graph.forward
 
     torch.compiler.reset()
-    state = {name: one.clone() for name, one in model.state_dict().items()}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     compiled = torch.compile(models.deep, backend=backend)
     compiled(torch.ones(3))
     model.load_state_dict(state)
@@ -146,16 +146,16 @@ def twofold(x: torch.Tensor) -> torch.Tensor:
 def test_a_crash_is_found_and_shown_by_a_script(surroundings: Path) -> None:
     folder = surroundings / "out"
     backend, options = "shardscope_fault_crash", {"op": "relu"}
-    found = diagnose(twofold, torch.ones(2), backend=backend, options=options, folder=folder)
-    one = found.diagnosis
-    assert (one.condition, one.stage, one.phase) == (
+    results = diagnose(twofold, torch.ones(2), backend=backend, options=options, folder=folder)
+    diagnosis = results.diagnosis
+    assert (diagnosis.condition, diagnosis.stage, diagnosis.phase) == (
         Condition.CRASH,
         Stage.BACKEND,
         Phase.FORWARD,
     )
-    assert "SIGSEGV" in one.fact
-    assert [suspect.op for suspect in one.suspects] == ["torch.relu"]
-    assert (one.is_minimal, one.is_verified) == (True, True), one.notes
+    assert "SIGSEGV" in diagnosis.fact
+    assert [suspect.op for suspect in diagnosis.suspects] == ["torch.relu"]
+    assert (diagnosis.is_minimal, diagnosis.is_verified) == (True, True), diagnosis.notes
     assert [path.name for path in folder.iterdir()] == ["repro.py"]
     assert not list((surroundings / "work").glob("core*"))
 
@@ -164,12 +164,12 @@ SCRIPT = """\
 import os, signal, sys
 import torch
 from shardscope import diagnose
-from shardscope.compile.diagnose.progress import Teller
+from shardscope.compile.diagnose.worker_client import ProgressReporter
 
-asked, interrupted = Teller.asked, []
+show, interrupted = ProgressReporter.show_num_queries, []
 
 def interrupt(self, num_queries):
-    asked(self, num_queries)
+    show(self, num_queries)
     if num_queries == 6 and not interrupted:
         interrupted.append(num_queries)
         os.kill(os.getpid(), signal.SIGINT)
@@ -186,7 +186,7 @@ def deep(x):
     x = torch.relu(x)
     return torch.tanh(x)
 
-Teller.asked = interrupt
+ProgressReporter.show_num_queries = interrupt
 found = diagnose(deep, torch.ones(4), backend=Wrong())
 print(found, found.repro, found.diagnosis.is_minimal, found.diagnosis.notes[-1])
 """

@@ -6,11 +6,11 @@ import pytest
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError, LoweringException
 
-from shardscope.compile.diagnose.outcome import find_cause, make_signature
+from shardscope.compile.diagnose.accuracy.outcome import find_cause, make_signature
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         ("no kernel for relu_3 at 0x7f01", "no kernel for relu at 0x55"),
         ("shapes [3, 4] and [5] differ", "shapes [7] and [1, 2] differ"),
@@ -26,20 +26,20 @@ from shardscope.compile.diagnose.outcome import find_cause, make_signature
         ),
     ],
 )
-def test_names_numbers_and_shapes_do_not_tell_failures_apart(one, other):
-    assert make_signature(ValueError(one)) == make_signature(ValueError(other))
+def test_names_numbers_and_shapes_do_not_tell_failures_apart(left, right):
+    assert make_signature(ValueError(left)) == make_signature(ValueError(right))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("left", "right"),
     [
         (ValueError("no kernel for relu"), ValueError("no kernel for gelu")),
         (ValueError("no"), TypeError("no")),
         (ValueError(""), ValueError("no")),
     ],
 )
-def test_failures_of_other_origins_differ(one, other):
-    assert make_signature(one) != make_signature(other)
+def test_failures_of_other_origins_differ(left, right):
+    assert make_signature(left) != make_signature(right)
 
 
 def test_wrappers_are_taken_off():

@@ -43,8 +43,8 @@ def numbers(*size: int) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(0))
 
 
-def line_of(found: Diagnosed) -> str:
-    (suspect,) = found.diagnosis.suspects
+def line_of(result: Diagnosed) -> str:
+    (suspect,) = result.diagnosis.suspects
     assert suspect.source is not None
     return suspect.source.text
 
@@ -122,9 +122,9 @@ def test_a_function_that_is_right_is_fine_and_leaves_no_trace(
         pytest.skip("torch before 2.13 loses what a compiled function appends to a class's list")
     fn, *args = HEALTHY[case]()
     state = random.getstate(), torch.get_rng_state()
-    found = look(fn, *args)
-    assert found.condition is Condition.FINE, found.diagnosis
-    assert not any("could not be sent" in note for note in found.diagnosis.notes)
+    result = look(fn, *args)
+    assert result.condition is Condition.FINE, result.diagnosis
+    assert not any("could not be sent" in note for note in result.diagnosis.notes)
     assert random.getstate() == state[0]
     assert torch.equal(torch.get_rng_state(), state[1])
     assert (Store.seen, TOTAL) == ([], 0)
@@ -160,7 +160,7 @@ def reorder(cache: Any, x: Tensor) -> Tensor:
 
 def forgetful(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
     """Gives what was computed, plus one, so that whatever holds it holds something else."""
-    return lambda *given: [one + 1 for one in graph(*given)]
+    return lambda *given: [value + 1 for value in graph(*given)]
 
 
 class Box:
@@ -174,14 +174,14 @@ def put(box: Box, x: Tensor) -> None:
 
 
 def test_the_order_of_keys_is_compared(look: Callable[..., Diagnosed]) -> None:
-    found = look(reorder, collections.OrderedDict(a=1, b=2), numbers(2))
-    assert (found.condition, found.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
-    assert found.diagnosis.fact == (
+    result = look(reorder, collections.OrderedDict(a=1, b=2), numbers(2))
+    assert (result.condition, result.diagnosis.stage) == (Condition.WRONG_RESULT, Stage.DYNAMO)
+    assert result.diagnosis.fact == (
         "argument 0, after the call is \"OrderedDict with the keys 2: 'a', 'b'\" instead of "
         "\"OrderedDict with the keys 2: 'b', 'a'\""
     )
-    assert found.diagnosis.is_verified
-    assert "collections.OrderedDict(" in found.diagnosis.script
+    assert result.diagnosis.is_verified
+    assert "collections.OrderedDict(" in result.diagnosis.script
 
 
 @pytest.mark.parametrize("argument", [Box, list, dict, lambda: collections.deque()])
@@ -196,9 +196,9 @@ def test_what_is_put_into_an_argument_is_compared(
         else:
             holder.append(x * 2)
 
-    # The graph is judged too, and is wrong itself: the worker has the whole function alone.
-    found = look(put, argument(), numbers(2), backend=forgetful)
-    assert found.condition is Condition.WRONG_RESULT
+    # The graph is checked too, and is wrong itself: only the worker has the entire function.
+    result = look(put, argument(), numbers(2), backend=forgetful)
+    assert result.condition is Condition.WRONG_RESULT
 
 
 # ── Globals and class attributes ─────────────────────────────────────────────────────────────
@@ -259,10 +259,10 @@ def set_class_attribute(x: Tensor) -> Tensor:
 def test_a_global_or_class_attribute_that_differs_is_wrong_and_shown_by_a_script(
     look: Callable[..., Diagnosed], fn: Callable[..., Any], name: str
 ) -> None:
-    found = look(fn, numbers(2))
-    assert found.condition is Condition.WRONG_RESULT
-    assert found.diagnosis.fact == f"{name}, after the call is 2 instead of 1"
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    result = look(fn, numbers(2))
+    assert result.condition is Condition.WRONG_RESULT
+    assert result.diagnosis.fact == f"{name}, after the call is 2 instead of 1"
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 # ── Errors of one and not of the other ───────────────────────────────────────────────────────
@@ -305,33 +305,35 @@ def reshape_twice(x: Tensor) -> Tensor:
 def test_an_error_that_dynamo_loses_is_missing_with_its_line(
     look: Callable[..., Diagnosed],
 ) -> None:
-    found = look(check, numbers(2))
-    one = found.diagnosis
-    assert (one.condition, one.stage) == (Condition.MISSING_ERROR, Stage.DYNAMO)
-    assert one.fact == "it returns, and eager execution raises ValueError: too strict"
-    assert line_of(found) == 'raise ValueError("too strict")'
-    assert one.is_verified, one.notes
-    assert found.recording.findings[0].rule == "compiled-missing-error"
+    result = look(check, numbers(2))
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage) == (Condition.MISSING_ERROR, Stage.DYNAMO)
+    assert diagnosis.fact == "it returns, and eager execution raises ValueError: too strict"
+    assert line_of(result) == 'raise ValueError("too strict")'
+    assert diagnosis.is_verified, diagnosis.notes
+    assert result.recording.findings[0].rule == "compiled-missing-error"
 
 
 def test_an_error_that_the_backend_loses_is_missing_with_its_op_and_line(
     look: Callable[..., Diagnosed],
 ) -> None:
-    found = look(look_up, numbers(3, 2), torch.tensor([1, 5]), backend=clamps)
-    one = found.diagnosis
-    assert (one.condition, one.stage) == (Condition.MISSING_ERROR, Stage.BACKEND)
-    assert one.suspects[0].op == "torch.nn.functional.embedding"
-    assert line_of(found) == "return functional.embedding(places, table) * 2"
-    assert one.is_verified, one.notes
+    result = look(look_up, numbers(3, 2), torch.tensor([1, 5]), backend=clamps)
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage) == (Condition.MISSING_ERROR, Stage.BACKEND)
+    assert diagnosis.suspects[0].op == "torch.nn.functional.embedding"
+    assert line_of(result) == "return functional.embedding(places, table) * 2"
+    assert diagnosis.is_verified, diagnosis.notes
 
 
 def test_another_error_than_the_functions_is_a_difference(look: Callable[..., Diagnosed]) -> None:
-    found = look(look_up, numbers(3, 2), torch.tensor([1, 5]), backend=raises_otherwise)
-    one = found.diagnosis
-    assert (one.condition, one.stage) == (Condition.DIFFERENT_ERROR, Stage.BACKEND)
-    assert one.fact.startswith("it raises KeyError: 'here', and eager execution raises IndexError:")
-    assert line_of(found) == "return functional.embedding(places, table) * 2"
-    assert one.is_verified, one.notes
+    result = look(look_up, numbers(3, 2), torch.tensor([1, 5]), backend=raises_otherwise)
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage) == (Condition.DIFFERENT_ERROR, Stage.BACKEND)
+    assert diagnosis.fact.startswith(
+        "it raises KeyError: 'here', and eager execution raises IndexError:"
+    )
+    assert line_of(result) == "return functional.embedding(places, table) * 2"
+    assert diagnosis.is_verified, diagnosis.notes
 
 
 def test_a_function_that_fails_either_way_is_refused_and_torch_prints_nothing(
@@ -348,10 +350,10 @@ def test_a_function_that_fails_either_way_is_refused_and_torch_prints_nothing(
 def test_an_error_of_the_compiled_function_alone_has_its_line(
     look: Callable[..., Diagnosed],
 ) -> None:
-    found = look(reshape_twice, numbers(2, 2))
-    assert (found.condition, found.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.DYNAMO)
-    assert line_of(found) == "return x.reshape(3, 3)"
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    result = look(reshape_twice, numbers(2, 2))
+    assert (result.condition, result.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.DYNAMO)
+    assert line_of(result) == "return x.reshape(3, 3)"
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 # ── Faults that need something ───────────────────────────────────────────────────────────────
@@ -363,7 +365,7 @@ def net(x: Tensor) -> Tensor:
 
 
 def wrong_with_symbols(graph: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-    if any(isinstance(one, torch.SymInt) for one in inputs):
+    if any(isinstance(value, torch.SymInt) for value in inputs):
         for node in graph.graph.find_nodes(op="call_function", target=torch.relu):
             node.target = torch.sigmoid
         graph.recompile()
@@ -378,24 +380,24 @@ def test_a_fault_that_needs_open_sizes_is_traced_to_its_op(
     if is_marked:
         torch._dynamo.mark_dynamic(x, 0)
     options = {} if is_marked else {"dynamic": True}
-    found = look(net, x, backend=wrong_with_symbols, **options)
-    one = found.diagnosis
-    assert (one.condition, one.stage) == (Condition.WRONG_RESULT, Stage.BACKEND)
-    assert line_of(found) == "y = torch.relu(x.cos() - 0.5)"
-    assert (one.is_minimal, one.is_verified) == (True, True), one.notes
-    assert "dynamic=True" in one.script
+    result = look(net, x, backend=wrong_with_symbols, **options)
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage) == (Condition.WRONG_RESULT, Stage.BACKEND)
+    assert line_of(result) == "y = torch.relu(x.cos() - 0.5)"
+    assert (diagnosis.is_minimal, diagnosis.is_verified) == (True, True), diagnosis.notes
+    assert "dynamic=True" in diagnosis.script
 
 
 def test_a_fault_that_needs_an_input_that_is_no_leaf_is_traced_to_its_op(
     look: Callable[..., Diagnosed],
 ) -> None:
     x = numbers(3, 3).requires_grad_() + 1
-    found = look(net, x, backend="shardscope_fault_non_leaf")
-    one = found.diagnosis
-    assert (one.condition, one.stage) == (Condition.COMPILE_ERROR, Stage.BACKEND)
-    assert [suspect.op for suspect in one.suspects] == ["Tensor.cos"]
-    assert (one.is_minimal, one.is_verified) == (True, True), one.notes
-    assert ".requires_grad_().clone()" in one.script
+    result = look(net, x, backend="shardscope_fault_non_leaf")
+    diagnosis = result.diagnosis
+    assert (diagnosis.condition, diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.BACKEND)
+    assert [suspect.op for suspect in diagnosis.suspects] == ["Tensor.cos"]
+    assert (diagnosis.is_minimal, diagnosis.is_verified) == (True, True), diagnosis.notes
+    assert ".requires_grad_().clone()" in diagnosis.script
     assert look(net, x.detach(), backend="shardscope_fault_non_leaf").condition is Condition.FINE
 
 
@@ -420,12 +422,12 @@ def hides_the_second(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("fn", "op"), [(hides_the_first, "torch.sigmoid"), (hides_the_second, "torch.relu")]
 )
-def test_of_two_faults_the_one_that_reaches_the_result_is_blamed(
+def test_of_two_faults_the_one_that_reaches_the_result_is_the_cause(
     look: Callable[..., Diagnosed], fn: Callable[..., Any], op: str
 ) -> None:
-    found = look(fn, numbers(20), backend=two_faults)
-    assert [suspect.op for suspect in found.diagnosis.suspects] == [op]
-    assert found.diagnosis.is_verified
+    result = look(fn, numbers(20), backend=two_faults)
+    assert [suspect.op for suspect in result.diagnosis.suspects] == [op]
+    assert result.diagnosis.is_verified
 
 
 def relu_into_relu6(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
@@ -446,9 +448,9 @@ relu_into_relu6_if_asked.is_wrong = True  # type: ignore[attr-defined]
 def test_a_fault_before_second_derivatives_is_traced_to_its_op(
     look: Callable[..., Diagnosed], backend: Any
 ) -> None:
-    found = look(lambda x: second_order(torch.relu(x * 20)), numbers(4) * 3, backend=backend)
-    assert [suspect.op for suspect in found.diagnosis.suspects] == ["torch.relu"]
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    result = look(lambda x: second_order(torch.relu(x * 20)), numbers(4) * 3, backend=backend)
+    assert [suspect.op for suspect in result.diagnosis.suspects] == ["torch.relu"]
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 def spoil_saved(x: Tensor) -> Tensor:
@@ -462,10 +464,10 @@ def test_what_eager_execution_cannot_pull_back_is_compared_forward(
 ) -> None:
     x = numbers(3).requires_grad_()
     assert look(spoil_saved, x).condition is Condition.FINE
-    found = look(spoil_saved, x, backend="aot_eager")  # which makes backward in forward
-    assert (found.condition, found.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.AOT)
-    assert [suspect.op for suspect in found.diagnosis.suspects] == ["Tensor.exp", "Tensor.mul_"]
-    assert found.diagnosis.is_verified, found.diagnosis.notes
+    result = look(spoil_saved, x, backend="aot_eager")  # which makes backward in forward
+    assert (result.condition, result.diagnosis.stage) == (Condition.COMPILE_ERROR, Stage.AOT)
+    assert [suspect.op for suspect in result.diagnosis.suspects] == ["Tensor.exp", "Tensor.mul_"]
+    assert result.diagnosis.is_verified, result.diagnosis.notes
 
 
 def check_sum(x: Tensor) -> Tensor:
@@ -516,11 +518,11 @@ def compiled_in_place() -> nn.Module:
 def test_a_torch_compile_of_the_program_itself_is_ignored_with_a_note(
     look: Callable[..., Diagnosed], make: Callable[[], Any], name: str
 ) -> None:
-    found = look(make(), numbers(2))
-    assert found.condition is Condition.FINE
-    assert found.diagnosis.notes[0] == (
+    result = look(make(), numbers(2))
+    assert result.condition is Condition.FINE
+    assert result.diagnosis.notes[0] == (
         f"The program itself applies torch.compile to {name}. That backend and its options were "
         "ignored, and eager was examined instead; pass them to diagnose to examine them."
     )
-    found = look(make(), numbers(2), backend=always_raises)
-    assert found.condition is Condition.COMPILE_ERROR
+    result = look(make(), numbers(2), backend=always_raises)
+    assert result.condition is Condition.COMPILE_ERROR

@@ -16,10 +16,10 @@ from torch.distributed.tensor.parallel import (
 
 from plan_models import Decoder
 from shardscope import simulate
-from shardscope.parallel.placements import Replicate
-from shardscope.parallel.plan.outlines import outline_of
+from shardscope.parallel.ir.placements import Replicate
+from shardscope.parallel.plan.placement_syntax import read_placement
+from shardscope.parallel.plan.program_index import index_model
 from shardscope.parallel.plan.resolve import resolve
-from shardscope.parallel.plan.spelling import read_placement
 
 PLANS: dict[str, dict[str, Any]] = {
     "linear layers": {"layers.*.qkv": ColwiseParallel(), "layers.*.wo": RowwiseParallel()},
@@ -34,7 +34,7 @@ def torchs_layout(model: nn.Module, plan: dict[str, Any]) -> dict[str, Any]:
     with simulate(mesh={"tp": 2}) as world:
         parallelize_module(model, world.mesh, plan)
         placed = {
-            name: tuple(read_placement(one, name) for one in parameter.placements)
+            name: tuple(read_placement(placement, name) for placement in parameter.placements)
             for name, parameter in model.named_parameters()
             if isinstance(parameter, DTensor)
         }
@@ -43,7 +43,7 @@ def torchs_layout(model: nn.Module, plan: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("which", PLANS)
 def test_a_plan_means_what_it_means_to_pytorch(which: str) -> None:
-    ours = resolve(PLANS[which], outline_of(Decoder(is_tied=False)), {"tp": 2})
-    theirs = torchs_layout(Decoder(is_tied=False), PLANS[which])
-    assert ours.tensors == theirs
-    assert theirs
+    ours = resolve(PLANS[which], index_model(Decoder(is_tied=False)), {"tp": 2})
+    torchs = torchs_layout(Decoder(is_tied=False), PLANS[which])
+    assert ours.tensors == torchs
+    assert torchs

@@ -20,22 +20,21 @@ from shardscope.parallel import (
     Sequence,
     Shard,
 )
-from shardscope.parallel.plan.outline import Outline, ValueOutline
-from shardscope.parallel.plan.outlines import outline_of
+from shardscope.parallel.plan.program_index import ProgramIndex, ValueInfo, index_model
 from shardscope.parallel.plan.resolve import resolve
 
-DECODER = outline_of(Decoder())
+DECODER = index_model(Decoder())
 TP = {"tp": 4}
 
 
-def refusal(plan: Any, axes: dict[str, int] | None = None, outline: Outline = DECODER) -> str:
+def refusal(plan: Any, axes: dict[str, int] | None = None, index: ProgramIndex = DECODER) -> str:
     with pytest.raises(PlanError) as caught:
-        resolve(plan, outline, TP if axes is None else axes)
+        resolve(plan, index, TP if axes is None else axes)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             "layers.7.wo",
@@ -75,12 +74,12 @@ def refusal(plan: Any, axes: dict[str, int] | None = None, outline: Outline = DE
         ),
     ],
 )
-def test_an_entry_that_matches_nothing_is_told_what_there_is(name: str, said: str) -> None:
-    assert refusal({name: Colwise()}) == said
+def test_an_entry_that_matches_nothing_gets_a_suggestion(name: str, message: str) -> None:
+    assert refusal({name: Colwise()}) == message
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "message"),
     [
         (
             {"layers.0": Colwise()},
@@ -115,8 +114,8 @@ def test_an_entry_that_matches_nothing_is_told_what_there_is(name: str, said: st
         ),
     ],
 )
-def test_an_entry_without_effect_is_told_why(plan: Any, said: str) -> None:
-    assert refusal(plan) == said
+def test_an_entry_without_effect_is_an_error(plan: Any, message: str) -> None:
+    assert refusal(plan) == message
 
 
 @pytest.mark.parametrize(
@@ -129,20 +128,22 @@ def test_a_plan_that_does_nothing_is_refused(plan: Any) -> None:
     )
 
 
-def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
+def test_a_tied_tensor_sharded_in_two_ways_is_refused() -> None:
     assert refusal({"tok": Colwise(), "head": Colwise()}) == (
         "'tok.weight' and 'head.weight' are one tensor, but along tp the plan wants it sharded "
         "along dim 1 and sharded along dim 0 ('tok': Colwise(); 'head': Colwise()). Give it "
         "one layout: Rowwise() shards an embedding as Colwise() shards a linear layer."
     )
-    said = refusal({"tok": Rowwise(), "head": Replicated()})
-    assert "the plan wants it sharded along dim 0 and replicated ('tok': Rowwise(); 'head'" in said
-    said = refusal({"tok": Rowwise(), "head": Colwise(fused=2)})
-    assert "the plan wants it as Shard(0) and as Shard(0, outer=2)" in said
+    message = refusal({"tok": Rowwise(), "head": Replicated()})
+    assert (
+        "the plan wants it sharded along dim 0 and replicated ('tok': Rowwise(); 'head'" in message
+    )
+    message = refusal({"tok": Rowwise(), "head": Colwise(fused=2)})
+    assert "the plan wants it as Shard(0) and as Shard(0, outer=2)" in message
 
 
 @pytest.mark.parametrize(
-    ("style", "axes", "said"),
+    ("style", "axes", "message"),
     [
         (
             Colwise(heads=12),
@@ -210,13 +211,13 @@ def test_a_tied_tensor_cut_two_ways_is_refused() -> None:
     ],
 )
 def test_parts_and_heads_that_do_not_divide_are_reported(
-    style: Any, axes: dict[str, int], said: str
+    style: Any, axes: dict[str, int], message: str
 ) -> None:
-    assert refusal({"layers.0.qkv": style}, axes) == said
+    assert refusal({"layers.0.qkv": style}, axes) == message
 
 
 @pytest.mark.parametrize(
-    ("plan", "axes", "said"),
+    ("plan", "axes", "message"),
     [
         (
             {"tok": {"tpp": Rowwise()}},
@@ -251,13 +252,13 @@ def test_parts_and_heads_that_do_not_divide_are_reported(
     ],
 )
 def test_axes_that_the_mesh_does_not_have_are_refused(
-    plan: Any, axes: dict[str, int], said: str
+    plan: Any, axes: dict[str, int], message: str
 ) -> None:
-    assert refusal(plan, axes) == said
+    assert refusal(plan, axes) == message
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "message"),
     [
         (
             {"tok.weight": Shard(2)},
@@ -288,20 +289,20 @@ def test_axes_that_the_mesh_does_not_have_are_refused(
         ),
     ],
 )
-def test_what_does_not_fit_a_tensor_is_refused(plan: Any, said: str) -> None:
-    assert refusal(plan) == said
+def test_what_does_not_fit_a_tensor_is_refused(plan: Any, message: str) -> None:
+    assert refusal(plan) == message
 
 
-VALUES = Outline(
+VALUES = ProgramIndex(
     DECODER.modules,
     DECODER.tensors,
-    inputs={"ids": ValueOutline((8, 4), "ids"), "flag": ValueOutline(None, "flag")},
-    outputs={"0": ValueOutline((8, 4, 16), "add")},
+    inputs={"ids": ValueInfo((8, 4), "ids"), "flag": ValueInfo(None, "flag")},
+    outputs={"0": ValueInfo((8, 4, 16), "add")},
 )
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (
             {"idx": Shard(0)},
@@ -326,14 +327,14 @@ VALUES = Outline(
         ),
     ],
 )
-def test_inputs_that_the_program_does_not_have_are_refused(values: Any, said: str) -> None:
-    assert refusal(Plan({}, inputs=values), outline=VALUES) == said
+def test_inputs_that_the_program_does_not_have_are_refused(values: Any, message: str) -> None:
+    assert refusal(Plan({}, inputs=values), index=VALUES) == message
 
 
-def test_a_style_for_the_whole_program_needs_tensors_at_its_root() -> None:
-    assert refusal(Colwise(), outline=outline_of(nn.Sequential(nn.Linear(4, 4)))) == (
+def test_a_style_for_the_root_module_needs_tensors_at_the_root() -> None:
+    assert refusal(Colwise(), index=index_model(nn.Sequential(nn.Linear(4, 4)))) == (
         "The plan's entry '': Colwise() has no effect: '' has no parameters or buffers itself. "
         "Name the layers in it, such as '0'."
     )
-    linear = outline_of(nn.Linear(4, 4))
+    linear = index_model(nn.Linear(4, 4))
     assert resolve(Colwise(), linear, TP).tensors == {"weight": (Shard(0),), "bias": (Shard(0),)}

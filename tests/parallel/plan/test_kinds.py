@@ -1,4 +1,4 @@
-"""What styles mean for each kind of module: which dims they cut, and how values then lie."""
+"""How styles shard each kind of module: dims of tensors, and placements of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from torch import nn
 from plan_models import Zoo
 from shardscope.errors import PlanError
 from shardscope.parallel import Colwise, Replicate, Rowwise, Sequence, Shard
-from shardscope.parallel.plan.outline import ModuleOutline, Outline, TensorOutline
-from shardscope.parallel.plan.outlines import outline_of
-from shardscope.parallel.plan.resolve import resolve
-from shardscope.parallel.plan.resolved import Resolved
+from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex, TensorInfo, index_model
+from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
 
-ZOO = outline_of(Zoo())
+ZOO = index_model(Zoo())
 R = Replicate()
 
 
-def cut_dims(resolved: Resolved) -> dict[str, int]:
-    """By tensor, the dim that is cut, plainly, along the only axis."""
+def sharded_dims(resolved: ResolvedPlan) -> dict[str, int]:
+    """By tensor, the dim that is sharded, without blocks, along the only axis."""
     for (placement,) in resolved.tensors.values():
         assert isinstance(placement, Shard)
         assert placement.is_plain
@@ -29,7 +27,7 @@ def cut_dims(resolved: Resolved) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "style", "dims", "given", "put_out"),
+    ("name", "style", "dims", "input_placement", "output_placement"),
     [
         ("linear", Colwise(), {"weight": 0, "bias": 0}, R, Shard(-1)),
         ("linear", Rowwise(), {"weight": 1}, Shard(-1), R),
@@ -57,14 +55,18 @@ def cut_dims(resolved: Resolved) -> dict[str, int]:
         ("layer_norm", Colwise(input=Shard(-1)), {"weight": 0, "bias": 0}, Shard(-1), None),
     ],
 )
-def test_a_style_cuts_a_module_of_this_kind_like_this(
-    name: str, style: Any, dims: dict[str, int], given: Any, put_out: Any
+def test_a_style_shards_a_module_of_this_kind(
+    name: str, style: Any, dims: dict[str, int], input_placement: Any, output_placement: Any
 ) -> None:
     resolved = resolve({name: style}, ZOO, {"tp": 2})
-    assert cut_dims(resolved) == {f"{name}.{own}": dim for own, dim in dims.items()}
-    pins = resolved.module_inputs.get(name)
-    assert (None if pins is None else pins.positional) == (None if given is None else ((given,),))
-    assert resolved.module_outputs.get(name) == (None if put_out is None else ((put_out,),))
+    assert sharded_dims(resolved) == {f"{name}.{own}": dim for own, dim in dims.items()}
+    module_constraints = resolved.module_inputs.get(name)
+    assert (None if module_constraints is None else module_constraints.positional) == (
+        None if input_placement is None else ((input_placement,),)
+    )
+    assert resolved.module_outputs.get(name) == (
+        None if output_placement is None else ((output_placement,),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_a_style_without_a_meaning_for_a_module_is_refused(
         resolve({name: style}, ZOO, {"tp": 2})
 
 
-def test_a_style_for_a_tensor_cuts_it_as_its_module_would_be_or_by_its_rank() -> None:
+def test_a_style_for_a_tensor_shards_it_as_its_module_or_by_its_rank() -> None:
     plan = {
         "embedding.weight": "colwise",
         "linear.weight": "rowwise",
@@ -98,7 +100,7 @@ def test_a_style_for_a_tensor_cuts_it_as_its_module_would_be_or_by_its_rank() ->
         "attention.in_proj_bias": "colwise",
         "normed.parametrizations.weight.original1": "rowwise",
     }
-    assert cut_dims(resolve(plan, ZOO, {"tp": 2})) == {
+    assert sharded_dims(resolve(plan, ZOO, {"tp": 2})) == {
         "embedding.weight": 1,
         "linear.weight": 1,
         "deconv.weight": 1,
@@ -108,10 +110,10 @@ def test_a_style_for_a_tensor_cuts_it_as_its_module_would_be_or_by_its_rank() ->
     }
 
 
-def test_stacked_weights_of_experts_are_cut_behind_what_is_stacked() -> None:
-    experts = Outline(
-        {"": ModuleOutline(), "experts": ModuleOutline("moe.Experts", ("gate_up", "down"))},
-        {"experts.gate_up": TensorOutline((4, 16, 8)), "experts.down": TensorOutline((4, 8, 8))},
+def test_stacked_expert_weights_are_sharded_after_the_stacked_dim() -> None:
+    experts = ProgramIndex(
+        {"": ModuleInfo(), "experts": ModuleInfo("moe.Experts", ("gate_up", "down"))},
+        {"experts.gate_up": TensorInfo((4, 16, 8)), "experts.down": TensorInfo((4, 8, 8))},
     )
     plan = {"experts.gate_up": "packed_colwise", "experts.down": "local_rowwise"}
     assert resolve(plan, experts, {"tp": 2}).tensors == {
@@ -121,11 +123,11 @@ def test_stacked_weights_of_experts_are_cut_behind_what_is_stacked() -> None:
 
 
 class Tokens(nn.Embedding):
-    """Known by what it is made of, not by its name."""
+    """Recognized by its base class, not by its name."""
 
 
 class Mixer(nn.Module):
-    """Of no known class; (out, in) unless the bias says otherwise."""
+    """Of no known class; the weight is (out, in) unless the bias has the other size."""
 
     def __init__(self, bias: int | None) -> None:
         super().__init__()
@@ -153,23 +155,23 @@ class Gains(nn.Module):
 def test_a_class_of_ones_own_is_known_by_its_bases_or_its_tensors(
     module: nn.Module, dims: dict[str, int]
 ) -> None:
-    resolved = resolve({"own": Colwise()}, outline_of(nn.ModuleDict({"own": module})), {"tp": 2})
-    assert cut_dims(resolved) == {f"own.{name}": dim for name, dim in dims.items()}
+    resolved = resolve({"own": Colwise()}, index_model(nn.ModuleDict({"own": module})), {"tp": 2})
+    assert sharded_dims(resolved) == {f"own.{name}": dim for name, dim in dims.items()}
 
 
 def test_a_matrix_with_a_bias_of_no_side_is_refused() -> None:
-    outline = outline_of(nn.ModuleDict({"own": Mixer(5)}))
+    index = index_model(nn.ModuleDict({"own": Mixer(5)}))
     with pytest.raises(PlanError, match="has no meaning for 'own', Mixer with weight, bias"):
-        resolve({"own": Colwise()}, outline, {"tp": 2})
+        resolve({"own": Colwise()}, index, {"tp": 2})
 
 
-def test_the_linear_layer_that_gpt2_has_is_known_to_lie_the_other_way() -> None:
-    outline = Outline(
+def test_the_transposed_linear_layer_of_gpt2_is_recognized() -> None:
+    index = ProgramIndex(
         {
-            "": ModuleOutline(),
-            "fc": ModuleOutline("transformers.pytorch_utils.Conv1D", ("weight",)),
+            "": ModuleInfo(),
+            "fc": ModuleInfo("transformers.pytorch_utils.Conv1D", ("weight",)),
         },
-        {"fc.weight": TensorOutline((8, 16))},
+        {"fc.weight": TensorInfo((8, 16))},
     )
-    assert cut_dims(resolve({"fc": Colwise()}, outline, {"tp": 2})) == {"fc.weight": 1}
-    assert cut_dims(resolve({"fc": Rowwise()}, outline, {"tp": 2})) == {"fc.weight": 0}
+    assert sharded_dims(resolve({"fc": Colwise()}, index, {"tp": 2})) == {"fc.weight": 1}
+    assert sharded_dims(resolve({"fc": Rowwise()}, index, {"tp": 2})) == {"fc.weight": 0}

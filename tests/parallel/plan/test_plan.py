@@ -1,4 +1,4 @@
-"""Plans as users write them, in every spelling, read into one form."""
+"""Plans in every form that users may write, parsed to one form."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ R, S = dtensor.Replicate(), dtensor.Shard
 
 
 class Float8Colwise(ColwiseParallel):
-    """As libraries derive them: the same cut, other numbers."""
+    """A subclass as libraries derive it: the same sharding, other numerics."""
 
 
-class WantsCut(ColwiseParallel):
+class WantsSharded(ColwiseParallel):
     def __init__(self) -> None:
         super().__init__()
         self.desired_input_layouts = (S(1),)
@@ -64,7 +64,7 @@ SAME = [
     (ColwiseParallel(input_layouts=S(1), output_layouts=R), Colwise(output=Replicate())),
     (ColwiseParallel(output_layouts=S(1), use_local_output=False), Colwise(output=Shard(1))),
     (Float8Colwise(), Colwise()),
-    (WantsCut(), Colwise(input=Shard(1))),
+    (WantsSharded(), Colwise(input=Shard(1))),
     (RowwiseParallel, Rowwise()),
     (RowwiseParallel(input_layouts=R, output_layouts=S(1)), Rowwise(output=Shard(1))),
     (SequenceParallel, Sequence()),
@@ -112,7 +112,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("written", "meant"), SAME, ids=lambda value: repr(value)[:60])
-def test_every_spelling_is_read_into_one_form(written: Any, meant: Any) -> None:
+def test_every_form_is_parsed_to_one(written: Any, meant: Any) -> None:
     assert Plan({"layer": written}) == Plan({"layer": meant})
 
 
@@ -187,18 +187,18 @@ def test_inputs_that_cannot_be_meant_are_refused(values: Any, sentence: str) -> 
         Plan({}, inputs=values)
 
 
-def test_a_plan_is_made_of_whatever_is_one(tmp_path: Path) -> None:
+def test_plan_of_takes_plans_mappings_and_paths(tmp_path: Path) -> None:
     plan = Plan({"a": Colwise()})
     plan.write(tmp_path / "plan.toml")
     assert Plan.of(plan) is plan
-    given = ({"a": Colwise()}, tmp_path / "plan.toml", str(tmp_path / "plan.toml"))
-    assert all(Plan.of(one) == plan for one in given)
+    sources = ({"a": Colwise()}, tmp_path / "plan.toml", str(tmp_path / "plan.toml"))
+    assert all(Plan.of(source) == plan for source in sources)
     assert Plan.of(ColwiseParallel()) == Plan.of(Colwise) == Plan({"": Colwise()})
     with pytest.raises(PlanError, match=r"The plan is int\. Give a mapping"):
         Plan.of(3)
 
 
-def test_a_plan_prints_as_what_it_says() -> None:
+def test_the_repr_of_a_plan_is_its_entries() -> None:
     plan = Plan(
         {"a": {"tp": Colwise(), "dp": Shard(0)}, "b": [Shard(0), Replicate()]},
         inputs={"x": {"dp": Shard(0)}, 1: Shard(1)},

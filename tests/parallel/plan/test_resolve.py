@@ -1,4 +1,4 @@
-"""What plans come to: which entry decides, along which axis, for which names."""
+"""Resolved plans: which entry decides, along which axis, for which names."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from shardscope.parallel import (
     Sequence,
     Shard,
 )
-from shardscope.parallel.plan.outline import Outline, ValueOutline
-from shardscope.parallel.plan.outlines import outline_of
-from shardscope.parallel.plan.resolve import resolve
-from shardscope.parallel.plan.resolved import InputPins
+from shardscope.parallel.plan.program_index import ProgramIndex, ValueInfo, index_model
+from shardscope.parallel.plan.resolve import InputConstraints, resolve
 
-DECODER = outline_of(Decoder())
-LOOSE = outline_of(Decoder(is_tied=False))
+DECODER = index_model(Decoder())
+LOOSE = index_model(Decoder(is_tied=False))
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 TP = {"tp": 2}
 BOTH = {"dp": 2, "tp": 2}
@@ -53,12 +51,12 @@ def test_a_sequence_parallel_plan_in_torchs_words_comes_to_what_torch_would_do()
         "head.weight": (S0,),
         **{f"layers.{i}.wo.weight": (S1,) for i in range(3)},
     }
-    assert resolved.module_inputs["layers.0"] == InputPins(((R,),))
-    assert resolved.module_inputs["layers.1.norm"] == InputPins(((S1,),))
+    assert resolved.module_inputs["layers.0"] == InputConstraints(((R,),))
+    assert resolved.module_inputs["layers.1.norm"] == InputConstraints(((S1,),))
     assert resolved.module_outputs["layers.1.norm"] == ((S1,),)
     assert resolved.module_outputs["tok"] == ((S1,),)
     assert resolved.module_outputs["layers.2.wo"] == ((S1,),)
-    assert resolved.module_inputs["head"] == InputPins(((R,),))
+    assert resolved.module_inputs["head"] == InputConstraints(((R,),))
     assert resolved.module_outputs["head"] == ((R,),)
     assert resolved.rules["layers.0.wo.weight"] == ("layers.*.wo",)
     assert resolved.rules["layers.0"] == ("layers.*",)
@@ -77,10 +75,10 @@ def test_an_exact_name_wins_over_patterns_and_the_earlier_pattern_over_the_later
     assert resolved.rules["layers.1.wo.bias"] == ("layers.[0-1].wo",)
     assert resolved.rules["layers.2.wo.bias"] == ("layers.2.wo.bias",)
     assert "layers.0.wo" not in resolved.module_inputs
-    assert resolved.module_inputs["layers.2.wo"] == InputPins(((R,),))
+    assert resolved.module_inputs["layers.2.wo"] == InputConstraints(((R,),))
 
 
-def test_each_axis_is_decided_by_the_first_entry_that_speaks_of_it() -> None:
+def test_each_axis_is_decided_by_the_first_entry_that_names_it() -> None:
     plan = {
         "layers.*.wo": Rowwise(),
         "**": {"dp": Shard(0)},
@@ -95,7 +93,7 @@ def test_each_axis_is_decided_by_the_first_entry_that_speaks_of_it() -> None:
     assert resolved.rules["layers.0.wo.weight"] == ("**", "layers.*.wo")
 
 
-def test_two_axes_may_cut_one_dim() -> None:
+def test_two_axes_may_shard_one_dim() -> None:
     plan = {"head": {"tp": Colwise(heads=4), "dp": Shard(0)}}
     assert resolve(plan, LOOSE, BOTH).tensors == {"head.weight": (S0, S0)}
 
@@ -111,7 +109,7 @@ def test_a_bare_style_is_for_the_axis_tp_or_the_only_one() -> None:
     assert resolve({"head": Colwise()}, LOOSE, {"x": 2}).tensors == {"head.weight": (S0,)}
 
 
-def test_entries_that_only_pin_leave_the_rest_to_others() -> None:
+def test_entries_that_only_constrain_values_leave_the_rest_to_later_ones() -> None:
     plan = {
         "layers.0.wo": ModuleInput(Replicate(), mask=Replicate()),
         "layers.1.wo": [Replicated(), ModuleOutput(Shard(1))],
@@ -119,16 +117,16 @@ def test_entries_that_only_pin_leave_the_rest_to_others() -> None:
     }
     resolved = resolve(plan, DECODER, TP)
     assert resolved.tensors == {"layers.0.wo.weight": (S1,), "layers.2.wo.weight": (S1,)}
-    assert resolved.module_inputs["layers.0.wo"] == InputPins(((R,),), {"mask": (R,)})
+    assert resolved.module_inputs["layers.0.wo"] == InputConstraints(((R,),), {"mask": (R,)})
     assert resolved.module_outputs["layers.0.wo"] == ((R,),)
     assert resolved.module_outputs["layers.1.wo"] == ((S1,),)
     assert "layers.1.wo" not in resolved.module_inputs
 
 
-def test_pins_say_nothing_of_axes_and_positions_that_no_entry_speaks_of() -> None:
+def test_constraints_are_none_for_axes_and_positions_that_no_entry_names() -> None:
     plan = {"layers.0": {"tp": ModuleInput(None, Shard(1)), "dp": ModuleOutput(None, Shard(0))}}
     resolved = resolve(plan, DECODER, BOTH)
-    assert resolved.module_inputs == {"layers.0": InputPins((None, (None, S1)))}
+    assert resolved.module_inputs == {"layers.0": InputConstraints((None, (None, S1)))}
     assert resolved.module_outputs == {"layers.0": (None, (S0, None))}
 
 
@@ -137,7 +135,7 @@ def test_one_entry_lays_out_a_tied_tensor_under_all_its_names() -> None:
     assert resolved.tensors == {"tok.weight": (S0,), "head.weight": (S0,)}
 
 
-def test_entries_that_cut_a_tied_tensor_one_way_agree() -> None:
+def test_entries_that_shard_a_tied_tensor_in_one_way_agree() -> None:
     resolved = resolve({"head": Colwise(), "tok": Rowwise()}, DECODER, TP)
     assert resolved.tensors == {"tok.weight": (S0,), "head.weight": (S0,)}
     assert resolved.rules["tok.weight"] == ("tok",)
@@ -158,7 +156,7 @@ def test_entries_that_cut_a_tied_tensor_one_way_agree() -> None:
     ],
     ids=repr,
 )
-def test_a_fused_weight_is_cut_part_by_part_and_so_is_what_it_puts_out(
+def test_a_fused_weight_and_its_output_are_sharded_part_by_part(
     style: Colwise, cut: dict[str, Any]
 ) -> None:
     resolved = resolve({"layers.0.qkv": style}, DECODER, TP)
@@ -169,26 +167,26 @@ def test_a_fused_weight_is_cut_part_by_part_and_so_is_what_it_puts_out(
     assert resolved.module_outputs == {"layers.0.qkv": ((Shard(-1, **cut),),)}
 
 
-def test_what_a_fused_weight_takes_in_is_cut_part_by_part_too() -> None:
+def test_the_input_of_a_fused_weight_is_sharded_part_by_part() -> None:
     resolved = resolve({"layers.0.wo": Rowwise(fused=2)}, DECODER, TP)
     assert resolved.tensors == {"layers.0.wo.weight": (Shard(1, outer=2),)}
     assert resolved.module_inputs["layers.0.wo"].positional == ((Shard(-1, outer=2),),)
     assert resolved.module_outputs["layers.0.wo"] == ((R,),)
 
 
-def test_a_placement_in_parts_is_checked_and_kept() -> None:
+def test_a_placement_in_parts_is_checked_and_unchanged() -> None:
     resolved = resolve({"layers.0.qkv.weight": Shard(0, segments=(16, 4, 4))}, DECODER, TP)
     assert resolved.tensors == {"layers.0.qkv.weight": (Shard(0, segments=(16, 4, 4)),)}
 
 
-def test_dims_that_do_not_divide_are_cut_unevenly() -> None:
-    outline = outline_of(Decoder(dim=10))
-    resolved = resolve({"layers.0.wo": Rowwise()}, outline, {"tp": 4})
+def test_dims_that_do_not_divide_are_sharded_unevenly() -> None:
+    index = index_model(Decoder(dim=10))
+    resolved = resolve({"layers.0.wo": Rowwise()}, index, {"tp": 4})
     assert resolved.tensors == {"layers.0.wo.weight": (S1,)}
 
 
-def test_a_wildcard_at_the_end_passes_over_what_cannot_be_cut() -> None:
-    resolved = resolve({"**": Shard(0)}, outline_of(Zoo()), TP)
+def test_a_trailing_wildcard_skips_modules_that_cannot_be_sharded() -> None:
+    resolved = resolve({"**": Shard(0)}, index_model(Zoo()), TP)
     assert "temperature" not in resolved.tensors
     assert "batch_norm.running_mean" not in resolved.tensors
     assert resolved.tensors["lstm.weight_ih_l0"] == (S0,)
@@ -198,19 +196,19 @@ def test_a_wildcard_at_the_end_passes_over_what_cannot_be_cut() -> None:
     } | {"layers.0.wo.weight", "layers.0.wo.bias"}
 
 
-def test_a_buffer_is_cut_by_its_name() -> None:
+def test_a_buffer_is_sharded_by_its_name() -> None:
     assert resolve({"scale": Shard(0)}, DECODER, TP).tensors == {"scale": (S0,)}
 
 
-VALUES = Outline(
+VALUES = ProgramIndex(
     DECODER.modules,
     DECODER.tensors,
     inputs={
-        "batch.ids": ValueOutline((8, 4), "batch_ids"),
-        "batch.mask": ValueOutline((8, 4), "batch_mask"),
-        "bias": ValueOutline(None, "bias"),
+        "batch.ids": ValueInfo((8, 4), "batch_ids"),
+        "batch.mask": ValueInfo((8, 4), "batch_mask"),
+        "bias": ValueInfo(None, "bias"),
     },
-    outputs={"logits": ValueOutline((8, 4, 16)), "rest.0": ValueOutline((8, 4, 8))},
+    outputs={"logits": ValueInfo((8, 4, 16)), "rest.0": ValueInfo((8, 4, 8))},
 )
 
 
@@ -235,7 +233,7 @@ def test_an_input_is_named_by_path_name_or_position_or_with_all_beside_it(
     assert resolve(plan, VALUES, BOTH).inputs == meant
 
 
-def test_outputs_say_nothing_of_axes_that_are_not_named() -> None:
+def test_outputs_are_unconstrained_along_axes_that_are_not_named() -> None:
     plan = Plan({}, inputs={"batch": {"dp": Shard(0)}}, outputs={0: {"dp": Shard(0)}})
     assert resolve(plan, VALUES, BOTH).outputs == {"logits": (S0, None)}
 

@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_read_is_refused(make: Any, sentence: str, tmp_pat
 def test_a_pipe_without_a_peer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardscope.record.input._MAX_WAIT_MS", 1)
+    monkeypatch.setattr("shardscope.record.files._MAX_WAIT_MS", 1)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(PlanError, match="it is a named pipe that nothing writes to"):

@@ -10,7 +10,7 @@ from torch import nn
 
 from shardscope.errors import PlanError
 from shardscope.parallel import Colwise, ModuleOutput, Partial, Plan, Replicate, Rowwise, Shard
-from shardscope.parallel.plan.outlines import outline_of
+from shardscope.parallel.plan.program_index import index_model
 from shardscope.parallel.plan.resolve import resolve
 
 BASE = {
@@ -84,7 +84,7 @@ def test_a_plan_that_already_has_the_models_names_is_taken_once() -> None:
 
 def test_a_models_plan_fits_the_model() -> None:
     model = ForCausalLM()
-    resolved = resolve(Plan.from_transformers(model), outline_of(model), {"tp": 2})
+    resolved = resolve(Plan.from_transformers(model), index_model(model), {"tp": 2})
     assert resolved.tensors["lm_head.weight"] == (Shard(0),)
     assert resolved.tensors["model.layers.1.self_attn.o_proj.weight"] == (Shard(1),)
     assert resolved.module_outputs["lm_head"] == ((Replicate(),),)

@@ -1,4 +1,4 @@
-"""What ops are taken apart into: the same values and gradients, and parts that need no gather."""
+"""Decompositions give the ops' values and gradients, and need no gather."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import cut_through, numbers, spelled
-from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.rules.book import DECOMPOSITIONS
-from shardscope.parallel.rules.lookup import find_decomposition, load_rules
+from rule_proving import numbers, propagate_shards, stable_id
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
+from shardscope.parallel.sharding_rules.lookup import find_decomposition, load_rules
+from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS
 
 aten = torch.ops.aten
 R = Replicate()
@@ -23,18 +23,18 @@ def outputs_of(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def gradient(result: torch.Tensor, weight: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def gradient(result: torch.Tensor, weight: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Zero for a result that counts, and so has none."""
     if not result.requires_grad:
-        return torch.zeros_like(whole)
-    (found,) = torch.autograd.grad(
+        return torch.zeros_like(tensor)
+    (input_gradient,) = torch.autograd.grad(
         (result * weight).sum(),
-        whole,
+        tensor,
         retain_graph=True,
         allow_unused=True,
         materialize_grads=True,
     )
-    return found
+    return input_gradient
 
 
 CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
@@ -81,23 +81,23 @@ CASES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:at..frobenius_norm is deprecated")  # since torch 2.15
-@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=spelled)
-def test_parts_give_the_values_and_gradients_of_the_whole(
+@pytest.mark.parametrize(("op", "args", "kwargs"), CASES, ids=stable_id)
+def test_decompositions_give_the_ops_values_and_gradients(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    whole = numbers(4, 6).requires_grad_()
-    apart = outputs_of(find_decomposition(op)(whole, *args, **kwargs))
-    expected = outputs_of(op(whole, *args, **kwargs))
+    tensor = numbers(4, 6).requires_grad_()
+    apart = outputs_of(find_decomposition(op)(tensor, *args, **kwargs))
+    expected = outputs_of(op(tensor, *args, **kwargs))
     torch.testing.assert_close(apart, expected)
-    for one, other in zip(apart, expected, strict=True):
-        if other.requires_grad and other.is_floating_point():
-            weight = torch.randn_like(other)
-            known = gradient(other, weight, whole)
-            torch.testing.assert_close(gradient(one, weight, whole), known)
+    for result, reference in zip(apart, expected, strict=True):
+        if reference.requires_grad and reference.is_floating_point():
+            weight = torch.randn_like(reference)
+            known = gradient(reference, weight, tensor)
+            torch.testing.assert_close(gradient(result, weight, tensor), known)
 
 
-@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=spelled)
-def test_parts_are_called_with_the_names_that_the_op_has(op: Any) -> None:
+@pytest.mark.parametrize("op", sorted(DECOMPOSITIONS, key=str), ids=stable_id)
+def test_decompositions_have_the_parameter_names_of_the_op(op: Any) -> None:
     names = [slot.name for slot in op._schema.arguments]
     signature(find_decomposition(op)).bind(**dict.fromkeys(names))
     in_order = [slot.name for slot in op._schema.arguments if not slot.kwarg_only]
@@ -107,29 +107,29 @@ def test_parts_are_called_with_the_names_that_the_op_has(op: Any) -> None:
 OF_ANY_DTYPE = [
     case
     for case in CASES
-    if "dtype" not in case[2] and not any(one is torch.float32 for one in case[1])
+    if "dtype" not in case[2] and not any(argument is torch.float32 for argument in case[1])
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "kwargs"), OF_ANY_DTYPE, ids=spelled)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=spelled)
-def test_parts_of_halves_have_the_dtypes_of_the_whole(
+@pytest.mark.parametrize(("op", "args", "kwargs"), OF_ANY_DTYPE, ids=stable_id)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=stable_id)
+def test_decompositions_have_the_ops_dtypes_in_half_precision(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    halves = [one.to(dtype) if isinstance(one, torch.Tensor) else one for one in args]
-    whole = numbers(4, 6).to(dtype)
-    apart = outputs_of(find_decomposition(op)(whole, *halves, **kwargs))
-    expected = outputs_of(op(whole, *halves, **kwargs))
+    halves = [result.to(dtype) if isinstance(result, torch.Tensor) else result for result in args]
+    tensor = numbers(4, 6).to(dtype)
+    apart = outputs_of(find_decomposition(op)(tensor, *halves, **kwargs))
+    expected = outputs_of(op(tensor, *halves, **kwargs))
     step = 2 * torch.finfo(dtype).eps  # parts may round once more
-    for one, other in zip(apart, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=step, atol=step)
+    for argument, reference in zip(apart, expected, strict=True):
+        torch.testing.assert_close(argument, reference, rtol=step, atol=step)
 
 
-@pytest.mark.parametrize("op", [aten.linalg_vector_norm.default, aten.std.default], ids=spelled)
-def test_the_gradient_at_zero_is_zero_and_not_nothing(op: Any) -> None:
-    whole = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    (found,) = torch.autograd.grad(find_decomposition(op)(whole), whole)
-    torch.testing.assert_close(found, torch.zeros(4, dtype=torch.float64))
+@pytest.mark.parametrize("op", [aten.linalg_vector_norm.default, aten.std.default], ids=stable_id)
+def test_the_gradient_at_zero_is_zero_and_not_nan(op: Any) -> None:
+    tensor = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    (input_gradient,) = torch.autograd.grad(find_decomposition(op)(tensor), tensor)
+    torch.testing.assert_close(input_gradient, torch.zeros(4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -137,22 +137,22 @@ def test_the_gradient_at_zero_is_zero_and_not_nothing(op: Any) -> None:
     [aten.softmax.int, aten.log_softmax.int, aten.logsumexp.default, aten._safe_softmax.default],
 )
 def test_masked_rows_are_as_torch_has_them(op: Any) -> None:
-    whole = numbers(4, 6)
-    whole[0], whole[1, :3], whole[2] = -inf, -inf, 1000.0
+    tensor = numbers(4, 6)
+    tensor[0], tensor[1, :3], tensor[2] = -inf, -inf, 1000.0
     dim: Any = [-1] if op is aten.logsumexp.default else -1
-    apart = find_decomposition(op)(whole, dim)
-    torch.testing.assert_close(apart, op(whole, dim), equal_nan=True)
+    apart = find_decomposition(op)(tensor, dim)
+    torch.testing.assert_close(apart, op(tensor, dim), equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["max", "min"])
-def test_the_first_of_several_largest_is_found_and_all_share_the_gradient(name: str) -> None:
-    whole = torch.tensor([[1.0, 3.0, 3.0, -2.0, -2.0], [torch.nan, 1.0, 2.0, torch.nan, 0.0]])
+def test_argmax_returns_the_first_maximum_and_all_maxima_share_the_gradient(name: str) -> None:
+    tensor = torch.tensor([[1.0, 3.0, 3.0, -2.0, -2.0], [torch.nan, 1.0, 2.0, torch.nan, 0.0]])
     packet, index = getattr(aten, name), getattr(aten, f"arg{name}").default
     for op in (packet.dim, index):
         torch.testing.assert_close(
-            find_decomposition(op)(whole, 1), op(whole, 1), equal_nan=True, check_dtype=True
+            find_decomposition(op)(tensor, 1), op(tensor, 1), equal_nan=True, check_dtype=True
         )
-    row = whole[0].clone().requires_grad_()
+    row = tensor[0].clone().requires_grad_()
     ones = torch.ones(())
     along = getattr(aten, f"a{name}").default
     known = gradient(along(row, [0]), ones, row)
@@ -175,28 +175,30 @@ def test_the_first_of_several_largest_is_found_and_all_share_the_gradient(name: 
         (aten.argmax.default, (-1,), ["P(max)"], Partial("min")),
         (aten.max.dim, (-1,), ["P(max)", "P(min)"], Partial()),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
-def test_parts_of_a_cut_dim_sum_small_terms_and_gather_nothing(
+def test_decompositions_along_a_sharded_dim_gather_nothing(
     op: Any, args: tuple[Any, ...], needed: list[str], result: Placement
 ) -> None:
     apart = find_decomposition(op)
-    reduced, lies = cut_through(lambda one: apart(one, *args), [numbers(4, 6)], [Shard(1)])
-    assert (reduced, lies) == (needed, result)
+    reduced, placement = propagate_shards(
+        lambda tensor: apart(tensor, *args), [numbers(4, 6)], [Shard(1)]
+    )
+    assert (reduced, placement) == (needed, result)
 
 
-def test_a_norms_weights_are_cut_with_its_features() -> None:
+def test_a_norms_weights_are_sharded_with_its_features() -> None:
     apart = find_decomposition(aten.layer_norm.default)
-    reduced, lies = cut_through(
-        lambda one, weight, bias: apart(one, [6], weight, bias),
+    reduced, placement = propagate_shards(
+        lambda tensor, weight, bias: apart(tensor, [6], weight, bias),
         [numbers(4, 6), numbers(6), numbers(6)],
         [Shard(1), Shard(0), Shard(0)],
     )
-    assert (reduced, lies) == (["P", "P"], Shard(1))
+    assert (reduced, placement) == (["P", "P"], Shard(1))
 
 
-def test_a_row_of_weights_leaves_addends_that_are_summed_before_the_bias() -> None:
+def test_rowwise_weights_give_partial_sums_that_are_reduced_before_the_bias() -> None:
     apart = find_decomposition(aten.linear.default)
     tensors = [numbers(4, 6), numbers(8, 6), numbers(8)]
-    reduced, lies = cut_through(apart, tensors, [Shard(1), Shard(1), R])
-    assert (reduced, lies) == (["P"], R)
+    reduced, placement = propagate_shards(apart, tensors, [Shard(1), Shard(1), R])
+    assert (reduced, placement) == (["P"], R)

@@ -1,4 +1,4 @@
-"""Tensors made like another need its shape or its type, never its values."""
+"""Factories such as zeros_like read a tensor's shape or dtype, never its values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, spelled
-from shardscope.parallel.placements import Partial, Shard
+from rule_proving import numbers, prove_strategies, stable_id, without_blocks
+from shardscope.parallel.ir.placements import Partial, Shard
 
 aten = torch.ops.aten
-OFFERS = [(Partial(),)]
+CANDIDATES = [(Partial(),)]
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,16 @@ OFFERS = [(Partial(),)]
         (aten.ones_like.default, ()),
         (aten.full_like.default, (2.5,)),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_what_looks_like_a_piece_is_a_piece(op: Any, args: tuple[Any, ...], num_ranks: int) -> None:
-    found = claims(op, numbers(4, 3), *args, offers=OFFERS, sizes=[num_ranks])
-    assert plain(found) == {"S(0) -> S(0)", "S(1) -> S(1)", "P -> R"}
+def test_like_factories_are_sharded_like_their_tensor(
+    op: Any, args: tuple[Any, ...], num_ranks: int
+) -> None:
+    strategies = prove_strategies(
+        op, numbers(4, 3), *args, candidate_placements=CANDIDATES, sizes=[num_ranks]
+    )
+    assert without_blocks(strategies) == {"S(0) -> S(0)", "S(1) -> S(1)", "P -> R"}
 
 
 @pytest.mark.parametrize(
@@ -36,10 +40,12 @@ def test_what_looks_like_a_piece_is_a_piece(op: Any, args: tuple[Any, ...], num_
         (aten.new_ones.default, ([3, 5],)),
         (aten.new_full.default, ([3, 5], 1.5)),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
-def test_what_only_has_the_type_of_a_piece_is_whole(op: Any, args: tuple[Any, ...]) -> None:
-    offers = [*OFFERS, (Shard(0, outer=2),)]
-    found = claims(op, numbers(4, 3), *args, offers=offers)
-    assert {"S(0) -> R", "S(1) -> R", "P -> R", "S(0, 2x) -> R"} <= found
-    assert not any("-> S" in one for one in found)
+def test_new_factories_are_replicated(op: Any, args: tuple[Any, ...]) -> None:
+    candidate_placements = [*CANDIDATES, (Shard(0, outer=2),)]
+    strategies = prove_strategies(
+        op, numbers(4, 3), *args, candidate_placements=candidate_placements
+    )
+    assert {"S(0) -> R", "S(1) -> R", "P -> R", "S(0, 2x) -> R"} <= strategies
+    assert not any("-> S" in strategy for strategy in strategies)

@@ -1,4 +1,6 @@
-"""Joined tensors are cut alike, lie in addends together, or become blocks of one dim."""
+"""Concatenated tensors are sharded equally, partial together, or become blocks of the
+result's dim.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +9,55 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, spelled
-from shardscope.parallel.placements import Shard
+from rule_proving import numbers, prove_strategies, stable_id, without_blocks
+from shardscope.parallel.ir.placements import Shard
 
 aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(
-    "op", [aten.cat.default, aten.concat.default, aten.concatenate.default], ids=spelled
+    "op", [aten.cat.default, aten.concat.default, aten.concatenate.default], ids=stable_id
 )
-def test_along_other_dims_all_are_cut_alike(op: Any) -> None:
-    found = claims(op, [numbers(4, 6), numbers(4, 3)], -1, sizes=[3])
-    assert plain(found) == {"S(0) S(0) -> S(0)", "P P -> P"}
+def test_all_tensors_are_sharded_along_dims_that_are_not_concatenated(op: Any) -> None:
+    strategies = prove_strategies(op, [numbers(4, 6), numbers(4, 3)], -1, sizes=[3])
+    assert without_blocks(strategies) == {"S(0) S(0) -> S(0)", "P P -> P"}
 
 
-def test_cut_along_the_joined_dim_they_become_its_blocks() -> None:
-    found = claims(aten.cat.default, [numbers(3, 8), numbers(3, 4), numbers(3, 4)], 1)
-    assert "S(1) S(1) S(1) -> S(1, (8, 4, 4))" in found
-    assert "S(0) S(0) -> S(0, 2x)" in claims(aten.cat.default, [numbers(4), numbers(4)])
+def test_tensors_sharded_along_the_cat_dim_become_blocks() -> None:
+    strategies = prove_strategies(
+        aten.cat.default, [numbers(3, 8), numbers(3, 4), numbers(3, 4)], 1
+    )
+    assert "S(1) S(1) S(1) -> S(1, (8, 4, 4))" in strategies
+    assert "S(0) S(0) -> S(0, 2x)" in prove_strategies(aten.cat.default, [numbers(4), numbers(4)])
 
 
-def test_blocks_are_joined_to_blocks() -> None:
-    offers = [(Shard(0, 2), Shard(0)), (Shard(0, 2), Shard(0, 2))]
-    found = claims(aten.cat.default, [numbers(8), numbers(8)], offers=offers)
-    assert "S(0, 2x) S(0) -> S(0, (4, 4, 8))" in found
-    assert "S(0, 2x) S(0, 2x) -> S(0, 4x)" in found
+def test_blocks_are_concatenated_to_blocks() -> None:
+    candidate_placements = [(Shard(0, 2), Shard(0)), (Shard(0, 2), Shard(0, 2))]
+    strategies = prove_strategies(
+        aten.cat.default, [numbers(8), numbers(8)], candidate_placements=candidate_placements
+    )
+    assert "S(0, 2x) S(0) -> S(0, (4, 4, 8))" in strategies
+    assert "S(0, 2x) S(0, 2x) -> S(0, 4x)" in strategies
 
 
-def test_blocks_that_do_not_divide_are_not_cut() -> None:
+def test_blocks_that_do_not_divide_are_not_sharded() -> None:
     assert not any(
-        "S(1)" in one for one in claims(aten.cat.default, [numbers(3, 8), numbers(3, 3)], 1)
+        "S(1)" in strategy
+        for strategy in prove_strategies(aten.cat.default, [numbers(3, 8), numbers(3, 3)], 1)
     )
 
 
-def test_empty_vectors_that_torch_leaves_out_are_left_whole() -> None:
-    nothing = torch.empty(0, dtype=torch.float64)
-    assert "R S(1) -> S(1)" in claims(aten.cat.default, [nothing, numbers(4, 6)], 0)
+def test_empty_vectors_that_torch_skips_stay_replicated() -> None:
+    empty = torch.empty(0, dtype=torch.float64)
+    assert "R S(1) -> S(1)" in prove_strategies(aten.cat.default, [empty, numbers(4, 6)], 0)
 
 
-def test_addends_are_joined_with_addends_only() -> None:
-    assert not any("P R" in one for one in claims(aten.cat.default, [numbers(2), numbers(2)]))
-    assert "P P -> P" not in claims(aten.cat.default, [numbers(4) > 0, numbers(4) > 0])
+def test_partial_sums_are_concatenated_with_partial_sums_only() -> None:
+    assert not any(
+        "P R" in strategy
+        for strategy in prove_strategies(aten.cat.default, [numbers(2), numbers(2)])
+    )
+    assert "P P -> P" not in prove_strategies(aten.cat.default, [numbers(4) > 0, numbers(4) > 0])
 
 
 @pytest.mark.parametrize(
@@ -58,16 +68,18 @@ def test_addends_are_joined_with_addends_only() -> None:
         (-1, {"S(0) S(0) -> S(0)", "S(1) S(1) -> S(1)"}),
     ],
 )
-def test_stacked_tensors_make_room_for_the_new_dim(dim: int, expected: set[str]) -> None:
-    found = claims(aten.stack.default, [numbers(4, 6), numbers(4, 6)], dim, sizes=[3])
-    assert plain(found) == {*expected, "P P -> P"}
+def test_stack_shifts_dims_after_the_new_dim(dim: int, expected: set[str]) -> None:
+    strategies = prove_strategies(
+        aten.stack.default, [numbers(4, 6), numbers(4, 6)], dim, sizes=[3]
+    )
+    assert without_blocks(strategies) == {*expected, "P P -> P"}
 
 
-def test_stacks_by_rows_and_columns_are_joins() -> None:
+def test_hstack_and_vstack_are_sharded_like_cat() -> None:
     flat = [numbers(4), numbers(4)]
     square = [numbers(4, 6), numbers(4, 6)]
-    assert "S(0) S(0) -> S(0, 2x)" in claims(aten.hstack.default, flat)
-    assert "S(1) S(1) -> S(1, 2x)" in claims(aten.hstack.default, square)
-    assert "S(0) S(0) -> S(1)" in claims(aten.vstack.default, flat)
-    assert "S(0) S(0) -> S(0, 2x)" in claims(aten.vstack.default, square)
-    assert claims(aten.vstack.default, [numbers(6), numbers(4, 6)]) == set()
+    assert "S(0) S(0) -> S(0, 2x)" in prove_strategies(aten.hstack.default, flat)
+    assert "S(1) S(1) -> S(1, 2x)" in prove_strategies(aten.hstack.default, square)
+    assert "S(0) S(0) -> S(1)" in prove_strategies(aten.vstack.default, flat)
+    assert "S(0) S(0) -> S(0, 2x)" in prove_strategies(aten.vstack.default, square)
+    assert prove_strategies(aten.vstack.default, [numbers(6), numbers(4, 6)]) == set()

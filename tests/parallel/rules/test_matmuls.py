@@ -1,4 +1,4 @@
-"""Products of matrices: indices of the result stay cut, summed ones leave addends."""
+"""Matrix products are sharded along the result's indices, and partial along summed indices."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, spelled
-from shardscope.parallel.rules.lookup import find_decomposition
+from rule_proving import numbers, prove_strategies, stable_id, without_blocks
+from shardscope.parallel.sharding_rules.lookup import find_decomposition
 
 aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_linear_layer_without_bias_is_cut_by_batch_features_out_and_features_in(
+def test_a_linear_layer_without_bias_is_sharded_by_batch_features_out_and_features_in(
     num_ranks: int,
 ) -> None:
-    found = claims(aten.linear.default, numbers(4, 5, 6), numbers(9, 6), sizes=[num_ranks])
-    assert plain(found) == {
+    strategies = prove_strategies(
+        aten.linear.default, numbers(4, 5, 6), numbers(9, 6), sizes=[num_ranks]
+    )
+    assert without_blocks(strategies) == {
         *("S(0) R -> S(0)", "S(1) R -> S(1)", "R S(0) -> S(2)", "S(2) S(1) -> P"),
         *("P R -> P", "R P -> P"),
     }
-    assert "S(2, 3x) S(1, 3x) -> P" in found or num_ranks == 3
+    assert "S(2, 3x) S(1, 3x) -> P" in strategies or num_ranks == 3
 
 
-def test_a_bias_is_cut_with_the_features_or_in_addends_with_the_product() -> None:
-    found = claims(aten.linear.default, numbers(4, 6), numbers(8, 6), numbers(8))
-    assert plain(found) == {
+def test_a_bias_is_sharded_with_the_features_or_partial_with_the_product() -> None:
+    strategies = prove_strategies(aten.linear.default, numbers(4, 6), numbers(8, 6), numbers(8))
+    assert without_blocks(strategies) == {
         *("S(0) R R -> S(0)", "R S(0) S(0) -> S(1)", "S(1) S(1) P -> P"),
         *("P R P -> P", "R P P -> P"),
     }
 
 
 def test_a_vector_and_a_vector_of_weights() -> None:
-    assert "S(0) S(1) -> P" in claims(aten.linear.default, numbers(6), numbers(8, 6))
-    found = claims(aten.linear.default, numbers(4, 6), numbers(6))
-    assert {"S(0) R -> S(0)", "S(1) S(0) -> P"} <= found
+    assert "S(0) S(1) -> P" in prove_strategies(aten.linear.default, numbers(6), numbers(8, 6))
+    strategies = prove_strategies(aten.linear.default, numbers(4, 6), numbers(6))
+    assert {"S(0) R -> S(0)", "S(1) S(0) -> P"} <= strategies
 
 
 @pytest.mark.parametrize(
@@ -53,15 +55,17 @@ def test_a_vector_and_a_vector_of_weights() -> None:
         ((6,), (2, 6, 8), {"R S(0) -> S(0)", "R S(2) -> S(1)", "S(0) S(1) -> P"}),
         ((2, 4, 6), (6,), {"S(0) R -> S(0)", "S(1) R -> S(1)", "S(2) S(0) -> P"}),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_matmul_of_any_two_shapes(
     left: tuple[int, ...], right: tuple[int, ...], expected: set[str], num_ranks: int
 ) -> None:
-    found = claims(aten.matmul.default, numbers(*left), numbers(*right), sizes=[num_ranks])
-    assert found >= {*expected, "P R -> P", "R P -> P"}
-    assert "P P -> P" not in found
+    strategies = prove_strategies(
+        aten.matmul.default, numbers(*left), numbers(*right), sizes=[num_ranks]
+    )
+    assert strategies >= {*expected, "P R -> P", "R P -> P"}
+    assert "P P -> P" not in strategies
 
 
 PRODUCTS = [
@@ -76,14 +80,14 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), PRODUCTS, ids=spelled)
-@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=spelled)
-def test_products_under_other_names(
+@pytest.mark.parametrize(("op", "shapes", "expected"), PRODUCTS, ids=stable_id)
+@pytest.mark.parametrize("sizes", [[2], [3], [2, 2]], ids=stable_id)
+def test_matrix_and_vector_products(
     op: Any, shapes: list[tuple[int, ...]], expected: str, sizes: list[int]
 ) -> None:
-    found = claims(op, *(numbers(*shape) for shape in shapes), sizes=sizes)
-    assert expected in found or len(sizes) > 1
-    assert any(expected in one for one in found)
+    strategies = prove_strategies(op, *(numbers(*shape) for shape in shapes), sizes=sizes)
+    assert expected in strategies or len(sizes) > 1
+    assert any(expected in strategy for strategy in strategies)
 
 
 SUMS = [
@@ -98,18 +102,18 @@ SUMS = [
 ]
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=spelled)
-@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}], ids=spelled)
-def test_a_product_added_to_something(
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=stable_id)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}], ids=stable_id)
+def test_products_with_an_added_tensor(
     op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
 ) -> None:
     tensors = [numbers(*shape) for shape in shapes]
-    assert expected in claims(op, *tensors, kwargs=weights)
+    assert expected in prove_strategies(op, *tensors, kwargs=weights)
 
 
-@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=spelled)
-@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}, {"beta": 0}], ids=spelled)
-def test_what_a_sum_is_taken_apart_into_is_the_same(
+@pytest.mark.parametrize(("op", "shapes", "expected"), SUMS, ids=stable_id)
+@pytest.mark.parametrize("weights", [{}, {"beta": 0.5, "alpha": 3}, {"beta": 0}], ids=stable_id)
+def test_decomposed_addmm_gives_the_same(
     op: Any, shapes: list[tuple[int, ...]], expected: str, weights: dict[str, float]
 ) -> None:
     tensors = [numbers(*shape) for shape in shapes]
@@ -117,7 +121,7 @@ def test_what_a_sum_is_taken_apart_into_is_the_same(
     torch.testing.assert_close(apart, op(*tensors, **weights))
 
 
-def test_a_linear_layer_is_taken_apart_with_and_without_bias() -> None:
+def test_a_linear_layer_is_decomposed_with_and_without_bias() -> None:
     apart = find_decomposition(aten.linear.default)
     for args in ([numbers(2, 4, 6), numbers(8, 6), numbers(8)], [numbers(4, 6), numbers(8, 6)]):
         torch.testing.assert_close(apart(*args), aten.linear.default(*args))
@@ -141,19 +145,21 @@ def test_a_linear_layer_is_taken_apart_with_and_without_bias() -> None:
     ],
 )
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_einsum_cuts_every_index(
+def test_einsum_shards_every_index(
     equation: str, shapes: list[tuple[int, ...]], expected: set[str], num_ranks: int
 ) -> None:
     tensors = [numbers(*shape) for shape in shapes]
-    found = claims(aten.einsum.default, equation, tensors, sizes=[num_ranks])
-    assert found >= expected
+    strategies = prove_strategies(aten.einsum.default, equation, tensors, sizes=[num_ranks])
+    assert strategies >= expected
 
 
-def test_a_diagonal_of_einsum_is_not_cut() -> None:
-    found = claims(aten.einsum.default, "ii->i", [numbers(4, 4)])
-    assert not any("S" in one for one in found)
+def test_a_diagonal_of_einsum_is_not_sharded() -> None:
+    strategies = prove_strategies(aten.einsum.default, "ii->i", [numbers(4, 4)])
+    assert not any("S" in strategy for strategy in strategies)
 
 
 def test_tensordot_names_its_dims() -> None:
-    found = claims(aten.tensordot.default, numbers(4, 6, 2), numbers(2, 8, 6), [1, -1], [-1, 0])
-    assert {"S(0) R -> S(0)", "R S(1) -> S(1)", "S(1) S(2) -> P", "S(2) S(0) -> P"} <= found
+    strategies = prove_strategies(
+        aten.tensordot.default, numbers(4, 6, 2), numbers(2, 8, 6), [1, -1], [-1, 0]
+    )
+    assert {"S(0) R -> S(0)", "R S(1) -> S(1)", "S(1) S(2) -> P", "S(2) S(0) -> P"} <= strategies

@@ -1,4 +1,4 @@
-"""Pointwise ops run on pieces along any dim; linear ones keep addends, others never do."""
+"""Pointwise ops are sharded along any dim; only linear ops take partial inputs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, positives, spelled
-from shardscope.parallel.rules.pointwise import is_pointwise
+from rule_proving import numbers, positives, prove_strategies, stable_id
+from shardscope.parallel.sharding_rules.pointwise import is_pointwise
 
 aten = torch.ops.aten
 
@@ -20,25 +20,31 @@ aten = torch.ops.aten
         *(aten.relu.default, aten.gelu.default, aten.silu.default, aten.exp.default),
         *(aten.absolute.default, aten.hardswish.default, aten.log_sigmoid.default),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
-def test_an_op_of_one_tensor_is_cut_along_every_dim_and_keeps_no_addends(
+def test_a_nonlinear_unary_op_is_sharded_along_every_dim_and_not_partial(
     op: Any, num_ranks: int
 ) -> None:
-    found = claims(op, numbers(4, 6, 5), sizes=[num_ranks])
-    assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> S(2)"} <= found
-    assert not any("P" in one for one in found)
+    strategies = prove_strategies(op, numbers(4, 6, 5), sizes=[num_ranks])
+    assert {"S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> S(2)"} <= strategies
+    assert not any("P" in strategy for strategy in strategies)
 
 
-def test_what_is_broadcast_along_a_dim_stays_whole() -> None:
-    found = claims(aten.mul.Tensor, numbers(4, 1, 6), numbers(5, 1))
-    assert found >= {"S(0) R -> S(0)", "R S(0) -> S(1)", "S(2) R -> S(2)", "P R -> P", "R P -> P"}
-    assert not any("; " in one or "S(1) " in one for one in found)
+def test_inputs_broadcast_along_a_dim_stay_replicated() -> None:
+    strategies = prove_strategies(aten.mul.Tensor, numbers(4, 1, 6), numbers(5, 1))
+    assert strategies >= {
+        "S(0) R -> S(0)",
+        "R S(0) -> S(1)",
+        "S(2) R -> S(2)",
+        "P R -> P",
+        "R P -> P",
+    }
+    assert not any("; " in strategy or "S(1) " in strategy for strategy in strategies)
 
 
-def test_a_tensor_without_dims_stays_whole() -> None:
-    found = claims(aten.add.Tensor, numbers(4), numbers())
-    assert found == {"S(0) R -> S(0)", "P P -> P", "S(0, 2x) R -> S(0, 2x)"}
+def test_a_scalar_tensor_stays_replicated() -> None:
+    strategies = prove_strategies(aten.add.Tensor, numbers(4), numbers())
+    assert strategies == {"S(0) R -> S(0)", "P P -> P", "S(0, 2x) R -> S(0, 2x)"}
 
 
 @pytest.mark.parametrize(
@@ -70,43 +76,43 @@ def test_a_tensor_without_dims_stays_whole() -> None:
         (aten.polar.default, (positives(4), numbers(4)), set()),
         (aten.div.Tensor_mode, (numbers(4), positives(4), "floor"), set()),
     ],
-    ids=lambda one: "" if isinstance(one, tuple) else spelled(one),
+    ids=lambda value: "" if isinstance(value, tuple) else stable_id(value),
 )
-def test_addends_stay_addends_exactly_where_the_op_is_linear(
+def test_partial_sums_pass_through_linear_ops_only(
     op: Any, args: tuple[Any, ...], expected: set[str]
 ) -> None:
     kwargs = {}
     if op is aten.div.Tensor_mode:
         kwargs, args = {"rounding_mode": args[2] if len(args) > 2 else None}, args[:2]
-    found = claims(op, *args, kwargs=kwargs)
-    assert {one for one in found if "P" in one} == expected
-    assert any("S(0)" in one for one in found)
+    strategies = prove_strategies(op, *args, kwargs=kwargs)
+    assert {strategy for strategy in strategies if "P" in strategy} == expected
+    assert any("S(0)" in strategy for strategy in strategies)
 
 
-def test_a_weight_for_each_channel_is_cut_with_the_channels() -> None:
-    found = claims(aten.prelu.default, numbers(2, 4, 6), numbers(4))
-    assert {"S(0) R -> S(0)", "S(1) S(0) -> S(1)", "S(2) R -> S(2)"} <= found
-    one_for_all = claims(aten.prelu.default, numbers(2, 4), numbers(1))
-    assert {"S(0) R -> S(0)", "S(1) R -> S(1)"} <= one_for_all
+def test_a_weight_for_each_channel_is_sharded_with_the_channels() -> None:
+    strategies = prove_strategies(aten.prelu.default, numbers(2, 4, 6), numbers(4))
+    assert {"S(0) R -> S(0)", "S(1) S(0) -> S(1)", "S(2) R -> S(2)"} <= strategies
+    single_weight = prove_strategies(aten.prelu.default, numbers(2, 4), numbers(1))
+    assert {"S(0) R -> S(0)", "S(1) R -> S(1)"} <= single_weight
 
 
-def test_an_op_with_two_results_gives_both_in_pieces() -> None:
-    assert "S(1) -> S(1) S(1)" in claims(aten.frexp.Tensor, numbers(4, 6))
+def test_both_results_of_an_op_are_sharded() -> None:
+    assert "S(1) -> S(1) S(1)" in prove_strategies(aten.frexp.Tensor, numbers(4, 6))
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_uneven_pieces_are_proved_too(num_ranks: int) -> None:
-    assert "S(0) S(0) -> S(0)" in claims(
+def test_uneven_shards_are_proved_too(num_ranks: int) -> None:
+    assert "S(0) S(0) -> S(0)" in prove_strategies(
         aten.mul.Tensor, numbers(5, 2), numbers(5, 2), sizes=[num_ranks]
     )
 
 
-def test_two_axes_may_cut_one_dim_or_two() -> None:
-    found = claims(aten.add.Tensor, numbers(4, 6), numbers(6), sizes=[2, 2])
-    assert "S(1) S(0) -> S(1); S(1, 3x) S(0, 3x) -> S(1, 3x)" not in found
-    assert "S(0) R -> S(0); S(1) S(0) -> S(1)" in found
-    assert "S(0) R -> S(0); S(0) R -> S(0)" in found
-    assert "P P -> P; S(1) S(0) -> S(1)" in found
+def test_two_axes_may_shard_the_same_or_different_dims() -> None:
+    strategies = prove_strategies(aten.add.Tensor, numbers(4, 6), numbers(6), sizes=[2, 2])
+    assert "S(1) S(0) -> S(1); S(1, 3x) S(0, 3x) -> S(1, 3x)" not in strategies
+    assert "S(0) R -> S(0); S(1) S(0) -> S(1)" in strategies
+    assert "S(0) R -> S(0); S(0) R -> S(0)" in strategies
+    assert "P P -> P; S(1) S(0) -> S(1)" in strategies
 
 
 @pytest.mark.parametrize(
@@ -115,16 +121,16 @@ def test_two_axes_may_cut_one_dim_or_two() -> None:
         *(aten.bernoulli.default, aten.where.default, aten.relu_.default),
         *(aten.rand_like.default, aten.equal.default),
     ],
-    ids=spelled,
+    ids=stable_id,
 )
-def test_ops_that_draw_or_write_or_look_elsewhere_are_not_pointwise(op: Any) -> None:
+def test_random_mutating_and_reducing_ops_are_not_pointwise(op: Any) -> None:
     assert not is_pointwise(op)
 
 
-def ops_that_torch_marks() -> list[Any]:
+def find_tagged_ops() -> list[Any]:
     packets = [getattr(aten, name) for name in dir(aten)]
-    named = [one for one in packets if hasattr(one, "overloads")]
-    ops = [getattr(one, kind) for one in named for kind in one.overloads()]
+    named = [packet for packet in packets if hasattr(packet, "overloads")]
+    ops = [getattr(packet, kind) for packet in named for kind in packet.overloads()]
     return [op for op in ops if is_pointwise(op)]
 
 
@@ -142,14 +148,14 @@ def arguments_of(op: Any) -> dict[str, Any]:
     return arguments
 
 
-def test_every_op_that_torch_marks_as_pointwise_is() -> None:
+def test_every_op_that_torch_tags_as_pointwise_has_true_strategies() -> None:
     num_proved = 0
-    for op in ops_that_torch_marks():
+    for op in find_tagged_ops():
         arguments = arguments_of(op)
         try:
             op(**arguments)
         except (RuntimeError, TypeError, NotImplementedError):
             continue  # it wants integers, or more arguments
-        claims(op, kwargs=arguments)
+        prove_strategies(op, kwargs=arguments)
         num_proved += 1
     assert num_proved > 150

@@ -1,4 +1,4 @@
-"""Pooling and resizing: batch and channels are cut, pictures are not."""
+"""Pooling and resizing are sharded by batch and channels, not by spatial dims."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from rule_proving import claims, numbers, plain, spelled
+from rule_proving import numbers, prove_strategies, stable_id, without_blocks
 
 aten = torch.ops.aten
-CUTS = {"S(0)", "S(1)"}
+SHARDS = {"S(0)", "S(1)"}
 SERIES, PICTURES, BODIES = (2, 4, 6), (2, 4, 6, 6), (2, 4, 4, 4, 4)
 
 MAXIMA = [
@@ -44,44 +44,48 @@ LINEAR = [
 
 
 @pytest.mark.parametrize("case", MAXIMA, ids=lambda case: str(case[0]))
-def test_maxima_are_cut_by_batch_and_channels(case: Any) -> None:
+def test_max_pooling_is_sharded_by_batch_and_channels(case: Any) -> None:
     op, shape, *args = case
-    found = claims(op, numbers(*shape), *args)
-    assert {one.split()[0] for one in plain(found)} == CUTS
+    strategies = prove_strategies(op, numbers(*shape), *args)
+    assert {strategy.split()[0] for strategy in without_blocks(strategies)} == SHARDS
 
 
 @pytest.mark.parametrize("case", LINEAR, ids=lambda case: str(case[0]))
-def test_means_and_new_sizes_keep_addends_too(case: Any) -> None:
+def test_average_pooling_and_resizing_allow_partial_sums(case: Any) -> None:
     op, shape, *args = case
-    found = claims(op, numbers(*shape), *args)
-    assert {one.split()[0] for one in plain(found)} == {*CUTS, "P"}
+    strategies = prove_strategies(op, numbers(*shape), *args)
+    assert {strategy.split()[0] for strategy in without_blocks(strategies)} == {*SHARDS, "P"}
 
 
-def test_one_picture_is_cut_by_channels_that_suffice_for_all_ranks() -> None:
+def test_an_unbatched_image_is_sharded_by_channels_if_every_rank_gets_some() -> None:
     op = aten.max_pool2d.default
-    assert plain(claims(op, numbers(5, 4, 4), [2, 2], sizes=[3])) == {"S(0) -> S(0)"}
-    assert claims(op, numbers(4, 4, 4), [2, 2], sizes=[3]) == set()
+    assert without_blocks(prove_strategies(op, numbers(5, 4, 4), [2, 2], sizes=[3])) == {
+        "S(0) -> S(0)"
+    }
+    assert prove_strategies(op, numbers(4, 4, 4), [2, 2], sizes=[3]) == set()
 
 
-def test_what_was_pooled_is_put_back_with_its_indices() -> None:
+def test_unpooling_shards_values_with_their_indices() -> None:
     pooled, where = aten.max_pool2d_with_indices.default(numbers(*PICTURES), [2, 2])
-    found = claims(aten.max_unpool2d.default, pooled, where, [6, 6])
-    assert plain(found) == {"S(0) S(0) -> S(0)", "S(1) S(1) -> S(1)"}
+    strategies = prove_strategies(aten.max_unpool2d.default, pooled, where, [6, 6])
+    assert without_blocks(strategies) == {"S(0) S(0) -> S(0)", "S(1) S(1) -> S(1)"}
 
 
-def test_channels_that_become_pixels_stay_together() -> None:
+def test_pixel_shuffle_shards_complete_groups_of_channels() -> None:
     shuffle, back = aten.pixel_shuffle.default, aten.pixel_unshuffle.default
-    assert "S(1) -> S(1)" in claims(shuffle, numbers(2, 16, 3, 3), 2)
-    assert "S(1) -> S(1)" not in claims(shuffle, numbers(2, 12, 3, 3), 2)
-    assert "S(0) -> S(0)" in claims(shuffle, numbers(16, 3, 3), 2)
-    assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> P"} <= claims(back, numbers(2, 4, 4, 4), 2)
-    found = claims(aten.channel_shuffle.default, numbers(3, 4, 2, 2), 2, sizes=[3])
-    assert plain(found) == {"S(0) -> S(0)", "P -> P"}
+    assert "S(1) -> S(1)" in prove_strategies(shuffle, numbers(2, 16, 3, 3), 2)
+    assert "S(1) -> S(1)" not in prove_strategies(shuffle, numbers(2, 12, 3, 3), 2)
+    assert "S(0) -> S(0)" in prove_strategies(shuffle, numbers(16, 3, 3), 2)
+    assert {"S(0) -> S(0)", "S(1) -> S(1)", "P -> P"} <= prove_strategies(
+        back, numbers(2, 4, 4, 4), 2
+    )
+    strategies = prove_strategies(aten.channel_shuffle.default, numbers(3, 4, 2, 2), 2, sizes=[3])
+    assert without_blocks(strategies) == {"S(0) -> S(0)", "P -> P"}
 
 
 @pytest.mark.parametrize(
-    "op", [aten.grid_sampler.default, aten.grid_sampler_2d.default], ids=spelled
+    "op", [aten.grid_sampler.default, aten.grid_sampler_2d.default], ids=stable_id
 )
-def test_samples_are_taken_of_each_picture_and_channel(op: Any) -> None:
-    found = claims(op, numbers(*PICTURES), numbers(2, 3, 3, 2), 0, 0, False)
-    assert plain(found) == {"S(0) S(0) -> S(0)", "S(1) R -> S(1)", "P R -> P"}
+def test_grid_sampler_is_sharded_by_batch_and_channels(op: Any) -> None:
+    strategies = prove_strategies(op, numbers(*PICTURES), numbers(2, 3, 3, 2), 0, 0, False)
+    assert without_blocks(strategies) == {"S(0) S(0) -> S(0)", "S(1) R -> S(1)", "P R -> P"}

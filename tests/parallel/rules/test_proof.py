@@ -1,4 +1,4 @@
-"""The harness that proves rules: it lets true strategies pass and refutes plausible wrong ones."""
+"""The proof harness accepts true strategies and refutes plausible wrong strategies."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from rule_proof import refute
 from rule_proving import numbers
 from rule_sample import make_sample
-from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.rules.call import Strategy
-from shardscope.parallel.rules.dealing import deal, join
-from shardscope.parallel.rules.lookup import find_rule
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
+from shardscope.parallel.ir.reference_sharding import shard_tensor, unshard_tensor
+from shardscope.parallel.sharding_rules.context import Strategy
+from shardscope.parallel.sharding_rules.lookup import find_rule
 
 aten = torch.ops.aten
 R, P = Replicate(), Partial()
@@ -32,27 +32,29 @@ def strategy(inputs: list[Placement], outputs: list[Placement]) -> Strategy:
     ids=str,
 )
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
-def test_what_is_dealt_is_joined_again(placement: Placement, num_ranks: int) -> None:
-    whole = numbers(4, 12)
+def test_unsharding_restores_the_sharded_tensor(placement: Placement, num_ranks: int) -> None:
+    full_tensor = numbers(4, 12)
     sizes = (2, num_ranks)
     for placements in ((R, placement), (placement, P), (Shard(0), placement)):
-        dealt = deal(whole, placements=placements, sizes=sizes)
-        assert len(dealt) == 2 * num_ranks
-        torch.testing.assert_close(join(dealt, placements=placements, sizes=sizes), whole)
+        shards = shard_tensor(full_tensor, placements=placements, sizes=sizes)
+        assert len(shards) == 2 * num_ranks
+        torch.testing.assert_close(
+            unshard_tensor(shards, placements=placements, sizes=sizes), full_tensor
+        )
 
 
-def test_a_cut_in_blocks_gives_each_rank_its_part_of_every_block() -> None:
-    whole = torch.arange(8)
-    dealt = deal(whole, placements=[Shard(0, 2)], sizes=[2])
-    assert dealt[0,].tolist() == [0, 1, 4, 5]
-    segments = deal(whole, placements=[Shard(0, segments=(4, 2, 2))], sizes=[2])
+def test_sharding_in_blocks_gives_each_rank_its_shard_of_every_block() -> None:
+    full_tensor = torch.arange(8)
+    shards = shard_tensor(full_tensor, placements=[Shard(0, 2)], sizes=[2])
+    assert shards[0,].tolist() == [0, 1, 4, 5]
+    segments = shard_tensor(full_tensor, placements=[Shard(0, segments=(4, 2, 2))], sizes=[2])
     assert segments[1,].tolist() == [2, 3, 5, 7]
 
 
-def test_ranks_that_should_agree_and_do_not_are_not_joined() -> None:
-    pieces = {(0,): torch.ones(2), (1,): torch.zeros(2)}
+def test_replicated_shards_that_differ_are_not_unsharded() -> None:
+    shards = {(0,): torch.ones(2), (1,): torch.zeros(2)}
     with pytest.raises(ValueError, match="should hold the same value"):
-        join(pieces, placements=[R], sizes=[2])
+        unshard_tensor(shards, placements=[R], sizes=[2])
 
 
 TRUE = {
@@ -90,27 +92,27 @@ def test_a_false_strategy_is_refuted(case: str) -> None:
     assert refute(sample, [strategy(inputs, outputs)], sizes=[2]) is not None
 
 
-def test_softmax_along_a_cut_dim_is_refuted() -> None:
+def test_softmax_along_a_sharded_dim_is_refuted() -> None:
     sample = make_sample(aten.softmax.int, [numbers(4, 6), -1])
-    cut = strategy([Shard(1)], [Shard(1)])
-    assert "output 0 differs" in str(refute(sample, [cut], sizes=[2]))
-    along_the_other = strategy([Shard(0)], [Shard(0)])
-    assert refute(sample, [along_the_other], sizes=[2], is_training=True) is None
+    along_softmax_dim = strategy([Shard(1)], [Shard(1)])
+    assert "output 0 differs" in str(refute(sample, [along_softmax_dim], sizes=[2]))
+    along_batch_dim = strategy([Shard(0)], [Shard(0)])
+    assert refute(sample, [along_batch_dim], sizes=[2], is_training=True) is None
 
 
-def test_a_size_that_is_baked_in_is_refuted() -> None:
+def test_a_size_argument_of_the_full_tensor_is_refuted() -> None:
     sample = make_sample(aten.view.default, [numbers(4, 6), [2, 2, 6]])
-    # The op has a speller; on a rank's piece as it stands, the view is not possible.
-    found = refute(sample, [strategy([Shard(1)], [Shard(1)])], sizes=[2])
-    assert found is not None
+    # The op has a lowering; with the full tensor's sizes, a view of the shard is impossible.
+    refutation = refute(sample, [strategy([Shard(1)], [Shard(1)])], sizes=[2])
+    assert refutation is not None
 
 
 def test_what_only_the_gradient_gets_wrong_is_refuted_for_training_alone() -> None:
     sample = make_sample(aten.amax.default, [numbers(4, 6), [1]])
-    cut = [strategy([Shard(1)], [Partial("max")])]
-    assert refute(sample, cut, sizes=[2]) is None
+    chosen = [strategy([Shard(1)], [Partial("max")])]
+    assert refute(sample, chosen, sizes=[2]) is None
     assert "the gradient of input 0 differs" in str(
-        refute(sample, cut, sizes=[2], is_training=True)
+        refute(sample, chosen, sizes=[2], is_training=True)
     )
 
 
@@ -120,17 +122,17 @@ def test_two_axes_are_proved_together() -> None:
     columns = strategy([R, Shard(1)], [Shard(1)])
     for chosen in ([rows, inside], [inside, inside], [inside, columns], [rows, columns]):
         assert refute(sample, chosen, sizes=[2, 2], is_training=True) is None
-    called_whole = strategy([Shard(1), Shard(0)], [R])
-    assert refute(sample, [rows, called_whole], sizes=[2, 2]) is not None
+    wrongly_replicated = strategy([Shard(1), Shard(0)], [R])
+    assert refute(sample, [rows, wrongly_replicated], sizes=[2, 2]) is not None
 
 
-def test_an_axis_that_changes_nothing_leaves_gradients_whole() -> None:
+def test_an_axis_with_replicated_inputs_leaves_gradients_replicated() -> None:
     sample = make_sample(aten.mul.Tensor, [numbers(4, 6), numbers(4, 6)])
-    whole, rows = strategy([R, R], [R]), strategy([Shard(0), Shard(0)], [Shard(0)])
-    assert refute(sample, [whole, rows], sizes=[2, 2], is_training=True) is None
+    replicated, rows = strategy([R, R], [R]), strategy([Shard(0), Shard(0)], [Shard(0)])
+    assert refute(sample, [replicated, rows], sizes=[2, 2], is_training=True) is None
 
 
-def test_proving_draws_nothing_that_the_caller_would_draw() -> None:
+def test_proving_preserves_the_callers_random_state() -> None:
     sample = make_sample(aten.mm.default, [numbers(4, 6), numbers(6, 5)])
     before = torch.get_rng_state()
     for _ in range(2):
@@ -147,5 +149,5 @@ def test_proving_draws_nothing_that_the_caller_would_draw() -> None:
     ],
     ids=str,
 )
-def test_ops_that_stand_between_families_have_a_rule(op: Any) -> None:
+def test_ops_between_families_have_a_rule(op: Any) -> None:
     assert find_rule(op) is not None

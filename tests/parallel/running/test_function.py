@@ -1,4 +1,4 @@
-"""A graph as a function: the same numbers, memory let go as early as can be."""
+"""A graph as a function: the same numbers, and memory freed as early as possible."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from shardscope.parallel.running.function import write_function
+from shardscope.parallel.runtime.codegen import write_function
 
 
-def made_by(build: Callable[[fx.Graph], Any], holder: nn.Module | None = None) -> fx.GraphModule:
+def build_module(
+    build: Callable[[fx.Graph], Any], holder: nn.Module | None = None
+) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(build(graph))
     return fx.GraphModule(holder or nn.Module(), graph)
 
 
-def test_state_and_inputs_come_apart_in_their_order() -> None:
+def test_state_and_inputs_are_separated_in_order() -> None:
     def build(graph: fx.Graph) -> Any:
-        one, two, three = (graph.placeholder(name) for name in ("one", "two", "three"))
-        return (graph.call_function(torch.sub, (one, two)), three, 7, None)
+        first, second, third = (graph.placeholder(name) for name in ("one", "two", "three"))
+        return (graph.call_function(torch.sub, (first, second)), third, 7, None)
 
-    function = write_function(made_by(build), is_input=[True, False, True])
+    function = write_function(build_module(build), is_input=[True, False, True])
     assert function.run([1.0 * torch.ones(1)], [torch.tensor([3.0]), "x"]) == (2.0, "x", 7, None)
 
 
@@ -36,7 +38,7 @@ def test_arguments_of_all_kinds_arrive_as_they_are() -> None:
         seen.append((args, kwargs))
         return torch.ones(1)
 
-    given: tuple[Any, ...] = (
+    arguments: tuple[Any, ...] = (
         [1, 2.5, (3,), ()],
         slice(None, 4),
         {"key": [True, None]},
@@ -48,22 +50,22 @@ def test_arguments_of_all_kinds_arrive_as_they_are() -> None:
         "it's",
         1 + 2j,
     )
-    module = made_by(lambda graph: graph.call_function(take, given, {"name": given}))
+    module = build_module(lambda graph: graph.call_function(take, arguments, {"name": arguments}))
     write_function(module, is_input=[]).run([], [])
-    assert seen == [(given, {"name": given})]
+    assert seen == [(arguments, {"name": arguments})]
 
 
-def test_a_value_is_let_go_after_its_last_use() -> None:
+def test_a_value_is_freed_after_its_last_use() -> None:
     alive: list[bool] = []
-    kept: list[weakref.ref[Tensor]] = []
+    references: list[weakref.ref[Tensor]] = []
 
     def make(x: Tensor) -> Tensor:
-        made = x + 1
-        kept.append(weakref.ref(made))
-        return made
+        result = x + 1
+        references.append(weakref.ref(result))
+        return result
 
     def look(x: Tensor) -> Tensor:
-        alive.append(kept[0]() is not None)
+        alive.append(references[0]() is not None)
         return x * 2
 
     def build(graph: fx.Graph) -> Any:
@@ -72,9 +74,9 @@ def test_a_value_is_let_go_after_its_last_use() -> None:
         graph.call_function(make, (used,))  # which nobody uses
         return (graph.call_function(look, (used,)),)
 
-    write_function(made_by(build), is_input=[True]).run([], [torch.ones(2)])
+    write_function(build_module(build), is_input=[True]).run([], [torch.ones(2)])
     assert alive == [True, False]
-    assert [one() for one in kept] == [None, None]
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_names_of_nodes_do_not_hide_what_is_called() -> None:
@@ -83,11 +85,11 @@ def test_names_of_nodes_do_not_hide_what_is_called() -> None:
         y = graph.create_node("call_function", torch.ops.aten.neg.default, (x,), name="state")
         return (graph.call_function(torch.ops.aten.neg.default, (y,)), y)
 
-    function = write_function(made_by(build), is_input=[True])
+    function = write_function(build_module(build), is_input=[True])
     assert function.run([], [torch.tensor(2.0)]) == (2.0, -2.0)
 
 
-def test_tensors_that_hang_on_a_graph_come_with_the_state() -> None:
+def test_tensor_attributes_of_a_graph_come_with_the_state() -> None:
     holder = nn.Module()
     holder.register_buffer("table", torch.tensor([5.0]))
     holder.other = nn.ReLU()
@@ -100,14 +102,16 @@ def test_tensors_that_hang_on_a_graph_come_with_the_state() -> None:
         )
         return (graph.call_function(torch.add, (call, table)), graph.get_attr("table"))
 
-    function = write_function(made_by(build, holder), is_input=[False])
+    function = write_function(build_module(build, holder), is_input=[False])
     assert list(function.attributes) == ["table"]
     assert function.attributes["table"] is holder.table
     assert function.run([torch.tensor([-1.0]), torch.tensor([6.0])], []) == (6.0, 6.0)
 
 
 def test_a_traceback_shows_the_line() -> None:
-    module = made_by(lambda graph: graph.call_function(torch.mm, (graph.placeholder("x"),) * 2))
+    module = build_module(
+        lambda graph: graph.call_function(torch.mm, (graph.placeholder("x"),) * 2)
+    )
     with pytest.raises(RuntimeError) as caught:
         write_function(module, is_input=[True]).run([], [torch.ones(2, 3)])
     assert "mm = " in str(caught.traceback[-1].statement)

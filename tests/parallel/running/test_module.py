@@ -13,7 +13,7 @@ from torch.export import Dim
 from parallel_cases.alone import mesh_of_one
 from shardscope.errors import ParallelError
 from shardscope.parallel import Colwise, Rowwise, Shard
-from shardscope.parallel.transform import parallelize
+from shardscope.parallel.api import parallelize
 
 PAIR = {"up": Colwise(), "down": Rowwise()}
 PLAN = {**PAIR, "step": Colwise()}
@@ -57,21 +57,21 @@ def alone(model: nn.Module, *args: Any, inputs: Any = None, **kwargs: Any) -> An
     return program.module()
 
 
-def given_more() -> dict[str, Tensor]:
+def make_more() -> dict[str, Tensor]:
     return {"a": torch.ones(2, 4), "b": torch.full((2, 4), 3.0)}
 
 
 def test_nests_go_in_and_come_out_as_the_model_has_them() -> None:
     model, x = Many(), torch.randn(2, 4)
-    module = alone(copy.deepcopy(model), x, more=given_more())
-    wanted, found = model(x, more=given_more()), module(x, more=given_more())
-    assert found["out"][1] is None
-    assert found["flag"] is True
-    assert torch.equal(found["out"][0], wanted["out"][0])
+    module = alone(copy.deepcopy(model), x, more=make_more())
+    expected, actual = model(x, more=make_more()), module(x, more=make_more())
+    assert actual["out"][1] is None
+    assert actual["flag"] is True
+    assert torch.equal(actual["out"][0], expected["out"][0])
 
 
 def test_keys_may_come_in_another_order() -> None:
-    x, more = torch.randn(2, 4), given_more()
+    x, more = torch.randn(2, 4), make_more()
     module = alone(Many(), x, more=more)
     turned = dict(reversed(more.items()))
     assert torch.equal(module(x, more=turned)["out"][0], module(x, more=more)["out"][0])
@@ -79,9 +79,9 @@ def test_keys_may_come_in_another_order() -> None:
 
 def test_buffers_change_and_what_was_returned_of_them_does_not() -> None:
     x = torch.randn(2, 4)
-    module = alone(Many(), x, more=given_more())
-    before = [module(x, more=given_more())["before"] for _ in range(3)]
-    assert [float(one) for one in before] == [0.0, 1.0, 2.0]
+    module = alone(Many(), x, more=make_more())
+    before = [module(x, more=make_more())["before"] for _ in range(3)]
+    assert [float(output) for output in before] == [0.0, 1.0, 2.0]
     assert float(module.calls) == 3.0
 
 
@@ -100,29 +100,29 @@ def test_inputs_that_the_model_changes_are_changed() -> None:
 
 def test_arguments_by_name_are_the_same_arguments() -> None:
     x = torch.randn(2, 4)
-    module = alone(Many(), x, True, 3.0, more=given_more())
-    wanted = module(x, True, 3.0, more=given_more())["out"][0]
-    named = module(scale=3.0, flag=True, x=x, more=given_more())["out"][0]
-    assert torch.equal(wanted, named)
+    module = alone(Many(), x, True, 3.0, more=make_more())
+    expected = module(x, True, 3.0, more=make_more())["out"][0]
+    named = module(scale=3.0, flag=True, x=x, more=make_more())["out"][0]
+    assert torch.equal(expected, named)
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "sentence"),
     [
         ((torch.ones(2, 4),), {}, r"takes \(x, flag, more=\) and was given \(…\)"),
-        ((torch.ones(2, 4), True, 3.0), {"more": given_more()}, "and was given"),
-        ((torch.ones(2, 4), True), {"less": given_more()}, "and was given"),
-        ((torch.ones(2, 4), False), {"more": given_more()}, "flag is False, and .* with True"),
-        ((torch.ones(2, 4), 1), {"more": given_more()}, "flag is 1, and .* with True"),
-        ((torch.ones(3, 4), True), {"more": given_more()}, r"x is \[3, 4\] and .* takes \[2, 4\]"),
-        ((torch.ones(4), True), {"more": given_more()}, r"x is \[4\] and .* takes \[2, 4\]"),
-        ((torch.ones(2, 4).double(), True), {"more": given_more()}, "x is torch.float64, and"),
-        ((None, True), {"more": given_more()}, "x is NoneType, and"),
+        ((torch.ones(2, 4), True, 3.0), {"more": make_more()}, "and was given"),
+        ((torch.ones(2, 4), True), {"less": make_more()}, "and was given"),
+        ((torch.ones(2, 4), False), {"more": make_more()}, "flag is False, and .* with True"),
+        ((torch.ones(2, 4), 1), {"more": make_more()}, "flag is 1, and .* with True"),
+        ((torch.ones(3, 4), True), {"more": make_more()}, r"x is \[3, 4\] and .* takes \[2, 4\]"),
+        ((torch.ones(4), True), {"more": make_more()}, r"x is \[4\] and .* takes \[2, 4\]"),
+        ((torch.ones(2, 4).double(), True), {"more": make_more()}, "x is torch.float64, and"),
+        ((None, True), {"more": make_more()}, "x is NoneType, and"),
         ((torch.ones(2, 4), True), {"more": {"a": torch.ones(2, 4)}}, "nested differently"),
         ((torch.ones(2, 4), True), {"more": [torch.ones(2, 4)] * 2}, "nested differently"),
         (
             (torch.ones(2, 4), True),
-            {"more": {**given_more(), "c": torch.ones(1)}},
+            {"more": {**make_more(), "c": torch.ones(1)}},
             "nested differently",
         ),
     ],
@@ -130,7 +130,7 @@ def test_arguments_by_name_are_the_same_arguments() -> None:
 def test_other_inputs_than_the_program_was_made_for_are_refused(
     args: Any, kwargs: Any, sentence: str
 ) -> None:
-    module = alone(Many(), torch.ones(2, 4), True, more=given_more())
+    module = alone(Many(), torch.ones(2, 4), True, more=make_more())
     with pytest.raises(ParallelError, match=sentence):
         module(*args, **kwargs)
 
@@ -155,7 +155,7 @@ def open_pair() -> Any:
 
 
 @pytest.mark.parametrize("size", [2, 5, 8])
-def test_open_sizes_may_differ(size: int) -> None:
+def test_dynamic_sizes_may_differ(size: int) -> None:
     assert open_pair()(torch.ones(size, 3), torch.ones(size, 5)).shape == (size, 3)
 
 
@@ -163,12 +163,12 @@ def test_open_sizes_may_differ(size: int) -> None:
     ("sizes", "sentence"),
     [((4, 6), "y has 6 along dim 0, .* sizes of x"), ((9, 9), r"x is \[9, 3\]"), ((1, 1), "takes")],
 )
-def test_open_sizes_have_their_limits(sizes: tuple[int, int], sentence: str) -> None:
+def test_dynamic_sizes_have_limits(sizes: tuple[int, int], sentence: str) -> None:
     with pytest.raises(ParallelError, match=sentence):
         open_pair()(torch.ones(sizes[0], 3), torch.ones(sizes[1], 5))
 
 
-def test_a_rank_takes_its_piece_and_not_the_whole() -> None:
+def test_a_rank_takes_its_shard_and_not_the_full_tensor() -> None:
     program = parallelize(
         Mlp(), "dp=2", {}, args=(torch.ones(4, 4),), inputs={"x": {"dp": Shard(0)}}
     )
@@ -177,7 +177,7 @@ def test_a_rank_takes_its_piece_and_not_the_whole() -> None:
         program.module(1)(torch.ones(4, 4))
 
 
-def test_its_state_is_the_ranks_share_under_the_models_names() -> None:
+def test_its_state_is_the_ranks_shards_under_the_models_names() -> None:
     model = Mlp()
     module = parallelize(model, "tp=2", PAIR, args=(torch.ones(2, 4),), verify=False).module(1)
     state = module.state_dict()
@@ -187,7 +187,7 @@ def test_its_state_is_the_ranks_share_under_the_models_names() -> None:
 
 
 def test_buffers_that_are_not_saved_are_not() -> None:
-    module = alone(Many(), torch.ones(2, 4), more=given_more())
+    module = alone(Many(), torch.ones(2, 4), more=make_more())
     assert sorted(module.state_dict()) == ["calls", "step.bias", "step.weight"]
     assert sorted(dict(module.named_buffers())) == ["calls", "table"]
 
@@ -201,8 +201,8 @@ def test_it_computes_with_what_is_loaded(assign: bool) -> None:
 
 
 def test_it_computes_where_it_is_moved() -> None:
-    module = alone(Many(), torch.ones(2, 4), more=given_more()).to("meta")
-    more = {name: one.to("meta") for name, one in given_more().items()}
+    module = alone(Many(), torch.ones(2, 4), more=make_more()).to("meta")
+    more = {name: tensor.to("meta") for name, tensor in make_more().items()}
     assert module(torch.ones(2, 4, device="meta"), more=more)["out"][0].is_meta
     assert module.calls.is_meta
 
@@ -211,11 +211,11 @@ def test_a_copy_has_a_state_of_its_own() -> None:
     x = torch.randn(2, 4)
     module = alone(Mlp(), x)
     before = module(x)
-    other = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     with torch.no_grad():
-        other.down.bias += 1
+        copied.down.bias += 1
     assert torch.equal(module(x), before)
-    assert torch.allclose(other(x), before + 1)
+    assert torch.allclose(copied(x), before + 1)
 
 
 def test_it_has_no_gradients() -> None:
@@ -223,7 +223,7 @@ def test_it_has_no_gradients() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_it_compiles_whole(backend: str) -> None:
+def test_it_compiles_without_graph_breaks(backend: str) -> None:
     x = torch.randn(2, 4)
     module = alone(Mlp(), x)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What is called for an op does what the op does: the same ops below it, on the same arguments."""
+"""The Python function for an op dispatches the same ops on the same arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from shardscope.parallel.running.python_calls import PYTHON_CALLS, python_call
+from shardscope.parallel.runtime.codegen import PYTHON_CALLS, python_call
 
 X = torch.arange(24.0).reshape(4, 6) / 24 + 0.1
 Y = X.flip(0) * 2
@@ -78,9 +78,9 @@ SCALAR = [
     "mul.Tensor",
 ]
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-GIVEN: list[tuple[str, Given]] = [
+ARGUMENTS: list[tuple[str, Arguments]] = [
     *((name, ((MASK if name.startswith("bit") else X,), {})) for name in UNARY),
     *((name, ((X, Y), {})) for name in BINARY),
     *((name, ((X, 2), {})) for name in SCALAR),
@@ -148,14 +148,14 @@ GIVEN: list[tuple[str, Given]] = [
 ]
 
 
-class _Listen(TorchDispatchMode):
+class _DispatchRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[Any] = []
+        self.dispatched: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, tree = tree_flatten((args, kwargs or {}))
-        self.heard.append((func, tree, [_describe(one) for one in leaves]))
+        self.dispatched.append((func, tree, [_describe(leaf) for leaf in leaves]))
         return func(*args, **(kwargs or {}))
 
 
@@ -168,27 +168,27 @@ def _overload(name: str) -> Any:
     return operator.attrgetter(f"{packet}.{overload or 'default'}")(torch.ops.aten)
 
 
-def _hear(call: Callable[..., Any], given: Given) -> tuple[Any, list[Any]]:
-    with _Listen() as listener:
-        result = call(*given[0], **given[1])
-    return result, listener.heard
+def _record(call: Callable[..., Any], arguments: Arguments) -> tuple[Any, list[Any]]:
+    with _DispatchRecorder() as recorder:
+        result = call(*arguments[0], **arguments[1])
+    return result, recorder.dispatched
 
 
-@pytest.mark.parametrize(("name", "given"), GIVEN, ids=[name for name, _ in GIVEN])
-def test_a_python_call_runs_the_op(name: str, given: Given) -> None:
+@pytest.mark.parametrize(("name", "arguments"), ARGUMENTS, ids=[name for name, _ in ARGUMENTS])
+def test_a_python_call_runs_the_op(name: str, arguments: Arguments) -> None:
     op = _overload(name)
     assert python_call(op) is not op
-    wanted, expected = _hear(op, given)
-    found, heard = _hear(python_call(op), given)
-    assert heard == expected
-    for one, other in zip(tree_flatten(found)[0], tree_flatten(wanted)[0], strict=True):
-        assert one.stride() == other.stride()
-        assert one.dtype is other.dtype
-        assert torch.equal(one, other)
+    wanted, expected = _record(op, arguments)
+    found, dispatched = _record(python_call(op), arguments)
+    assert dispatched == expected
+    for result, reference in zip(tree_flatten(found)[0], tree_flatten(wanted)[0], strict=True):
+        assert result.stride() == reference.stride()
+        assert result.dtype is reference.dtype
+        assert torch.equal(result, reference)
 
 
 def test_every_python_call_is_tried() -> None:
-    tried = {name if "." in name else f"{name}.default" for name, _ in GIVEN}
+    tried = {name if "." in name else f"{name}.default" for name, _ in ARGUMENTS}
     assert set(PYTHON_CALLS) - tried == set()
 
 

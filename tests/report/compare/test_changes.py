@@ -15,8 +15,8 @@ from shardscope import diff, show
 from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area, Change, Status, Unit
 from shardscope.report.compare.compare import compare
-from shardscope.report.compare.document import ChangesDocument, encode_changes
-from shardscope.report.compare.fold import fold_layers, name_paths
+from shardscope.report.compare.facts import fold_layers, name_paths
+from shardscope.report.compare.markdown import ChangesDocument, encode_changes
 from shardscope.report.compare.text import render_changes, render_changes_text
 
 GOLDEN = """\
@@ -76,7 +76,7 @@ def test_text_fits_the_terminal_whatever_the_names(any_recording, width):
         assert max(map(cell_len, text.splitlines())) <= width
 
 
-def test_hostile_names_are_inert_on_a_terminal():
+def test_hostile_names_are_sanitized_on_a_terminal():
     changes = compare(make_recording(), make_varied(), titles=("\x1b[31mred", "b\nc"))
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as capture:
@@ -103,14 +103,14 @@ def test_worse_is_red_and_better_is_green():
     assert "\x1b[1;32m~" in styles(more, fewer)
 
 
-def test_long_areas_are_cut_and_say_so():
+def test_long_areas_are_truncated_with_a_note():
     names = random.Random(0).sample(range(10**6), 60)
     before, after = make_traced({}), make_traced({f"m{name}": 1 for name in names})
     text = render_changes_text(compare(before, after))
     assert "… 30 more: --no-fold shows all" in text
     assert text.count("\n+") == 60  # of each area 30
-    whole = render_changes_text(compare(before, after), is_complete=True)
-    assert whole.count("\n+") == 180
+    full_text = render_changes_text(compare(before, after), is_complete=True)
+    assert full_text.count("\n+") == 180
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_long_areas_are_cut_and_say_so():
         (["conv1.x", "conv1.x"], "conv1.x"),
     ],
 )
-def test_layers_have_one_name(texts, name):
+def test_layers_share_a_name(texts, name):
     assert name_paths(texts) == name
 
 
@@ -147,8 +147,8 @@ def test_layers_fold_only_if_their_changes_are_the_same():
     before = make_traced({f"layers.{index}.up": 1 for index in range(4)})
     after = make_traced({f"layers.{index}.up": 1 + (index > 0) * 2 for index in range(4)})
     folded = compare(before, after)
-    what = "all_reduce[tp] in forward: 1 → 3"
-    assert lines(folded, Area.COLLECTIVES) == [f"changed worse | layers.{{1…3}}.up ×3: {what}"]
+    line = "all_reduce[tp] in forward: 1 → 3"
+    assert lines(folded, Area.COLLECTIVES) == [f"changed worse | layers.{{1…3}}.up ×3: {line}"]
     apart = compare(before, after, is_folded=False)
     assert [row.path for row in apart.of(Area.COLLECTIVES)] == [
         "layers.1.up",
@@ -208,11 +208,11 @@ def test_json_has_every_change_with_its_status_and_verdict():
     changes = compare(*make_pair())
     document = msgspec.json.decode(encode_changes(changes), type=ChangesDocument)
     assert document.format == "shardscope.changes"
-    assert [one.what for one in document.changes] == [row.what for row in changes.rows]
-    first = next(one for one in document.changes if one.area is Area.COLLECTIVES)
+    assert [change.what for change in document.changes] == [row.what for row in changes.rows]
+    first = next(change for change in document.changes if change.area is Area.COLLECTIVES)
     assert (first.status, first.before, first.after, first.delta) == (Status.ADDED, None, 1, 1)
     assert (first.repeat, len(first.modules), first.is_worse) == (4, 4, True)
-    (area,) = [one for one in document.areas if one.area is Area.COLLECTIVES]
+    (area,) = [area for area in document.areas if area.area is Area.COLLECTIVES]
     assert (area.before, area.after, area.added, area.gone) == ("48", "52", 4, 0)
 
 

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from compared_recordings import (
     add_reductions,
     lines,
+    list_changes,
     make_coverage,
     make_memory,
     make_traced,
     make_world,
-    told,
 )
 from sample_recordings import make_llama, make_recording, make_run
 from shardscope.record import Axis, Gap
@@ -33,12 +33,12 @@ def test_the_other_way_round_what_was_added_is_gone_and_worse_is_better(any_reco
         for pair in ((before, any_recording), (any_recording, before))
     )
     turned = {"added": "gone", "gone": "added", "changed": "changed"}
-    found = [(row.area, row.path, row.before, row.after) for row in back.rows]
+    reversed_changes = [(row.area, row.path, row.before, row.after) for row in back.rows]
     for row in there.rows:
-        index = found.index((row.area, row.path, row.after, row.before))
-        other = back.rows[index]
-        assert (other.status, other.delta) == (turned[row.status], -row.delta)
-        assert other.is_worse == (None if row.is_worse is None else not row.is_worse)
+        index = reversed_changes.index((row.area, row.path, row.after, row.before))
+        reversed_change = back.rows[index]
+        assert (reversed_change.status, reversed_change.delta) == (turned[row.status], -row.delta)
+        assert reversed_change.is_worse == (None if row.is_worse is None else not row.is_worse)
     assert len(there.rows) == len(back.rows)
 
 
@@ -50,14 +50,14 @@ def test_run_facts_are_compared_but_not_the_command():
             command="b.py", instruments=("trace", "audit"), torch_version="2.14.0", axes=axes
         )
     )
-    assert told(before, after, Area.RUN) == [
+    assert list_changes(before, after, Area.RUN) == [
         "added other | mesh: – → dp=2 × tp=4",
         "changed other | torch: 2.13.0 → 2.14.0",
         "changed other | instruments: trace → trace, audit",
     ]
 
 
-def test_what_only_one_recording_has_is_not_compared_but_noted():
+def test_parts_of_a_single_recording_are_noted_but_not_compared():
     traced = replace(make_traced({"a": 1}), run=make_run(instruments=("trace",)))
     profiled = make_recording(
         run=make_run(instruments=("memory",)),
@@ -83,15 +83,15 @@ def test_collectives_of_more_forward_passes_are_noted():
     assert compare(twice, twice).notes == ()
 
 
-def test_a_step_that_says_nothing_is_compared_if_somebody_looked():
+def test_a_step_without_collectives_is_compared_if_it_was_traced():
     silent = make_recording(run=make_run(instruments=("trace",)))
     spoken = replace(make_traced({"a": 1}), run=make_run(instruments=("trace",)))
-    assert len(told(spoken, silent, Area.COLLECTIVES)) == 1
+    assert len(list_changes(spoken, silent, Area.COLLECTIVES)) == 1
 
 
 def test_totals_are_those_of_the_busiest_rank():
     before, after = make_world({"a": 1}, {"a": 2}), make_world({"a": 1}, {"a": 5})
-    totals = {one.area: (one.before, one.after) for one in compare(before, after).totals}
+    totals = {total.area: (total.before, total.after) for total in compare(before, after).totals}
     assert totals[Area.COLLECTIVES] == ("2", "5")
     assert totals[Area.BYTES] == ("14.0 KiB", "35.0 KiB")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from compared_recordings import make_explanation, told
+from compared_recordings import list_changes, make_explanation
 from sample_recordings import make_diagnosis, make_recording
 from shardscope.record import Condition, Recompile, SkippedFrame
 from shardscope.report.compare.changes import Area
@@ -16,14 +16,14 @@ def test_break_sites_are_known_by_their_code_wherever_the_line_moved():
     after = make_recording(
         explanations=(make_explanation((13, "print(x)", 2), (25, "z()", 1), num_graphs=3),)
     )
-    assert told(before, after, Area.GRAPH_BREAKS) == [
+    assert list_changes(before, after, Area.GRAPH_BREAKS) == [
         "changed worse | graphs: 1 → 3",
         "changed worse | breaks at train.py:13: 1 → 2",
         "added worse | breaks at train.py:25: – → 1",
         "gone better | breaks at train.py:20: 1 → –",
     ]
     moved = make_recording(explanations=(make_explanation((11, "print(x)", 1), (21, "y()", 1)),))
-    assert told(before, moved, Area.GRAPH_BREAKS) == []
+    assert list_changes(before, moved, Area.GRAPH_BREAKS) == []
     (_, first, second) = compare(make_recording(explanations=(make_explanation(),)), after).of(
         Area.GRAPH_BREAKS
     )
@@ -39,10 +39,10 @@ def test_recompilations_skipped_functions_and_failures_are_compared():
     )
     skipped = SkippedFrame(function="helper", reason="it is a generator")
     bare = make_recording(explanations=(make_explanation(),))
-    other = make_explanation(
+    renamed = make_explanation(
         recompiles=(again, again), skipped_frames=(skipped,), failure="ValueError: no", target="B"
     )
-    assert told(bare, make_recording(explanations=(other,)), Area.GRAPH_BREAKS) == [
+    assert list_changes(bare, make_recording(explanations=(renamed,)), Area.GRAPH_BREAKS) == [
         "added worse | recompilations of forward: – → 2",
         "added worse | helper not compiled: – → 1",
         "added worse | failure: – → ValueError: no",
@@ -53,15 +53,15 @@ def test_functions_are_paired_by_name_where_there_are_several():
     first, second = make_explanation(target="A"), make_explanation(target="B", num_graphs=2)
     before = make_recording(explanations=(first, second))
     after = make_recording(explanations=(replace(second, graphs=()), first))
-    assert told(before, after, Area.GRAPH_BREAKS) == ["changed better | B: graphs: 2 → 0"]
+    assert list_changes(before, after, Area.GRAPH_BREAKS) == ["changed better | B: graphs: 2 → 0"]
 
 
 def test_diagnoses_compare_what_a_function_is():
     before = make_diagnosis(Condition.FINE, "f")
     after = replace(make_diagnosis(Condition.WRONG_RESULT, "f"), part="fuse")
-    found = told(
+    changes = list_changes(
         make_recording(diagnoses=(replace(before, stage=None, part=""),)),
         make_recording(diagnoses=(after,)),
         Area.DIAGNOSES,
     )
-    assert found == ["changed worse | f with f: fine → wrong result (decomposition fuse)"]
+    assert changes == ["changed worse | f with f: fine → wrong result (decomposition fuse)"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compared_recordings import make_coverage, told
+from compared_recordings import list_changes, make_coverage
 from sample_recordings import make_recording
 from shardscope.record import Level, Verdict
 from shardscope.report.compare.changes import Area
@@ -22,7 +22,7 @@ def test_coverage_compares_verdicts_per_op_and_level():
         )
     )
     place = "layers.{0,1}.up"
-    assert told(before, after, Area.COVERAGE) == [
+    assert list_changes(before, after, Area.COVERAGE) == [
         f"changed worse | {place}: mm (exported): sharded → replicated",
         f"changed better | {place}: sort (exported): missing → decomposed",
         f"added worse | {place}: cat (inductor): – → wrong",

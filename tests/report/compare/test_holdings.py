@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compared_recordings import make_module, make_parameter, told
+from compared_recordings import list_changes, make_module, make_parameter
 from sample_recordings import make_recording, make_run
 from shardscope.record import Mark, MarkKind, RankSpan
 from shardscope.report.compare.changes import Area
@@ -21,7 +21,7 @@ def test_parameters_are_compared_by_everything_an_audit_knows():
     )
     before = make_recording(modules=(make_module("a", old),))
     after = make_recording(modules=(make_module("a", new),))
-    assert told(before, after, Area.PLACEMENTS) == [
+    assert list_changes(before, after, Area.PLACEMENTS) == [
         "changed other | a: weight: placement: tp: Shard(0) → tp: Replicate()",
         "changed other | a: weight: shape on a rank: 4×8 → 8×8",
         "changed other | a: weight: dtype: float32 → bfloat16",
@@ -32,16 +32,16 @@ def test_parameters_are_compared_by_everything_an_audit_knows():
     ]
 
 
-def test_what_only_an_audit_knows_is_compared_if_both_recordings_have_one():
+def test_what_only_an_audit_records_is_compared_if_both_recordings_have_it():
     audited = make_recording(modules=(make_module("a", make_parameter(rule="a*")),))
     traced = make_recording(modules=(make_module("a", make_parameter(live_name=None)),))
-    assert told(audited, traced, Area.PLACEMENTS) == []
+    assert list_changes(audited, traced, Area.PLACEMENTS) == []
 
 
-def test_parameters_that_came_or_went_have_one_row():
+def test_added_or_removed_parameters_have_a_single_row():
     before = make_recording(modules=(make_module("a", make_parameter()), make_module("b")))
     after = make_recording(modules=(make_module("a"), make_module("b", make_parameter("bias"))))
-    assert told(before, after, Area.PLACEMENTS) == [
+    assert list_changes(before, after, Area.PLACEMENTS) == [
         "added other | b: bias: – → 8×8, float32, tp: Shard(0)",
         "gone other | a: weight: 8×8, float32, tp: Shard(0) → –",
     ]
@@ -51,7 +51,7 @@ def test_classes_and_marks_of_modules_are_compared():
     mark = Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",), detail="reshards after forward")
     before = make_recording(modules=(make_module("a"), make_module("b", marks=(mark,))))
     after = make_recording(modules=(make_module("a", type="Norm", marks=(mark,)), make_module("b")))
-    assert told(before, after, Area.PLACEMENTS) == [
+    assert list_changes(before, after, Area.PLACEMENTS) == [
         "changed other | a: class: Linear → Norm",
         "added other | a: fully shard: – → reshards after forward over dp",
         "gone other | b: fully shard: reshards after forward over dp → –",
@@ -67,8 +67,8 @@ def test_ranks_that_hold_other_pieces_are_named():
         ]
         return make_recording(run=make_run(ranks=(0, 1, 2, 3)), modules=tuple(modules))
 
-    assert told(recorded(1), recorded(2), Area.PLACEMENTS) == [
+    assert list_changes(recorded(1), recorded(2), Area.PLACEMENTS) == [
         "changed other | a: weight: shape on a rank: 3×8 (rank 0-2), 1×8 (rank 3) → "
         "3×8 (rank 0-2), 2×8 (rank 3)"
     ]
-    assert told(recorded(1), recorded(1), Area.PLACEMENTS) == []
+    assert list_changes(recorded(1), recorded(1), Area.PLACEMENTS) == []

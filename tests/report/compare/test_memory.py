@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compared_recordings import MIB, make_memory, told
+from compared_recordings import MIB, list_changes, make_memory
 from sample_recordings import make_recording, make_run
 from shardscope.record import MemoryKind
 from shardscope.report.compare.changes import Area
@@ -16,7 +16,7 @@ def test_memory_is_compared_by_kind_and_module():
     after = make_recording(
         memory=(make_memory((HELD, "a", MIB), (SAVED, "c", 3 * MIB), reserved_bytes=5 * MIB),)
     )
-    assert told(before, after, Area.MEMORY) == [
+    assert list_changes(before, after, Area.MEMORY) == [
         "changed worse | peak: 2.00 MiB → 4.00 MiB",
         "changed worse | activations at the peak: 1.00 MiB → 3.00 MiB",
         "added worse | c: activations at the peak: – → 3.00 MiB",
@@ -24,28 +24,32 @@ def test_memory_is_compared_by_kind_and_module():
     ]
 
 
-def test_figures_that_one_recording_does_not_have_are_no_change():
+def test_values_missing_in_a_recording_are_no_change():
     sizes = {"first_peak_bytes": 4 * MIB, "needed_bytes": 9 * MIB, "device_bytes": 8 * MIB}
-    before, after = (make_memory((HELD, "a", MIB), **one) for one in ({}, sizes))
-    found = told(make_recording(memory=(before,)), make_recording(memory=(after,)), Area.MEMORY)
-    assert found == ["added worse | on a device of 8.00 MiB: – → does not fit"]
+    before, after = (make_memory((HELD, "a", MIB), **fields) for fields in ({}, sizes))
+    changes = list_changes(
+        make_recording(memory=(before,)), make_recording(memory=(after,)), Area.MEMORY
+    )
+    assert changes == ["added worse | on a device of 8.00 MiB: – → does not fit"]
 
 
 def test_a_step_that_no_longer_fits_is_worse():
     sizes = {"device_bytes": 8 * MIB}
     before = make_recording(memory=(make_memory(needed_bytes=7 * MIB, **sizes),))
     after = make_recording(memory=(make_memory(needed_bytes=9 * MIB, **sizes),))
-    found = told(before, after, Area.MEMORY)
-    assert "changed worse | on a device of 8.00 MiB: fits → does not fit" in found
+    changes = list_changes(before, after, Area.MEMORY)
+    assert "changed worse | on a device of 8.00 MiB: fits → does not fit" in changes
 
 
-def test_ranks_whose_memory_changes_alike_share_a_row():
+def test_ranks_with_equal_memory_changes_share_a_row():
     def profiles(*sizes: int):
-        made = [make_memory((HELD, "a", size), rank=rank) for rank, size in enumerate(sizes)]
+        profiles_by_rank = [
+            make_memory((HELD, "a", size), rank=rank) for rank, size in enumerate(sizes)
+        ]
         ranks = tuple(range(len(sizes)))
-        return make_recording(run=make_run(ranks=ranks), memory=tuple(made))
+        return make_recording(run=make_run(ranks=ranks), memory=tuple(profiles_by_rank))
 
-    found = told(profiles(*[MIB] * 4), profiles(MIB, 2 * MIB, 2 * MIB, MIB), Area.MEMORY)
-    assert "changed worse | peak, ranks 1-2: 1.00 MiB → 2.00 MiB" in found
-    found = told(profiles(*[MIB] * 4), profiles(*[2 * MIB] * 4), Area.MEMORY)
-    assert "changed worse | peak: 1.00 MiB → 2.00 MiB" in found
+    changes = list_changes(profiles(*[MIB] * 4), profiles(MIB, 2 * MIB, 2 * MIB, MIB), Area.MEMORY)
+    assert "changed worse | peak, ranks 1-2: 1.00 MiB → 2.00 MiB" in changes
+    changes = list_changes(profiles(*[MIB] * 4), profiles(*[2 * MIB] * 4), Area.MEMORY)
+    assert "changed worse | peak: 1.00 MiB → 2.00 MiB" in changes

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from compared_recordings import MIB, make_memory, make_module, make_parameter, make_traced, told
+from compared_recordings import (
+    MIB,
+    list_changes,
+    make_memory,
+    make_module,
+    make_parameter,
+    make_traced,
+)
 from sample_recordings import make_recording
 from shardscope.record import MemoryKind
 from shardscope.report.compare.changes import Area
@@ -34,16 +41,18 @@ def test_modules_that_wrappers_renamed_are_the_same(wrapped, plain):
 def test_a_module_that_is_really_called_module_keeps_its_name():
     before = make_traced({"module.a": 1})
     after = make_traced({"module.a": 1, "head": 1})
-    assert told(before, after, Area.COLLECTIVES) == [
+    assert list_changes(before, after, Area.COLLECTIVES) == [
         "added worse | head: all_reduce[tp] in forward: – → 1"
     ]
 
 
 def test_names_that_wrappers_put_into_facts_are_cleaned_too():
     def recorded(prefix: str):
-        one = make_parameter(fsdp_group=f"{prefix}layers.0", alias_group=f"{prefix}head.weight")
+        parameter = make_parameter(
+            fsdp_group=f"{prefix}layers.0", alias_group=f"{prefix}head.weight"
+        )
         return make_recording(
-            modules=(make_module(f"{prefix}layers.0", one),),
+            modules=(make_module(f"{prefix}layers.0", parameter),),
             memory=(make_memory((HELD, f"{prefix}layers.0", MIB)),),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compared_recordings import lines, make_module, told
+from compared_recordings import lines, list_changes, make_module
 from sample_recordings import make_recording
 from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area
@@ -24,7 +24,7 @@ def test_findings_are_new_gone_or_say_something_else():
             finding("e", "z", Severity.INFO),
         )
     )
-    assert told(before, after, Area.FINDINGS) == [
+    assert list_changes(before, after, Area.FINDINGS) == [
         "changed other | r of a: warning: 1 MiB → warning: 2 MiB",
         "added worse | r of d: – → error: z",
         "added other | r of e: – → info: z",
@@ -34,7 +34,7 @@ def test_findings_are_new_gone_or_say_something_else():
 
 def test_findings_of_ranks_count_once_and_those_of_layers_fold():
     modules = tuple(make_module(f"layers.{index}.up") for index in range(3))
-    found = tuple(
+    findings = tuple(
         Finding(
             rule="r",
             severity=Severity.ERROR,
@@ -46,11 +46,14 @@ def test_findings_of_ranks_count_once_and_those_of_layers_fold():
         for index in range(3)
         for rank in range(2)
     )
-    before, after = make_recording(modules=modules), make_recording(modules=modules, findings=found)
-    assert told(before, after, Area.FINDINGS) == [
+    before, after = (
+        make_recording(modules=modules),
+        make_recording(modules=modules, findings=findings),
+    )
+    assert list_changes(before, after, Area.FINDINGS) == [
         "added worse | layers.{0…2}.up ×3: r of weight: – → error: layers.{0…2}.up.weight is whole"
     ]
-    (total,) = (one for one in compare(before, after).totals if one.area is Area.FINDINGS)
+    (total,) = (total for total in compare(before, after).totals if total.area is Area.FINDINGS)
     assert (total.before, total.after) == ("none", "3 errors")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from compared_recordings import make_fallback, make_placed, make_program, told
+from compared_recordings import list_changes, make_fallback, make_placed, make_program
 from sample_recordings import make_recording
 from shardscope.record import (
     Agreement,
@@ -40,14 +40,18 @@ def test_parity_compares_verdicts_and_where_versions_part():
         tensors=(verdict("a.weight", Agreement.DIFFERS), verdict("b.weight", Agreement.CLOSE)),
         divergences=(parts,),
     )
-    found = told(make_recording(parity=(before,)), make_recording(parity=(after,)), Area.PARITY)
-    assert found == [
+    changes = list_changes(
+        make_recording(parity=(before,)), make_recording(parity=(after,)), Area.PARITY
+    )
+    assert changes == [
         "changed worse | a: gradient weight: agrees → differs",
         "changed better | b: gradient weight: differs → agrees",
         "added worse | a: parts in backward: – → missing reduction",
     ]
     noise = replace(before, tensors=(verdict("a.weight", Agreement.CLOSE), before.tensors[1]))
-    assert not told(make_recording(parity=(before,)), make_recording(parity=(noise,)), Area.PARITY)
+    assert not list_changes(
+        make_recording(parity=(before,)), make_recording(parity=(noise,)), Area.PARITY
+    )
 
 
 def test_parallel_programs_compare_collectives_fallbacks_placements_and_memory():
@@ -62,7 +66,7 @@ def test_parallel_programs_compare_collectives_fallbacks_placements_and_memory()
         cause="the plan",
     )
     placed = make_placed("a.weight", shape=(8, 8), local_shape=(2, 8), local_bytes=64)
-    held = RankMemory(
+    memory = RankMemory(
         ranks=(RankSpan(0, 4),),
         parameter_bytes=1,
         buffer_bytes=0,
@@ -71,21 +75,23 @@ def test_parallel_programs_compare_collectives_fallbacks_placements_and_memory()
         intermediate_bytes=0,
         peak_bytes=1024,
     )
-    before = make_program(inserted=(inserted,), placed=(placed,), rank_memory=(held,))
-    whole = replace(placed, placements=("R",), local_shape=(8, 8))
+    before = make_program(inserted=(inserted,), placed=(placed,), rank_memory=(memory,))
+    replicated = replace(placed, placements=("R",), local_shape=(8, 8))
     after = make_program(
         inserted=(inserted, inserted),
         fallbacks=(make_fallback("layers.0"), make_fallback("layers.1")),
-        placed=(whole,),
-        rank_memory=(replace(held, peak_bytes=2048),),
+        placed=(replicated,),
+        rank_memory=(replace(memory, peak_bytes=2048),),
         unverified="the loss is random",
     )
-    both = make_recording(parallel=(before,)), make_recording(parallel=(after,))
-    assert told(*both, Area.PARALLEL) == [
+    recordings = make_recording(parallel=(before,)), make_recording(parallel=(after,))
+    assert list_changes(*recordings, Area.PARALLEL) == [
         "changed worse | peak of tensors: 1.00 KiB → 2.00 KiB",
         "changed worse | a: all_reduce[tp] in forward: 1 → 2",
         "changed worse | a: all_reduce[tp] in forward, input: 64 B → 128 B",
         "added worse | layers.{0,1} ×2: fallback of aten.sort.default along tp (replicate): – → 1",
         "changed other | a: parameter weight: S(0); 2×8 float32 → R; 8×8 float32",
     ]
-    assert told(*both, Area.PARITY) == ["changed worse | verification: done → the loss is random"]
+    assert list_changes(*recordings, Area.PARITY) == [
+        "changed worse | verification: done → the loss is random"
+    ]

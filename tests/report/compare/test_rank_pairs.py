@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from compared_recordings import lines, make_calls, make_traced, make_world, told
+from compared_recordings import lines, list_changes, make_calls, make_traced, make_world
 from sample_recordings import make_recording, make_run
 from shardscope.report.compare.changes import Area
 from shardscope.report.compare.compare import compare
 
 
-def test_ranks_are_compared_one_by_one_and_named_where_not_all_changed():
+def test_ranks_are_compared_individually_and_named_where_not_all_changed():
     before = make_world({"a": 1}, {"a": 1}, {"a": 1}, {"b": 1})
     after = make_world({"a": 1}, {"a": 2}, {"a": 2}, {"b": 1})
     changes = compare(before, after)
@@ -17,7 +17,7 @@ def test_ranks_are_compared_one_by_one_and_named_where_not_all_changed():
     ]
     assert changes.notes == ()
     everywhere = make_world({"a": 2}, {"a": 2}, {"a": 2}, {"a": 1, "b": 1})
-    assert told(make_world(*[{"a": 1}] * 4), everywhere, Area.COLLECTIVES) == [
+    assert list_changes(make_world(*[{"a": 1}] * 4), everywhere, Area.COLLECTIVES) == [
         "changed worse | a: all_reduce[tp] in forward, ranks 0-2: 1 → 2",
         "added worse | b: all_reduce[tp] in forward, rank 3: – → 1",
     ]
@@ -35,7 +35,7 @@ def test_the_busiest_ranks_are_compared_where_worlds_differ():
     )
 
 
-def test_only_common_ranks_are_compared_where_one_recording_has_more():
+def test_only_common_ranks_are_compared_where_a_recording_has_more():
     before, after = make_world({"a": 1}), make_world({"a": 1}, {"a": 5})
     changes = compare(before, after)
     assert lines(changes, Area.COLLECTIVES) == []
@@ -48,6 +48,6 @@ def test_only_common_ranks_are_compared_where_one_recording_has_more():
 
 def test_a_recording_without_ranks_is_compared():
     empty = make_recording(run=make_run(ranks=()), ranks=())
-    assert told(empty, make_traced({"a": 1}), Area.COLLECTIVES) == [
+    assert list_changes(empty, make_traced({"a": 1}), Area.COLLECTIVES) == [
         "added worse | a: all_reduce[tp] in forward: – → 1"
     ]

@@ -64,15 +64,17 @@ def test_an_extra_reduction_in_each_layer_is_found_and_explained():
     ]
 
 
-def test_sharding_a_model_changes_where_parameters_lie_and_what_is_said():
+def test_sharding_a_model_changes_placements_and_collectives():
     changes = diff(traced(Block), traced(Block, is_sharded=True))
-    said = lines(changes, Area.COLLECTIVES)
-    assert "added worse | layers.{0…2} ×3: all_gather[dp] in forward: – → 1" in said
-    assert "added worse | layers.{0…2} ×3: reduce_scatter[dp] in backward: – → 1" in said
-    held = lines(changes, Area.PLACEMENTS)
+    collective_lines = lines(changes, Area.COLLECTIVES)
+    assert "added worse | layers.{0…2} ×3: all_gather[dp] in forward: – → 1" in collective_lines
+    assert (
+        "added worse | layers.{0…2} ×3: reduce_scatter[dp] in backward: – → 1" in collective_lines
+    )
+    placement_lines = lines(changes, Area.PLACEMENTS)
     where = "layers.{0…2}.linear ×3: weight"
-    assert f"changed other | {where}: placement: plain → dp: Shard(0)" in held
-    assert f"changed other | {where}: shape on a rank: 8×8 → 2×8" in held
+    assert f"changed other | {where}: placement: plain → dp: Shard(0)" in placement_lines
+    assert f"changed other | {where}: shape on a rank: 8×8 → 2×8" in placement_lines
 
 
 def test_another_plan_moves_communication_and_parameters():
@@ -81,8 +83,8 @@ def test_another_plan_moves_communication_and_parameters():
         "added worse | {0,1}.up ×2: all_gather[tp] in forward: – → 1",
         "gone better | {0,1}.down ×2: all_reduce[tp] in forward: 1 → –",
     ]
-    held = lines(diff(before_held, after_held), Area.PLACEMENTS)
-    assert held == [
+    placement_lines = lines(diff(before_held, after_held), Area.PLACEMENTS)
+    assert placement_lines == [
         "gone other | {0,1}.down ×2: tensor parallel: RowwiseParallel over tp → –",
         "changed other | {0,1}.down ×2: weight: placement: tp: Shard(1) → plain",
         "changed other | {0,1}.down ×2: weight: shape on a rank: 8×8 → 8×32",

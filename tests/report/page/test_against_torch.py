@@ -1,4 +1,4 @@
-"""A page of a real model: pieces lie where torch puts them, and a trace has its page."""
+"""A page of a real model: pieces are placed as by torch, and a trace has its page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from page_reader import read_page
 from shardscope import audit, simulate, trace, visualize_sharding
-from shardscope.report.page.build import build_page
-from shardscope.report.page.views.drawings import draw_layout
+from shardscope.report.html.html import build_page
+from shardscope.report.html.shard_rectangles import draw_layout
 
 
 class Net(nn.Module):
@@ -26,23 +26,28 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("width", [8, 9], ids=["even", "uneven"])
 @pytest.mark.parametrize("rank", [0, 5])
-def test_pieces_lie_where_torch_puts_them(width: int, rank: int) -> None:
+def test_pieces_are_placed_as_by_torch(width: int, rank: int) -> None:
     with simulate({"dp": 2, "tp": 3}, rank=rank) as world:
         plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
         model = parallelize_module(Net(width), world.mesh["tp"], plan)
         fully_shard(model, mesh=world.mesh["dp"])
         sharding = build_page(audit(model)).sharding
-        layouts = {name: visualize_sharding(one) for name, one in model.named_parameters()}
+        layouts = {
+            name: visualize_sharding(parameter) for name, parameter in model.named_parameters()
+        }
     assert sharding is not None
     assert set(layouts) == set(sharding.parameters.name)
     for name, drawing in zip(sharding.parameters.name, sharding.parameters.drawing, strict=True):
         ours, torchs = sharding.drawings[drawing], draw_layout(layouts[name])
-        found = [
-            sorted((one.top, one.left, one.width, one.height, one.ranks) for one in drawn.pieces)
+        pieces = [
+            sorted(
+                (piece.top, piece.left, piece.width, piece.height, piece.ranks)
+                for piece in drawn.pieces
+            )
             for drawn in (ours, torchs)
         ]
-        assert found[0]
-        assert found[0] == found[1]
+        assert pieces[0]
+        assert pieces[0] == pieces[1]
 
 
 def test_a_trace_has_a_page() -> None:

@@ -28,9 +28,10 @@ from shardscope.record import (
     Redistribute,
     Source,
 )
-from shardscope.report.page.build import build_page
-from shardscope.report.page.communication import Communication
-from shardscope.report.page.views import communication, timings
+from shardscope.report.html import communication_rows as communication
+from shardscope.report.html import communication_rows as timings
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page import Communication
 
 UNASKED = Redistribute(
     before=("Shard(0)",), after=("Replicate",), asked_by="aten.mm.default", is_implicit=True
@@ -38,9 +39,9 @@ UNASKED = Redistribute(
 
 
 def read(recording: Recording) -> Communication:
-    found = build_page(recording).communication
-    assert found is not None
-    return found
+    communication = build_page(recording).communication
+    assert communication is not None
+    return communication
 
 
 def test_calls_are_columns_by_rank_and_order() -> None:
@@ -52,38 +53,50 @@ def test_calls_are_columns_by_rank_and_order() -> None:
     )
     modules = tuple(Module(name=name, type="M", ranks=(RankSpan(0),)) for name in ("", "a", "a.b"))
     page = build_page(make_recording(calls, modules=modules))
-    said = page.communication
-    assert said is not None
-    assert (said.calls.rank, said.calls.order) == ((0, 0, 1), (0, 1, 0))
-    assert [said.kinds[at] for at in said.calls.kind] == ["all_reduce", "all_gather", "all_reduce"]
-    assert [said.axes[at] for at in said.calls.axis] == ["world", "tp", "world"]
-    assert [said.dtypes[at] for at in said.calls.dtype] == ["float32", "float32", "bfloat16"]
-    assert [page.modules.path[at] for at in said.calls.owner] == ["a.b", "", ""]
+    communication = page.communication
+    assert communication is not None
+    assert (communication.calls.rank, communication.calls.order) == ((0, 0, 1), (0, 1, 0))
+    assert [communication.kinds[at] for at in communication.calls.kind] == [
+        "all_reduce",
+        "all_gather",
+        "all_reduce",
+    ]
+    assert [communication.axes[at] for at in communication.calls.axis] == ["world", "tp", "world"]
+    assert [communication.dtypes[at] for at in communication.calls.dtype] == [
+        "float32",
+        "float32",
+        "bfloat16",
+    ]
+    assert [page.modules.path[at] for at in communication.calls.owner] == ["a.b", "", ""]
     assert (
-        said.causes[said.calls.cause[0]]
+        communication.causes[communication.calls.cause[0]]
         == "implicit redistribution Shard(0) → Replicate, required by aten.mm"
     )
-    assert said.calls.source == (0, -1, -1)
-    assert said.calls.group == (-1, 0, 0)
+    assert communication.calls.source == (0, -1, -1)
+    assert communication.calls.group == (-1, 0, 0)
     sources = page.sources
     assert (sources.file, sources.line, sources.text) == (("train.py",), (7,), ("loss.backward()",))
 
 
-def test_sums_are_of_the_rank_that_said_most() -> None:
+def test_sums_are_of_the_busiest_rank() -> None:
     calls = tuple(
         make_collective(rank=rank, order=order, wire_bytes=10, input_bytes=4)
         for rank in range(3)
         for order in range(rank)
     )
-    said = read(make_recording(calls, ranks=(0, 1, 2)))
-    (one,) = said.sums
-    assert (said.axes[one.axis], said.kinds[one.kind], said.phases[one.phase]) == (
+    communication = read(make_recording(calls, ranks=(0, 1, 2)))
+    (total,) = communication.sums
+    assert (
+        communication.axes[total.axis],
+        communication.kinds[total.kind],
+        communication.phases[total.phase],
+    ) == (
         "world",
         "all_reduce",
         "forward",
     )
-    assert (one.count, one.input_bytes, one.wire_bytes) == (2, 8, 20)
-    assert [(row.ranks, row.example, row.num_ranks, row.count) for row in said.ranks] == [
+    assert (total.count, total.input_bytes, total.wire_bytes) == (2, 8, 20)
+    assert [(row.ranks, row.example, row.num_ranks, row.count) for row in communication.ranks] == [
         ("2", 2, 1, 2),
         ("1", 1, 1, 1),
         ("0", 0, 1, 0),
@@ -107,20 +120,20 @@ def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
     assert page.communication.causes[second.words] == "call of dist.all_reduce"
 
 
-def test_too_many_calls_leave_an_example_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_MAX_CALLS", 5)
-    said = read(make_ranks(8, [{}] * 2))
-    assert said.calls.rank == (0, 0)
-    assert said.left_out == (
+    view = read(make_ranks(8, [{}] * 2))
+    assert view.calls.rank == (0, 0)
+    assert view.left_out == (
         "Of 16 collectives, these are those of rank 0: "
         "each other rank issued the same as one of these."
     )
-    said = read(make_ranks(8, [{}] * 6))
-    assert said.calls.rank == (0,) * 5
-    assert said.left_out.endswith("these. Of 6 calls, the first 5 are listed.")
-    said = read(make_recording(tuple(make_collective(order=order) for order in range(6))))
-    assert said.left_out == "Of 6 calls, the first 5 are listed."
-    assert said.ranks[0].count == 6  # sums are of all
+    view = read(make_ranks(8, [{}] * 6))
+    assert view.calls.rank == (0,) * 5
+    assert view.left_out.endswith("these. Of 6 calls, the first 5 are listed.")
+    view = read(make_recording(tuple(make_collective(order=order) for order in range(6))))
+    assert view.left_out == "Of 6 calls, the first 5 are listed."
+    assert view.ranks[0].count == 6  # sums are of all
 
 
 def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,17 +143,21 @@ def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPat
         make_span("step", 0, 300, rank=1),
     )
     recording = make_recording(spans=spans, ranks=(0, 1))
-    said = read(recording)
-    assert [said.spans.names[at] for at in said.spans.name] == ["step", "load", "step"]
-    assert said.spans.depth == (0, 1, 0)
-    first, second = said.timings
+    communication = read(recording)
+    assert [communication.spans.names[at] for at in communication.spans.name] == [
+        "step",
+        "load",
+        "step",
+    ]
+    assert communication.spans.depth == (0, 1, 0)
+    first, second = communication.timings
     assert (first.name, first.slowest, first.num_ranks, first.total_ns) == ("step", 1, 2, 300)
     assert (second.name, second.slowest, second.count, second.max_ns) == ("load", 0, 1, 40)
-    assert (said.ranks, said.matrix) == ((), None)
+    assert (communication.ranks, communication.matrix) == ((), None)
     monkeypatch.setattr(timings, "_MAX_SPANS", 2)
-    said = read(recording)
-    assert said.spans.duration_ns == (100, 300)
-    assert said.left_out == "Of 3 timed stretches, the 2 longest are drawn."
+    communication = read(recording)
+    assert communication.spans.duration_ns == (100, 300)
+    assert communication.left_out == "Of 3 timed stretches, the 2 longest are drawn."
 
 
 GROUPS = (
@@ -155,11 +172,11 @@ def issue(rank: int, kind: CollectiveKind, num_bytes: int, **changes: Any) -> Co
 
 def draw(*calls: Collective, **changes: Any) -> dict[tuple[int, int], int]:
     facts = {"groups": GROUPS, "world_size": 4}
-    found = read(make_recording(calls, **(facts | changes))).matrix
-    assert found is not None
-    ends = zip(found.sender, found.receiver, strict=True)
-    pairs = [(found.ranks[sender], found.ranks[receiver]) for sender, receiver in ends]
-    return dict(zip(pairs, found.num_bytes, strict=True))
+    matrix = read(make_recording(calls, **(facts | changes))).matrix
+    assert matrix is not None
+    ends = zip(matrix.sender, matrix.receiver, strict=True)
+    pairs = [(matrix.ranks[sender], matrix.ranks[receiver]) for sender, receiver in ends]
+    return dict(zip(pairs, matrix.num_bytes, strict=True))
 
 
 def test_a_ring_sends_to_the_next_rank_of_its_group() -> None:
@@ -176,7 +193,7 @@ def test_an_exchange_goes_to_every_other_rank_and_loses_no_byte() -> None:
     assert draw(issue(0, CollectiveKind.SCATTER, 9, peer=0)) == {(0, 1): 3, (0, 2): 3, (0, 3): 3}
 
 
-def test_what_has_one_receiver_goes_there() -> None:
+def test_calls_with_a_single_receiver_go_there() -> None:
     assert draw(
         issue(0, CollectiveKind.SEND, 6, peer=3),
         issue(3, CollectiveKind.RECV, 0, peer=0),
@@ -185,7 +202,7 @@ def test_what_has_one_receiver_goes_there() -> None:
     ) == {(0, 3): 6, (1, 2): 2}
 
 
-def test_rows_add_up_to_what_each_rank_put_on_the_wire() -> None:
+def test_rows_add_up_to_the_bytes_each_rank_sent() -> None:
     kinds = [kind for kind in CollectiveKind if kind not in (CollectiveKind.RECV,)]
     calls = [
         issue(rank, kind, 101 * at + rank, peer=(rank + 1) % 4, order=at)
@@ -202,17 +219,17 @@ def test_rows_add_up_to_what_each_rank_put_on_the_wire() -> None:
 
 
 def test_the_note_says_what_the_matrix_does_not_know() -> None:
-    said = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
-    assert said.matrix_note == (
+    communication = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
+    assert communication.matrix_note == (
         "As rings send: each rank to the next in its group. Only 1 of 8 ranks was recorded: "
         "other rows are empty. 1 call left out: their destination was not recorded."
     )
 
 
 def test_more_than_64_ranks_are_not_drawn() -> None:
-    said = read(make_ranks(65, [{}]))
-    assert said.matrix is None
-    assert said.matrix_note == "Not drawn: 65 ranks are too many to tell apart."
+    communication = read(make_ranks(65, [{}]))
+    assert communication.matrix is None
+    assert communication.matrix_note == "Not drawn: 65 ranks are too many to tell apart."
     wide = make_recording(
         (issue(0, CollectiveKind.ALL_TO_ALL, 10_000),),
         world_size=2**20,
@@ -222,15 +239,15 @@ def test_more_than_64_ranks_are_not_drawn() -> None:
 
 
 def test_groups_and_axes_are_those_of_the_recording() -> None:
-    said = read(make_llama(num_layers=1))
-    assert said.axes[:2] == ("dp", "tp")
-    assert [(row.name, row.ranks, row.num_ranks, row.axis) for row in said.groups] == [
+    communication = read(make_llama(num_layers=1))
+    assert communication.axes[:2] == ("dp", "tp")
+    assert [(row.name, row.ranks, row.num_ranks, row.axis) for row in communication.groups] == [
         ("dp", "0-1016/8", 128, "dp"),
         ("tp", "0-7", 8, "tp"),
     ]
-    assert set(said.phases) == {str(phase) for phase in Phase}
+    assert set(communication.phases) == {str(phase) for phase in Phase}
 
 
-def test_a_mesh_axis_that_nobody_used_is_listed() -> None:
+def test_an_unused_mesh_axis_is_listed() -> None:
     run = make_run(axes=(Axis(name="pp", size=8),))
     assert read(make_recording((make_collective(),), run=run)).axes == ("pp", "world")

@@ -31,9 +31,9 @@ from shardscope.record import (
     TensorVerdict,
     Verdict,
 )
-from shardscope.report.page.build import build_page
-from shardscope.report.page.compiler import Compiler
-from shardscope.report.page.views import compiler
+from shardscope.report.html import compiler_rows as compiler
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page_views import Compiler
 
 LINE = Source(file="model.py", line=3, function="forward", text="print(x)")
 
@@ -68,14 +68,14 @@ def explain(rank: int = 0, **changes: Any) -> Explanation:
 
 
 def read(**records: Any) -> Compiler:
-    found = build_page(make_recording(**records)).compiler
-    assert found is not None
-    return found
+    compiler = build_page(make_recording(**records)).compiler
+    assert compiler is not None
+    return compiler
 
 
 def test_ranks_that_compiled_the_same_share_an_explanation() -> None:
-    found = read(explanations=(explain(0), explain(1), explain(2, failure="it raised")))
-    first, second = found.explanations
+    compiler = read(explanations=(explain(0), explain(1), explain(2, failure="it raised")))
+    first, second = compiler.explanations
     assert (first.ranks, second.ranks, second.failure) == ("0-1", "2", "it raised")
     assert first.words == (
         "2 graphs with 2 ops; 1 break site, 2 breaks; 0 recompilations; 0 skipped functions."
@@ -86,37 +86,41 @@ def test_ranks_that_compiled_the_same_share_an_explanation() -> None:
 def test_graphs_have_their_ops_in_columns() -> None:
     page = build_page(make_recording(explanations=(explain(),)))
     assert page.compiler is not None
-    (one,) = page.compiler.explanations
-    first, second = one.graphs
+    (explanation,) = page.compiler.explanations
+    first, second = explanation.graphs
     assert (first.op, first.kind) == (("torch.relu", "getitem"), ("function", "bookkeeping"))
     assert (first.num_ops, first.left_out) == (1, 0)
     assert page.modules.path[first.module[0]] == "layers.0"
     assert (first.module[1], first.line) == (-1, (0, -1))
     assert (first.end, first.break_site) == ("the break at model.py:3", 0)
     assert (second.end, second.break_site) == ("return", -1)
-    assert page.sources.text[one.break_sites[0].source] == "print(x)"
+    assert page.sources.text[explanation.break_sites[0].source] == "print(x)"
 
 
 def test_a_break_site_that_is_not_there_is_none() -> None:
     graph = replace(explain().graphs[0], break_site=7)
-    (one,) = read(explanations=(explain(graphs=(graph,)),)).explanations
-    assert (one.graphs[0].end, one.graphs[0].break_site) == ("a break", -1)
+    (explanation,) = read(explanations=(explain(graphs=(graph,)),)).explanations
+    assert (explanation.graphs[0].end, explanation.graphs[0].break_site) == ("a break", -1)
 
 
 def test_ops_past_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_MAX_OPS", 3)
-    (one,) = read(explanations=(explain(),)).explanations
-    assert [(len(graph.op), graph.left_out) for graph in one.graphs] == [(2, 0), (1, 1)]
+    (explanation,) = read(explanations=(explain(),)).explanations
+    assert [(len(graph.op), graph.left_out) for graph in explanation.graphs] == [(2, 0), (1, 1)]
 
 
 def test_a_diagnosis_carries_its_script() -> None:
     script = "import torch\nprint('</script>')\n\tprint(1)\n"
     bad = replace(make_diagnosis(Condition.NAN, "f"), script=script)
-    (one,) = read(diagnoses=(bad,)).diagnoses
-    assert (one.condition, one.is_bad, one.script) == ("NaN or infinity", True, script)
-    assert (one.where, one.stage) == ("graph 1 of 0 – 2, backward", "decomposition")
-    assert one.deviation == "up to 3,204 units in the last place of f"
-    assert len(one.suspects) == 2
+    (diagnosis,) = read(diagnoses=(bad,)).diagnoses
+    assert (diagnosis.condition, diagnosis.is_bad, diagnosis.script) == (
+        "NaN or infinity",
+        True,
+        script,
+    )
+    assert (diagnosis.where, diagnosis.stage) == ("graph 1 of 0 – 2, backward", "decomposition")
+    assert diagnosis.deviation == "up to 3,204 units in the last place of f"
+    assert len(diagnosis.suspects) == 2
 
 
 def test_ops_that_block_sharding_come_first() -> None:
@@ -160,10 +164,10 @@ def test_tensors_that_differ_come_first() -> None:
     axes = (Axis(name="tp", size=2),)
     page = build_page(make_recording(parity=(Parity(axes=axes, tensors=verdicts),)))
     assert page.proof is not None
-    (one,) = page.proof.parity
-    assert (one.tensors.name, one.tensors.is_fine) == (("b", "a", "c"), (False, True, True))
-    assert one.tensors.agreement[0] == "ranks disagree"
-    assert (one.is_fine, one.words.startswith("1 of 3 tensors differ")) == (False, True)
+    (parity,) = page.proof.parity
+    assert (parity.tensors.name, parity.tensors.is_fine) == (("b", "a", "c"), (False, True, True))
+    assert parity.tensors.agreement[0] == "ranks disagree"
+    assert (parity.is_fine, parity.words.startswith("1 of 3 tensors differ")) == (False, True)
 
 
 def test_collectives_that_were_put_in_fold_over_layers() -> None:

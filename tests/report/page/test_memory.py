@@ -7,20 +7,20 @@ from typing import Any
 
 from sample_recordings import make_recording
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, MemoryUse, Phase, Recording
-from shardscope.report.page.build import build_page
-from shardscope.report.page.memory import MemoryCurve
-from shardscope.report.page.views.memory import thin_samples
+from shardscope.report.html.html import build_page
+from shardscope.report.html.memory_rows import thin_samples
+from shardscope.report.html.page_views import MemoryCurve
 
 KINDS = list(MemoryKind)
 
 
-def sample(order: int, phase: Phase = Phase.FORWARD, **held: int) -> MemorySample:
-    num_bytes = tuple(held.get(kind, 0) for kind in KINDS)
+def sample(order: int, phase: Phase = Phase.FORWARD, **sizes: int) -> MemorySample:
+    num_bytes = tuple(sizes.get(kind, 0) for kind in KINDS)
     return MemorySample(order=order, phase=phase, module=None, num_bytes=num_bytes)
 
 
 def profile(*samples: MemorySample, **changes: Any) -> MemoryProfile:
-    top = max(samples, key=lambda one: sum(one.num_bytes))
+    top = max(samples, key=lambda sample: sum(sample.num_bytes))
     facts: dict[str, Any] = {
         "rank": 0,
         "peak_bytes": sum(top.num_bytes),
@@ -36,7 +36,7 @@ def read(*profiles: MemoryProfile) -> tuple[MemoryCurve, ...]:
 
 
 def test_a_short_curve_is_kept_as_it_is() -> None:
-    held = MemoryUse(kind=MemoryKind.GRADIENTS, module=None, num_bytes=7)
+    use = MemoryUse(kind=MemoryKind.GRADIENTS, module=None, num_bytes=7)
     more = MemoryUse(kind=MemoryKind.PARAMETERS, module=None, num_bytes=9)
     (curve,) = read(
         profile(
@@ -44,7 +44,7 @@ def test_a_short_curve_is_kept_as_it_is() -> None:
             sample(5, Phase.FORWARD, parameters=4, activations=3),
             sample(9, Phase.FORWARD, parameters=4, activations=5),
             sample(12, Phase.BACKWARD, parameters=4, activations=1),
-            at_peak=(held, more),
+            at_peak=(use, more),
             device_bytes=100,
             needed_bytes=20,
             first_peak_bytes=11,
@@ -54,7 +54,7 @@ def test_a_short_curve_is_kept_as_it_is() -> None:
     assert curve.num_bytes == ((4, 4, 4, 4), (0, 0, 0, 0), (0, 3, 5, 1))
     assert curve.order == (0, 5, 9, 12)
     assert (curve.peak, curve.peak_bytes, curve.peak_phase) == (2, 9, "forward")
-    assert [(one.phase, one.first, one.last) for one in curve.phases] == [
+    assert [(phase.phase, phase.first, phase.last) for phase in curve.phases] == [
         ("outside", 0, 0),
         ("forward", 1, 2),
         ("backward", 3, 3),
@@ -70,19 +70,19 @@ def test_a_long_curve_keeps_the_highest_of_each_stretch() -> None:
     draw = random.Random(0)
     samples = [sample(order, activations=draw.randrange(10**6)) for order in range(20_000)]
     samples[7] = sample(7, temporaries=10**9)
-    whole = profile(*samples)
-    thin = thin_samples(whole, limit=1_500)
+    full_profile = profile(*samples)
+    thin = thin_samples(full_profile, limit=1_500)
     assert 1_400 < len(thin) <= 1_500
-    assert [one.order for one in thin] == sorted({one.order for one in thin})
+    assert [sample.order for sample in thin] == sorted({sample.order for sample in thin})
     assert samples[7] in thin
     assert (thin[0], thin[-1]) == (samples[0], samples[-1])
-    kept = {one.order for one in thin}
+    thin_orders = {sample.order for sample in thin}
     for first in range(0, 20_000, 200):  # any stretch of 200 has its highest, or one as near
         stretch = samples[first : first + 200]
-        highest = max(stretch, key=lambda one: sum(one.num_bytes))
-        near = {one.order for one in samples[max(0, first - 20) : first + 220]} & kept
+        highest = max(stretch, key=lambda sample: sum(sample.num_bytes))
+        near = {sample.order for sample in samples[max(0, first - 20) : first + 220]} & thin_orders
         assert max(sum(samples[order].num_bytes) for order in near) >= sum(highest.num_bytes)
-    (curve,) = read(whole)
+    (curve,) = read(full_profile)
     assert curve.order[curve.peak] == 7
 
 
@@ -96,7 +96,7 @@ def test_a_peak_that_no_sample_is_of_is_where_most_was_held() -> None:
 def test_ranks_that_held_the_same_share_a_curve_and_the_fullest_comes_first() -> None:
     small, large = sample(0, activations=5), sample(0, activations=50)
     curves = read(profile(small), profile(large, rank=1), profile(small, rank=2))
-    assert [(one.ranks, one.peak_bytes) for one in curves] == [("1", 50), ("0-2/2", 5)]
+    assert [(curve.ranks, curve.peak_bytes) for curve in curves] == [("1", 50), ("0-2/2", 5)]
 
 
 def test_curves_of_many_ranks_stay_small_together() -> None:
@@ -108,8 +108,8 @@ def test_curves_of_many_ranks_stay_small_together() -> None:
     curves = build_page(recording).memory
     assert len(curves) == 30
     assert len(curves[0].order) > 1_000
-    assert sum(len(one.order) for one in curves[1:]) <= 3_100
-    assert all(one.order[one.peak] == 1_999 for one in curves)
+    assert sum(len(curve.order) for curve in curves[1:]) <= 3_100
+    assert all(curve.order[curve.peak] == 1_999 for curve in curves)
 
 
 def test_samples_that_lack_kinds_hold_nothing_of_them() -> None:

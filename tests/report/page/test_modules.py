@@ -27,8 +27,8 @@ from shardscope.record import (
     Severity,
     Verdict,
 )
-from shardscope.report.page.build import build_page
-from shardscope.report.page.modules import Modules
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page import Modules
 
 FORWARD, BACKWARD = (list(Phase).index(phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
 NAMES = ("", "layers", "layers.0", "layers.0.up", "layers.1", "layers.1.up", "head")
@@ -111,7 +111,7 @@ def test_what_belongs_to_no_module_comes_last() -> None:
     assert page.communication.calls.owner == (len(NAMES),)
 
 
-def test_a_path_that_is_no_module_is_what_it_lies_in() -> None:
+def test_a_path_that_is_no_module_maps_to_its_ancestor() -> None:
     modules = (*(module(name) for name in NAMES[:2]), module("shared", aliases=("twin", "twin.b")))
     source = make_model(
         modules=modules,
@@ -133,19 +133,19 @@ def test_a_path_that_is_no_module_is_what_it_lies_in() -> None:
     page = build_page(source)
     (curve,) = page.memory
     assert page.modules.path[curve.peak_module] == "layers"
-    held = {page.modules.path[row.module]: row.num_bytes for row in curve.at_peak}
-    assert held == {"layers": 1, "shared": 2, "": 4}
+    bytes_by_path = {page.modules.path[row.module]: row.num_bytes for row in curve.at_peak}
+    assert bytes_by_path == {"layers": 1, "shared": 2, "": 4}
     assert column(page.modules, "total_peak_bytes") == {"": 7, "layers": 1, "shared": 2}
 
 
-def test_layers_that_are_alike_fold_into_the_first() -> None:
+def test_identical_layers_fold_into_the_first() -> None:
     calls = tuple(call(f"layers.{i}.up", Phase.FORWARD, 10, order=i) for i in range(2))
     modules = read(make_model(calls=calls))
     first, second = modules.path.index("layers.0"), modules.path.index("layers.1")
     assert (modules.alike[first], modules.repeat[first]) == (first, 2)
     assert (modules.alike[second], modules.repeat[second]) == (first, 1)
-    others = [at for at in range(len(NAMES)) if at != second]
-    assert [modules.alike[at] for at in others] == others
+    unchanged_positions = [at for at in range(len(NAMES)) if at != second]
+    assert [modules.alike[at] for at in unchanged_positions] == unchanged_positions
 
 
 def _finding(subject: str) -> Finding:
@@ -209,8 +209,8 @@ def test_tied_parameters_and_forms_of_a_module_count_once() -> None:
         module("head", parameter("bias", (5,), local_bytes=12), ranks=(RankSpan(1),)),
         module("head2", parameter("running", (100,), is_buffer=True)),
     )
-    found = read(make_recording(modules=modules, ranks=(0, 1)))
-    assert column(found, "total_parameters") == {
+    modules_view = read(make_recording(modules=modules, ranks=(0, 1)))
+    assert column(modules_view, "total_parameters") == {
         "": 11,
         "layers": 6,
         "layers.0": 6,
@@ -218,11 +218,13 @@ def test_tied_parameters_and_forms_of_a_module_count_once() -> None:
         "head": 11,
         "head2": 0,
     }
-    assert column(found, "total_parameter_bytes")[""] == 44
-    assert column(found, "total_local_bytes")[""] == 24  # 12 of the weight, 12 of the larger bias
+    assert column(modules_view, "total_parameter_bytes")[""] == 44
+    assert (
+        column(modules_view, "total_local_bytes")[""] == 24
+    )  # 12 of the weight, 12 of the larger bias
 
 
-def test_figures_are_the_busiest_ranks_where_ranks_differ() -> None:
+def test_metrics_are_the_busiest_ranks_where_ranks_differ() -> None:
     calls = (
         call("head", Phase.FORWARD, 10, rank=0),
         call("head", Phase.FORWARD, 30, rank=1),

@@ -1,4 +1,4 @@
-"""What a page says first: what ran, what was found, and the figures of each instrument."""
+"""The overview of a page: the run, its findings, and the metrics of each instrument."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from shardscope.record import (
     Severity,
     Source,
 )
-from shardscope.report.page.build import build_page
-from shardscope.report.page.records import Fact
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page import Fact
 
 
 def facts(recording: Recording) -> dict[str, Fact]:
@@ -36,8 +36,8 @@ def facts(recording: Recording) -> dict[str, Fact]:
 
 
 def finding(subject: str = "x", **changes: Any) -> Finding:
-    told = {"rule": "odd", "severity": Severity.WARNING, "fact": "it is odd", "remedy": "mend it"}
-    return Finding(subject=subject, **(told | changes))
+    fields = {"rule": "odd", "severity": Severity.WARNING, "fact": "it is odd", "remedy": "mend it"}
+    return Finding(subject=subject, **(fields | changes))
 
 
 def test_the_title_names_the_model_and_its_mesh(llama: Recording) -> None:
@@ -50,12 +50,16 @@ def test_the_title_names_the_model_and_its_mesh(llama: Recording) -> None:
 def test_findings_come_gravest_first() -> None:
     severities = (Severity.INFO, Severity.ERROR, Severity.WARNING)
     recording = make_recording(
-        findings=tuple(finding(str(one), severity=one) for one in severities)
+        findings=tuple(finding(str(severity), severity=severity) for severity in severities)
     )
-    assert [one.severity for one in build_page(recording).findings] == ["error", "warning", "info"]
+    assert [finding.severity for finding in build_page(recording).findings] == [
+        "error",
+        "warning",
+        "info",
+    ]
 
 
-def test_findings_that_differ_by_layer_or_rank_are_one() -> None:
+def test_findings_that_differ_by_layer_or_rank_are_merged() -> None:
     line = Source(file="a.py", line=3)
     modules = tuple(
         Module(name=f"layers.{i}.up", type="Linear", ranks=(RankSpan(0),)) for i in range(4)
@@ -66,22 +70,22 @@ def test_findings_that_differ_by_layer_or_rank_are_one() -> None:
         for rank in (1, 2)
     )
     page = build_page(make_recording(findings=(*findings, finding("other")), modules=modules))
-    first, other = page.findings
+    first, second = page.findings
     assert (first.subject, first.fact) == ("layers.0-3.up", "layers.0-3.up is odd")
-    assert (first.count, first.ranks, other.count, other.ranks) == (8, "ranks 1-2", 1, "")
+    assert (first.count, first.ranks, second.count, second.ranks) == (8, "ranks 1-2", 1, "")
     (alone,) = build_page(make_recording(findings=findings[:1], modules=modules)).findings
     assert alone.ranks == "rank 1"
     assert page.modules.path[first.module] == "layers.0.up"
-    assert (first.source, other.source, other.module) == (0, -1, -1)
+    assert (first.source, second.source, second.module) == (0, -1, -1)
 
 
 def test_findings_with_stars_and_endless_numbers_are_kept() -> None:
     subjects = ("layers.*.up", "layers.0.up", f"layers.{'9' * 5000}.up", "layers.5.up")
     page = build_page(make_recording(findings=tuple(map(finding, subjects))))
-    assert sum(one.count for one in page.findings) == 4
+    assert sum(finding.count for finding in page.findings) == 4
 
 
-def test_gaps_of_several_ranks_are_one() -> None:
+def test_gaps_of_several_ranks_are_merged() -> None:
     gaps = tuple(Gap(place="FSDP", fact="unread", rank=rank, is_loss=True) for rank in range(3))
     page = build_page(make_recording(gaps=(*gaps, Gap(place="here", fact="odd", rank=5))))
     first, second = page.gaps
@@ -89,12 +93,12 @@ def test_gaps_of_several_ranks_are_one() -> None:
     assert (second.place, second.rank, second.is_loss) == ("here", 5, False)
 
 
-def test_traffic_is_told_per_rank() -> None:
-    told = facts(make_ranks(4, [{"wire_bytes": 1024, "input_bytes": 512}] * 3))
-    assert told["collectives per rank"].value == "3"
-    assert told["collectives per rank"].note == "all ranks identical"
-    assert told["sent per rank"].value == "3.00 KiB"
-    assert told["sent per rank"].view == "communication"
+def test_traffic_is_shown_per_rank() -> None:
+    values = facts(make_ranks(4, [{"wire_bytes": 1024, "input_bytes": 512}] * 3))
+    assert values["collectives per rank"].value == "3"
+    assert values["collectives per rank"].note == "all ranks identical"
+    assert values["sent per rank"].value == "3.00 KiB"
+    assert values["sent per rank"].view == "communication"
 
 
 def test_a_trace_of_silence_says_so() -> None:
@@ -142,14 +146,14 @@ def test_parameters_are_those_of_the_fullest_rank() -> None:
 
 
 def test_every_instrument_has_its_fact() -> None:
-    told = facts(make_holdings())
-    assert told["op calls that shard (exported)"].value == "55%"
-    assert told["parity"].value == "24 of 52 tensors differ"
-    told = facts(make_parallel())
-    assert told["parallel program"].view == "proof"
+    values = facts(make_holdings())
+    assert values["op calls that shard (exported)"].value == "55%"
+    assert values["parity"].value == "24 of 52 tensors differ"
+    values = facts(make_parallel())
+    assert values["parallel program"].view == "proof"
     bad = make_diagnosis(Condition.WRONG_RESULT, "f")
-    told = facts(make_recording(diagnoses=(bad,)))
-    assert told["f under f"].value == "wrong result"
+    values = facts(make_recording(diagnoses=(bad,)))
+    assert values["f under f"].value == "wrong result"
 
 
 def test_facts_lead_to_views_that_have_something() -> None:

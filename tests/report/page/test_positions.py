@@ -12,10 +12,9 @@ from msgspec import Struct
 from large_recording import make_hostile
 from sample_recordings import make_recording
 from shardscope.record import Recording
-from shardscope.report.page.build import build_page
-from shardscope.report.page.communication import Calls, CauseRow, Communication, Sum
-from shardscope.report.page.records import Page
-from shardscope.report.page.schema import make_schema
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page import Calls, CauseRow, Communication, Page, Sum
+from shardscope.report.html.page_schema import make_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -27,9 +26,9 @@ def walk(record: Struct) -> Iterator[tuple[Struct, str, Any]]:
     for name in record.__struct_fields__:
         value = getattr(record, name)
         yield record, name, value
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, Struct):
-                yield from walk(one)
+        for value_part in value if isinstance(value, tuple) else (value,):
+            if isinstance(value_part, Struct):
+                yield from walk(value_part)
 
 
 def numbers(value: Any) -> list[int]:
@@ -53,12 +52,12 @@ def check(page: Page) -> None:
     if page.sharding is not None:
         parameters = page.sharding.parameters
         _check_columns(parameters, len(parameters.name))
-        drawings = (*parameters.drawing, *(one.drawing for one in page.sharding.layouts))
+        drawings = (*parameters.drawing, *(layout.drawing for layout in page.sharding.layouts))
         assert all(-1 <= at < len(page.sharding.drawings) for at in drawings)
-        assert all(len(one.pieces) <= 64 for one in page.sharding.drawings)
+        assert all(len(drawing.pieces) <= 64 for drawing in page.sharding.drawings)
     for curve in page.memory:
         assert {len(column) for column in (*curve.num_bytes, curve.module)} <= {len(curve.order)}
-        assert all(0 <= held.kind < len(curve.kinds) for held in curve.at_peak)
+        assert all(0 <= row.kind < len(curve.kinds) for row in curve.at_peak)
         assert -1 <= curve.peak < len(curve.order)
 
 
@@ -79,20 +78,20 @@ def _check_tree(page: Page) -> None:
         assert {len(row) for row in columns} <= {len(modules.phases)}
 
 
-def _check_communication(one: Communication) -> None:
+def _check_communication(communication: Communication) -> None:
     lists = {
-        "axis": one.axes,
-        "kind": one.kinds,
-        "phase": one.phases,
-        "cause": one.causes,
-        "dtype": one.dtypes,
-        "words": one.causes,
-        "group": one.groups,
+        "axis": communication.axes,
+        "kind": communication.kinds,
+        "phase": communication.phases,
+        "cause": communication.causes,
+        "dtype": communication.dtypes,
+        "words": communication.causes,
+        "group": communication.groups,
     }
-    _check_columns(one.calls, len(one.calls.rank), apart={"start_ns"})
-    assert len(one.calls.start_ns) in (0, len(one.calls.rank))
-    _check_columns(one.spans, len(one.spans.rank), apart={"names"})
-    for record, name, value in walk(one):
+    _check_columns(communication.calls, len(communication.calls.rank), apart={"start_ns"})
+    assert len(communication.calls.start_ns) in (0, len(communication.calls.rank))
+    _check_columns(communication.spans, len(communication.spans.rank), apart={"names"})
+    for record, name, value in walk(communication):
         if isinstance(record, Calls | Sum | CauseRow) and name in lists:
             least = -1 if name == "group" else 0
             assert all(least <= at < len(lists[name]) for at in numbers(value)), (record, name)

@@ -1,4 +1,4 @@
-"""How parameters lie: rectangles worked out by hand, and the table."""
+"""Placements of parameters: rectangles computed by hand, and the table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from shardscope.record import (
     TensorLayout,
     compress_ranks,
 )
-from shardscope.report.page.build import build_page
-from shardscope.report.page.sharding import Drawing, ShardingTable
+from shardscope.report.html.html import build_page
+from shardscope.report.html.page_views import Drawing, ShardingTable
 
 
 def parameter(shape: tuple[int, ...], placed: dict[str, str], **changes: Any) -> Parameter:
@@ -56,9 +56,9 @@ def hold(
 
 
 def read(recording: Recording) -> ShardingTable:
-    found = build_page(recording).sharding
-    assert found is not None
-    return found
+    sharding = build_page(recording).sharding
+    assert sharding is not None
+    return sharding
 
 
 def draw(shape: tuple[int, ...], placed: dict[str, str], mesh: dict[str, int]) -> Drawing:
@@ -70,11 +70,12 @@ def draw(shape: tuple[int, ...], placed: dict[str, str], mesh: dict[str, int]) -
 
 def rectangles(drawing: Drawing) -> list[tuple[str, str, float, float, float, float]]:
     return [
-        (one.ranks, one.indices, one.left, one.top, one.width, one.height) for one in drawing.pieces
+        (piece.ranks, piece.indices, piece.left, piece.top, piece.width, piece.height)
+        for piece in drawing.pieces
     ]
 
 
-def test_rows_on_one_axis() -> None:
+def test_rows_sharded_on_a_single_axis() -> None:
     drawing = draw((8, 4), {"tp": "Shard(0)"}, {"tp": 2})
     assert drawing.words == "rows sharded 2 ways over tp"
     assert (drawing.vertical, drawing.horizontal, drawing.note) == ("dim 0: 8", "dim 1: 4", "")
@@ -84,13 +85,13 @@ def test_rows_on_one_axis() -> None:
     ]
 
 
-def test_columns_lie_side_by_side() -> None:
+def test_column_shards_are_side_by_side() -> None:
     drawing = draw((8, 4), {"tp": "Shard(1)"}, {"tp": 2})
     assert drawing.words == "columns sharded 2 ways over tp"
     assert rectangles(drawing)[1] == ("1", "[:, 2:4]", 0.5, 0, 0.5, 1)
 
 
-def test_two_axes_cut_two_dims() -> None:
+def test_two_axes_shard_two_dims() -> None:
     drawing = draw((8, 4), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 2, "tp": 2})
     assert drawing.words == "rows sharded 2 ways over dp, columns sharded 2 ways over tp"
     assert rectangles(drawing) == [
@@ -101,24 +102,24 @@ def test_two_axes_cut_two_dims() -> None:
     ]
 
 
-def test_two_axes_cut_the_same_dim_one_within_the_other() -> None:
+def test_two_axes_shard_the_same_dim_nested() -> None:
     drawing = draw((8,), {"dp": "Shard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
-    assert [one.indices for one in drawing.pieces] == ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]
-    assert [one.ranks for one in drawing.pieces] == ["0", "1", "2", "3"]
+    assert [piece.indices for piece in drawing.pieces] == ["[0:2]", "[2:4]", "[4:6]", "[6:8]"]
+    assert [piece.ranks for piece in drawing.pieces] == ["0", "1", "2", "3"]
     assert (drawing.vertical, drawing.horizontal) == ("", "dim 0: 8")
 
 
 def test_fsdp_over_tensor_parallelism_cuts_within_what_that_left() -> None:
     # torch: tp cuts rows in 0:4 and 4:8 first, then dp cuts each of these in two.
     drawing = draw((8, 4), {"dp": "StridedShard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
-    held = {one.ranks: one.indices for one in drawing.pieces}
-    assert held == {"0": "[0:2, :]", "1": "[4:6, :]", "2": "[2:4, :]", "3": "[6:8, :]"}
+    indices_by_ranks = {piece.ranks: piece.indices for piece in drawing.pieces}
+    assert indices_by_ranks == {"0": "[0:2, :]", "1": "[4:6, :]", "2": "[2:4, :]", "3": "[6:8, :]"}
     assert drawing.words == "rows sharded 2 ways over tp and again 2 ways over dp"
 
 
-def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
+def test_sizes_that_do_not_divide_are_sharded_like_torch_chunk() -> None:
     drawing = draw((7, 4), {"tp": "Shard(0)"}, {"tp": 4})
-    assert [one.indices for one in drawing.pieces] == [
+    assert [piece.indices for piece in drawing.pieces] == [
         "[0:2, :]",
         "[2:4, :]",
         "[4:6, :]",
@@ -126,26 +127,26 @@ def test_sizes_that_do_not_divide_are_cut_as_torch_chunk_cuts_them() -> None:
     ]
     assert drawing.note == "Dim 0 is sharded unevenly, in shards of 2 and 1."
     drawing = draw((3,), {"tp": "Shard(0)"}, {"tp": 4})
-    assert [one.ranks for one in drawing.pieces] == ["0", "1", "2"]
+    assert [piece.ranks for piece in drawing.pieces] == ["0", "1", "2"]
     assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 part with nothing."
 
 
 def test_copies_and_parts_of_sums() -> None:
     drawing = draw((8, 4), {"dp": "Replicate", "tp": "Shard(0)"}, {"dp": 4, "tp": 2})
     assert drawing.words == "rows sharded 2 ways over tp, replicated over dp (4)"
-    assert [one.ranks for one in drawing.pieces] == ["0-6/2", "1-7/2"]
+    assert [piece.ranks for piece in drawing.pieces] == ["0-6/2", "1-7/2"]
     drawing = draw((8, 4), {"tp": "Partial(sum)"}, {"tp": 2})
     assert drawing.words == "partial sums over tp (2)"
     assert rectangles(drawing) == [("0-1", "[:, :]", 0, 0, 1, 1)]
 
 
-def test_three_dims_show_the_last_two_that_are_cut() -> None:
+def test_three_dims_show_the_last_two_that_are_sharded() -> None:
     mesh = {"a": 2, "b": 2, "c": 2}
     placed = {"a": "Shard(0)", "b": "Shard(1)", "c": "Shard(2)"}
     drawing = draw((4, 8, 4), placed, mesh)
     assert (drawing.vertical, drawing.horizontal) == ("dim 1: 8", "dim 2: 4")
     assert drawing.words.startswith("dim 0 sharded 2 ways over a, dim 1 sharded")
-    assert [one.ranks for one in drawing.pieces] == ["0,4", "1,5", "2,6", "3,7"]
+    assert [piece.ranks for piece in drawing.pieces] == ["0,4", "1,5", "2,6", "3,7"]
 
 
 @pytest.mark.parametrize(
@@ -160,22 +161,22 @@ def test_a_number_and_an_empty_tensor(shape: tuple[int, ...], note: str) -> None
 def test_pieces_cover_the_tensor_and_do_not_overlap() -> None:
     mesh = {"dp": 3, "tp": 4}
     drawing = draw((50, 30), {"dp": "Shard(0)", "tp": "Shard(1)"}, mesh)
-    area = sum(one.width * one.height for one in drawing.pieces)
+    area = sum(piece.width * piece.height for piece in drawing.pieces)
     assert area == pytest.approx(1, abs=1e-4)
-    corners = sorted((one.top, one.left) for one in drawing.pieces)
-    assert all(one < other for one, other in pairwise(corners))
+    corners = sorted((piece.top, piece.left) for piece in drawing.pieces)
+    assert all(corner < next_corner for corner, next_corner in pairwise(corners))
 
 
-def test_too_many_pieces_show_the_coarser_cut() -> None:
+def test_too_many_pieces_show_the_coarser_sharding() -> None:
     drawing = draw((4096, 64), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 128, "tp": 8})
     assert drawing.note == "Each shard is split further in 128 along dp."
-    assert [one.indices for one in drawing.pieces][:2] == ["[:, 0:8]", "[:, 8:16]"]
+    assert [piece.indices for piece in drawing.pieces][:2] == ["[:, 0:8]", "[:, 8:16]"]
     assert drawing.pieces[1].ranks == "1-1017/8"
     drawing = draw((4096,), {"dp": "Shard(0)"}, {"dp": 128})
     assert (drawing.pieces, drawing.note) == ((), "128 pieces are too many to draw.")
 
 
-def test_of_axes_that_cut_the_same_dim_the_first_is_drawn() -> None:
+def test_of_axes_that_shard_the_same_dim_the_first_is_drawn() -> None:
     # Strided: tp cuts first. Without it, dp's pieces would lie elsewhere.
     placed = {"dp": "StridedShard(0)", "tp": "Shard(0)"}
     drawing = draw((4096, 4), placed, {"dp": 4, "tp": 32})
@@ -186,20 +187,20 @@ def test_of_axes_that_cut_the_same_dim_the_first_is_drawn() -> None:
 
 def test_a_flattened_axis_has_the_size_of_its_group_and_unnamed_ranks() -> None:
     flat = Group(name="f", torch_name="9", ranks=(RankSpan(0, 4),), num_ranks=4, axis="dp_cp")
-    one = parameter((8,), {"dp_cp": "Shard(0)"})
-    (drawing,) = read(hold(one, mesh={"dp": 2, "cp": 2}, groups=(flat,))).drawings
+    tensor = parameter((8,), {"dp_cp": "Shard(0)"})
+    (drawing,) = read(hold(tensor, mesh={"dp": 2, "cp": 2}, groups=(flat,))).drawings
     assert [piece.ranks for piece in drawing.pieces] == ["dp_cp 0", "dp_cp 1", "dp_cp 2", "dp_cp 3"]
-    (drawing,) = read(hold(one, mesh={"dp": 2, "cp": 2}, groups=())).drawings
+    (drawing,) = read(hold(tensor, mesh={"dp": 2, "cp": 2}, groups=())).drawings
     assert drawing.words == "elements sharded over dp_cp"
     assert drawing.note == "How many ranks its mesh has is not known."
 
 
 def test_a_stage_of_a_pipeline_holds_its_own_parameters() -> None:
-    one = parameter((8,), {"tp": "Shard(0)"})
+    tensor = parameter((8,), {"tp": "Shard(0)"})
     mesh = {"pp": 2, "tp": 2}
-    (drawing,) = read(hold(one, mesh=mesh, ranks=(2,), world_size=4)).drawings
+    (drawing,) = read(hold(tensor, mesh=mesh, ranks=(2,), world_size=4)).drawings
     assert [piece.ranks for piece in drawing.pieces] == ["2", "3"]
-    recording = hold(one, mesh=mesh)
+    recording = hold(tensor, mesh=mesh)
     everywhere = read(recording).drawings[0]
     assert [piece.ranks for piece in everywhere.pieces] == ["0-2/2", "1-3/2"]
     second = replace(recording.modules[0], ranks=(RankSpan(2, 2),))
@@ -208,7 +209,7 @@ def test_a_stage_of_a_pipeline_holds_its_own_parameters() -> None:
 
 
 def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
-    one = parameter(
+    tensor = parameter(
         (8, 4),
         {"dp": "Shard(0)", "tp": "Replicate"},
         local_shape=(4, 4),
@@ -226,7 +227,7 @@ def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
     finding = Finding(
         rule="replicated", severity=Severity.WARNING, subject="up.weight", fact="", remedy=""
     )
-    page = build_page(hold(one, plain, mesh={"dp": 2, "tp": 2}, findings=(finding,)))
+    page = build_page(hold(tensor, plain, mesh={"dp": 2, "tp": 2}, findings=(finding,)))
     assert page.sharding is not None
     table = page.sharding.parameters
     assert table.name == ("up.weight", "up.scale")
@@ -236,8 +237,8 @@ def test_the_table_says_all_that_is_known_of_a_parameter() -> None:
     assert (table.fsdp_group[0], table.rule[0], table.ranks[0]) == ("(root)", "up.*", "0-3")
     assert table.flags == ("replicated", "")
     assert [page.modules.path[at] for at in table.module] == ["up", "up"]
-    held = (page.sharding.global_bytes, page.sharding.local_bytes, page.sharding.replicated_bytes)
-    assert held == (132, 68, 68)
+    sizes = (page.sharding.global_bytes, page.sharding.local_bytes, page.sharding.replicated_bytes)
+    assert sizes == (132, 68, 68)
 
 
 def test_a_finding_on_a_pattern_flags_every_layer() -> None:
@@ -254,7 +255,7 @@ def test_a_finding_on_a_pattern_flags_every_layer() -> None:
     assert flagged == ["layers.0.attention.wq.weight", "layers.1.attention.wq.weight"]
 
 
-def test_parameters_that_lie_alike_share_a_drawing() -> None:
+def test_parameters_with_equal_placements_share_a_drawing() -> None:
     table = read(make_llama(num_layers=3))
     assert len(table.parameters.name) == 3 * 9 + 3
     assert len(table.drawings) == 1
@@ -274,7 +275,7 @@ def test_a_layout_is_drawn_from_its_slices() -> None:
     table = read(make_recording(layouts=(layout,)))
     assert [(row.name, row.drawing) for row in table.layouts] == [("w", 0)]
     (drawing,) = table.drawings
-    assert [(one.ranks, one.top, one.color) for one in drawing.pieces] == [
+    assert [(piece.ranks, piece.top, piece.color) for piece in drawing.pieces] == [
         ("0", 0, 0),
         ("0", 0.5, 0),
         ("1", 0.25, 1),
@@ -282,7 +283,7 @@ def test_a_layout_is_drawn_from_its_slices() -> None:
     ]
 
 
-def test_a_program_that_was_cut_shows_what_it_holds() -> None:
+def test_a_parallel_program_shows_its_parameters() -> None:
     recording = make_parallel()
     program = recording.parallel[0]
     weight = replace(
@@ -303,4 +304,4 @@ def test_a_program_that_was_cut_shows_what_it_holds() -> None:
     assert (table.placement, table.rule) == (("dp: Shard(0), tp: Replicate",), ("layers.*",))
     assert (table.global_bytes, table.local_bytes) == ((64,), (32,))
     assert page.modules.path == ("", "layers", "layers.0", "layers.0.up")
-    assert [one.ranks for one in page.sharding.drawings[0].pieces] == ["0-3", "4-7"]
+    assert [piece.ranks for piece in page.sharding.drawings[0].pieces] == ["0-3", "4-7"]

@@ -21,9 +21,9 @@ from sample_recordings import (
     make_varied,
 )
 from shardscope.record import Finding, Gap, Module, Phase, RankSpan, Recording, Severity
-from shardscope.report.text import render_plain
+from shardscope.report.text.summary import render_plain
+from shardscope.report.tui.browse import ModuleTree
 from shardscope.report.tui.browser import Browser
-from shardscope.report.tui.module_tree import ModuleTree
 from shardscope.report.tui.rows import Rows
 
 Steps = Callable[[Browser, Pilot[None]], Awaitable[None]]
@@ -94,12 +94,12 @@ def test_modules_are_walked_through_and_their_collectives_follow(llama):
 def test_a_collective_tells_its_cause_line_and_ranks(llama):
     async def steps(app, pilot):
         await pilot.press("tab", "down", "down")
-        told = details(app)
-        assert "redistribution Shard(dim=1) → Replicate() for PrepareModuleInput" in told
-        assert "layers.0.attention" in told
-        assert "tp, 8 ranks = ranks 0-7" in told
-        assert "shardscope/cli/_llama.py:140 in forward" in told
-        assert "return self.w2(F.silu(self.w1(x)) * self.w3(x))" in told
+        text = details(app)
+        assert "redistribution Shard(dim=1) → Replicate() for PrepareModuleInput" in text
+        assert "layers.0.attention" in text
+        assert "tp, 8 ranks = ranks 0-7" in text
+        assert "shardscope/cli/_llama.py:140 in forward" in text
+        assert "return self.w2(F.silu(self.w1(x)) * self.w3(x))" in text
         await pilot.press("enter")
         await pilot.pause()
         assert selected(app) == "layers.{0…31}.attention"
@@ -107,9 +107,9 @@ def test_a_collective_tells_its_cause_line_and_ranks(llama):
     drive(llama, steps)
 
 
-def test_filters_keep_one_value_after_the_other_and_then_all(llama):
+def test_filters_cycle_through_the_values_and_then_keep_all(llama):
     async def steps(app, pilot):
-        whole = len(calls(app))
+        num_calls = len(calls(app))
         await pilot.press("p")
         assert {call.phase for call in calls(app)} == {Phase.FORWARD}
         await pilot.press("a")
@@ -119,10 +119,10 @@ def test_filters_keep_one_value_after_the_other_and_then_all(llama):
         assert len(calls(app)) == 0
         assert "x clears filters" in screen_text(app)
         await pilot.press("x")
-        assert len(calls(app)) == whole
+        assert len(calls(app)) == num_calls
         for _ in range(4):
             await pilot.press("p")
-        assert len(calls(app)) == whole
+        assert len(calls(app)) == num_calls
 
     drive(llama, steps)
 
@@ -139,21 +139,21 @@ def test_collectives_are_sorted_by_columns_in_turn(llama):
     drive(llama, steps)
 
 
-def test_a_click_goes_to_the_row_below_it_and_a_second_one_to_its_module(llama):
+def test_a_click_goes_to_its_row_and_a_second_click_to_the_module(llama):
     async def steps(app, pilot):
         corner = calls(app).content_region.offset
-        place = (corner.x + 5, corner.y + 3)
-        await pilot.click(offset=place)
+        entry = (corner.x + 5, corner.y + 3)
+        await pilot.click(offset=entry)
         assert calls(app).cursor == 2
         assert "number 2 of rank 0" in details(app)
-        await pilot.double_click(offset=place)
+        await pilot.double_click(offset=entry)
         await pilot.pause()
         assert selected(app) == "layers.{0…31}.attention"
 
     drive(llama, steps)
 
 
-def test_search_opens_what_lies_above_a_match(llama):
+def test_search_expands_the_ancestors_of_a_match(llama):
     async def steps(app, pilot):
         await pilot.press("slash", *"W2")
         await pilot.pause()
@@ -277,7 +277,7 @@ def test_every_shape_is_shown_at_every_size(make):
 _UNSAFE = {"\x1b", "\x07", "\x00", "\u202e"}
 
 
-def test_hostile_names_are_inert():
+def test_hostile_names_are_sanitized():
     async def steps(app, pilot):
         for pane in ("#tree", "#calls", "#problems"):
             app.query_one(pane).focus()
@@ -292,11 +292,16 @@ def test_hostile_names_are_inert():
     drive(make_varied(), steps, size=(120, 40))
 
 
-def test_hostile_names_are_inert_in_views():
+def test_hostile_names_are_sanitized_in_views():
     recordings = (make_holdings(), make_parallel(), make_explained(), make_diagnosed())
     fields = ("coverage", "memory", "layouts", "parity", "parallel", "explanations", "diagnoses")
-    holders = {field: one for one in recordings for field in fields if getattr(one, field)}
-    found = {field: getattr(one, field) for field, one in holders.items()}
+    holders = {
+        field: recording
+        for recording in recordings
+        for field in fields
+        if getattr(recording, field)
+    }
+    values = {field: getattr(recording, field) for field, recording in holders.items()}
 
     async def steps(app, pilot):
         for tab in "2345678":
@@ -305,7 +310,7 @@ def test_hostile_names_are_inert_in_views():
             assert not _UNSAFE & set(seen)
             assert "shardscope coverage finds" not in seen
 
-    drive(replace(make_holdings(), **found), steps, size=(120, 40))
+    drive(replace(make_holdings(), **values), steps, size=(120, 40))
 
 
 def test_an_empty_recording_says_what_would_fill_it():
@@ -334,14 +339,14 @@ def test_of_a_large_recording_only_what_is_seen_is_made():
 
     async def steps(app, pilot):
         tree = app.query_one("#tree", ModuleTree)
-        assert tree.num_made == 1 + 50
+        assert tree.num_created == 1 + 50
         assert len(calls(app)) == 20_000
-        assert calls(app).num_made < 200
+        assert calls(app).num_created < 200
         await pilot.press("tab", "end")
-        assert calls(app).num_made < 400
+        assert calls(app).num_created < 400
         assert "number 19,999" in details(app)
         await pilot.press("shift+tab", "down", "right")
-        assert tree.num_made == 1 + 50 + 100
+        assert tree.num_created == 1 + 50 + 100
 
     drive(make_recording(issued, modules=tuple(modules)), steps)
 

@@ -1,36 +1,177 @@
-"""A drop-in for torch's `CommDebugMode`: its names and formats over our counting."""
+"""A drop-in for torch's `CommDebugMode`: its names and formats over our own counting."""
 
 from __future__ import annotations
 
 import json
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, final
 
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.dispatch import TorchDispatchMode, is_higher_order
-from shardscope.comm.debug.counts import torch_registry
-from shardscope.comm.debug.operations import Operation
-from shardscope.comm.debug.session import DebugSession
+from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.collectives.hooks import CollectiveEvent, intercept
+from shardscope._torch.dispatch import (
+    TorchDispatchMode,
+    has_fake_tensors,
+    is_higher_order,
+    op_packet,
+)
+from shardscope._torch.module_calls import watch_module_calls
+from shardscope.attribution.module_names import ModuleNames
+from shardscope.comm.debug.counts import (
+    GLOBAL,
+    CollectiveCounts,
+    Operation,
+    OperationLists,
+    Position,
+    Positions,
+    collective_packets,
+    named_packet,
+    op_key,
+    torch_registry,
+)
 from shardscope.comm.debug.tables import (
     DebugResults,
+    ModuleTracker,
     build_tree,
     format_module_table,
     format_table,
     strip_colours,
 )
-from shardscope.comm.debug.tracker import ModuleTracker
-from shardscope.record import Gap
+from shardscope.comm.groups import GroupRegistry
+from shardscope.comm.recorder import Recorder
+from shardscope.record import Collective, Gap, Phase
 
-__all__ = ["CommDebugMode"]
+__all__ = ["CommDebugMode", "DebugSession"]
+
+
+_BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.owner: str | None = None  # of the last collective, until it is listed as an op
+        self.is_muted = False
+
+
+@final
+class DebugSession:
+    """Counts collectives and lists ops, by module."""
+
+    def __init__(self, registry: Set[Any]) -> None:
+        """`registry` is `comm_registry`, from which a user may have removed ops."""
+        self._ignored = torch_registry() - registry
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        self._names = ModuleNames(None, keep_wrappers=True)
+        self.recorder = Recorder(self._names, GroupRegistry(), rank=rank, emit=self._count_record)
+        self.positions = Positions(self._names, self.recorder.calls)
+        self.tracker = ModuleTracker(self.positions, self.recorder.report_gap)
+        self.counts = CollectiveCounts()
+        self.operations = OperationLists()
+        self._thread = _ThreadState()
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def observe(self) -> Iterator[None]:
+        """Observe collectives and module calls on every thread until the context ends."""
+        recorder = self.recorder
+        with (
+            recorder.calls.marking_threads(),
+            watch_module_calls(recorder.calls),
+            watch_module_calls(self.positions),
+            watch_module_calls(self.tracker),
+            intercept(self),
+        ):
+            yield
+
+    def before(self, event: CollectiveEvent) -> None:
+        """Count a collective, even if the recorder cannot make a record of it."""
+        thread = self._thread
+        if thread.is_muted or (self._ignored and named_packet(event.op) in self._ignored):
+            return
+        thread.owner = None
+        # With a lock, so that the recorder writes each record on the thread that issued it.
+        with self._lock:
+            self.recorder.before(event)
+        if thread.owner is None:
+            self._count_at(op_key(event.op), self._position())
+
+    def list_op(self, op: Any, args: Sequence[Any]) -> None:
+        """Append an op that is about to run to the list of the running module."""
+        position = self._position()
+        self._list(op, args, position.module, position)
+
+    def run_op(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], extra: set[Any]) -> Any:
+        """Run an op and list it; also count it if it is in `extra`."""
+        position = self._position()
+        packet = op_packet(op)
+        is_collective = packet in collective_packets()
+        if not is_collective and packet in extra:
+            self._count_at(packet, position)
+            with self._muted():
+                result = op(*args, **kwargs)
+        else:
+            result = op(*args, **kwargs)
+        if not has_fake_tensors(args):
+            module = self._take_owner() if is_collective else None
+            self._list(op, args, module or position.module, position)
+        return result
+
+    def _count_record(self, record: object) -> None:
+        if isinstance(record, Collective):
+            # A checkpointed function that is not a module call has an owner too.
+            owner = record.owner or self._position().module
+            self._count(op_key(record.op), owner, is_backward=record.phase in _BACKWARD)
+
+    def _count_at(self, key: Any, position: Position) -> None:
+        try:
+            self._count(key, position.module, is_backward=position.is_backward)
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            self.recorder.report_gap(str(key), f"it was issued but not counted ({error!r})")
+
+    def _list(self, op: Any, args: Sequence[Any], module: str, position: Position) -> None:
+        try:
+            self.operations.add(op, args, module, position)
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            self.recorder.report_gap(str(op), f"it ran but could not be listed ({error!r})")
+
+    def _count(self, key: Any, owner: str, *, is_backward: bool) -> None:
+        self._thread.owner = owner
+        for name in (owner.split(".")[0], owner):
+            if not self.tracker.has_module(name):
+                self.tracker.add_uncalled(name, self._names.module_named(name))
+        self.counts.add(key, self.tracker.enclosing(owner), is_backward=is_backward)
+
+    def _position(self) -> Position:
+        try:
+            return self.positions.current()
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            self.recorder.report_gap("op", f"its module could not be determined ({error!r})")
+            return Position(GLOBAL, is_in_backward(), False)
+
+    def _take_owner(self) -> str | None:
+        owner, self._thread.owner = self._thread.owner, None
+        return owner
+
+    @contextmanager
+    def _muted(self) -> Iterator[None]:
+        """Do not count the collectives that a user-defined collective consists of."""
+        self._thread.is_muted = True
+        try:
+            yield
+        finally:
+            self._thread.is_muted = False
+
 
 FileName = str | Path
 
 
-class _Thread(threading.local):
+class _NestedModes(threading.local):
     def __init__(self) -> None:
         self.depth = 0
 
@@ -60,11 +201,11 @@ class CommDebugMode(TorchDispatchMode):
         self._num_entered = 0
         self._exit = ExitStack()
         self._lock = threading.Lock()
-        self._thread = _Thread()
+        self._thread = _NestedModes()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled stays compiled: its collectives are seen as it runs."""
+        """True: compiled code stays compiled, and its collectives are observed as it runs."""
         return True
 
     def __enter__(self) -> Self:
@@ -73,7 +214,7 @@ class CommDebugMode(TorchDispatchMode):
                 self._start()
             self._num_entered += 1
         self._thread.depth += 1
-        if self._thread.depth == 1:  # modes are a stack of each thread's own
+        if self._thread.depth == 1:  # each thread has its own stack of modes
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -83,7 +224,7 @@ class CommDebugMode(TorchDispatchMode):
         error: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        if self._thread.depth == 0:  # left without having been entered
+        if self._thread.depth == 0:  # exited without having been entered
             return
         self._thread.depth -= 1
         if self._thread.depth == 0:
@@ -99,7 +240,7 @@ class CommDebugMode(TorchDispatchMode):
         if is_higher_order(func):
             return func(*args, **(kwargs or {}))
         if any(issubclass(cls, DTensor) for cls in types):
-            # DTensor goes first and comes back with the ops on what this rank holds.
+            # DTensor runs first and calls this again with the ops on local tensors.
             self._session.list_op(func, args)
             return NotImplemented
         return self._session.run_op(func, args, kwargs or {}, self.comm_registry)
@@ -139,12 +280,12 @@ class CommDebugMode(TorchDispatchMode):
 
     @property
     def advanced_module_tracker(self) -> ModuleTracker:
-        """The modules called, how they nest and what they hold."""
+        """The modules called, their nesting and their parameters."""
         return self._session.tracker
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """What was seen and not understood; torch's class has no such thing."""
+        """What was observed but not understood; not in torch's class."""
         return tuple(self._session.recorder.gaps)
 
     def get_comm_counts(self) -> dict[Any, int]:
@@ -160,11 +301,11 @@ class CommDebugMode(TorchDispatchMode):
         return self.comm_module_counts
 
     def get_parameter_info(self) -> dict[str, dict[str, Any]]:
-        """Parameters by module and name, as this rank holds them."""
+        """This rank's shards of parameters, by module and name."""
         return self.advanced_module_tracker.module_parameters_dict
 
     def get_sharding_info(self) -> dict[str, Any]:
-        """Placements of DTensor parameters by full name, also while FSDP has them gathered."""
+        """Placements of DTensor parameters by qualified name, also while FSDP has gathered them."""
         return self.advanced_module_tracker.sharding_dict
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
@@ -176,7 +317,7 @@ class CommDebugMode(TorchDispatchMode):
         return format_table(self._results(), noise_level)
 
     def generate_module_tracing_table(self) -> str:
-        """The table of modules with their collectives alone, as older versions of torch made it."""
+        """The table of modules with only their collectives, as in older versions of torch."""
         return format_module_table(self._results())
 
     def log_comm_debug_tracing_table_to_file(
@@ -206,7 +347,7 @@ class CommDebugMode(TorchDispatchMode):
     def _start(self) -> None:
         session = DebugSession(self.comm_registry)
         with ExitStack() as stack:
-            stack.enter_context(session.watch())
+            stack.enter_context(session.observe())
             self._exit = stack.pop_all()
         self._session = session
         self._is_used = True

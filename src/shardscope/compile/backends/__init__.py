@@ -1,4 +1,4 @@
-"""Debugging backends, by the names that torch.compile knows them under, and injectors of faults."""
+"""Debugging backends for torch.compile, registered by name, and backends that inject faults."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from shardscope.compile.backends.aot import (
     aot_eager_default_partitioner,
     invoke_subgraph,
 )
-from shardscope.compile.backends.as_captured import (
-    eager,
-    eager_debug,
-    eager_noexcept,
-    eager_with_modes,
-    pre_dispatch_eager,
-)
-from shardscope.compile.backends.faults.backends import (
+from shardscope.compile.backends.fault_options import InjectedFault
+from shardscope.compile.backends.faults import (
     fault_accuracy_error,
     fault_compile_error,
     fault_crash,
@@ -26,8 +20,14 @@ from shardscope.compile.backends.faults.backends import (
     fault_non_leaf,
     fault_runtime_error,
 )
-from shardscope.compile.backends.faults.plan import InjectedFault
-from shardscope.compile.backends.script import aot_ts, torchscript
+from shardscope.compile.backends.graph_backends import (
+    eager,
+    eager_debug,
+    eager_noexcept,
+    eager_with_modes,
+    pre_dispatch_eager,
+)
+from shardscope.compile.backends.torchscript_backends import aot_ts, torchscript
 
 __all__ = [
     "InjectedFault",

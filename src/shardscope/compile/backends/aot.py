@@ -1,4 +1,4 @@
-"""Backends with AOT autograd in front: each adds one thing that Inductor does before compiling."""
+"""Backends on AOT autograd: each adds one of the steps that Inductor takes before compiling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import fx
 
-from shardscope._torch.aot_backends import (
+from shardscope._torch.aot import (
     Compiled,
     Compiler,
     Partition,
     as_boxed,
+    call_as_subgraph,
     compile_ahead,
     config_of_decomp_partition,
     crossref_setting,
@@ -21,10 +22,14 @@ from shardscope._torch.aot_backends import (
     partition_for_inductor,
 )
 from shardscope._torch.decompositions import table_in_force
-from shardscope._torch.subgraph_calls import call_as_subgraph
-from shardscope.compile.backends.as_captured import enter_all, is_mode
-from shardscope.compile.backends.boxed import checking_compiler, run_boxed, run_boxed_within
-from shardscope.compile.backends.options import Option, one_of, read_options
+from shardscope.compile.backends.graph_backends import (
+    checking_compiler,
+    enter_all,
+    is_mode,
+    run_boxed,
+    run_boxed_within,
+)
+from shardscope.compile.backends.options import Option, choice_of, read_options
 
 __all__ = [
     "aot_eager",
@@ -57,7 +62,7 @@ def aot_eager(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
@@ -79,7 +84,7 @@ def aot_eager_default_partitioner(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
@@ -101,7 +106,7 @@ def aot_eager_decomp_partition(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
@@ -129,14 +134,14 @@ def aot_eager_decomp_partition_with_mode(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
         >>> torch.compile(model, backend="shardscope_aot_eager_decomp_partition_with_mode")(x)
     """
     chosen = read_options("aot_eager_decomp_partition_with_mode", options, mode, {"mode": _MODE})
-    within = partial(run_boxed_within, surroundings=lambda: enter_all([chosen["mode"]]))
+    within = partial(run_boxed_within, make_context=lambda: enter_all([chosen["mode"]]))
     return compile_as_inductor_would(gm, example_inputs, forward=within)
 
 
@@ -152,15 +157,15 @@ def aot_eager_decomp_partition_crossref(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
         >>> torch.compile(model, backend="shardscope_aot_eager_decomp_partition_crossref")(x)
     """
-    # Fakes of aten ops are off in harmless ways here and there, so custom ops alone by default.
+    # Fakes of some aten ops differ in harmless ways, so only custom ops are checked by default.
     setting = crossref_setting()
-    check = one_of(
+    check = choice_of(
         "off", "custom_ops", "all", default="custom_ops" if setting == "off" else setting
     )
     chosen = read_options("aot_eager_decomp_partition_crossref", options, mode, {"check": check})
@@ -179,7 +184,7 @@ def invoke_subgraph(
     Args:
         gm: The graph that dynamo captured.
         example_inputs: Example inputs of the graph.
-        options: Options of this backend; an option that it does not know is refused.
+        options: Options of this backend; unknown options raise BackendError.
         mode: `mode` of torch.compile, which is ignored.
 
     Examples:
@@ -204,7 +209,7 @@ def compile_as_inductor_would(
     partition: Partition = partition_for_inductor,
     table: Mapping[Any, Any] | None = None,
 ) -> Compiled:
-    """All that Inductor does before it lowers a graph; then graphs go to the compilers given."""
+    """Do what Inductor does before lowering, then call the compilers of the two graphs."""
     with config_of_decomp_partition():
         return compile_ahead(
             gm,
@@ -239,5 +244,5 @@ def _compilers(chosen: Mapping[str, Any], default: Compiler) -> tuple[Compiler, 
 
 
 def _boxing(compiler: Compiler) -> Compiler:
-    """AOT autograd calls what is compiled with one list; most functions take one by one."""
+    """A compiler whose result takes a list of inputs, as AOT autograd calls it."""
     return lambda gm, example_inputs: as_boxed(compiler(gm, example_inputs))

@@ -1,4 +1,4 @@
-"""What a backend is told by `options=`: read in one place, and refused in one sentence."""
+"""Reads the `options=` of a backend; BackendError if they are wrong."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from shardscope.errors import BackendError
 
-__all__ = ["Option", "one_of", "read_options", "refuse"]
+__all__ = ["Option", "choice_of", "read_options", "refuse"]
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: what it takes, in words; whether a value is that; what it is if not given."""
+    """An option: the values it takes, as text; a check of a value; its default."""
 
     takes: str
     accepts: Callable[[Any], bool]
@@ -22,32 +22,35 @@ class Option:
     is_required: bool = False
 
 
-def one_of(*choices: str, default: str) -> Option:
-    """An option that takes one of several words."""
+def choice_of(*choices: str, default: str) -> Option:
+    """An option that takes one of `choices`."""
     takes = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
     return Option(takes, lambda value: value in choices, default)
 
 
 def read_options(
-    backend: str, given: Mapping[str, Any] | None, mode: str | None, known: Mapping[str, Option]
+    backend: str,
+    options: Mapping[str, Any] | None,
+    mode: str | None,
+    accepted: Mapping[str, Option],
 ) -> dict[str, Any]:
-    """A value for each option that `backend` knows: the one given, or its default."""
+    """A value for each option in `accepted`: the user's, or its default."""
     _refuse_mode(backend, mode)
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise refuse(backend, f"was given options {given!r}, which are not a dict", known)
-    _refuse_unknown(backend, given, known)
-    for name, option in known.items():
-        if name in given:
-            _refuse_wrong(backend, name, given[name], option, known)
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise refuse(backend, f"was given options {options!r}, which are not a dict", accepted)
+    _refuse_unknown(backend, options, accepted)
+    for name, option in accepted.items():
+        if name in options:
+            _refuse_wrong(backend, name, options[name], option, accepted)
         elif option.is_required:
-            raise refuse(backend, f"needs the option {name!r}: {option.takes}", known)
-    return {name: given.get(name, option.default) for name, option in known.items()}
+            raise refuse(backend, f"needs the option {name!r}: {option.takes}", accepted)
+    return {name: options.get(name, option.default) for name, option in accepted.items()}
 
 
-def refuse(backend: str, fact: str, known: Mapping[str, Option]) -> BackendError:
-    """The error that says `fact` of a backend, and what it takes."""
-    return BackendError(f"Backend shardscope_{backend} {fact}. {_list(known)}")
+def refuse(backend: str, fact: str, accepted: Mapping[str, Option]) -> BackendError:
+    """An error with `fact` about a backend, and the options that it takes."""
+    return BackendError(f"Backend shardscope_{backend} {fact}. {_list(accepted)}")
 
 
 def _refuse_mode(backend: str, mode: str | None) -> None:
@@ -58,27 +61,27 @@ def _refuse_mode(backend: str, mode: str | None) -> None:
         )
 
 
-def _refuse_unknown(backend: str, given: Iterable[Any], known: Mapping[str, Option]) -> None:
-    for name in given:
-        if name not in known:
-            near = get_close_matches(str(name), known, n=1)
+def _refuse_unknown(backend: str, options: Iterable[Any], accepted: Mapping[str, Option]) -> None:
+    for name in options:
+        if name not in accepted:
+            near = get_close_matches(str(name), accepted, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise refuse(backend, f"has no option {name!r}{hint}", known)
+            raise refuse(backend, f"has no option {name!r}{hint}", accepted)
 
 
 def _refuse_wrong(
-    backend: str, name: str, value: Any, option: Option, known: Mapping[str, Option]
+    backend: str, name: str, value: Any, option: Option, accepted: Mapping[str, Option]
 ) -> None:
-    # Comparing a tensor or an array with a choice is no bool; that is a wrong value as well.
+    # Comparing a tensor or array with a choice gives no bool: also a wrong value.
     try:
         is_accepted = bool(option.accepts(value))
     except (TypeError, ValueError, RuntimeError):
         is_accepted = False
     if not is_accepted:
-        raise refuse(backend, f"was given {name}={value!r}, not {option.takes}", known)
+        raise refuse(backend, f"was given {name}={value!r}, not {option.takes}", accepted)
 
 
-def _list(known: Mapping[str, Option]) -> str:
-    if not known:
+def _list(accepted: Mapping[str, Option]) -> str:
+    if not accepted:
         return "It takes no options."
-    return f"It takes {'; '.join(f'{name} ({option.takes})' for name, option in known.items())}."
+    return f"It takes {'; '.join(f'{name} ({option.takes})' for name, option in accepted.items())}."

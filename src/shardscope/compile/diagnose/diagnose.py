@@ -1,7 +1,7 @@
-"""`diagnose(fn, …)`: is what a compiler makes of a function right, and if not, what is to blame?
+"""`diagnose(fn, …)`: checks a compiled function against eager execution, and locates what is wrong.
 
-The function's graphs are captured here and compiled in a worker process, where the smallest piece
-that still fails is searched for, blamed on a stage of the compiler, and written down as a script.
+The function's graphs are captured in this process. The worker process compiles them, minimizes a
+failing graph, finds the stage of the compiler that causes the failure, and writes a script.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, final
 
-from shardscope._torch.preloading import FOR_WORKERS
+from shardscope._torch.inductor import FOR_WORKERS
 from shardscope._torch.private import explain_moved_names
-from shardscope._torch.random_state import preserved_random_state
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.folder import Folder
-from shardscope.compile.diagnose.isolation.nursery import open_nursery
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope._torch.snapshot import preserved_random_state
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
+from shardscope.compile.diagnose.worker.fork_server import open_fork_server
+from shardscope.compile.diagnose.worker.pool import Workers
+from shardscope.compile.diagnose.worker.sandbox import Folder
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
 
 __all__ = ["Diagnosed", "diagnose"]
 
-_PRELOADED = (*FOR_WORKERS, "shardscope.compile.diagnose.at_bench")
+_PRELOADED = (*FOR_WORKERS, "shardscope.compile.diagnose.worker_tasks")
 
 
 @final
@@ -45,10 +45,10 @@ class Diagnosed:
         return Path(self.diagnosis.repro) if self.diagnosis.repro else None
 
     def __repr__(self) -> str:
-        one = self.diagnosis
-        stage = f" in {one.stage}" if one.stage is not None else ""
-        ops = ", ".join(suspect.op for suspect in one.suspects[:3])
-        return f"Diagnosed({one.condition}{stage}{f': {ops}' if ops else ''})"
+        diagnosis = self.diagnosis
+        stage = f" in {diagnosis.stage}" if diagnosis.stage is not None else ""
+        ops = ", ".join(suspect.op for suspect in diagnosis.suspects[:3])
+        return f"Diagnosed({diagnosis.condition}{stage}{f': {ops}' if ops else ''})"
 
 
 @explain_moved_names
@@ -93,26 +93,31 @@ def diagnose(
     """
     compiler = Compiler(backend, options=options, mode=mode, dynamic=dynamic)
     _check(fn, max_queries, timeout_s)
-    place = Folder(None if folder is None else Path(folder))
+    output_folder = Folder(None if folder is None else Path(folder))
     try:
         with (
-            preserved_random_state(),  # also by modules that draw numbers when they are imported
-            open_nursery(place.enclosure) or nullcontext() as nursery,
+            preserved_random_state(),  # also from modules that draw numbers on import
+            open_fork_server(output_folder.sandbox) or nullcontext() as fork_server,
             Workers(
-                place.enclosure, preload=_PRELOADED, has_standby=False, nursery=nursery
+                output_folder.sandbox,
+                preload=_PRELOADED,
+                has_standby=False,
+                fork_server=fork_server,
             ) as workers,
         ):
-            # Importing dynamo takes long, so that other processes do it at the same time.
-            from shardscope.compile.diagnose.conduct import Means, conduct
-            from shardscope.compile.diagnose.subject import Subject
+            # Importing dynamo takes long; the workers import it at the same time.
+            from shardscope.compile.diagnose.pipeline import Resources, run_diagnosis
+            from shardscope.compile.diagnose.target import TargetFunction
 
-            subject = Subject(fn, args, dict(kwargs or {}), name=name, seed=seed)
-            means = Means(place, workers, nursery, budget=max_queries, compile_s=timeout_s)
-            recording = conduct(subject, compiler, means)
+            target = TargetFunction(fn, args, dict(kwargs or {}), name=name, seed=seed)
+            resources = Resources(
+                output_folder, workers, fork_server, budget=max_queries, compile_s=timeout_s
+            )
+            recording = run_diagnosis(target, compiler, resources)
     finally:
-        place.tidy()
-    (found,) = recording.diagnoses
-    return Diagnosed(found, recording)
+        output_folder.clean_up()
+    (diagnosis,) = recording.diagnoses
+    return Diagnosed(diagnosis, recording)
 
 
 def _check(fn: Any, max_queries: int, timeout_s: float) -> None:

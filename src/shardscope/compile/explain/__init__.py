@@ -1,1 +1,1 @@
-"""How many graphs a function makes, and why."""
+"""`explain(fn, …)`: how many graphs torch.compile makes of a function, and where it breaks."""

@@ -1,4 +1,4 @@
-"""An explanation, made of what the compiler told."""
+"""Assembles an explanation from the compiler's events."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardscope._torch.compile_times import Durations
-from shardscope.comm.lines import user_source
+from shardscope._torch.dynamo import Durations
+from shardscope.attribution.call_sites import user_source
+from shardscope.compile.explain.break_sites import Sites, first_line
 from shardscope.compile.explain.frames import Frame, FrameLog, function_name
 from shardscope.compile.explain.graphs import RawGraph, RawOp
 from shardscope.compile.explain.guards import clean_guard, is_users
-from shardscope.compile.explain.sites import Sites, first_line
-from shardscope.compile.explain.stages import measure_stages
 from shardscope.record import (
     CompiledGraph,
     Explanation,
@@ -22,11 +21,55 @@ from shardscope.record import (
     GraphOp,
     Recompile,
     SkippedFrame,
+    StageTime,
     compress_ranks,
     replace_surrogates,
 )
 
-__all__ = ["assemble", "is_whole"]
+__all__ = ["assemble", "is_traced_without_break", "measure_stages"]
+
+
+_IN_BACKWARD = "inductor in backward"
+# The stages that each stage calls; their time is subtracted.
+_CALLS = {
+    "frames": ("tracing", "guards", "backend"),
+    "backend": ("aot",),
+    "aot": ("inductor",),
+    "backward": (_IN_BACKWARD,),
+}
+_NAMES = {"frames": "other"}
+
+
+def measure_stages(before: Durations, after: Durations) -> tuple[StageTime, ...]:
+    """The compiler stages that ran between two readings, with number and time of calls."""
+    spent = {name: _subtract(after[name], before[name]) for name in after}
+    return tuple(
+        StageTime(
+            stage=_NAMES.get(name, name),
+            num_calls=num_calls,
+            total_ns=_measure_own(name, spent),
+        )
+        for name, (num_calls, _) in spent.items()
+        if num_calls and name != _IN_BACKWARD
+    )
+
+
+def _measure_own(name: str, spent: Durations) -> int | None:
+    """The time of a stage without the stages that it calls, in nanoseconds; None if unknown.
+
+    It is unknown if a called stage took longer than its caller, because something else, such as
+    another kind of backend, called it too.
+    """
+    called = sum(spent[stage][1] for stage in _CALLS.get(name, ()) if stage in spent)
+    if name == "aot" and spent.get("backward", (0, 0.0))[0]:
+        called -= spent[_IN_BACKWARD][1]
+    own_ns = round((spent[name][1] - called) * 1e9)
+    return own_ns if own_ns >= 0 else None
+
+
+def _subtract(after: tuple[int, float], before: tuple[int, float]) -> tuple[int, float]:
+    return after[0] - before[0], after[1] - before[1]
+
 
 _GENERATOR = "Attempt to trace generator"
 _LIMIT = "it was recompiled too often, each time for different guards"
@@ -35,12 +78,12 @@ _LIMIT = "it was recompiled too often, each time for different guards"
 def assemble(
     log: FrameLog, *, rank: int, target: str, failure: str, before: Durations, after: Durations
 ) -> Explanation:
-    """The record of what was compiled while `log` was written."""
+    """The explanation of what was compiled while `log` was recorded."""
     sites = Sites()
     site_of = {
         id(frame): sites.add(frame, frame.stop)
         for frame in log.frames
-        if frame.stop is not None and not is_whole(frame)
+        if frame.stop is not None and not is_traced_without_break(frame)
     }
     graphs = tuple(_make_graphs(log.frames, site_of, target))
     raw = [graph for frame in log.frames for graph in frame.graphs]
@@ -59,13 +102,13 @@ def assemble(
     )
 
 
-def is_whole(frame: Frame) -> bool:
-    """Whether only the first of several attempts to trace it stopped."""
+def is_traced_without_break(frame: Frame) -> bool:
+    """Whether the last attempt to trace a frame had no break, though an earlier one stopped."""
     return bool(frame.graphs) and not any(graph.is_broken for graph in frame.graphs)
 
 
 def _name(frame: Frame, target: str) -> str:
-    """A function's name; torch puts one of its own around modules that are its own."""
+    """The name of a frame's function; `target` for torch's wrapper around a torch module."""
     return target if frame.is_torchs and target else function_name(frame.name)
 
 
@@ -86,8 +129,8 @@ def _make_graphs(
                 end=_end_of(raw),
                 break_site=site,
                 is_recompile=frame.is_recompile,
-                fingerprint=_hash(f"{one.op} {one.result} {one.within}" for one in raw.ops),
-                ops=tuple(_make_op(one) for one in raw.ops),
+                fingerprint=_hash(f"{op.op} {op.result} {op.within}" for op in raw.ops),
+                ops=tuple(_make_op(op) for op in raw.ops),
             )
             index += 1
 
@@ -160,23 +203,23 @@ def _why_skipped(frame: Frame) -> str:
 
 def _make_collectives(graphs: Sequence[RawGraph]) -> Iterator[GraphCollective]:
     for index, graph in enumerate(graphs):
-        for one in graph.ops:
-            if one.group is not None:
+        for op in graph.ops:
+            if op.group is not None:
                 yield GraphCollective(
                     graph=index,
-                    op=one.op,
-                    result=one.result,
-                    group=compress_ranks(sorted(one.group)),
-                    source=user_source(one.stack_trace),
+                    op=op.op,
+                    result=op.result,
+                    group=compress_ranks(sorted(op.group)),
+                    source=user_source(op.stack_trace),
                 )
 
 
 def _make_guards(frames: Sequence[Frame], target: str) -> Iterator[FrameGuards]:
     for frame in frames:
         if frame.end is not None and frame.end.is_compiled:
-            texts = dict.fromkeys(clean_guard(one) for one in frame.end.guards if is_users(one))
+            texts = dict.fromkeys(clean_guard(text) for text in frame.end.guards if is_users(text))
             yield FrameGuards(
                 compile_id=frame.end.compile_id,
                 function=_name(frame, target),
-                guards=tuple(replace_surrogates(one) for one in texts if one),
+                guards=tuple(replace_surrogates(text) for text in texts if text),
             )

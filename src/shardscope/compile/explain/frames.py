@@ -1,4 +1,4 @@
-"""What the compiler did, function by function, as it told it: what explanations are made of."""
+"""The log of dynamo's compilations, frame by frame, from which explanations are made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import fx
 
-from shardscope._torch.compile_events import FrameEnd, Line, Stop
+from shardscope._torch.dynamo import FrameEnd, Line, Stop
 from shardscope.compile.explain.graphs import RawGraph, read_graph
 from shardscope.compile.explain.guards import RawGuard, read_failed_guard
 
@@ -23,7 +23,7 @@ _DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
 
 @dataclass
 class Frame:
-    """One compilation of one function, from where dynamo took it up to where it was done."""
+    """A compilation of a function by dynamo."""
 
     name: str
     file: str
@@ -31,34 +31,34 @@ class Frame:
     callers: tuple[Line, ...]  # outermost first
     stop: Stop | None = None
     graphs: list[RawGraph] = field(default_factory=list)
-    reasons: list[Any] = field(default_factory=list)  # why they end, in torch's own class
+    reasons: list[Any] = field(default_factory=list)  # torch's GraphCompileReasons
     failed_guard: RawGuard | None = None
     end: FrameEnd | None = None
 
     @property
     def is_resumed(self) -> bool:
-        """Whether it is what is left of a function after a break."""
+        """Whether it is the rest of a function after a graph break."""
         return _RESUMED in self.name
 
     @property
     def is_torchs(self) -> bool:
-        """Whether it is a function of dynamo's own, put around what is compiled."""
+        """Whether it is a wrapper function of dynamo around what is compiled."""
         return self.file.startswith(_DYNAMO)
 
     @property
     def is_recompile(self) -> bool:
-        """Whether it had been compiled before, for other guards."""
+        """Whether the function was compiled before, with other guards."""
         return self.failed_guard is not None and self.end is not None and self.end.is_compiled
 
 
 @final
 class FrameLog:
-    """Writes down what the compiler does."""
+    """Records the compiler's events."""
 
     def __init__(self, *, has_guards: bool = False) -> None:
         self.has_guards = has_guards
-        self.frames: list[Frame] = []  # in the order that they were taken up
-        self.errors: list[str] = []  # of our own
+        self.frames: list[Frame] = []  # in the order of their start
+        self.errors: list[str] = []  # in our own code
         self._open: list[Frame] = []
 
     def begin_frame(self, code: CodeType, caller: FrameType | None, scope: dict[str, Any]) -> None:
@@ -68,11 +68,11 @@ class FrameLog:
         self._open.append(frame)
 
     def end_frame(self, end: FrameEnd) -> None:
-        if not self._open:  # we may have begun to watch in the middle of one
+        if not self._open:  # observation may have started in the middle of a frame
             return
         frame = self._open.pop()
         frame.end = end
-        if end.error is not None and frame.stop is None:  # a break that is an error is not logged
+        if end.error is not None and frame.stop is None:  # a break that raises is not logged
             frame.stop = end.stop
 
     def see_stop(self, stop: Stop) -> None:
@@ -93,7 +93,7 @@ class FrameLog:
 
 
 def function_name(name: str) -> str:
-    """`Net.forward` for `Net.torch_dynamo_resume_in_forward_at_12` too."""
+    """The name without dynamo's prefix: `Net.forward` for its resume functions too."""
     before, resumed, after = name.partition(_RESUMED)
     return before + after.rpartition("_at_")[0] if resumed else name
 

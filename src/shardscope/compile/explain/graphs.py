@@ -1,4 +1,4 @@
-"""The ops of a graph, read before the backend changes it."""
+"""Reads the ops of a graph before the backend changes it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardscope._torch.dispatch import is_higher_order
-from shardscope._torch.graph_targets import (
+from shardscope._torch.collectives.graph_targets import (
     find_group,
     inner_graphs,
     is_bookkeeping,
     is_collective_name,
     name_target,
 )
+from shardscope._torch.dispatch import is_higher_order
 from shardscope.record import OpKind
 
 __all__ = ["RawGraph", "RawOp", "list_targets", "module_of", "read_graph"]
@@ -30,7 +30,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RawOp:
-    """One op; its line is still a stack trace."""
+    """An op of a graph, with the stack trace of its line."""
 
     kind: OpKind
     op: str
@@ -43,7 +43,7 @@ class RawOp:
 
 @dataclass(frozen=True, slots=True)
 class RawGraph:
-    """One graph."""
+    """A graph of dynamo, with its ops."""
 
     compile_id: str
     num_inputs: int
@@ -54,7 +54,7 @@ class RawGraph:
 
 
 def read_graph(graph: fx.GraphModule, compile_id: str) -> RawGraph:
-    """What there is to know of a graph that dynamo made."""
+    """Read the ops, inputs and end of a graph that dynamo made."""
     why = getattr(graph, "compile_subgraph_reason", None)
     nodes = graph.graph.nodes
     (output,) = (node for node in nodes if node.op == "output")
@@ -69,24 +69,24 @@ def read_graph(graph: fx.GraphModule, compile_id: str) -> RawGraph:
 
 
 def list_targets(graph: fx.GraphModule) -> list[Any]:
-    """What the nodes of a graph, and of those inside it, call; without bookkeeping."""
-    found: list[Any] = []
+    """The targets of all nodes of a graph and its subgraphs, except bookkeeping."""
+    targets: list[Any] = []
     for node in graph.graph.nodes:
         if node.op in _KINDS:
-            found += [node.target] if _kind_of(node) is not OpKind.BOOKKEEPING else []
-            found += [one for _, inner in inner_graphs(node) for one in list_targets(inner)]
-    return found
+            targets += [node.target] if _kind_of(node) is not OpKind.BOOKKEEPING else []
+            targets += [target for _, inner in inner_graphs(node) for target in list_targets(inner)]
+    return targets
 
 
 def _read_ops(graph: fx.GraphModule, within: str) -> Iterator[RawOp]:
     for node in graph.graph.nodes:
         if node.op not in _KINDS:
             continue
-        one = _read_op(node, within)
-        yield one
+        op = _read_op(node, within)
+        yield op
         for name, inner in inner_graphs(node):
-            place = f"{node.name}.{name}"
-            yield from _read_ops(inner, f"{within}/{place}" if within else place)
+            inner_name = f"{node.name}.{name}"
+            yield from _read_ops(inner, f"{within}/{inner_name}" if within else inner_name)
 
 
 def _read_op(node: fx.Node, within: str) -> RawOp:
@@ -109,26 +109,26 @@ def _kind_of(node: fx.Node) -> OpKind:
 
 
 def _describe(value: Any) -> str:
-    """`float32[8, ?]`; a size that may change has no number."""
+    """The dtype and shape of a value, as `float32[8, ?]`; `?` is a dynamic size."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, tuple | list):
-        return f"({', '.join(_describe(one) for one in value)})"
+        return f"({', '.join(_describe(item) for item in value)})"
     return "" if value is None else type(value).__name__
 
 
 def module_of(node: fx.Node) -> str:
-    """The name of the module that a node belongs to; "" for none, or the one that was compiled."""
+    """The name of the module that a node belongs to; "" for none or the compiled module."""
     stack = node.meta.get("nn_module_stack") or {}
     name = str(next(reversed(stack.values()))[0]) if stack else ""
     return _clean(name)
 
 
 def _clean(name: str) -> str:
-    """`layers.0.up` for `L['self'].layers[0].up`, `model.up` for `L['model'].up` and the like."""
+    """A module name from dynamo's: `layers.0.up` for `L['self'].layers[0].up`."""
     name = name.removeprefix("L['self']").removeprefix("L['fn']").replace("._modules", "")
     name = name.removeprefix("L").removeprefix("G") if name.startswith(("L['", "G['")) else name
-    for one, other in (("['", "."), ("']", ""), ("[", "."), ("]", "")):
-        name = name.replace(one, other)
+    for old, new in (("['", "."), ("']", ""), ("[", "."), ("]", "")):
+        name = name.replace(old, new)
     return name.removeprefix(".")

@@ -1,4 +1,4 @@
-"""Guards for people: what was different when a function had to be compiled again."""
+"""Readable guards: what had changed when a function was recompiled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["RawGuard", "clean_guard", "is_users", "read_failed_guard"]
 
-_MAX_VALUE = 60  # characters of a value that are worth showing
+_MAX_VALUE = 60  # characters of a value that are shown
 _ADDRESS = re.compile(r"(?:, | at )?\b(?:0x[0-9a-f]{4,}|\d{9,})\b")
 _LOCAL = re.compile(r"L\[\s*['\"](\w+)['\"]\s*\]")
 _BUILTINS = re.compile(r"__builtins_dict___\d+")
@@ -89,8 +89,8 @@ class RawGuard:
 
 
 def read_failed_guard(reasons: Sequence[str], values: Mapping[str, Any]) -> RawGuard | None:
-    """The guard of the latest compilation that failed; None if there was none for this backend."""
-    own = [one for one in reasons if _OTHER_BACKEND not in one]
+    """The failed guard of the latest compilation; None if there is none for this backend."""
+    own = [reason for reason in reasons if _OTHER_BACKEND not in reason]
     if not own:
         return None
     text = _strip(own[0])
@@ -98,18 +98,18 @@ def read_failed_guard(reasons: Sequence[str], values: Mapping[str, Any]) -> RawG
 
 
 def clean_guard(text: str) -> str:
-    """A guard without addresses, which differ from run to run."""
+    """A guard without addresses, which differ between runs."""
     text = _BUILTINS.sub("__builtins__", _LOCAL.sub(r"\1", text))
     return _ADDRESS.sub("", text).strip()
 
 
 def is_users(text: str) -> bool:
-    """Whether a guard is on something of the user's, and not on torch's own modules and marks."""
+    """Whether a guard is on a value of the user, not on torch's own state."""
     return "G['__import_torch" not in text and "'_dynamo_" not in text
 
 
 def _strip(reason: str) -> str:
-    """Without the compilation it is of, and the line that torch shows with it."""
+    """The guard without the id of its compilation and the line that torch appends."""
     text = re.sub(r"^\[?\d+/\d+(?:_\d+)?\]?: ", "", reason.partition("\nUser stack trace")[0])
     return re.split(r"\s{2,}# ", text, maxsplit=1)[0].strip()
 
@@ -120,14 +120,14 @@ def _describe(text: str, values: Mapping[str, Any]) -> str:
     if by_value:
         return by_value
     for pattern, words in _PATTERNS:
-        found = pattern.fullmatch(text)
-        if found:
-            return words.format(*(_DTYPES.get(one, one) for one in found.groups()))
+        match = pattern.fullmatch(text)
+        if match:
+            return words.format(*(_DTYPES.get(group, group) for group in match.groups()))
     return f"no longer true: {clean_guard(text)}"
 
 
 def _compare_values(text: str, values: Mapping[str, Any]) -> str:
-    """`n is 3, was 2`, for guards on plain values, types and lengths."""
+    """`n is 3, was 2`, for guards on simple values, types and lengths."""
     typed = re.fullmatch(r"___check_type_id\((.+), \d+\), type=<class '(.+)'>.*", text)
     if typed:
         return f"{typed[1]}: is of type {_type_now(typed[1], values)}, was {typed[2]}"
@@ -138,8 +138,8 @@ def _compare_values(text: str, values: Mapping[str, Any]) -> str:
     if equal is None or not _is_literal(equal["was"]):
         return ""
     now = _look_up(equal["what"], values)
-    told = f"is {now}" if now else "has changed"
-    return f"{equal['what']} {told}, was {equal['was']}"
+    change = f"is {now}" if now else "has changed"
+    return f"{equal['what']} {change}, was {equal['was']}"
 
 
 def _is_literal(text: str) -> bool:
@@ -158,7 +158,7 @@ def _type_now(source: str, values: Mapping[str, Any]) -> str:
 
 
 def _look_up(source: str, values: Mapping[str, Any]) -> str:
-    """The value of an expression such as `self.scale` or `len(xs)`, if it is short and plain."""
+    """The value of an expression such as `self.scale` or `len(xs)`, as text if it is short."""
     try:
         value = _resolve(ast.parse(source, mode="eval").body, values)
     except _UNRESOLVED:
@@ -171,14 +171,14 @@ _UNRESOLVED = (SyntaxError, LookupError, AttributeError, TypeError, ValueError)
 
 
 def _resolve(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Names, attributes, items and len() alone: nothing of the user's is called but lookups."""
+    """Evaluate names, attributes, items and len(); no other code of the user is called."""
     match node:
         case ast.Name(id=name):
             return values[name]
-        case ast.Attribute(value=holder, attr=name):
-            return getattr(_resolve(holder, values), name)
-        case ast.Subscript(value=holder, slice=ast.Constant(value=key)):
-            return _resolve(holder, values)[key]
-        case ast.Call(func=ast.Name(id="len"), args=[holder]):
-            return len(_resolve(holder, values))
+        case ast.Attribute(value=owner, attr=name):
+            return getattr(_resolve(owner, values), name)
+        case ast.Subscript(value=owner, slice=ast.Constant(value=key)):
+            return _resolve(owner, values)[key]
+        case ast.Call(func=ast.Name(id="len"), args=[owner]):
+            return len(_resolve(owner, values))
     raise ValueError(f"{type(node).__name__} is nothing that we look up")

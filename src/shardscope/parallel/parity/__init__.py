@@ -1,1 +1,1 @@
-"""Does the parallel version compute what the single device does?"""
+"""Checks whether the parallel version of a model computes what the single device does."""

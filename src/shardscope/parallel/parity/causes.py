@@ -1,4 +1,4 @@
-"""What probably made a tensor differ, inferred from the values that each rank has."""
+"""Infers the probable cause of a difference from the values of a tensor on each rank."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from shardscope.numerics.noise import (
     Distance,
-    Floor,
-    as_exact,
+    NoiseFloor,
     find_rms,
     is_finite,
     is_inexact,
     measure,
+    to_fp64_on_cpu,
 )
-from shardscope.parallel.parity.cases import Case
-from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.layouts import Layout, Order, ranks_along, shard_layouts
+from shardscope.parallel.equivalence.cases import Case
+from shardscope.parallel.equivalence.compare import TensorComparison
+from shardscope.parallel.equivalence.tensor_shards import Layout, Order, ranks_along, shard_layouts
 from shardscope.record import Agreement, Suspect
 
 __all__ = [
@@ -37,10 +37,10 @@ __all__ = [
 
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
-_MAX_ELEMENTS = 2**22  # of a tensor that is compared in many orders
+_MAX_ELEMENTS = 2**22  # the largest tensor that is compared in many orders
 _MAX_LAYOUTS = 12
 _MAX_LISTED = 4
-_REST = 0.1  # of an error, that an explanation may leave
+_REST = 0.1  # the share of an error that an explanation may leave unexplained
 
 Reduction = Literal["sum", "mean", ""]
 
@@ -48,12 +48,12 @@ Reduction = Literal["sum", "mean", ""]
 @final
 @dataclass(frozen=True)
 class Explanation:
-    """A suspect with the evidence for it.
+    """A suspected cause with the evidence for it.
 
-    The evidence is a `clause`, such as "the bias is missing", or a `predicate` of the tensor, such
-    as "is zero on every rank". `reduction` over `axes` is the one that is missing, or done once too
-    often; `ratio` is the factor by which the tensor is too large. `remedy` is one that only this
-    evidence has.
+    The evidence is a `clause`, such as "the bias is missing", or a `predicate` of the tensor,
+    such as "is zero on every rank". `reduction` over `axes` is the reduction that is missing,
+    or applied twice; `ratio` is the factor by which the tensor is too large. `remedy` is set
+    where the evidence asks for one of its own.
     """
 
     suspect: Suspect
@@ -74,7 +74,7 @@ class Explanation:
 
     @property
     def kind(self) -> object:
-        """The same for two tensors that differ for the same reason."""
+        """A key that is equal for tensors that differ for the same reason."""
         ratio = None if self.ratio is None else round(self.ratio, 3)
         return self.suspect, self.axes, self.reduction, ratio
 
@@ -83,18 +83,18 @@ UNKNOWN = Explanation(Suspect.UNKNOWN)
 
 
 def make_sentence(clause: str) -> str:
-    """A clause with a capital and a full stop."""
+    """The clause with a capital letter and a full stop."""
     return f"{clause[:1].upper()}{clause[1:]}." if clause else ""
 
 
 @final
 class _Evidence:
-    """One tensor as each rank has it, beside what it should be, and what counts as the same."""
+    """The values of a tensor on each rank and on the single device, with the noise floor."""
 
     def __init__(
         self,
         target: torch.Tensor,
-        floor: Floor,
+        floor: NoiseFloor,
         ranks: Sequence[torch.Tensor],
         axes: Mapping[str, int],
         *,
@@ -114,21 +114,21 @@ class _Evidence:
         self._off = max(measure(tensor, self.target).rms for tensor in self.ranks)
 
     def is_near(self, value: torch.Tensor, target: torch.Tensor, scale: float = 1.0) -> bool:
-        """Whether two are the same but for noise, of numbers so many times as large.
+        """Whether two tensors are equal up to noise, which grows with `scale`.
 
-        What is explained must leave far less unexplained than there was.
+        An explanation must also leave only a small share of the original error.
         """
         distance = measure(value, target)
-        is_close = self.floor.at(max(scale, 1e-30) * 4).allows(distance)
+        is_close = self.floor.scale_by(max(scale, 1e-30) * 4).allows(distance)
         is_better = distance.rms <= _REST * self._off
-        return is_close and is_better and not self._is_nothing(distance, target)
+        return is_close and is_better and not self._is_trivial(distance, target)
 
-    def _is_nothing(self, distance: Distance, target: torch.Tensor) -> bool:
-        """Zeros are like zeros, which says nothing."""
+    def _is_trivial(self, distance: Distance, target: torch.Tensor) -> bool:
+        """Whether both are zero, which is no evidence."""
         return not bool(target.any()) and distance.largest == 0
 
-    def are_alike(self, groups: Sequence[Sequence[int]] | None = None) -> bool:
-        """Whether the ranks, of each group or all, have the same values."""
+    def are_identical(self, groups: Sequence[Sequence[int]] | None = None) -> bool:
+        """Whether the ranks of each group, or all ranks, have the same values up to noise."""
         return all(
             self.floor.allows(measure(self.ranks[rank], self.ranks[group[0]]))
             for group in groups or [range(len(self.ranks))]
@@ -137,12 +137,12 @@ class _Evidence:
 
     @property
     def scale(self) -> float:
-        """How many times as large as the right values the ranks' are."""
+        """The ratio of the largest rank's magnitude to the right one; at least 1."""
         largest = max(find_rms(tensor) for tensor in self.ranks)
         return max(1.0, largest / max(self.floor.scale, 1e-300))
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], list[list[int]]]]:
-        """The ranks that differ along an axis only, or along several."""
+        """For each set of axes, the groups of ranks that differ only along those axes."""
         return _find_groups(self.axes)
 
 
@@ -152,15 +152,15 @@ def _find_groups(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], lis
     ranks = torch.arange(math.prod(sizes)).reshape(sizes)
     order = list(axes)
     for count in range(1, len(names) + 1):
-        for some in itertools.combinations(names, count):
-            dims = [order.index(name) for name in some]
+        for subset in itertools.combinations(names, count):
+            dims = [order.index(name) for name in subset]
             moved = ranks.movedim(dims, list(range(-count, 0)))
-            lines = moved.reshape(-1, math.prod(axes[name] for name in some))
-            yield some, lines.tolist()
+            lines = moved.reshape(-1, math.prod(axes[name] for name in subset))
+            yield subset, lines.tolist()
 
 
 def explain(
-    judged: Judged,
+    comparison: TensorComparison,
     axes: Mapping[str, int],
     biases: Sequence[torch.Tensor] = (),
     inputs: Sequence[torch.Tensor] = (),
@@ -168,24 +168,27 @@ def explain(
     is_forward: bool = False,
     batch_axes: Sequence[int] = (),
 ) -> Explanation:
-    """The likeliest cause; `biases` and `inputs` may have been added too often, or not at all.
+    """The likeliest cause of a difference.
 
-    A result of forward is rarely a mean over ranks, but gradients often are. `batch_axes` are the
-    indices of those axes along which the batch is sharded.
+    `biases` and `inputs` are tensors that may have been added too often, or not at all. A
+    result of forward is rarely a mean over ranks, but gradients often are. `batch_axes` are the
+    indices of the axes along which the batch is sharded.
     """
-    case = judged.case
-    if judged.verdict.agreement is Agreement.MISSING:
-        return Explanation(Suspect.STALE, judged.verdict.detail)
-    if case.target is None or not judged.full:
+    case = comparison.case
+    if comparison.verdict.agreement is Agreement.MISSING:
+        return Explanation(Suspect.STALE, comparison.verdict.detail)
+    if case.target is None or not comparison.full:
         return UNKNOWN
-    floor = case.floor or Floor(0.0, 0.0, find_rms(as_exact(case.target)), 0.0, 1.0)
-    target = as_exact(case.target)
-    vectors, residuals = ([as_exact(tensor) for tensor in some] for some in (biases, inputs))
+    floor = case.floor or NoiseFloor(0.0, 0.0, find_rms(to_fp64_on_cpu(case.target)), 0.0, 1.0)
+    target = to_fp64_on_cpu(case.target)
+    vectors, residuals = (
+        [to_fp64_on_cpu(tensor) for tensor in tensors] for tensors in (biases, inputs)
+    )
     unknown = next(_find_dims(case, floor, axes), UNKNOWN)
     if unknown.suspect is not Suspect.UNKNOWN:
         return unknown
-    for full in itertools.islice(_candidates(judged), _MAX_LAYOUTS):
-        ranks = [as_exact(tensor) for tensor in full]
+    for full in itertools.islice(_candidates(comparison), _MAX_LAYOUTS):
+        ranks = [to_fp64_on_cpu(tensor) for tensor in full]
         evidence = _Evidence(
             target,
             floor,
@@ -196,43 +199,50 @@ def explain(
             is_forward=is_forward,
             batch_axes=[name for index, name in enumerate(axes) if index in batch_axes],
         )
-        found = next(_explanations(evidence), None)
-        if found is not None:
-            return found
+        explanation = next(_explanations(evidence), None)
+        if explanation is not None:
+            return explanation
         unknown = unknown if unknown.describe() else _describe_right_ranks(evidence)
     return next(
         itertools.chain(
-            _find_own_slices(judged, evidence),
-            _find_own_ratios(judged, evidence),
+            _find_own_slices(comparison, evidence),
+            _find_own_ratios(comparison, evidence),
             _find_values(evidence),
         ),
         unknown,
     )
 
 
-def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanation | None:
-    """Shards of one input of an op where those of another should be: of parts that were fused."""
-    for index, judged in enumerate(inputs):
-        case, floor = judged.case, judged.case.floor
-        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
-        if not judged.full or floor is None or case.reference is None or case.calls:
+def explain_fused(
+    inputs: Sequence[TensorComparison], axes: Mapping[str, int]
+) -> Explanation | None:
+    """Recognize a fused weight that was sharded as one: shards of another input of the op."""
+    for index, comparison in enumerate(inputs):
+        case, floor = comparison.case, comparison.case.floor
+        shards = [to_fp64_on_cpu(tensor) for tensor in case.ranks if tensor is not None]
+        if not comparison.full or floor is None or case.reference is None or case.calls:
             continue
         for (name, size), dim in itertools.product(axes.items(), range(case.reference.ndim)):
             chunks = [
-                (other, chunk)
-                for other, its in enumerate(inputs)
-                if its.case.reference is not None and its.case.reference.ndim > dim
-                for chunk in as_exact(its.case.reference).chunk(size, dim)
+                (source, chunk)
+                for source, input_ in enumerate(inputs)
+                if input_.case.reference is not None and input_.case.reference.ndim > dim
+                for chunk in to_fp64_on_cpu(input_.case.reference).chunk(size, dim)
             ]
             sources = [
                 [
-                    other
-                    for other, chunk in chunks
-                    if chunk.shape == shard.shape and floor.at(4.0).allows(measure(shard, chunk))
+                    source
+                    for source, chunk in chunks
+                    if chunk.shape == shard.shape
+                    and floor.scale_by(4.0).allows(measure(shard, chunk))
                 ]
                 for shard in shards
             ]
-            wrong = [rank for rank, found in enumerate(sources) if found and index not in found]
+            wrong = [
+                rank
+                for rank, candidates in enumerate(sources)
+                if candidates and index not in candidates
+            ]
             if size > 1 and all(sources) and wrong:
                 return Explanation(
                     Suspect.WRONG_SLICE,
@@ -247,25 +257,25 @@ def explain_fused(inputs: Sequence[Judged], axes: Mapping[str, int]) -> Explanat
 
 
 def explain_wrong_group(
-    partial: Judged, result: Judged, cause: Explanation, axes: Mapping[str, int]
+    partial: TensorComparison, result: TensorComparison, cause: Explanation, axes: Mapping[str, int]
 ) -> Explanation | None:
-    """Partial sums of an op that are summed, but over other axes than the `cause` says.
+    """Recognize partial sums of an op that are summed over other axes than those of `cause`.
 
-    Those ranks may have other samples, so that the `result` itself shows nothing. A bias may be
-    added to it, the same for all rows.
+    Ranks along those axes may have different samples, so that `result` by itself is no
+    evidence. The same bias may have been added to all rows of it.
     """
     if None in partial.case.ranks or None in result.case.ranks:
         return None
-    terms = [as_exact(tensor) for tensor in partial.case.ranks if tensor is not None]
-    totals = [as_exact(tensor) for tensor in result.case.ranks if tensor is not None]
+    terms = [to_fp64_on_cpu(tensor) for tensor in partial.case.ranks if tensor is not None]
+    totals = [to_fp64_on_cpu(tensor) for tensor in result.case.ranks if tensor is not None]
     floor = result.case.floor
     if floor is None or {term.numel() for term in terms} != {total.numel() for total in totals}:
         return None
     over = " and ".join(cause.axes)
-    for others, lines in _find_groups(axes):
+    for group_axes, lines in _find_groups(axes):
         size = len(lines[0])
         sums = {
-            rank: torch.stack([terms[other].flatten() for other in line]).sum(0)
+            rank: torch.stack([terms[member].flatten() for member in line]).sum(0)
             for line in lines
             for rank in line
         }
@@ -273,61 +283,69 @@ def explain_wrong_group(
             (total - sums[rank].view_as(total)).reshape(-1, total.shape[-1] if total.ndim else 1)
             for rank, total in enumerate(totals)
         ]
-        if others != cause.axes and all(
+        if group_axes != cause.axes and all(
             len(rest) > 1
-            and floor.at(4.0 * size).allows(measure(rest + total, rest.mean(0) + total))
+            and floor.scale_by(4.0 * size).allows(measure(rest + total, rest.mean(0) + total))
             for rest, total in zip(
                 rests, (total.reshape(rests[0].shape) for total in totals), strict=True
             )
         ):
-            clause = f"its partial sums are summed over {' and '.join(others)} instead of {over}"
+            clause = (
+                f"its partial sums are summed over {' and '.join(group_axes)} instead of {over}"
+            )
             return Explanation(Suspect.WRONG_GROUP, clause, cause.axes, "sum")
     return None
 
 
 def explain_mixed(
-    results: Sequence[Judged], axes: Mapping[str, int]
-) -> Iterator[tuple[Judged, Explanation]]:
-    """Gradients of different parameters, such as experts, that were reduced as if of one.
+    results: Sequence[TensorComparison], axes: Mapping[str, int]
+) -> Iterator[tuple[TensorComparison, Explanation]]:
+    """Recognize gradients of different parameters, such as experts, that were reduced together.
 
-    The ranks have them in the same place: what each has is the sum of all, up to a factor.
+    Ranks have different parameters under one name, so that each gradient is the sum of all, up
+    to a factor.
     """
-    groups: list[list[tuple[Judged, torch.Tensor]]] = []
-    for judged in results:
-        if not judged.full or judged.case.target is None or judged.case.floor is None:
+    groups: list[list[tuple[TensorComparison, torch.Tensor]]] = []
+    for comparison in results:
+        if not comparison.full or comparison.case.target is None or comparison.case.floor is None:
             continue
-        value, floor = _finite(as_exact(judged.full[0])), judged.case.floor
+        value, floor = _finite(to_fp64_on_cpu(comparison.full[0])), comparison.case.floor
         same = (
             group
             for group in groups
             if group[0][1].shape == value.shape
-            and floor.at(4.0).allows(measure(value, group[0][1]))
+            and floor.scale_by(4.0).allows(measure(value, group[0][1]))
         )
         group = next(same, None)
         if group is None:
-            groups.append([(judged, value)])
+            groups.append([(comparison, value)])
         else:
-            group.append((judged, value))
+            group.append((comparison, value))
     for group in groups:
-        targets = [as_exact(j.case.target) for j, _ in group if j.case.target is not None]
+        targets = [to_fp64_on_cpu(j.case.target) for j, _ in group if j.case.target is not None]
         total, value = torch.stack(targets).sum(0), group[0][1]
         ratio = _find_median_ratio(value, total)
-        floor = max((j.case.floor for j, _ in group if j.case.floor), key=lambda its: its.scale)
+        floor = max(
+            (j.case.floor for j, _ in group if j.case.floor),
+            key=lambda floor_of_member: floor_of_member.scale,
+        )
         if len(group) < 2 or not ratio or not is_finite(total):
             continue
-        if not floor.at(4.0 * len(group)).allows(measure(value, total * ratio)):
+        if not floor.scale_by(4.0 * len(group)).allows(measure(value, total * ratio)):
             continue
         over = next((name for name, size in axes.items() if size == len(group)), "")
         names = ", ".join(j.case.name for j, _ in group[:_MAX_LISTED])
         more = ", …" if len(group) > _MAX_LISTED else ""
-        for judged, _ in group:
+        for comparison, _ in group:
             yield (
-                judged,
+                comparison,
                 Explanation(
                     Suspect.WRONG_GROUP,
                     axes=(over,) if over else (),
                     reduction="sum",
-                    remedy=_leave_out(over or "the axis along which they are distributed"),
+                    remedy=_suggest_smaller_group(
+                        over or "the axis along which they are distributed"
+                    ),
                     predicate=f"is, up to a factor, the sum of the gradients of several parameters "
                     f"({names}{more}): it is reduced over {over or 'ranks'}, although each rank "
                     "has another one of them",
@@ -335,7 +353,7 @@ def explain_mixed(
             )
 
 
-def _leave_out(over: str) -> str:
+def _suggest_smaller_group(over: str) -> str:
     return (
         "Reduce the gradients of sharded parameters and of experts over those axes only along "
         f"which they are replicated, not over {over}: give DDP or the all-reduce another process "
@@ -343,15 +361,15 @@ def _leave_out(over: str) -> str:
     )
 
 
-def _candidates(judged: Judged) -> Iterator[Sequence[torch.Tensor]]:
-    """Full tensors as judged, then in the other layouts in which shards can be put together."""
-    yield judged.full
-    case = judged.case
+def _candidates(comparison: TensorComparison) -> Iterator[Sequence[torch.Tensor]]:
+    """The full tensors of the comparison, then those of the other layouts that fit."""
+    yield comparison.full
+    case = comparison.case
     shards = [tensor for tensor in case.ranks if tensor is not None]
-    if judged.layout is None or case.target is None or case.calls:
+    if comparison.layout is None or case.target is None or case.calls:
         return
     for layout in shard_layouts(shards, case.target.shape, case.sizes):
-        joined = layout.join(shards) if layout != judged.layout else None
+        joined = layout.join(shards) if layout != comparison.layout else None
         if joined is not None and all(full.shape == case.target.shape for full in joined):
             yield joined
 
@@ -371,8 +389,8 @@ def _explanations(evidence: _Evidence) -> Iterator[Explanation]:
 
 
 def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
-    """Ranks that have a term each: reduced over an axis they are right."""
-    if evidence.are_alike():
+    """Partial sums: reduced over an axis, the ranks agree."""
+    if evidence.are_identical():
         return
     scale = evidence.scale
     for names, lines in evidence.groups():
@@ -412,19 +430,19 @@ def _find_partial(evidence: _Evidence) -> Iterator[Explanation]:
 def _find_wrong_group(
     evidence: _Evidence, names: tuple[str, ...], sums: Sequence[torch.Tensor]
 ) -> Iterator[Explanation]:
-    """Partial sums that were summed, but over other ranks, which all had the same."""
-    for others, lines in evidence.groups():
-        if set(others) & set(names) or not evidence.are_alike(lines):
+    """Partial sums that were summed over other axes, along which all ranks had the same value."""
+    for group_axes, lines in evidence.groups():
+        if set(group_axes) & set(names) or not evidence.are_identical(lines):
             continue
         count = len(lines[0])
-        over, other = " and ".join(names), " and ".join(others)
+        over, group_over = " and ".join(names), " and ".join(group_axes)
         num_summed = len(evidence.ranks) // len(sums)
         if all(evidence.is_near(total / count, evidence.target) for total in sums):
             yield Explanation(
                 Suspect.WRONG_GROUP,
                 axes=names,
                 reduction="sum",
-                predicate=f"is summed over {other} instead of {over}: summed over {over} and "
+                predicate=f"is summed over {group_over} instead of {over}: summed over {over} and "
                 f"divided by {count} the ranks match",
             )
         means = [total / count / num_summed for total in sums]
@@ -433,7 +451,7 @@ def _find_wrong_group(
                 Suspect.WRONG_GROUP,
                 axes=names,
                 reduction="mean",
-                predicate=f"is summed over {other} and not reduced over {over}: averaged over "
+                predicate=f"is summed over {group_over} and not reduced over {over}: averaged over "
                 f"{over} and divided by {count} the ranks match",
             )
 
@@ -441,7 +459,7 @@ def _find_wrong_group(
 def _find_bias_multiple(
     evidence: _Evidence, value: torch.Tensor, scale: float = 1.0
 ) -> float | None:
-    """How often a bias too much was added along the last dim, if nothing else is wrong."""
+    """How many times a bias was added too often along the last dim, if that explains all."""
     rows = evidence.target.numel() // max(1, evidence.target.shape[-1] if value.ndim else 1)
     if value.ndim < 2 or rows < 2:
         return None
@@ -454,8 +472,8 @@ def _find_bias_multiple(
 
 
 def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
-    """A bias that no rank adds, or all of them do; or all but a bias reduced once too often."""
-    if not evidence.are_alike():
+    """A bias that no rank adds, or that every rank adds, or that alone is not reduced twice."""
+    if not evidence.are_identical():
         return
     times = _find_bias_multiple(evidence, evidence.ranks[0])
     if times is not None and times < 0:
@@ -471,13 +489,17 @@ def _find_bias(evidence: _Evidence) -> Iterator[Explanation]:
         for ratio in (float(size), 1 / size):
             rest = evidence.ranks[0] - (ratio - 1) * evidence.target
             if _find_bias_multiple(evidence, rest, max(ratio, 1.0)) is not None:
-                found = _describe_ratio(ratio, evidence.axes)
-                yield replace(found, clause=f"apart from the bias {found.describe()}", predicate="")
+                explanation = _describe_ratio(ratio, evidence.axes)
+                yield replace(
+                    explanation,
+                    clause=f"apart from the bias {explanation.describe()}",
+                    predicate="",
+                )
 
 
 def _find_residual(evidence: _Evidence) -> Iterator[Explanation]:
-    """The module's own input, which is added too often, or not at all."""
-    if not evidence.are_alike():
+    """The module's own input, which was added too often, or not at all."""
+    if not evidence.are_identical():
         return
     for residual in evidence.inputs:
         scale = float((residual * residual).sum())
@@ -511,7 +533,10 @@ def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
     ratio = ratios[0]
     if ratio is None or math.isclose(ratio, 1.0, rel_tol=1e-6):
         return
-    if not all(other is not None and math.isclose(other, ratio, rel_tol=1e-6) for other in ratios):
+    if not all(
+        rank_ratio is not None and math.isclose(rank_ratio, ratio, rel_tol=1e-6)
+        for rank_ratio in ratios
+    ):
         return
     if all(
         evidence.is_near(tensor, evidence.target * ratio, abs(ratio)) for tensor in evidence.ranks
@@ -520,7 +545,7 @@ def _find_ratio(evidence: _Evidence) -> Iterator[Explanation]:
 
 
 def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
-    """A tensor that is so many times as large as it should be."""
+    """The explanation of a tensor that is `ratio` times as large as it should be."""
     for names, size in _find_sizes(axes):
         over = " and ".join(names)
         if _is_near_number(ratio, size):
@@ -542,12 +567,12 @@ def _describe_ratio(ratio: float, axes: Mapping[str, int]) -> Explanation:
 def _find_sizes(axes: Mapping[str, int]) -> Iterator[tuple[tuple[str, ...], int]]:
     names = [name for name, size in axes.items() if size > 1]
     for count in range(1, len(names) + 1):
-        for some in itertools.combinations(names, count):
-            yield some, math.prod(axes[name] for name in some)
+        for subset in itertools.combinations(names, count):
+            yield subset, math.prod(axes[name] for name in subset)
 
 
 def _find_median_ratio(value: torch.Tensor, target: torch.Tensor) -> float | None:
-    """The median ratio of elements that are not small."""
+    """The median ratio of the elements that are not small; None if the target is zero."""
     size = target.abs()
     if not size.numel() or not bool(size.any()):
         return None
@@ -559,20 +584,20 @@ def _is_near_number(ratio: float, number: int) -> bool:
     return math.isclose(ratio, number, rel_tol=1e-2)
 
 
-def _find_own_ratios(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
-    """Shards that are each off by a factor of their own, such as means over other counts."""
-    case, layout = judged.case, judged.layout
+def _find_own_ratios(comparison: TensorComparison, evidence: _Evidence) -> Iterator[Explanation]:
+    """Shards with a different factor on each rank, such as means over different counts."""
+    case, layout = comparison.case, comparison.layout
     if case.reference is None or not is_inexact(case.reference):
         return  # positions and counts are not scaled
     if layout is not None and not case.calls:
-        shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+        shards = [to_fp64_on_cpu(tensor) for tensor in case.ranks if tensor is not None]
         yield from _match_ratios(
             evidence,
             shards,
             layout.split(evidence.target, shards),
             sharding_axes(layout, evidence.axes),
         )
-    if layout is None and evidence.are_alike():
+    if layout is None and evidence.are_identical():
         for (name, size), dim in itertools.product(
             evidence.axes.items(), range(evidence.target.ndim)
         ):
@@ -610,30 +635,35 @@ def sharding_axes(layout: Layout, axes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _find_slices(evidence: _Evidence) -> Iterator[Explanation]:
-    """Values that are right in another rank's place."""
-    found = []
+    """Shards that belong to another rank."""
+    matches = []
     for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
         if 1 < size <= min(_MAX_CHUNKS, evidence.target.shape[dim]):
             wanted = [evidence.target] * len(evidence.ranks)
             orders = _find_chunk_orders(evidence, evidence.ranks, wanted, size=size, dim=dim)
             if orders is not None:
-                found.append((name, dim, orders))
+                matches.append((name, dim, orders))
                 yield from _find_copies(evidence, name, dim, orders)
-    for name, dim, orders in found:
-        moved = ((at, of) for order in orders for at, of in enumerate(order) if of != at)
-        at, of = next(moved, (0, 0))
-        if at != of:
+    for name, dim, orders in matches:
+        moved = (
+            (position, source)
+            for order in orders
+            for position, source in enumerate(order)
+            if source != position
+        )
+        position, source = next(moved, (0, 0))
+        if position != source:
             yield Explanation(
                 Suspect.WRONG_SLICE,
-                f"of {len(orders[0])} chunks along dim {dim}, chunk {of} is where chunk {at} "
-                f"should be: a rank of {name} has another rank's shard",
+                f"of {len(orders[0])} chunks along dim {dim}, chunk {source} is where chunk "
+                f"{position} should be: a rank of {name} has another rank's shard",
                 (name,),
             )
 
 
 def _find_reduced_shards(evidence: _Evidence) -> Iterator[Explanation]:
     """Shards that were reduced over the axis that shards them: each is the sum or mean of all."""
-    found: dict[tuple[int, str], list[str]] = {}
+    axes_by_reduction: dict[tuple[int, str], list[str]] = {}
     for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
         wanted = evidence.target.chunk(size, dim)
         if not 1 < size == len(wanted) or evidence.target.shape[dim] % size:
@@ -645,9 +675,9 @@ def _find_reduced_shards(evidence: _Evidence) -> Iterator[Explanation]:
                 for tensor in evidence.ranks
                 for chunk in tensor.chunk(size, dim)
             ):
-                found.setdefault((dim, verb), []).append(name)
-    for (dim, verb), names in found.items():
-        # Samples are sharded along the axes of the batch, and parameters along the others.
+                axes_by_reduction.setdefault((dim, verb), []).append(name)
+    for (dim, verb), names in axes_by_reduction.items():
+        # Samples are sharded along the batch axes, and parameters along the other axes.
         likely = [name for name in names if (name in evidence.batch_axes) is evidence.is_forward]
         axes = tuple(likely or names)
         over = " or ".join(axes)
@@ -658,45 +688,45 @@ def _find_reduced_shards(evidence: _Evidence) -> Iterator[Explanation]:
             remedy=f"Leave {over} out of the process group of the reduction; where all shards are "
             "needed, gather them."
             if evidence.is_forward
-            else _leave_out(over),
+            else _suggest_smaller_group(over),
             predicate=f"is {verb} over {over}, although each rank of {over} has another shard of "
             f"it (dim {dim})",
         )
 
 
 def _find_scattered(evidence: _Evidence) -> Iterator[Explanation]:
-    """Partial sums that are reduced and scattered over one axis, and placed as over another."""
+    """Partial sums that were reduce-scattered over one axis and gathered over another."""
     for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
         wanted = evidence.target.chunk(size, dim)
         if not 1 < size == len(wanted) or evidence.target.shape[dim] % size:
             continue
         totals = [torch.stack(tensor.chunk(size, dim)).sum(0) for tensor in evidence.ranks]
-        for others, lines in evidence.groups():
-            place = {rank: index for line in lines for index, rank in enumerate(line)}
-            if name in others or len(lines[0]) != size:
+        for group_axes, lines in evidence.groups():
+            index_of = {rank: index for line in lines for index, rank in enumerate(line)}
+            if name in group_axes or len(lines[0]) != size:
                 continue
             for divisor in (1, size, size * size):
                 if all(
-                    evidence.is_near(total / divisor, wanted[place[rank]])
+                    evidence.is_near(total / divisor, wanted[index_of[rank]])
                     for rank, total in enumerate(totals)
                 ):
-                    other = " and ".join(others)
+                    group_over = " and ".join(group_axes)
                     yield Explanation(
                         Suspect.WRONG_GROUP,
                         axes=(name,),
                         reduction="sum" if divisor == 1 else "mean",
-                        predicate=f"is reduced and scattered over {other} instead of {name}: the "
-                        f"sum of its chunks along dim {dim} is, up to a factor, the chunk of each "
-                        f"rank's index along {other}",
+                        predicate=f"is reduced and scattered over {group_over} instead of {name}: "
+                        f"the sum of its chunks along dim {dim} is, up to a factor, the chunk of "
+                        f"each rank's index along {group_over}",
                     )
 
 
-def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanation]:
-    """The same in what each rank has of a tensor that is sharded along another dim."""
-    case, layout = judged.case, judged.layout
+def _find_own_slices(comparison: TensorComparison, evidence: _Evidence) -> Iterator[Explanation]:
+    """Shards that belong to another rank, within tensors that are sharded along another dim."""
+    case, layout = comparison.case, comparison.layout
     if layout is None or case.calls or evidence.target.numel() > _MAX_ELEMENTS:
         return
-    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    shards = [to_fp64_on_cpu(tensor) for tensor in case.ranks if tensor is not None]
     parts = layout.split(evidence.target, shards)
     for (name, size), dim in itertools.product(evidence.axes.items(), range(evidence.target.ndim)):
         if 1 < size <= min(shard.shape[dim] for shard in shards):
@@ -708,24 +738,28 @@ def _find_own_slices(judged: Judged, evidence: _Evidence) -> Iterator[Explanatio
 def _find_copies(
     evidence: _Evidence, name: str, dim: int, orders: Sequence[Sequence[int]]
 ) -> Iterator[Explanation]:
-    """Copies of one chunk on every rank: it is sharded over one axis and gathered over another."""
-    for others, lines in evidence.groups():
-        place = {rank: index for line in lines for index, rank in enumerate(line)}
-        is_other = all(set(order) == {place[rank]} for rank, order in enumerate(orders))
-        if name in others or not is_other:
+    """The same chunk repeated: sharded over one axis and gathered over another."""
+    for group_axes, lines in evidence.groups():
+        index_of = {rank: index for line in lines for index, rank in enumerate(line)}
+        is_group_chunk = all(set(order) == {index_of[rank]} for rank, order in enumerate(orders))
+        if name in group_axes or not is_group_chunk:
             continue
-        over, size = " and ".join(others), evidence.axes[name]
+        over, size = " and ".join(group_axes), evidence.axes[name]
         chunk = f"along dim {dim} every rank has the chunk of its rank along {over}"
-        if not evidence.is_forward:  # a gradient, which is gathered as its weight is sharded
+        if not evidence.is_forward:  # a gradient is gathered over the axis that shards its weight
             clause = f"{chunk}, where it should be that of its rank along {name}"
             yield Explanation(Suspect.WRONG_GROUP, clause, (name,))
             continue
-        axes = [axis for axis, its in evidence.axes.items() if its == size and axis not in others]
+        axes = [
+            axis
+            for axis, axis_size in evidence.axes.items()
+            if axis_size == size and axis not in group_axes
+        ]
         gathered = " or ".join(axes)
         yield Explanation(
             Suspect.WRONG_GROUP,
             f"{chunk}, {size} times: it is sharded over {over}, but gathered over {gathered}",
-            (*others, name),
+            (*group_axes, name),
             remedy="Scatter and gather with the same process group: that of "
             f"{over}, or that of {gathered}.",
         )
@@ -739,19 +773,19 @@ def _find_chunk_orders(
     size: int,
     dim: int,
 ) -> list[list[int]] | None:
-    """For each rank and chunk, which chunk of the right values it is; None where one is none."""
+    """For each rank and chunk, the index of the right chunk it equals; None if any equals none."""
     known: list[tuple[torch.Tensor, torch.Tensor, list[int]]] = []
     orders = []
     for value, target in zip(values, wanted, strict=True):
         same = (
             order
-            for other, its_target, order in known
-            if its_target is target and torch.equal(other, value)
+            for known_value, known_target, order in known
+            if known_target is target and torch.equal(known_value, value)
         )
         order = next(same, None)
         if order is None:
             matched = _match_chunks(evidence, value.chunk(size, dim), target.chunk(size, dim))
-            order = [place for place in matched if place is not None]
+            order = [chunk_index for chunk_index in matched if chunk_index is not None]
             if len(order) < len(matched):
                 return None
             known.append((value, target, order))
@@ -763,14 +797,15 @@ def _match_chunks(
     evidence: _Evidence, values: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
 ) -> list[int | None]:
     order: list[int | None] = []
-    for at, value in enumerate(values):
-        places = sorted(range(len(wanted)), key=lambda place: place != at)
+    for position, value in enumerate(values):
+        candidates = sorted(range(len(wanted)), key=lambda candidate: candidate != position)
         order.append(
             next(
                 (
-                    place
-                    for place in places
-                    if wanted[place].shape == value.shape and evidence.is_near(value, wanted[place])
+                    candidate
+                    for candidate in candidates
+                    if wanted[candidate].shape == value.shape
+                    and evidence.is_near(value, wanted[candidate])
                 ),
                 None,
             )
@@ -781,7 +816,7 @@ def _match_chunks(
 def _find_order(evidence: _Evidence) -> Iterator[Explanation]:
     """The right values in another order, on every rank."""
     value, target = evidence.ranks[0], evidence.target
-    if not evidence.are_alike():
+    if not evidence.are_identical():
         return
     for (name, size), dim in itertools.product(evidence.axes.items(), range(target.ndim)):
         for order in (Order.ZIGZAG, Order.STRIPED):
@@ -806,20 +841,20 @@ def _find_values(evidence: _Evidence) -> Iterator[Explanation]:
         evidence.target.flatten().sort().values,
     )
     is_small = 1 < target.numel() <= _MAX_ELEMENTS
-    if is_small and evidence.are_alike() and evidence.is_near(value, target):
+    if is_small and evidence.are_identical() and evidence.is_near(value, target):
         yield Explanation(Suspect.PERMUTED, predicate="has the right values in another order")
 
 
-def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Explanation]:
-    """Shards of a tensor of two dims that were one, such as heads, split at the wrong one of them.
+def _find_dims(case: Case, floor: NoiseFloor, axes: Mapping[str, int]) -> Iterator[Explanation]:
+    """Shards of a dim that was split into two, such as heads, sharded along the wrong one.
 
-    Put together along both dims as one they are right: each rank has all of one dim, and of the
-    other a part, where it should be the other way round.
+    Flattened over both dims the shards make up the right tensor: each rank has all of one dim
+    and a part of the other, where it should be the other way round.
     """
-    shards = [as_exact(tensor) for tensor in case.ranks if tensor is not None]
+    shards = [to_fp64_on_cpu(tensor) for tensor in case.ranks if tensor is not None]
     if case.target is None or case.calls or len(shards) < len(case.ranks):
         return
-    target = as_exact(case.target)
+    target = to_fp64_on_cpu(case.target)
     if target.numel() > _MAX_ELEMENTS or any(shard.ndim != target.ndim for shard in shards):
         return
     for (index, (name, size)), (outer, inner) in itertools.product(
@@ -841,7 +876,7 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
                 for line in ranks_along(case.sizes, index)
             ]
             if all(
-                full.shape == wanted.shape and floor.at(4.0).allows(measure(full, wanted))
+                full.shape == wanted.shape and floor.scale_by(4.0).allows(measure(full, wanted))
                 for full in joined
             ):
                 yield Explanation(
@@ -856,14 +891,14 @@ def _find_dims(case: Case, floor: Floor, axes: Mapping[str, int]) -> Iterator[Ex
 def _flatten(
     tensor: torch.Tensor, outer: int, inner: int, factors: tuple[int, int, int]
 ) -> torch.Tensor:
-    """With the middle one of the outer dim's factors and the inner dim as one, the last."""
+    """Flatten the middle factor of the outer dim and the inner dim into the last dim."""
     moved = tensor.movedim((outer, inner), (-2, -1))
     split = moved.reshape(*moved.shape[:-2], *factors, moved.shape[-1])
     return split.transpose(-3, -2).flatten(-2)
 
 
 def _factorize(size: int, divisor: int) -> Iterator[tuple[int, int, int]]:
-    """All ways to see a dim as three, of which the middle one is divisible; as it is first."""
+    """All factorizations of a dim into three of which the middle is divisible; undivided first."""
     for rest in range(1, size // divisor + 1):
         if size % rest == 0 and (size // rest) % divisor == 0:
             for before in range(1, rest + 1):

@@ -1,4 +1,4 @@
-"""What differs, where and why: the record of what was examined, and its findings."""
+"""Turns the result of a comparison into problems with a cause, a record and findings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import final
 import torch
 from msgspec.structs import replace
 
+from shardscope.parallel.equivalence.compare import TensorComparison, name_dtype
 from shardscope.parallel.parity.causes import (
     UNKNOWN,
     Explanation,
@@ -22,11 +23,10 @@ from shardscope.parallel.parity.causes import (
     make_sentence,
     sharding_axes,
 )
-from shardscope.parallel.parity.examine import Examined
-from shardscope.parallel.parity.judge import Judged, name_dtype
+from shardscope.parallel.parity.first_op import WrongOp
 from shardscope.parallel.parity.locate import Kind, Origin, is_within
-from shardscope.parallel.parity.opinions import AGREES_EXACTLY, CONFIRMED
-from shardscope.parallel.parity.ops import WrongOp
+from shardscope.parallel.parity.pipeline import ParityResult
+from shardscope.parallel.parity.recheck import AGREES_IN_FP64, CONFIRMED
 from shardscope.parallel.parity.remedies import suggest
 from shardscope.parallel.parity.ties import BrokenTie, explain_tie
 from shardscope.record import (
@@ -47,22 +47,22 @@ from shardscope.record.patterns import matches_parts
 
 __all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
 
-# Verdicts that say all there is to say where no cause is known.
+# Verdicts whose detail is enough where no cause is known.
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
-# Causes that a weight can have, which is not computed.
+# Causes that apply to weights, which are loaded and not computed.
 _OF_WEIGHTS = (Suspect.STALE, Suspect.WRONG_SLICE, Suspect.WRONG_GROUP, Suspect.PERMUTED)
-# Causes that a sum of partial sums can have, and partial sums themselves cannot.
+# Causes that apply to reduced partial sums, but not to the partial sums themselves.
 _REDUCED = (Suspect.WRONG_GROUP, Suspect.DOUBLE_REDUCTION, Suspect.SCALED)
-_NOISY = 0.1  # relative, of an output
+_NOISY = 0.1  # relative noise of an output
 _DIVIDE_LOSS = "divide the loss of each micro-batch by their number, once"
 _NAMED = 3  # tensors that a finding names
-_MAX_ELEMENTS = 2**14  # of a tensor that follows from another and is explained all the same
+_MAX_ELEMENTS = 2**14  # the largest tensor that gets an explanation of its own
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One cause and where it is; `module` is None where it is in no module's code."""
+    """A cause and its location; `module` is None if it is not in the code of a module."""
 
     cause: Explanation
     subject: str
@@ -70,30 +70,32 @@ class Problem:
     remedy: str
     module: str | None = None
     phase: Phase = Phase.FORWARD
-    names: tuple[str, ...] = ()  # of the tensors that show it, where it is not in a module
-    rule: str = ""  # if not the cause's
+    names: tuple[str, ...] = ()  # tensors that show the problem, if it is not in a module
+    rule: str = ""  # if it is not the rule of the cause
     op: str = ""
     source: Source | None = None
 
 
 def make_parity(
-    examined: Examined,
+    parity_result: ParityResult,
     axes: Mapping[str, int],
     problems: Sequence[Problem],
     *,
     is_in_processes: bool,
 ) -> Parity:
-    """The record; every tensor that differs has the cause of a problem."""
+    """The record of the comparison; every tensor that differs gets the cause of a problem."""
     return Parity(
         axes=tuple(Axis(name=name, size=size) for name, size in axes.items()),
-        tensors=tuple(_explain_verdict(result, axes, problems) for result in examined.judged),
+        tensors=tuple(
+            _explain_verdict(result, axes, problems) for result in parity_result.comparisons
+        ),
         divergences=tuple(
             Divergence(
                 module=problem.module,
                 phase=problem.phase,
                 suspect=problem.cause.suspect,
                 detail=problem.fact,
-                type=examined.types.get(problem.module, ""),
+                type=parity_result.types.get(problem.module, ""),
                 op=problem.op,
                 source=problem.source,
                 remedy=problem.remedy,
@@ -101,15 +103,15 @@ def make_parity(
             for problem in problems
             if problem.module is not None
         ),
-        num_compared_modules=len(examined.types),
+        num_compared_modules=len(parity_result.types),
         is_in_processes=is_in_processes,
-        has_exact=examined.has_exact,
-        has_backward=bool(examined.reference.gradients),
+        has_exact=parity_result.has_exact,
+        has_backward=bool(parity_result.reference.gradients),
     )
 
 
 def _explain_verdict(
-    result: Judged, axes: Mapping[str, int], problems: Sequence[Problem]
+    result: TensorComparison, axes: Mapping[str, int], problems: Sequence[Problem]
 ) -> TensorVerdict:
     verdict = result.verdict
     if verdict.agreement in TOLERABLE or not problems:
@@ -126,36 +128,39 @@ def _explain_verdict(
     suspect = problem.cause.suspect
     if verdict.name not in problem.names and math.prod(verdict.shape) > _MAX_ELEMENTS:
         return replace(verdict, suspect=suspect)
-    own = explain(result, axes, batch_axes=result.case.batch_axes)
-    if own.suspect is not suspect and verdict.name not in problem.names:
+    explanation = explain(result, axes, batch_axes=result.case.batch_axes)
+    if explanation.suspect is not suspect and verdict.name not in problem.names:
         return replace(verdict, suspect=suspect)
-    own = own if own.suspect is suspect else problem.cause
-    clause = "" if verdict.agreement in _PLAIN else own.describe()
+    explanation = explanation if explanation.suspect is suspect else problem.cause
+    clause = "" if verdict.agreement in _PLAIN else explanation.describe()
     detail = "; ".join(filter(None, (verdict.detail, clause)))
-    return replace(verdict, suspect=suspect, ratio=own.ratio, detail=detail)
+    return replace(verdict, suspect=suspect, ratio=explanation.ratio, detail=detail)
 
 
-def find_problems(examined: Examined, axes: Mapping[str, int]) -> list[Problem]:
-    """Why tensors differ, each cause once; none where all agree."""
+def find_problems(parity_result: ParityResult, axes: Mapping[str, int]) -> list[Problem]:
+    """Why tensors differ, each cause once; empty if all agree."""
     wrong = [
         result
-        for result in examined.judged
+        for result in parity_result.comparisons
         if result.case.kind is not TensorKind.PARAMETER
         and result.verdict.agreement not in TOLERABLE
     ]
     if not wrong:
         return []
-    problems = _Problems(examined, axes, wrong)
-    # Where no module is to blame, the tensors themselves are named: what differs has a finding.
+    problems = _Problems(parity_result, axes, wrong)
+    # Where no module is the cause, report the tensors, so that every difference has a finding.
     return list(problems.find()) or list(problems.describe_tensors())
 
 
 @final
 class _Problems:
     def __init__(
-        self, examined: Examined, axes: Mapping[str, int], wrong: Sequence[Judged]
+        self,
+        parity_result: ParityResult,
+        axes: Mapping[str, int],
+        wrong: Sequence[TensorComparison],
     ) -> None:
-        self._examined = examined
+        self._parity_result = parity_result
         self._axes = axes
         self._wrong = wrong
         self._outputs_agree = all(result.case.kind is TensorKind.GRADIENT for result in wrong)
@@ -163,17 +168,17 @@ class _Problems:
         self._causes: dict[int, Explanation] = {}
 
     def find(self) -> Iterator[Problem]:
-        """The problems, those of backward in its order."""
-        explained: set[str] = set()  # modules whose copy of a tied parameter has other values
-        is_called_again = self._examined.reference.num_calls > 1  # perhaps after an update
-        for tie in self._examined.broken_ties:
+        """The problems in forward, or those in backward, in the order of backward."""
+        explained: set[str] = set()  # modules whose copy of a tied parameter has different values
+        is_called_again = self._parity_result.reference.num_calls > 1  # perhaps after an update
+        for tie in self._parity_result.broken_ties:
             problem = self._describe_tie(tie)
             if problem is not None:
                 yield problem
                 self._wrong = [r for r in self._wrong if not _is_gradient_of(r, tie.names)]
                 names = tie.names if is_called_again else self._find_changed(tie.copies)
                 explained |= {name.rpartition(".")[0] for name in names}
-        origins = self._examined.origins
+        origins = self._parity_result.origins
         is_forward = bool(origins) and origins[0].phase is Phase.FORWARD
         if not self._wrong or (is_forward and origins[0].module in explained):
             return
@@ -186,28 +191,30 @@ class _Problems:
         if all(result.case.kind is TensorKind.BUFFER for result in self._wrong):
             yield from self._describe_buffers()
             return
-        own = [origin for origin in origins if origin.kind is Kind.GRADIENT_OF_PARAMETER]
+        parameter_origins = [
+            origin for origin in origins if origin.kind is Kind.GRADIENT_OF_PARAMETER
+        ]
         yield from self._group_parameters(
-            [origin for origin in own if origin.judged in self._wrong]
+            [origin for origin in parameter_origins if origin.comparison in self._wrong]
         )
         for origin in origins:
             if origin.kind is not Kind.GRADIENT_OF_PARAMETER:
                 yield self._describe(origin)
 
     def _find_mixed_gradients(self) -> None:
-        """Explain gradients that no cause of their own explains by those of other parameters."""
-        own = {origin.judged for origin in self._examined.origins}
+        """Explain gradients without a known cause as sums over different parameters."""
+        origin_comparisons = {origin.comparison for origin in self._parity_result.origins}
         unknown = [
             result
             for result in self._wrong
-            if result in own and self._explain(result).suspect is Suspect.UNKNOWN
+            if result in origin_comparisons and self._explain(result).suspect is Suspect.UNKNOWN
         ]
         for result, cause in explain_mixed(unknown, self._axes):
             self._causes[id(result)] = cause
 
     def _describe_tie(self, tie: BrokenTie) -> Problem | None:
-        """A tie that sharding broke, unless the parallel model gives all copies one gradient."""
-        compared = [r for r in self._examined.judged if _is_gradient_of(r, tie.names)]
+        """The problem of a broken tie; None if the parallel model gives all copies one gradient."""
+        compared = [r for r in self._parity_result.comparisons if _is_gradient_of(r, tie.names)]
         cause = explain_tie(
             tie,
             [result for result in compared if result in self._wrong],
@@ -228,39 +235,41 @@ class _Problems:
         )
 
     def _find_changed(self, names: Sequence[str]) -> list[str]:
-        """Those parameters whose values differ before the step."""
-        judged = (r for r in self._examined.judged if r.case.kind is TensorKind.PARAMETER)
-        return [result.case.name for result in judged if result.case.name in names]
+        """The parameters of these names whose values differ before the step."""
+        comparisons = (
+            r for r in self._parity_result.comparisons if r.case.kind is TensorKind.PARAMETER
+        )
+        return [result.case.name for result in comparisons if result.case.name in names]
 
     def _explain(
         self,
-        judged: Judged,
+        comparison: TensorComparison,
         module: str | None = None,
         inputs: Sequence[torch.Tensor] = (),
         *,
         is_forward: bool = False,
     ) -> Explanation:
-        if id(judged) not in self._causes:
+        if id(comparison) not in self._causes:
             biases = [
                 parameter
-                for name, parameter in self._examined.reference.parameters.items()
+                for name, parameter in self._parity_result.reference.parameters.items()
                 if parameter.ndim == 1 and name.rpartition(".")[0] == module
             ]
-            self._causes[id(judged)] = explain(
-                judged,
+            self._causes[id(comparison)] = explain(
+                comparison,
                 self._axes,
                 biases,
                 inputs,
                 is_forward=is_forward,
                 batch_axes=self._batch_axes,
             )
-        return self._causes[id(judged)]
+        return self._causes[id(comparison)]
 
     def _find_common_cause(self) -> Problem | None:
-        """One factor on all gradients, or an axis over which none is reduced: no module's fault."""
+        """A cause of all gradients outside the modules: one factor, or an axis not reduced over."""
         gradients = [
             result
-            for result in self._examined.judged
+            for result in self._parity_result.comparisons
             if result.case.kind is TensorKind.GRADIENT and not result.case.name.startswith("inputs")
         ]
         wrong = [result for result in gradients if result in self._wrong]
@@ -272,7 +281,7 @@ class _Problems:
         modules = {result.case.name.rpartition(".")[0] for result in wrong}
         if not self._outputs_agree or not wrong:
             return None
-        if self._examined.num_cleared > self._examined.reference.num_cleared:
+        if self._parity_result.num_cleared > self._parity_result.reference.num_cleared:
             return self._describe_cleared()
         if right or len(modules) < 2:
             return None
@@ -283,7 +292,7 @@ class _Problems:
         return self._describe_common(known[0], len(known), len(causes))
 
     def _describe_common(self, cause: Explanation, num_known: int, num_wrong: int) -> Problem:
-        """The cause that `num_known` of the gradients have; of the others none is known."""
+        """The problem that `num_known` of `num_wrong` gradients have in common."""
         facts = ["Outputs agree."]
         is_all = num_known == num_wrong
         count = f"{num_known} of {num_wrong} gradients"
@@ -309,15 +318,18 @@ class _Problems:
         return Problem(cause, "all gradients", fact, " ".join(remedies), phase=Phase.BACKWARD)
 
     def _describe_cleared(self) -> Problem:
-        """Gradients that the ranks clear between micro-batches."""
+        """The problem that the ranks clear gradients between micro-batches."""
         times = {0: "never", 1: "once"}
-        own, single = self._examined.num_cleared, self._examined.reference.num_cleared
+        num_on_ranks, num_on_single = (
+            self._parity_result.num_cleared,
+            self._parity_result.reference.num_cleared,
+        )
         cause = Explanation(
             Suspect.STALE,
             "gradients are cleared between two backward passes of the step "
-            f"{times.get(own, f'{own} times')} on the ranks and "
-            f"{times.get(single, f'{single} times')} on the single device, so gradients of earlier "
-            "micro-batches are lost",
+            f"{times.get(num_on_ranks, f'{num_on_ranks} times')} on the ranks and "
+            f"{times.get(num_on_single, f'{num_on_single} times')} on the single device, so "
+            "gradients of earlier micro-batches are lost",
             remedy="Call zero_grad() once before the first micro-batch, not before each of them.",
         )
         fact = f"Outputs agree. {cause.state()}"
@@ -326,18 +338,20 @@ class _Problems:
     def _find_num_calls(self, cause: Explanation) -> int | None:
         """The number of calls of the model in a step, if it is the factor between gradients."""
         ratio = cause.ratio or 1.0
-        counts = {self._examined.num_calls, self._examined.reference.num_calls} - {1}
+        counts = {self._parity_result.num_calls, self._parity_result.reference.num_calls} - {1}
         factor = max(ratio, 1 / ratio)
         return next((n for n in counts if math.isclose(factor, n, rel_tol=1e-2)), None)
 
-    def _find_late_cause(self, wrong: Sequence[Judged]) -> Problem | None:
-        """All gradients of parameters, though none that backward passes on: no module's fault."""
-        own = {
-            origin.judged.case.name
-            for origin in self._examined.origins
+    def _find_late_cause(self, wrong: Sequence[TensorComparison]) -> Problem | None:
+        """The problem that all parameter gradients differ, though those of module outputs agree."""
+        parameter_names = {
+            origin.comparison.case.name
+            for origin in self._parity_result.origins
             if origin.kind is Kind.GRADIENT_OF_PARAMETER and origin.is_first
         }
-        if len(own) < len(self._examined.origins) or any(r.case.name not in own for r in wrong):
+        if len(parameter_names) < len(self._parity_result.origins) or any(
+            r.case.name not in parameter_names for r in wrong
+        ):
             return None
         agreements = {result.verdict.agreement for result in wrong}
         if not agreements <= {Agreement.DIFFERS, Agreement.RANKS_DISAGREE}:
@@ -357,33 +371,33 @@ class _Problems:
         )
 
     def _group_parameters(self, origins: Sequence[Origin]) -> Iterator[Problem]:
-        """Parameters whose gradient differs for the same reason, together."""
+        """One problem for the parameters whose gradients differ for the same reason."""
         groups: dict[object, list[Origin]] = {}
-        # Noise sums up to zero and averages to zero: it follows what is known of the others.
-        for origin in sorted(origins, key=lambda origin: _is_noise(origin.judged.verdict)):
-            cause, agreement = self._explain(origin.judged), origin.judged.verdict.agreement
+        # Sums and means of noise are zero, so noise joins the cause of the other gradients.
+        for origin in sorted(origins, key=lambda origin: _is_noise(origin.comparison.verdict)):
+            cause, agreement = self._explain(origin.comparison), origin.comparison.verdict.agreement
             same = (
                 key
                 for key, group in groups.items()
-                if _is_noise(origin.judged.verdict)
-                and self._explain(group[0].judged).suspect is cause.suspect
-                and self._explain(group[0].judged).axes == cause.axes
+                if _is_noise(origin.comparison.verdict)
+                and self._explain(group[0].comparison).suspect is cause.suspect
+                and self._explain(group[0].comparison).axes == cause.axes
             )
-            own = (cause.kind, agreement if agreement in _PLAIN else None)
-            groups.setdefault(next(same, own), []).append(origin)
+            new_key = (cause.kind, agreement if agreement in _PLAIN else None)
+            groups.setdefault(next(same, new_key), []).append(origin)
         for group in groups.values():
             yield self._describe_parameters(group)
 
     def _describe_parameters(self, origins: Sequence[Origin]) -> Problem:
         first = origins[0]
-        cause, verdict = self._explain(first.judged), first.judged.verdict
-        names = [origin.judged.case.name for origin in origins]
+        cause, verdict = self._explain(first.comparison), first.comparison.verdict
+        names = [origin.comparison.case.name for origin in origins]
         modules = list(dict.fromkeys(origin.module or "" for origin in origins))
         module = _find_common_module(modules)
         if module is None or self._is_partly_wrong(module, names):
-            place = self._list_modules(modules)
+            location = self._list_modules(modules)
         else:
-            place = module
+            location = module
         if len(names) > 1:
             clause = f"the gradients of {_list_names(names)} differ"
             agree = "those of their modules' outputs agree"
@@ -397,7 +411,7 @@ class _Problems:
         why = make_sentence(verdict.detail) if is_plain else why
         return Problem(
             cause,
-            place or "the model itself",
+            location or "the model itself",
             self._after_outputs(f"{make_sentence(clause)} {why}"),
             suggest(cause, first.kind),
             module=module,
@@ -407,47 +421,47 @@ class _Problems:
         )
 
     def _is_partly_wrong(self, module: str, names: Sequence[str]) -> bool:
-        """Whether it is a container, without code of its own, of other parameters too."""
-        if self._examined.types.get(module) not in ("ModuleDict", "ModuleList"):
+        """Whether a module is a container without code and also holds parameters that are right."""
+        if self._parity_result.types.get(module) not in ("ModuleDict", "ModuleList"):
             return False
-        inner = {n for n in self._examined.reference.gradients if is_within(n, module)}
+        inner = {n for n in self._parity_result.reference.gradients if is_within(n, module)}
         return not inner <= set(names)
 
     def _list_modules(self, modules: Sequence[str]) -> str:
-        """The names, those of the same module in all layers as one pattern."""
-        owners = {name.rpartition(".")[0] for name in self._examined.reference.parameters}
-        places: dict[str, None] = {}
+        """The names as text; modules that differ in all layers are shown as one pattern."""
+        owners = {name.rpartition(".")[0] for name in self._parity_result.reference.parameters}
+        locations: dict[str, None] = {}
         for module in modules:
             pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
-            alike = {owner for owner in owners if matches_parts(pattern, owner)}
-            is_folded = len(modules) > _NAMED and alike <= set(modules)
-            places.setdefault(pattern if is_folded else module)
-        return ", ".join(places)
+            matching = {owner for owner in owners if matches_parts(pattern, owner)}
+            is_folded = len(modules) > _NAMED and matching <= set(modules)
+            locations.setdefault(pattern if is_folded else module)
+        return ", ".join(locations)
 
     def _describe(self, origin: Origin) -> Problem:
-        is_first = bool(self._examined.origins) and origin is self._examined.origins[0]
-        op = self._examined.op if is_first else None
+        is_first = bool(self._parity_result.origins) and origin is self._parity_result.origins[0]
+        op = self._parity_result.op if is_first else None
         cause = self._explain_origin(origin, op)
-        # Partial sums may be a caller's to reduce, and if what that returns is explained by
-        # something else, then it does.
+        # A caller may reduce the partial sums. If another cause explains its output, then it
+        # does reduce them.
         outer = origin.outer if cause.suspect is Suspect.MISSING_REDUCTION else None
         while outer is not None:
-            reduced = self._explain(outer.judged, outer.module, outer.inputs, is_forward=True)
+            reduced = self._explain(outer.comparison, outer.module, outer.inputs, is_forward=True)
             if reduced.suspect in _REDUCED:
                 clause = reduced.describe(f"the output of `{outer.module}`")
                 cause = dataclasses.replace(reduced, clause=clause, predicate="")
                 origin = dataclasses.replace(origin, module=outer.module)
                 break
             outer = outer.outer
-        agreement = origin.judged.verdict.agreement
+        agreement = origin.comparison.verdict.agreement
         is_plain = cause.suspect is Suspect.UNKNOWN and agreement in _PLAIN
         if is_plain:
-            cause = Explanation(Suspect.UNKNOWN, origin.judged.verdict.detail)
+            cause = Explanation(Suspect.UNKNOWN, origin.comparison.verdict.detail)
         named = "" if op is None else f" The first op to differ is {op.name}."
-        fact = f"{_say_place(origin)}{named} {cause.state()}".strip()
+        fact = f"{_describe_location(origin)}{named} {cause.state()}".strip()
         return Problem(
             cause,
-            _name_place(origin),
+            _name_location(origin),
             fact if origin.phase is Phase.FORWARD else self._after_outputs(fact),
             suggest(cause, origin.kind),
             module=origin.module,
@@ -458,32 +472,32 @@ class _Problems:
         )
 
     def _explain_origin(self, origin: Origin, op: WrongOp | None) -> Explanation:
-        """The cause: the weights', or from the values, the op, the layout, in this order."""
-        if origin.judged.verdict.agreement is Agreement.NONFINITE:
+        """The cause of a divergence, from weights, values, the op or the layout, in this order."""
+        if origin.comparison.verdict.agreement is Agreement.NONFINITE:
             return UNKNOWN
         is_drawn = [result.verdict.suspect is Suspect.RANDOMNESS for result in self._wrong]
         clause = "the ranks drew different random numbers for a replicated tensor"
         draw = Explanation(Suspect.RANDOMNESS, clause)
-        if all(is_drawn):  # values that were drawn may look like anything
+        if all(is_drawn):  # random values may resemble any cause
             return draw
         is_forward = origin.phase is Phase.FORWARD and origin.module is not None
         weights = self._explain_weights(origin.module or "") if is_forward else UNKNOWN
         if weights.describe():
             return weights
-        found = (
+        causes = (
             self._explain_own_shard(origin),
-            self._explain(origin.judged, origin.module, origin.inputs, is_forward=is_forward),
+            self._explain(origin.comparison, origin.module, origin.inputs, is_forward=is_forward),
             UNKNOWN if op is None else self._explain_op(op, origin),
             self._explain_loss() if origin.kind is Kind.LOSS else UNKNOWN,
         )
-        known = next((cause for cause in found if cause.suspect is not Suspect.UNKNOWN), None)
-        known = known or next((cause for cause in found if cause.remedy), None)
+        known = next((cause for cause in causes if cause.suspect is not Suspect.UNKNOWN), None)
+        known = known or next((cause for cause in causes if cause.remedy), None)
         if known is None and any(is_drawn):
             return draw
-        return known or next((cause for cause in found if cause.describe()), UNKNOWN)
+        return known or next((cause for cause in causes if cause.describe()), UNKNOWN)
 
     def _explain_own_shard(self, origin: Origin) -> Explanation:
-        """A gradient that comes from each rank's own shard of the module's output only."""
+        """The cause of a gradient that comes only from each rank's own shard of the output."""
         if origin.own_shard is None:
             return UNKNOWN
         axes = sharding_axes(origin.own_shard, self._axes)
@@ -499,11 +513,11 @@ class _Problems:
         )
 
     def _explain_weights(self, module: str) -> Explanation:
-        """Weights that were wrong before the step."""
-        for name, places in self._examined.unheld.items():
+        """The cause of weights that were wrong before the step."""
+        for name, region in self._parity_result.missing_elements.items():
             if name.rpartition(".")[0] == module:
-                return Explanation(Suspect.WRONG_SLICE, f"no rank holds {name}{places}")
-        for result in self._examined.judged:
+                return Explanation(Suspect.WRONG_SLICE, f"no rank holds {name}{region}")
+        for result in self._parity_result.comparisons:
             is_own = result.case.name.rpartition(".")[0] == module
             if result.case.kind is TensorKind.PARAMETER and is_own:
                 cause = self._explain(result)
@@ -521,7 +535,7 @@ class _Problems:
         return UNKNOWN
 
     def _explain_op(self, op: WrongOp, origin: Origin) -> Explanation:
-        """From what the op takes, which differs already, or is only a shard of what it needs."""
+        """The cause from an op's inputs: they differ, or are only shards of what it needs."""
         module = origin.module
         wrong = [result for result in op.inputs if result.full]
         for result in wrong:
@@ -537,11 +551,11 @@ class _Problems:
             if cause.suspect is not Suspect.UNKNOWN:
                 return self._explain_result(op, cause, origin)
         if op.changed and not wrong:
-            name, ours, theirs = op.changed[0]
+            name, single_value, rank_value = op.changed[0]
             return Explanation(
                 Suspect.SCALED if "scale" in name else Suspect.UNKNOWN,
-                f"its argument {name} is {theirs:.6g} on the ranks and {ours:.6g} on the single "
-                "device",
+                f"its argument {name} is {rank_value:.6g} on the ranks and {single_value:.6g} on "
+                "the single device",
                 remedy="Use the same value on the ranks; if it follows from a size, take that of "
                 "the full model, not that of a shard.",
             )
@@ -565,11 +579,11 @@ class _Problems:
         )
 
     def _explain_result(self, op: WrongOp, cause: Explanation, origin: Origin) -> Explanation:
-        """The cause of an op's result: whether its partial sums are reduced, if wrongly."""
+        """The cause of an op's result: whether its partial sums are reduced over wrong axes."""
         if cause.suspect is not Suspect.MISSING_REDUCTION or not cause.reduction:
             return cause
         if cause.reduction == "sum" and origin.kind is Kind.OUTPUT:
-            reduced = explain_wrong_group(op.outputs[0], origin.judged, cause, self._axes)
+            reduced = explain_wrong_group(op.outputs[0], origin.comparison, cause, self._axes)
             if reduced is not None:
                 return reduced
         verb = "Sum" if cause.reduction == "sum" else "Average"
@@ -578,9 +592,11 @@ class _Problems:
         return dataclasses.replace(cause, remedy=remedy)
 
     def _explain_loss(self) -> Explanation:
-        """From the layout of the outputs that the loss is computed from."""
+        """The cause from the layout of the outputs that the loss is computed from."""
         outputs = [
-            result for result in self._examined.judged if result.case.kind is TensorKind.OUTPUT
+            result
+            for result in self._parity_result.comparisons
+            if result.case.kind is TensorKind.OUTPUT
         ]
         layout = next((result.layout for result in outputs if result.layout is not None), None)
         if layout is None:
@@ -593,8 +609,8 @@ class _Problems:
         return Explanation(Suspect.MISSING_REDUCTION, clause, axes)
 
     def _describe_buffers(self) -> Iterator[Problem]:
-        """Buffers that differ although all else agrees, those of a module together."""
-        groups: dict[str, list[Judged]] = {}
+        """Buffers that differ although all other tensors agree; one problem per module."""
+        groups: dict[str, list[TensorComparison]] = {}
         for result in self._wrong:
             groups.setdefault(result.case.name.rpartition(".")[0], []).append(result)
         for module, group in groups.items():
@@ -613,8 +629,8 @@ class _Problems:
             )
 
     def describe_tensors(self) -> Iterator[Problem]:
-        """Without a place: tensors that differ in the same way, together."""
-        groups: dict[object, list[Judged]] = {}
+        """Problems without a module: tensors that differ in the same way, together."""
+        groups: dict[object, list[TensorComparison]] = {}
         for result in self._wrong:
             cause = self._explain(result)
             groups.setdefault((result.case.kind, result.verdict.agreement, cause.kind), []).append(
@@ -641,15 +657,15 @@ class _Problems:
         return f"Outputs agree. {fact}".strip() if self._outputs_agree else fact.strip()
 
 
-def _say_place(origin: Origin) -> str:
-    """A sentence about where the versions diverge, which claims only what was compared."""
-    at = f"`{origin.at}`" if origin.at else "the model"
-    own = f"`{origin.module}`" if origin.module else "the model"
+def _describe_location(origin: Origin) -> str:
+    """A sentence about where the versions diverge; it states only what was compared."""
+    named_module = f"`{origin.named_module}`" if origin.named_module else "the model"
+    code_module = f"`{origin.module}`" if origin.module else "the model"
     which = f" ({origin.path})" if origin.path not in ("", "[0]") else ""
     match origin.kind:
-        case Kind.OUTPUT if origin.at:
+        case Kind.OUTPUT if origin.named_module:
             agree = "; its inputs agree" if origin.is_first else ""
-            return f"{at} is the first module whose output{which} differs{agree}."
+            return f"{named_module} is the first module whose output{which} differs{agree}."
         case Kind.OUTPUT:
             agree = "; what its modules return agrees" if origin.is_first else ""
             return f"The output of the model{which} is the first tensor that differs{agree}."
@@ -658,11 +674,11 @@ def _say_place(origin: Origin) -> str:
         case Kind.INPUT:
             agree = ", while what it is computed from agrees" if origin.is_first else ""
             return (
-                f"The first tensor that differs is the input{which} of {at}{agree}: the two "
-                f"versions diverge in the code of {own} itself."
+                f"The first tensor that differs is the input{which} of {named_module}{agree}: the "
+                f"two versions diverge in the code of {code_module} itself."
             )
         case Kind.GRADIENT_OF_INPUT:
-            fact = f"The first gradient that differs is that of the input{which} of {at}"
+            fact = f"The first gradient that differs is that of the input{which} of {named_module}"
             return f"{fact}, which its backward returns."
         case Kind.LOSS:
             return (
@@ -671,18 +687,18 @@ def _say_place(origin: Origin) -> str:
             )
         case _:
             return (
-                f"The first gradient that differs is that of the output{which} of {at}: the two "
-                f"versions diverge in the code of {own} itself."
+                f"The first gradient that differs is that of the output{which} of {named_module}: "
+                f"the two versions diverge in the code of {code_module} itself."
             )
 
 
-def _name_place(origin: Origin) -> str:
+def _name_location(origin: Origin) -> str:
     if origin.module is None:
         return "the loss" if origin.kind is Kind.LOSS else "the inputs of the model"
     return origin.module or "the model itself"
 
 
-def _is_gradient_of(result: Judged, names: Sequence[str]) -> bool:
+def _is_gradient_of(result: TensorComparison, names: Sequence[str]) -> bool:
     return result.case.kind is TensorKind.GRADIENT and result.case.name in names
 
 
@@ -697,14 +713,14 @@ def _find_common_module(modules: Sequence[str]) -> str | None:
 
 
 def _is_noise(verdict: TensorVerdict) -> bool:
-    """Whether a gradient is zero but for noise, so that any factor of it would be right."""
+    """Whether a gradient is zero up to noise, so that any factor would fit."""
     return verdict.noise is None or verdict.noise > _NOISY
 
 
 def list_findings(
-    examined: Examined, parity: Parity, problems: Sequence[Problem]
+    parity_result: ParityResult, parity: Parity, problems: Sequence[Problem]
 ) -> Iterator[Finding]:
-    """What a user should act on, and what is worth knowing though nothing is wrong."""
+    """Findings for the problems, and for harmless differences worth knowing."""
     for problem in problems:
         yield Finding(
             rule=problem.rule or f"parity-{problem.cause.suspect.replace('_', '-')}",
@@ -714,7 +730,7 @@ def list_findings(
             remedy=problem.remedy,
             source=problem.source,
         )
-    yield from _find_dtypes(examined)
+    yield from _find_dtypes(parity_result)
     if not problems:
         yield from _find_harmless(parity)
         yield from _find_noisy(parity)
@@ -729,10 +745,10 @@ def list_findings(
         )
 
 
-def _find_dtypes(examined: Examined) -> Iterator[Finding]:
-    """Tensors that the ranks have in another dtype, those of one kind together."""
+def _find_dtypes(parity_result: ParityResult) -> Iterator[Finding]:
+    """Tensors that have another dtype on the ranks; one finding per kind."""
     groups: dict[tuple[TensorKind, torch.dtype, str], list[str]] = {}
-    for result in examined.judged:
+    for result in parity_result.comparisons:
         if result.dtype is not None and result.case.kind is not TensorKind.PARAMETER:
             key = (result.case.kind, result.dtype, result.verdict.dtype)
             groups.setdefault(key, []).append(result.case.name or "the output")
@@ -757,7 +773,7 @@ def _find_dtypes(examined: Examined) -> Iterator[Finding]:
 
 def _find_harmless(parity: Parity) -> Iterator[Finding]:
     rounded = [result for result in parity.tensors if result.agreement is Agreement.ROUNDED]
-    has_agreed = all(result.detail.endswith(AGREES_EXACTLY) for result in rounded)
+    has_agreed = all(result.detail.endswith(AGREES_IN_FP64) for result in rounded)
     confirmed = ": in double precision they agree" if has_agreed else ""
     for agreement, fact, remedy in (
         (
@@ -789,7 +805,7 @@ def _find_harmless(parity: Parity) -> Iterator[Finding]:
 
 
 def _find_noisy(parity: Parity) -> Iterator[Finding]:
-    """Outputs that are so noisy that nearly anything would be called close."""
+    """Outputs so noisy that nearly any value would count as close."""
     for result in parity.tensors:
         is_output = result.kind is TensorKind.OUTPUT and result.agreement is Agreement.CLOSE
         if is_output and result.detail != CONFIRMED and (result.noise or 0.0) > _NOISY:

@@ -1,4 +1,4 @@
-"""The parallel version as real ranks: processes of their own that meet in a gloo group."""
+"""Runs the ranks of a parallel version as processes of a gloo group."""
 
 from __future__ import annotations
 
@@ -22,53 +22,53 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardscope.errors import ParityError, RankError, ShardscopeError
-from shardscope.parallel.parity.looks import Look
-from shardscope.parallel.parity.outcome import Outcome
-from shardscope.parallel.parity.ranks import share
-from shardscope.parallel.parity.task import Task
-from shardscope.parallel.parity.variants import AS_IT_IS, Variant
+from shardscope.parallel.equivalence.result import StepResult
+from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant
+from shardscope.parallel.equivalence.step import Task
+from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.ranks import share_equal_tensors
 
 __all__ = ["Processes"]
 
-_TIMEOUT = timedelta(minutes=5)  # for a rank that waits for another
-_PATIENCE_S = 10  # for a process that was told to end
-_MOMENT_S = 0.5  # for others to say what happened to them
+_TIMEOUT = timedelta(minutes=5)  # of collectives
+_JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated
+_FAILURE_GRACE_S = 0.5  # for other ranks to report failures
 
 
-class Living(Protocol):
-    """A version that can be sent to another process, to be one of its ranks there."""
+class SendableVersion(Protocol):
+    """A version that can be sent to another process, to run as one of its ranks."""
 
     @property
     def model(self) -> nn.Module:
-        """The original."""
+        """The original model."""
 
     @property
     def axes(self) -> Mapping[str, int]:
-        """Of the mesh."""
+        """Names and sizes of the mesh axes."""
 
     @property
     def task(self) -> Task:
-        """What a step is."""
+        """The step to run."""
 
     @property
     def batch_axes(self) -> Sequence[str]:
-        """Those along which the batch is sharded."""
+        """The mesh axes along which the batch is sharded."""
 
     @property
     def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded there."""
+        """The dim of the inputs that is sharded along the batch axes."""
 
-    def live(
-        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
-    ) -> Outcome:
-        """Be one rank."""
+    def run_as_rank(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> StepResult:
+        """Run a step as one rank of the mesh."""
 
 
 @final
 class Processes:
-    """A version whose ranks are processes; they are begun when first needed, and kept."""
+    """A version whose ranks are processes, which start when first needed and then stay."""
 
-    def __init__(self, version: Living) -> None:
+    def __init__(self, version: SendableVersion) -> None:
         self._version = version
         self._ranks: list[tuple[BaseProcess, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="shardscope-")
@@ -76,46 +76,48 @@ class Processes:
 
     @property
     def model(self) -> nn.Module:
-        """The original."""
+        """The original model."""
         return self._version.model
 
     @property
     def axes(self) -> Mapping[str, int]:
-        """Of the mesh."""
+        """Names and sizes of the mesh axes."""
         return self._version.axes
 
     @property
     def task(self) -> Task:
-        """What a step is."""
+        """The step to run."""
         return self._version.task
 
     @property
     def batch_axes(self) -> Sequence[str]:
-        """Those along which the batch is sharded."""
+        """The mesh axes along which the batch is sharded."""
         return self._version.batch_axes
 
     @property
     def batch_dim(self) -> int:
-        """The dim of the inputs that is sharded there."""
+        """The dim of the inputs that is sharded along the batch axes."""
         return self._version.batch_dim
 
-    def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
-        """What each rank gave."""
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank."""
         if not self._ranks:
             self._start()
         self._num_runs += 1
         for _, pipe in self._ranks:
-            with suppress(OSError):  # one that has ended says so below
-                pipe.send((self._num_runs, variant, look))
+            with suppress(OSError):  # a process that has ended is reported below
+                pipe.send((self._num_runs, variant, probe_spec))
         self._await()
         first: dict[Any, torch.Tensor] = {}
         return [
-            share(_load(self._outcome(self._num_runs, rank)), first)
+            share_equal_tensors(_load(self._result_path(self._num_runs, rank)), first)
             for rank in range(len(self._ranks))
         ]
 
     def close(self) -> None:
-        """End the ranks, and remove what they wrote."""
+        """End the ranks, and remove the files they wrote."""
         self._end()
         self._folder.cleanup()
 
@@ -134,30 +136,34 @@ class Processes:
         store = Path(self._folder.name, f"store-{self._num_runs}")
         size = _size(self._version.axes)
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            args = (rank, size, str(payload), str(store), self._folder.name, theirs)
-            process = context.Process(target=_live, args=args, name=f"rank {rank}", daemon=True)
+            parent_pipe, child_pipe = context.Pipe()
+            args = (rank, size, str(payload), str(store), self._folder.name, child_pipe)
+            process = context.Process(
+                target=_run_rank_process, args=args, name=f"rank {rank}", daemon=True
+            )
             process.start()
-            theirs.close()
-            self._ranks.append((process, ours))
+            child_pipe.close()
+            self._ranks.append((process, parent_pipe))
 
     def _await(self) -> None:
-        """Wait until all ranks have run, or one has failed; then the others end too."""
+        """Wait until all ranks have run; if a rank fails, end the others and raise."""
         pending = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
         failures: dict[int, str] = {}
         while pending:
-            # Those that lose a peer fail too: who fails at the same moment is heard as well.
-            ready = wait(list(pending), _MOMENT_S if failures else None)
+            # Ranks that lose a peer fail too: collect failures that follow shortly after.
+            ready = wait(list(pending), _FAILURE_GRACE_S if failures else None)
             for pipe in ready:
                 assert isinstance(pipe, Connection)
-                rank, said = pending.pop(pipe), _receive(pipe)
-                if said is not None:
-                    failures[rank] = said
+                rank, failure = pending.pop(pipe), _receive(pipe)
+                if failure is not None:
+                    failures[rank] = failure
             if failures and not ready:
                 break
         if failures:
             self._end()
-            rank = min(failures, key=lambda one: (_is_consequence(failures[one]), one))
+            rank = min(
+                failures, key=lambda candidate: (_is_consequence(failures[candidate]), candidate)
+            )
             raise RankError(f"rank {rank} failed: {failures[rank]}", rank=rank)
 
     def _end(self) -> None:
@@ -165,22 +171,22 @@ class Processes:
             pipe.close()
             process.terminate()
         for process, _ in self._ranks:
-            process.join(_PATIENCE_S)
+            process.join(_JOIN_TIMEOUT_S)
             if process.is_alive():
                 process.kill()
         self._ranks.clear()
 
-    def _outcome(self, run: int, rank: int) -> Path:
+    def _result_path(self, run: int, rank: int) -> Path:
         return Path(self._folder.name, f"outcome-{run}-{rank}")
 
 
 def _receive(pipe: Connection) -> str | None:
-    """How a rank failed, or None."""
+    """The failure of a rank as text; None if it succeeded."""
     try:
-        said: str | None = pipe.recv()
+        failure: str | None = pipe.recv()
     except (EOFError, OSError):
         return "its process ended"
-    return said
+    return failure
 
 
 def _is_consequence(failure: str) -> bool:
@@ -189,19 +195,19 @@ def _is_consequence(failure: str) -> bool:
 
 def _size(axes: Mapping[str, int]) -> int:
     size = 1
-    for one in axes.values():
-        size *= one
+    for axis_size in axes.values():
+        size *= axis_size
     return size
 
 
-def _load(path: Path) -> Outcome:
-    outcome: Outcome = torch.load(path, weights_only=False)
+def _load(path: Path) -> StepResult:
+    step_result: StepResult = torch.load(path, weights_only=False)
     path.unlink()
-    return outcome
+    return step_result
 
 
-def _pack(version: Living) -> bytes:
-    """What a rank needs, and the files of modules that it could not import by their names."""
+def _pack(version: SendableVersion) -> bytes:
+    """The version, pickled, with the files of modules that a rank could not import by name."""
     try:
         packed = pickle.dumps(version)
     except Exception as error:
@@ -218,7 +224,7 @@ def _pack(version: Living) -> bytes:
     return pickle.dumps((modules, packed))
 
 
-def _unpack(path: str) -> Living:
+def _unpack(path: str) -> SendableVersion:
     modules, packed = pickle.loads(Path(path).read_bytes())
     for name, file in modules.items():
         spec = spec_from_file_location(name, file)
@@ -227,12 +233,14 @@ def _unpack(path: str) -> Living:
         module = module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-    version: Living = pickle.loads(packed)
+    version: SendableVersion = pickle.loads(packed)
     return version
 
 
-def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Connection) -> None:
-    """Be a rank until nobody asks any more."""
+def _run_rank_process(
+    rank: int, size: int, payload: str, store: str, folder: str, pipe: Connection
+) -> None:
+    """Run as a rank until the parent closes the pipe."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
@@ -244,15 +252,15 @@ def _live(rank: int, size: int, payload: str, store: str, folder: str, pipe: Con
         axes = version.axes
         mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
         while True:
-            run, variant, look = pipe.recv()
+            run, variant, probe_spec = pipe.recv()
             with torch.compiler.set_stance("force_eager"):
-                outcome = version.live(mesh, variant, look)
-            torch.save(outcome, Path(folder, f"outcome-{run}-{rank}"))
+                step_result = version.run_as_rank(mesh, variant, probe_spec)
+            torch.save(step_result, Path(folder, f"outcome-{run}-{rank}"))
             pipe.send(None)
     except EOFError:
         pass
-    except BaseException as error:  # noqa: BLE001 - it is told, and raised where it was asked for
-        is_ours = isinstance(error, ShardscopeError)
+    except BaseException as error:  # noqa: BLE001 - sent to the parent and raised there
+        is_shardscope_error = isinstance(error, ShardscopeError)
         with suppress(OSError):
-            pipe.send(str(error) if is_ours else f"{type(error).__name__}: {error}")
+            pipe.send(str(error) if is_shardscope_error else f"{type(error).__name__}: {error}")
         raise SystemExit(1) from None

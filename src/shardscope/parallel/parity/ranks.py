@@ -1,4 +1,4 @@
-"""The parallel version: a step on every rank, each with its own copy of the original."""
+"""The eager parallel version: runs a step on every rank, each with a copy of the original."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from shardscope._torch.played_group import OWN
-from shardscope._torch.propagation import quiet_collectives
-from shardscope._torch.random_state import seed_generators
+from shardscope._torch.dtensor import quiet_collectives
+from shardscope._torch.process_groups.threaded import OWN
+from shardscope._torch.snapshot import seed_generators
 from shardscope.errors import ParityError
-from shardscope.parallel.parity.execute import execute, named_parameters
-from shardscope.parallel.parity.looks import Look
-from shardscope.parallel.parity.names import OriginalNames
-from shardscope.parallel.parity.outcome import Key, Outcome, Region, tie_names
-from shardscope.parallel.parity.single import copy_model
-from shardscope.parallel.parity.task import Task, shard_batch
-from shardscope.parallel.parity.variants import AS_IT_IS, Variant
+from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
+from shardscope.parallel.equivalence.runs import AS_IT_IS, Variant, copy_model
+from shardscope.parallel.equivalence.step import (
+    OriginalNames,
+    Task,
+    execute,
+    named_parameters,
+    shard_batch,
+)
+from shardscope.parallel.parity.probe_spec import ProbeSpec
 from shardscope.record import TensorKind
-from shardscope.world.play import play
+from shardscope.world.threaded_ranks import run_ranks_in_threads
 
-__all__ = ["Eager", "Parallelize", "run_rank", "share"]
+__all__ = ["EagerVersion", "Parallelize", "run_rank", "share_equal_tensors"]
 
 Parallelize = Callable[[nn.Module, DeviceMesh], Any]
 """Shards a model, in place or by returning another, as TARGETs do."""
@@ -35,8 +38,8 @@ Parallelize = Callable[[nn.Module, DeviceMesh], Any]
 
 @final
 @dataclass(frozen=True, eq=False)
-class Eager:
-    """A model that `parallelize` shards on a mesh of these axes, rank by rank.
+class EagerVersion:
+    """A model that the user's `parallelize` shards on a mesh of these axes, on each rank.
 
     Along `batch_axes` each rank has a shard of the batch; along other axes it is replicated.
     """
@@ -49,32 +52,38 @@ class Eager:
     batch_dim: int = 0
     device: str = "cpu"
 
-    def live(
-        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, look: Look | None = None
-    ) -> Outcome:
+    def run_as_rank(
+        self, mesh: DeviceMesh, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> StepResult:
         """Run a step as one rank."""
-        return run_rank(self, mesh, variant, look)
+        return run_rank(self, mesh, variant, probe_spec)
 
-    def run(self, variant: Variant = AS_IT_IS, look: Look | None = None) -> list[Outcome]:
-        """The outcome of each rank; all run in this process."""
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank; all ranks run in this process."""
         first: dict[Any, torch.Tensor] = {}
 
-        def live(_: int, mesh: DeviceMesh) -> Outcome:
-            return share(run_rank(self, mesh, variant, look), first)
+        def run(_: int, mesh: DeviceMesh) -> StepResult:
+            return share_equal_tensors(run_rank(self, mesh, variant, probe_spec), first)
 
-        return play(self.axes, live, device=self.device)
+        return run_ranks_in_threads(self.axes, run, device=self.device)
 
 
-def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None = None) -> Outcome:
+def run_rank(
+    version: EagerVersion, mesh: DeviceMesh, variant: Variant, probe_spec: ProbeSpec | None = None
+) -> StepResult:
     """Run a step as one rank: copy the model, shard the copy, call it."""
-    own = copy_model(eager.model)
-    task = _own_task(eager, mesh)
+    model_copy = copy_model(version.model)
+    task = _own_task(version, mesh)
     gather = _Gatherer()
     seed_generators(task.seed)
-    with variant.applied(own, task) as applied:
-        names = OriginalNames(own, {} if look is None else look.renamed.get(dist.get_rank(), {}))
-        sharded = eager.parallelize(own, mesh)
-        model = sharded if isinstance(sharded, nn.Module) else own
+    with variant.applied(model_copy, task) as applied:
+        names = OriginalNames(
+            model_copy, {} if probe_spec is None else probe_spec.renamed.get(dist.get_rank(), {})
+        )
+        sharded = version.parallelize(model_copy, mesh)
+        model = sharded if isinstance(sharded, nn.Module) else model_copy
         _check_supported(model)
         variant.adapt(model)
         named = {name: tensor for name, tensor in names.parameters(model) if not tensor.is_meta}
@@ -82,17 +91,17 @@ def run_rank(eager: Eager, mesh: DeviceMesh, variant: Variant, look: Look | None
         frozen = frozenset(name for name, tensor in named.items() if not tensor.requires_grad)
         parameters = {name: tensor.detach() for name, tensor in named.items()}
         full = gather(TensorKind.PARAMETER, parameters)
-        originals = dict(named_parameters(eager.model))
+        originals = dict(named_parameters(version.model))
         changed = {} if variant.is_marked else dict(_find_changed(full, originals))
         if variant.is_marked:
-            return Outcome([], {}, {}, parameters=full, ties=ties)
-        if torch.initial_seed() == task.seed:  # unless the program gave this rank one of its own
+            return StepResult([], {}, {}, parameters=full, ties=ties)
+        if torch.initial_seed() == task.seed:  # unless the program has set a seed for this rank
             seed_generators(task.seed)
-        probe = None if look is None else look.make_probe()
-        outcome = execute(model, applied, names=names, gather=gather, probe=probe)
+        probe = None if probe_spec is None else probe_spec.make_probe()
+        step_result = execute(model, applied, names=names, gather=gather, probe=probe)
         tensors = {name for name, _ in (*names.parameters(model), *names.buffers(model))}
     return replace(
-        outcome,
+        step_result,
         parameters=changed,
         absent=frozenset(originals.keys() - parameters.keys()),
         added=frozenset(tensors - names.known),
@@ -110,17 +119,19 @@ def _check_supported(model: nn.Module) -> None:
         )
 
 
-def _own_task(eager: Eager, mesh: DeviceMesh) -> Task:
+def _own_task(version: EagerVersion, mesh: DeviceMesh) -> Task:
     num_shards, index = 1, 0
-    for axis in eager.batch_axes:
-        num_shards *= eager.axes[axis]
-        index = index * eager.axes[axis] + mesh.get_local_rank(axis)
+    for axis in version.batch_axes:
+        num_shards *= version.axes[axis]
+        index = index * version.axes[axis] + mesh.get_local_rank(axis)
     if num_shards == 1:
-        return eager.task
-    inputs = shard_batch(eager.task.inputs, dim=eager.batch_dim, num_shards=num_shards, index=index)
+        return version.task
+    inputs = shard_batch(
+        version.task.inputs, dim=version.batch_dim, num_shards=num_shards, index=index
+    )
     # Gradients are averaged over ranks; the default loss is a sum.
-    is_summed = eager.task.loss is None and eager.task.step is None
-    return eager.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
+    is_summed = version.task.loss is None and version.task.step is None
+    return version.task.with_inputs(inputs, loss_scale=float(num_shards) if is_summed else 1.0)
 
 
 def _find_changed(
@@ -135,24 +146,24 @@ def _find_changed(
 
 @final
 class _Gatherer:
-    """Gathers DTensors into full tensors; every rank calls it, though perhaps with other names.
+    """Gathers DTensors into full tensors; every rank calls it, perhaps with different names.
 
-    It has its own process group, so that a collective which the program did not finish is not
+    It has its own process group, so that a collective that the program left unfinished is not
     matched with one of these.
     """
 
     def __init__(self) -> None:
         self._group = dist.new_group(group_desc=f"{OWN}the end of its step")
-        self.regions: dict[Key, Region] = {}  # what this rank holds of the gathered tensors
+        self.regions: dict[Key, Region] = {}  # the part of gathered tensors that this rank stores
 
     def __call__(self, kind: TensorKind, named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        own = [name for name, tensor in named.items() if isinstance(tensor, DTensor)]
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, own, group=self._group)
-        common = set(own).intersection(*everyone)
-        full: dict[int, torch.Tensor] = {}  # tied tensors stay one
+        dtensor_names = [name for name, tensor in named.items() if isinstance(tensor, DTensor)]
+        names_by_rank: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(names_by_rank, dtensor_names, group=self._group)
+        common = set(dtensor_names).intersection(*names_by_rank)
+        full: dict[int, torch.Tensor] = {}  # one entry per tensor object: tied tensors stay tied
         with quiet_collectives(), torch.no_grad():
-            for name in everyone[0]:
+            for name in names_by_rank[0]:
                 if name in common and id(named[name]) not in full:
                     full[id(named[name])] = _make_full(named[name])
             for name in common:
@@ -160,7 +171,7 @@ class _Gatherer:
                 if region is not None:
                     self.regions[kind, name] = region
         return {
-            name: full[id(tensor)] if id(tensor) in full else _strip(tensor)
+            name: full[id(tensor)] if id(tensor) in full else _to_local(tensor)
             for name, tensor in named.items()
         }
 
@@ -171,7 +182,7 @@ def _make_full(tensor: Any) -> torch.Tensor:
 
 
 def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
-    """What this rank holds of a DTensor; None where it is not known, as of partial sums.
+    """The part of a DTensor that this rank stores; None if unknown, as for partial sums.
 
     Where two mesh axes shard one dim, either may come first, so the values decide.
     """
@@ -181,7 +192,7 @@ def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
     steps = [
         (placement.dim, tensor.device_mesh.size(axis), coordinate[axis])
         for axis, placement in enumerate(tensor.placements)
-        if hasattr(placement, "dim")  # both kinds of shards
+        if hasattr(placement, "dim")  # Shard and _StridedShard
     ]
     for ordered in (steps, steps[::-1]):
         region = [(0, size) for size in full.shape]
@@ -189,13 +200,13 @@ def _find_region(tensor: Any, full: torch.Tensor) -> Region | None:
             start, stop = region[dim]
             size = -(-(stop - start) // num_shards)
             region[dim] = (min(start + index * size, stop), min(start + (index + 1) * size, stop))
-        own = full[tuple(slice(*bounds) for bounds in region)]
-        if own.shape == local.shape and torch.equal(own, local):
+        expected = full[tuple(slice(*bounds) for bounds in region)]
+        if expected.shape == local.shape and torch.equal(expected, local):
             return tuple(region)
     return None
 
 
-def _strip(tensor: Any) -> torch.Tensor:
+def _to_local(tensor: Any) -> torch.Tensor:
     """The local tensor of a DTensor that not all ranks have."""
     local: torch.Tensor = tensor
     if isinstance(tensor, DTensor):
@@ -203,16 +214,25 @@ def _strip(tensor: Any) -> torch.Tensor:
     return local
 
 
-def share(outcome: Outcome, first: dict[Any, torch.Tensor]) -> Outcome:
-    """The outcome with equal tensors of earlier ranks in place of its own, to save memory."""
-    groups = (outcome.gradients, outcome.buffers, outcome.parameters, outcome.seen)
+def share_equal_tensors(step_result: StepResult, first: dict[Any, torch.Tensor]) -> StepResult:
+    """The result with tensors equal to an earlier rank's replaced by those, to save memory."""
+    groups = (
+        step_result.gradients,
+        step_result.buffers,
+        step_result.parameters,
+        step_result.snapshots,
+    )
     for index, group in enumerate(groups):
         for name, tensor in group.items():
             known = first.setdefault((index, name), tensor)
             if known is not tensor and _is_same(known, tensor):
                 group[name] = known
-    return outcome
+    return step_result
 
 
-def _is_same(own: torch.Tensor, other: torch.Tensor) -> bool:
-    return own.dtype == other.dtype and own.shape == other.shape and torch.equal(own, other)
+def _is_same(tensor: torch.Tensor, reference: torch.Tensor) -> bool:
+    return (
+        tensor.dtype == reference.dtype
+        and tensor.shape == reference.shape
+        and torch.equal(tensor, reference)
+    )

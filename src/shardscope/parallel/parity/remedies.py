@@ -1,4 +1,4 @@
-"""What to do about a cause, which follows from what was seen of it."""
+"""Suggests a remedy for a cause and the kind of tensor that differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIXED = {
 
 
 def suggest(cause: Explanation, kind: Kind) -> str:
-    """A sentence or two; `kind` is what differs first."""
+    """The remedy in a sentence or two; `kind` is the tensor that differs first."""
     if cause.remedy:
         return cause.remedy
     over = " and ".join(cause.axes) or "the axis"
@@ -29,7 +29,7 @@ def suggest(cause: Explanation, kind: Kind) -> str:
         case Suspect.MISSING_REDUCTION:
             return _suggest_reduction(cause, kind, over)
         case Suspect.DOUBLE_REDUCTION:
-            return _suggest_one_reduction(cause, kind, over)
+            return _suggest_single_reduction(cause, kind, over)
         case Suspect.SCALED if cause.axes:
             return (
                 f"Compute the factor over all ranks of {over}, not on each rank by itself: "
@@ -95,7 +95,7 @@ def _suggest_reduction(cause: Explanation, kind: Kind, over: str) -> str:
     }.get(kind, f"Average its output over {over} with an all-reduce.")
 
 
-def _suggest_one_reduction(cause: Explanation, kind: Kind, over: str) -> str:
+def _suggest_single_reduction(cause: Explanation, kind: Kind, over: str) -> str:
     is_forward = kind in (Kind.OUTPUT, Kind.INPUT)
     if cause.ratio is None:
         return "Add the bias once: after the reduction, or on one rank only."

@@ -1,8 +1,7 @@
 """Tied parameters that sharding turned into several, and whether that is an error.
 
-A broken tie is a fact of the parallel model's structure: names that share one parameter in the
-original do not share one there. It is an error unless the program itself gives all copies the
-gradient of the tied parameter.
+A tie is broken if names that share one parameter in the original do not share one in the parallel
+model. That is an error unless the program gives all copies the gradient of the tied parameter.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import final
 
 import torch
 
-from shardscope.numerics.noise import as_exact, measure
+from shardscope.numerics.noise import measure, to_fp64_on_cpu
+from shardscope.parallel.equivalence.compare import TensorComparison
+from shardscope.parallel.equivalence.result import StepResult, tie_names
 from shardscope.parallel.parity.causes import Explanation
-from shardscope.parallel.parity.judge import Judged
-from shardscope.parallel.parity.outcome import Outcome, tie_names
 from shardscope.record import Suspect
 
 __all__ = ["BrokenTie", "explain_tie", "find_broken_ties"]
@@ -27,9 +26,9 @@ __all__ = ["BrokenTie", "explain_tie", "find_broken_ties"]
 class BrokenTie:
     """Parameters of the parallel model that are one parameter in the original.
 
-    `names` has all names of the original's parameter, `copies` one name for each of the parameters
-    that it became. They are on one rank, or, if `is_across_ranks`, each is on other ranks, such as
-    those of another pipeline stage.
+    `names` has all names of the original's parameter, `copies` one name for each parameter that
+    it became. The copies are on one rank, or, with `is_across_ranks`, on different ranks, such
+    as those of different pipeline stages.
     """
 
     names: tuple[str, ...]
@@ -38,10 +37,10 @@ class BrokenTie:
     is_across_ranks: bool = False
 
 
-def find_broken_ties(reference: Outcome, ranks: Sequence[Outcome]) -> Iterator[BrokenTie]:
+def find_broken_ties(reference: StepResult, ranks: Sequence[StepResult]) -> Iterator[BrokenTie]:
     """The tied parameters of the original that are several parameters on the ranks.
 
-    Whether this is an error depends on their gradients, which the parallel model may sum itself.
+    Whether this is an error depends on their gradients, which the parallel model may sum.
     """
     groups: dict[str, list[str]] = {}
     for name, first in tie_names(reference.parameters).items():
@@ -55,9 +54,12 @@ def find_broken_ties(reference: Outcome, ranks: Sequence[Outcome]) -> Iterator[B
             most = tuple(
                 dict.fromkeys(
                     copy
-                    for copies, own in zip(copies_of, name_sets, strict=True)
+                    for copies, names_here in zip(copies_of, name_sets, strict=True)
                     for copy in copies
-                    if any(other and not own & other for other in name_sets)
+                    if any(
+                        names_elsewhere and not names_here & names_elsewhere
+                        for names_elsewhere in name_sets
+                    )
                 )
             )
         if len(most) > 1:
@@ -68,7 +70,7 @@ def find_broken_ties(reference: Outcome, ranks: Sequence[Outcome]) -> Iterator[B
 
 
 def _list_copies(names: Sequence[str], ties: Mapping[str, str]) -> tuple[str, ...]:
-    """One of the names for each parameter that has some of them."""
+    """For each parameter behind these names, the first of its names."""
     copies: dict[str, str] = {}
     for name in names:
         if name in ties:
@@ -77,12 +79,16 @@ def _list_copies(names: Sequence[str], ties: Mapping[str, str]) -> tuple[str, ..
 
 
 def explain_tie(
-    tie: BrokenTie, gradients: Sequence[Judged], *, num_compared: int, changed: Sequence[str]
+    tie: BrokenTie,
+    gradients: Sequence[TensorComparison],
+    *,
+    num_compared: int,
+    changed: Sequence[str],
 ) -> Explanation | None:
-    """What is wrong with a broken tie; None if nothing is.
+    """The explanation of a broken tie; None if it is no error.
 
-    `gradients` are those of its copies that differ from the tied parameter's, of `num_compared`
-    that were compared, and `changed` its copies whose values differ before the step.
+    `gradients` are the gradients of copies that differ from the tied parameter's, of
+    `num_compared`; `changed` names the copies whose values differ before the step.
     """
     is_unused = num_compared < 2 and not tie.frozen and not tie.is_across_ranks
     if not gradients or is_unused or _is_same_on_copies(tie, gradients):
@@ -97,7 +103,7 @@ def explain_tie(
     elif changed:
         verb = "has" if len(changed) == 1 else "have"
         clause += f", and {' and '.join(changed)} {verb} other values already before the step"
-    elif _add_up(gradients, is_over_ranks=tie.is_across_ranks):
+    elif _is_sum_of_copies(gradients, is_over_ranks=tie.is_across_ranks):
         clause += ", each with a part of the gradient"
     else:
         clause += ", and their gradients differ"
@@ -113,8 +119,8 @@ def explain_tie(
     return Explanation(Suspect.BROKEN_TIE, clause, remedy=remedy)
 
 
-def _is_same_on_copies(tie: BrokenTie, gradients: Sequence[Judged]) -> bool:
-    """Whether the copies of a tied parameter have the same gradient, as if they were tied."""
+def _is_same_on_copies(tie: BrokenTie, gradients: Sequence[TensorComparison]) -> bool:
+    """Whether all copies of a tied parameter have the same gradient, as if still tied."""
     floor = gradients[0].case.floor
     if tie.frozen or floor is None or not all(result.full for result in gradients):
         return False
@@ -124,17 +130,24 @@ def _is_same_on_copies(tie: BrokenTie, gradients: Sequence[Judged]) -> bool:
         return False
     else:
         full = [result.full for result in gradients]
-        pairs = [pair for own in full[1:] for pair in zip(full[0], own, strict=True)]
-    limit = floor.at(4.0)
-    return all(limit.allows(measure(as_exact(own), as_exact(other))) for own, other in pairs)
+        pairs = [
+            pair
+            for copy_gradients in full[1:]
+            for pair in zip(full[0], copy_gradients, strict=True)
+        ]
+    limit = floor.scale_by(4.0)
+    return all(
+        limit.allows(measure(to_fp64_on_cpu(gradient), to_fp64_on_cpu(copy_gradient)))
+        for gradient, copy_gradient in pairs
+    )
 
 
-def _add_up(gradients: Sequence[Judged], *, is_over_ranks: bool) -> bool:
-    """Whether the gradients of copies are parts of the gradient of the tied parameter."""
+def _is_sum_of_copies(gradients: Sequence[TensorComparison], *, is_over_ranks: bool) -> bool:
+    """Whether the gradients of the copies sum to the gradient of the tied parameter."""
     first = gradients[0]
     if first.case.target is None or first.case.floor is None or not all(r.full for r in gradients):
         return False
     tensors = first.full if is_over_ranks else [result.full[0] for result in gradients]
-    parts = {id(tensor): as_exact(tensor) for tensor in tensors}
+    parts = {id(tensor): to_fp64_on_cpu(tensor) for tensor in tensors}
     total = torch.stack(list(parts.values())).sum(0)
-    return first.case.floor.at(4.0).allows(measure(total, first.case.target))
+    return first.case.floor.scale_by(4.0).allows(measure(total, first.case.target))

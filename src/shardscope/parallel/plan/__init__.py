@@ -1,1 +1,1 @@
-"""What the user asks for: styles and placements by name, checked against the program."""
+"""Plans: styles and placements by name, parsed and resolved against a program and a mesh."""

@@ -1,15 +1,21 @@
-"""A plan: which module or tensor lies how, as the user wrote it, in one form."""
+"""A plan: the style or placements of each module or tensor, in one form; also read from and
+written as TOML.
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, final
 
-from shardscope.errors import PlanError
-from shardscope.parallel.plan.entries import Entry, Styles, read_entry
-from shardscope.parallel.plan.spelling import spell
+from shardscope.errors import OutputError, PlanError
+from shardscope.parallel.plan.io_constraints import IOConstraint, read_io_constraint
+from shardscope.parallel.plan.parse import Entry, Styles, TomlValue, read_entry, style_table
+from shardscope.parallel.plan.placement_syntax import format_placement
 from shardscope.parallel.plan.styles import (
     Colwise,
     ModuleInput,
@@ -18,13 +24,108 @@ from shardscope.parallel.plan.styles import (
     Rowwise,
     Sequence,
 )
-from shardscope.parallel.plan.tables import Plain, style_table
-from shardscope.parallel.plan.toml import read_toml, write_toml
 from shardscope.parallel.plan.torch_styles import is_torch_style
 from shardscope.parallel.plan.transformers import read_transformers
-from shardscope.parallel.plan.values import Wish, read_wish
+from shardscope.record import read_text_file, write_file
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "read_toml", "toml_of", "write_toml"]
+
+
+_TABLES = ("plan", "inputs", "outputs")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_UNSAFE = re.compile(r'["\\\x00-\x1f\x7f]')
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read_toml(path: str | PathLike[str]) -> dict[str, dict[str, Any]]:
+    """The tables of a plan file; those that the file lacks are empty."""
+    try:
+        tables = tomllib.loads(read_text_file(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PlanError(
+            f"The plan {str(path)!r} cannot be read: {reason}. Check the path."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(
+            f"The plan {str(path)!r} is not TOML: {error}. Write entries under [plan], such as "
+            '"layers.*.wq" = "colwise".'
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PlanError(
+            f"The plan {str(path)!r} is not text in UTF-8 (byte {error.start}). Give a TOML file."
+        ) from error
+    except RecursionError as error:
+        raise PlanError(
+            f"The plan {str(path)!r} is nested too deeply. Write entries under [plan]."
+        ) from error
+    except ValueError as error:  # a path with a null byte, or a number of thousands of digits
+        raise PlanError(f"The plan {str(path)!r} cannot be read: {error}. Correct it.") from error
+    return {name: _table(tables, name, str(path)) for name in _check_tables(tables, str(path))}
+
+
+def write_toml(path: str | PathLike[str], tables: Mapping[str, Mapping[str, TomlValue]]) -> None:
+    """Write the tables to the file, in their order."""
+    try:
+        if Path(path).is_fifo():
+            write_file(toml_of(tables).encode(), path)  # raises if nothing reads the pipe
+        else:
+            Path(path).write_text(toml_of(tables), encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"The plan cannot be written to {str(path)!r}: {reason}.") from error
+
+
+def toml_of(tables: Mapping[str, Mapping[str, TomlValue]]) -> str:
+    """The tables as TOML; empty ones are left out."""
+    blocks = [
+        "\n".join(
+            [f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+        )
+        for name, table in tables.items()
+        if table
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _check_tables(tables: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    unknown = [name for name in tables if name not in _TABLES]
+    if unknown:
+        raise PlanError(
+            f"The plan {path!r} has {unknown[0]!r} at its top level, which plans do not have. "
+            "Write entries under [plan], [inputs] or [outputs]."
+        )
+    return _TABLES
+
+
+def _table(tables: Mapping[str, Any], name: str, path: str) -> dict[str, Any]:
+    table = tables.get(name, {})
+    if not isinstance(table, dict):
+        raise PlanError(f"The plan {path!r} has {name} = {table!r}. Make it a table: [{name}].")
+    return table
+
+
+def _key(text: str) -> str:
+    return text if _BARE_KEY.fullmatch(text) else _quote(text)
+
+
+def _quote(text: str) -> str:
+    return f'"{_UNSAFE.sub(_escape, text)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    return _ESCAPES.get(match[0]) or f"\\u{ord(match[0]):04x}"
+
+
+def _value(value: TomlValue) -> str:
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())} }}"
+    return str(value)
+
 
 _MAX_REPR = 240  # characters of entries
 _STYLES = (Colwise, Rowwise, Sequence, Replicated, ModuleInput, ModuleOutput)
@@ -46,8 +147,8 @@ class Plan:
     """
 
     entries: tuple[Entry, ...]
-    inputs: tuple[Wish, ...]
-    outputs: tuple[Wish, ...]
+    inputs: tuple[IOConstraint, ...]
+    outputs: tuple[IOConstraint, ...]
 
     def __init__(
         self,
@@ -56,12 +157,14 @@ class Plan:
         inputs: Mapping[Any, Any] | None = None,  # keys are paths or positions
         outputs: Mapping[Any, Any] | None = None,
     ) -> None:
-        read = [read_entry(*item) for item in _items(entries, "plan", "{'layers.*.wq': Colwise()}")]
-        object.__setattr__(self, "entries", tuple(read))
+        parsed = [
+            read_entry(*item) for item in _items(entries, "plan", "{'layers.*.wq': Colwise()}")
+        ]
+        object.__setattr__(self, "entries", tuple(parsed))
         for side, values in (("inputs", inputs), ("outputs", outputs)):
             items = _items(values, f"plan's {side}", "{'tokens': {'dp': Shard(0)}}")
-            wishes = tuple(read_wish(key, value, side=side) for key, value in items)
-            object.__setattr__(self, side, wishes)
+            constraints = tuple(read_io_constraint(key, value, side=side) for key, value in items)
+            object.__setattr__(self, side, constraints)
 
     @staticmethod
     def of(given: Any) -> Plan:
@@ -120,17 +223,18 @@ class Plan:
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write the plan as TOML, which `Plan.read` reads."""
-        entries = {entry.pattern: _plain_entry(entry) for entry in self.entries}
+        entries = {entry.pattern: _entry_to_toml(entry) for entry in self.entries}
         inputs, outputs = (
-            {wish.key: wish.plain() for wish in side} for side in (self.inputs, self.outputs)
+            {constraint.key: constraint.to_toml() for constraint in side}
+            for side in (self.inputs, self.outputs)
         )
         write_toml(path, {"plan": entries, "inputs": inputs, "outputs": outputs})
 
     def __repr__(self) -> str:
         parts = [f"{{{_shorten(self.entries)}}}"]
         for side in ("inputs", "outputs"):
-            if wishes := getattr(self, side):
-                parts.append(f"{side}={{{_shorten(wishes)}}}")
+            if constraints := getattr(self, side):
+                parts.append(f"{side}={{{_shorten(constraints)}}}")
         return f"Plan({', '.join(parts)})"
 
 
@@ -154,14 +258,14 @@ def _items(values: Any, what: str, example: str) -> list[tuple[Any, Any]]:
     return list(values.items())
 
 
-def _plain_entry(entry: Entry) -> Plain:
+def _entry_to_toml(entry: Entry) -> TomlValue:
     if entry.in_order:
-        return [spell(one) for one in entry.in_order]
+        return [format_placement(placement) for placement in entry.in_order]
     if entry.by_axis[0][0] is None:
-        return _plain_styles(entry.by_axis[0][1])
-    return {str(axis): _plain_styles(styles) for axis, styles in entry.by_axis}
+        return _styles_to_toml(entry.by_axis[0][1])
+    return {str(axis): _styles_to_toml(styles) for axis, styles in entry.by_axis}
 
 
-def _plain_styles(styles: Styles) -> Plain:
-    plain = [style_table(one) for one in styles]
-    return plain[0] if len(plain) == 1 else plain
+def _styles_to_toml(styles: Styles) -> TomlValue:
+    tables = [style_table(style) for style in styles]
+    return tables[0] if len(tables) == 1 else tables

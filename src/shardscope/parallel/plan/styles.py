@@ -1,4 +1,4 @@
-"""The styles of a plan: which dim of a weight is cut, and how its module's values shall lie."""
+"""The styles of a plan: which dim of a weight is sharded, and placements of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.placements import Placement, Shard
-from shardscope.parallel.plan.spelling import read_placement, say
+from shardscope.parallel.ir.placements import Placement, Shard
+from shardscope.parallel.plan.placement_syntax import describe_placement, read_placement
 
 __all__ = [
     "Colwise",
-    "CutStyle",
     "ModuleInput",
     "ModuleOutput",
     "Parts",
     "Replicated",
     "Rowwise",
     "Sequence",
+    "ShardingStyle",
     "Style",
     "WeightStyle",
 ]
@@ -47,10 +47,10 @@ class Colwise:
     heads: Parts = None
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _normalize(self)
 
     def __repr__(self) -> str:
-        return _say_style(self)
+        return _format_style(self)
 
 
 @final
@@ -71,10 +71,10 @@ class Rowwise:
     heads: Parts = None
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _normalize(self)
 
     def __repr__(self) -> str:
-        return _say_style(self)
+        return _format_style(self)
 
 
 @final
@@ -92,7 +92,7 @@ class Sequence:
             )
 
     def __repr__(self) -> str:
-        return _say_style(self)
+        return _format_style(self)
 
 
 @final
@@ -110,22 +110,22 @@ class ModuleInput:
     keyword: tuple[tuple[str, Placement], ...]
 
     def __init__(self, *positional: Any, **keyword: Any) -> None:
-        _set(self, "positional", _read_all(positional, "ModuleInput's input"))
-        read = {
+        _set(self, "positional", _read_placements(positional, "ModuleInput's input"))
+        placements = {
             name: read_placement(value, f"ModuleInput's {name}")
             for name, value in keyword.items()
             if value is not None
         }
-        _set(self, "keyword", tuple(sorted(read.items())))
-        if not read and not any(self.positional):
+        _set(self, "keyword", tuple(sorted(placements.items())))
+        if not placements and not any(self.positional):
             raise PlanError(
                 "ModuleInput() has no placements. Give some, such as ModuleInput(Replicate(), "
                 "mask=Replicate())."
             )
 
     def __repr__(self) -> str:
-        named = [f"{name}={say(value)}" for name, value in self.keyword]
-        return f"ModuleInput({', '.join([*map(say, self.positional), *named])})"
+        named = [f"{name}={describe_placement(value)}" for name, value in self.keyword]
+        return f"ModuleInput({', '.join([*map(describe_placement, self.positional), *named])})"
 
 
 @final
@@ -136,17 +136,17 @@ class ModuleOutput:
     outputs: tuple[Placement | None, ...]
 
     def __init__(self, *outputs: Any) -> None:
-        _set(self, "outputs", _read_all(outputs, "ModuleOutput's output"))
+        _set(self, "outputs", _read_placements(outputs, "ModuleOutput's output"))
         if not any(self.outputs):
             raise PlanError(
                 "ModuleOutput() has no placements. Give some, such as ModuleOutput(Replicate())."
             )
 
     def __repr__(self) -> str:
-        return f"ModuleOutput({', '.join(map(say, self.outputs))})"
+        return f"ModuleOutput({', '.join(map(describe_placement, self.outputs))})"
 
 
-CutStyle = Colwise | Rowwise
+ShardingStyle = Colwise | Rowwise
 WeightStyle = Colwise | Rowwise | Sequence | Replicated | Shard
 """Those that decide how a module's parameters lie; a bare Shard lays out all of them."""
 
@@ -154,10 +154,10 @@ Style = WeightStyle | ModuleInput | ModuleOutput
 
 
 def _set(style: Any, name: str, value: object) -> None:
-    object.__setattr__(style, name, value)  # frozen once it is made
+    object.__setattr__(style, name, value)  # frozen dataclasses
 
 
-def _settle(style: CutStyle) -> None:
+def _normalize(style: ShardingStyle) -> None:
     kind = type(style).__name__
     for name in ("input", "output"):
         if (value := getattr(style, name)) is not None:
@@ -166,33 +166,33 @@ def _settle(style: CutStyle) -> None:
         _set(style, name, _read_parts(getattr(style, name), f"{kind}'s {name}"))
 
 
-def _read_parts(value: Any, place: str) -> Parts:
+def _read_parts(value: Any, location: str) -> Parts:
     if value is None:
         return None
     parts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    if not parts or any(isinstance(one, bool) or not isinstance(one, int) for one in parts):
-        raise PlanError(f"{place} is {value!r}. Give a number, or one number for each part.")
-    if any(one < 1 for one in parts):
-        raise PlanError(f"{place} is {value!r}. Give numbers above zero.")
+    if not parts or any(isinstance(part, bool) or not isinstance(part, int) for part in parts):
+        raise PlanError(f"{location} is {value!r}. Give a number, or one number for each part.")
+    if any(part < 1 for part in parts):
+        raise PlanError(f"{location} is {value!r}. Give numbers above zero.")
     return parts[0] if len(parts) == 1 else parts
 
 
-def _read_all(values: Iterable[Any], place: str) -> tuple[Placement | None, ...]:
+def _read_placements(values: Iterable[Any], location: str) -> tuple[Placement | None, ...]:
     return tuple(
-        None if value is None else read_placement(value, f"{place} {position}")
+        None if value is None else read_placement(value, f"{location} {position}")
         for position, value in enumerate(values)
     )
 
 
-def _say_style(style: Any) -> str:
-    """The style as Python code makes it, without what is left at its default."""
-    said = [
-        f"{one.name}={_say_value(getattr(style, one.name))}"
-        for one in fields(style)
-        if getattr(style, one.name) != one.default
+def _format_style(style: Any) -> str:
+    """The style as Python code, without defaults."""
+    options = [
+        f"{option.name}={_format_value(getattr(style, option.name))}"
+        for option in fields(style)
+        if getattr(style, option.name) != option.default
     ]
-    return f"{type(style).__name__}({', '.join(said)})"
+    return f"{type(style).__name__}({', '.join(options)})"
 
 
-def _say_value(value: Any) -> str:
-    return repr(value) if isinstance(value, (int, tuple)) else say(value)
+def _format_value(value: Any) -> str:
+    return repr(value) if isinstance(value, (int, tuple)) else describe_placement(value)

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardscope.errors import PlanError
-from shardscope.parallel.plan.style_names import MEANINGLESS
+from shardscope.parallel.plan.parse import NO_EFFECT_STYLES
 from shardscope.record.patterns import matches_deeply
 
 __all__ = ["read_transformers"]
 
 # Styles that leave weights replicated. No pattern of such a plan overrides another, so entries
 # with these styles are no exceptions to others, and can be left out.
-_REPLICATED = MEANINGLESS | {"replicate"}
+_REPLICATED = NO_EFFECT_STYLES | {"replicate"}
 
 
 def read_transformers(source: Any, *, prefix: str | None) -> dict[str, Any]:
@@ -46,31 +46,35 @@ def _plan_of(source: Any) -> dict[str, Any]:
     if not plan:
         plan = _own_plan(config)
     prefix = getattr(source, "base_model_prefix", "") or ""
-    placed = {_placed(key, prefix, names): style for key, style in plan.items()}
-    # A plan is for a whole family of models: entries for modules that this one lacks are dropped.
-    return {key: style for key, style in placed.items() if _has(key, names)}
+    prefixed = {_with_prefix(key, prefix, names): style for key, style in plan.items()}
+    # A plan is for a family of models: entries for modules that this one lacks are dropped.
+    return {key: style for key, style in prefixed.items() if _matches_any(key, names)}
 
 
 def _own_plan(config: Any) -> dict[str, Any]:
-    """Ours for a model that comes without a plan, by the options of its config."""
-    has_one_key = getattr(config, "multi_query", False)
-    if has_one_key and not getattr(config, "new_decoder_architecture", False):
+    """Our plan for a model that comes without one, by its config."""
+    is_multi_query = getattr(config, "multi_query", False)
+    if is_multi_query and not getattr(config, "new_decoder_architecture", False):
         return _MULTI_QUERY.get(config.model_type, {})
     return _PLANS.get(getattr(config, "model_type", ""), {})
 
 
-def _placed(key: str, prefix: str, names: list[str]) -> str:
-    """The key as the model's modules are named: as it is, or under its base model."""
-    below = f"{prefix}.{key}"
-    return below if prefix and not _has(key, names) and _has(below, names) else key
+def _with_prefix(key: str, prefix: str, names: list[str]) -> str:
+    """The key with the prefix of the base model if only that matches a module."""
+    prefixed = f"{prefix}.{key}"
+    return (
+        prefixed
+        if prefix and not _matches_any(key, names) and _matches_any(prefixed, names)
+        else key
+    )
 
 
-def _has(key: str, names: list[str]) -> bool:
+def _matches_any(key: str, names: list[str]) -> bool:
     return any(matches_deeply(key, name) for name in names)
 
 
 def _names(source: Any) -> list[str] | None:
-    """Of the modules and parameters, if it is a model."""
+    """The names of all modules and parameters; None if it is not a model."""
     if not hasattr(source, "named_modules") or not hasattr(source, "named_parameters"):
         return None
     return [
@@ -158,7 +162,7 @@ _PLANS: dict[str, dict[str, Any]] = {
     "whisper": _BART,
     "xlm-roberta": _BERT,
 }
-# Where all heads share one of keys and values, in a fused weight, attention stays replicated.
+# If all heads share one key and value head in a fused weight, attention stays replicated.
 _MULTI_QUERY: dict[str, dict[str, Any]] = {
     "falcon": _pairs("dense_h_to_4h", "dense_4h_to_h"),
     "gpt_bigcode": _pairs("mlp.c_fc", "mlp.c_proj"),

@@ -1,93 +1,309 @@
-"""How each parameter and buffer lies: what the plan's rules say of it, under all its names."""
+"""Placements of parameters and buffers, from the rules that match any of their names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
-from typing import final
+from typing import Literal, final
 
 from shardscope.errors import PlanError
-from shardscope.parallel.placements import Partial, Placement, Replicate, Shard
-from shardscope.parallel.plan.axes import Axes
-from shardscope.parallel.plan.blocks import cut_in_blocks
-from shardscope.parallel.plan.book import Book, Rule, weight_style
-from shardscope.parallel.plan.kinds import Cut, Shapes, Way, find_cut, parameter_dim
-from shardscope.parallel.plan.outline import ModuleOutline, Outline
-from shardscope.parallel.plan.spelling import say
-from shardscope.parallel.plan.styles import Colwise, CutStyle, Rowwise, Sequence, WeightStyle
+from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard, Size
+from shardscope.parallel.plan.match import Axes, PlanMatcher, Rule, weight_style
+from shardscope.parallel.plan.placement_syntax import describe_placement
+from shardscope.parallel.plan.program_index import ModuleInfo, ProgramIndex
+from shardscope.parallel.plan.styles import (
+    Colwise,
+    Parts,
+    Rowwise,
+    Sequence,
+    ShardingStyle,
+    WeightStyle,
+)
 
-__all__ = ["Decision", "Weights", "is_passed_over", "module_cut", "own_shapes", "say_no_module"]
+__all__ = [
+    "Decision",
+    "ModuleSharding",
+    "Shapes",
+    "Way",
+    "Weights",
+    "describe_not_a_module",
+    "find_module_sharding",
+    "is_incidental_match",
+    "module_sharding",
+    "own_shapes",
+    "parameter_dim",
+    "shard_in_blocks",
+]
+
+
+def shard_in_blocks(
+    style: ShardingStyle | Shard, dim: int, size: int, *, over: str, ranks: int, what: str
+) -> Shard:
+    """The placement that shards `dim`, of `size`, by the fused parts and heads of a style.
+
+    `over` names the axes (`tp=8`) that make `ranks` shards, and `what` the tensor.
+    """
+    dim_text = f"dim {dim} of {what} ({size})"
+    if isinstance(style, Shard):
+        parts = _parts(describe_placement(style), style.segments or style.outer, size, dim_text)
+    elif style.fused is None and isinstance(style.heads, tuple):
+        parts = _parts_of_heads(style.heads, size, dim_text)
+    else:
+        parts = _parts(repr(style), style.fused, size, dim_text)
+    if not isinstance(style, Shard):
+        _check_heads(style.heads, parts, over=over, ranks=ranks, what=what)
+    if len(parts) == 1:
+        return Shard(dim)
+    _check_parts(parts, over=over, ranks=ranks, dim_text=dim_text)
+    is_even = len(set(parts)) == 1
+    return Shard(dim, outer=len(parts)) if is_even else Shard(dim, segments=parts)
+
+
+def _check_parts(parts: tuple[int, ...], *, over: str, ranks: int, dim_text: str) -> None:
+    uneven = next((part for part in parts if part % ranks), None)
+    if uneven is not None:
+        raise PlanError(
+            f"The part of {uneven} in {dim_text} does not divide over {over}. Choose an axis size "
+            "that divides it, or keep the tensor replicated with Replicated()."
+        )
+
+
+def _parts(style_text: str, fused: Parts, size: int, dim_text: str) -> tuple[int, ...]:
+    """The sizes of the parts of the dim."""
+    if isinstance(fused, tuple):
+        if sum(fused) != size:
+            raise PlanError(
+                f"{style_text} names parts of {' + '.join(map(str, fused))} = {sum(fused)}, but "
+                f"{dim_text} "
+                "is not that long. Give the sizes of its parts."
+            )
+        return fused
+    count = fused or 1
+    if size % count:
+        raise PlanError(
+            f"{style_text} has {count} equal parts, but {dim_text} does not divide by that. Give "
+            "the "
+            "number of its parts, or their sizes."
+        )
+    return (size // count,) * count
+
+
+def _parts_of_heads(heads: tuple[int, ...], size: int, dim_text: str) -> tuple[int, ...]:
+    if size % sum(heads):
+        raise PlanError(
+            f"heads={heads} makes {sum(heads)} heads of one size, but {dim_text} does not divide "
+            "by "
+            "that. Give the heads that it has, or the sizes of its parts with fused=."
+        )
+    return tuple(size // sum(heads) * num_heads for num_heads in heads)
+
+
+def _check_heads(heads: Parts, parts: tuple[int, ...], *, over: str, ranks: int, what: str) -> None:
+    if heads is None:
+        return
+    heads_by_part = heads if isinstance(heads, tuple) else (heads,) * len(parts)
+    if len(heads_by_part) != len(parts):
+        raise PlanError(
+            f"heads={heads} is for {len(heads_by_part)} parts, but {what} has {len(parts)}. Give "
+            "one number "
+            "for each part, or one for all."
+        )
+    for number, part in zip(heads_by_part, parts, strict=True):
+        if part % number:
+            raise PlanError(
+                f"{what} has no {number} heads: {part} does not divide by {number}. Give its "
+                "number of heads."
+            )
+        if number % ranks:
+            raise PlanError(
+                f"{number} heads do not divide over {over} ({what}). Choose an axis size that "
+                f"divides {number}, or keep the tensor replicated with Replicated()."
+            )
+
+
+Way = Literal["column", "row"]
+Shapes = Mapping[str, tuple[Size, ...]]
+"""The shapes of a module's own tensors, by their names in it."""
+
+
+@final
+@dataclass(frozen=True)
+class ModuleSharding:
+    """How a style shards a kind of module: the dim of each tensor, and its input and output."""
+
+    dims: Mapping[str, int] = field(default_factory=dict)  # other tensors stay replicated
+    input: Placement | None = None
+    output: Placement | None = None
+
+
+_REPLICATE, _SHARD_LAST = Replicate(), Shard(-1)
+
+_LINEAR = {
+    "column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 1}, _SHARD_LAST, _REPLICATE),
+}
+_TRANSPOSED_LINEAR = {
+    "column": ModuleSharding({"weight": 1, "bias": 0}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 0}, _SHARD_LAST, _REPLICATE),
+}
+_EMBEDDING = {
+    "column": ModuleSharding({"weight": 1}, _REPLICATE, _SHARD_LAST),
+    "row": ModuleSharding({"weight": 0}, _REPLICATE, _REPLICATE),
+}
+_BILINEAR = {"column": ModuleSharding({"weight": 0, "bias": 0}, _REPLICATE, _SHARD_LAST)}
+
+# By the name of a class or of a base class. Torch's convolutions also take images without a
+# batch, so their channels are counted from the back.
+_CONV = re.compile(r"\w*Conv(Transpose)?([123])d")
+_SHARDINGS_BY_CLASS = (
+    (re.compile(r"transformers\.pytorch_utils\.Conv1D"), _TRANSPOSED_LINEAR),
+    (re.compile(r"(?:.*\.)?\w*Embedding(?:Bag)?"), _EMBEDDING),
+    (re.compile(r"(?:.*\.)?\w*Bilinear"), _BILINEAR),
+    (re.compile(r"(?:.*\.)?\w*Linear"), _LINEAR),
+)
+_NORM = re.compile(r"(?:.*\.)?\w*Norm(?:[123]d)?")
+
+
+def find_module_sharding(way: Way, module: ModuleInfo, shapes: Shapes) -> ModuleSharding | None:
+    """How the module is sharded by column or by row, or None if it cannot be."""
+    for name in (module.type_name, *module.bases):
+        shardings = _shardings_of_class(name)
+        if shardings is not None:  # such a class may compute its weight from other tensors
+            return shardings.get(way) if _has_weight(shardings, shapes) else None
+        if _NORM.fullmatch(name):
+            return _shard_vectors(way, shapes) if _is_flat(module, shapes) else None
+    return _shard_by_rank(way, module, shapes)
+
+
+def parameter_dim(way: Way, name: str, module: ModuleInfo | None, shapes: Shapes) -> int | None:
+    """The dim of a module's own tensor to shard: as its module is sharded, else by its rank.
+
+    As in a weight matrix, output features come before input features, after stacked dims.
+    """
+    sharding = find_module_sharding(way, module, shapes) if module is not None else None
+    if sharding is not None and name in ("weight", "bias", *sharding.dims):
+        return sharding.dims.get(name)
+    num_dims = len(shapes[name])
+    if num_dims < 2:
+        return 0 if way == "column" and num_dims == 1 else None
+    return num_dims - 2 if way == "column" else num_dims - 1
+
+
+def _shardings_of_class(name: str) -> Mapping[str, ModuleSharding] | None:
+    if match := _CONV.fullmatch(name.rpartition(".")[2]):
+        return _conv_shardings(int(match[2]), is_transposed=match[1] is not None)
+    return next(
+        (shardings for pattern, shardings in _SHARDINGS_BY_CLASS if pattern.fullmatch(name)), None
+    )
+
+
+def _conv_shardings(num_dims: int, *, is_transposed: bool) -> Mapping[str, ModuleSharding]:
+    out_dim, in_dim = (1, 0) if is_transposed else (0, 1)
+    channels = Shard(-1 - num_dims)
+    return {
+        "column": ModuleSharding({"weight": out_dim, "bias": 0}, _REPLICATE, channels),
+        "row": ModuleSharding({"weight": in_dim}, channels, _REPLICATE),
+    }
+
+
+def _has_weight(shardings: Mapping[str, ModuleSharding], shapes: Shapes) -> bool:
+    """Whether the module has the weight of its class, with enough dims."""
+    last_dim = max(sharding.dims["weight"] for sharding in shardings.values())
+    return "weight" in shapes and len(shapes["weight"]) > max(last_dim, 1)
+
+
+def _is_flat(module: ModuleInfo, shapes: Shapes) -> bool:
+    return bool(module.parameters) and all(len(shapes[name]) == 1 for name in module.parameters)
+
+
+def _shard_vectors(way: Way, shapes: Shapes) -> ModuleSharding | None:
+    """Shard a norm's parameters and running statistics, which have the same channels."""
+    if way == "row":
+        return None
+    return ModuleSharding({name: 0 for name, shape in shapes.items() if len(shape) == 1})
+
+
+def _shard_by_rank(way: Way, module: ModuleInfo, shapes: Shapes) -> ModuleSharding | None:
+    """For an unknown class: a matrix with perhaps a bias, or vectors alone."""
+    if set(module.parameters) - {"bias"} == {"weight"} and len(shapes["weight"]) == 2:
+        num_outputs, num_inputs = shapes["weight"]
+        bias = shapes.get("bias", (num_outputs,))
+        if bias == (num_outputs,):
+            return _LINEAR[way]
+        return _TRANSPOSED_LINEAR[way] if bias == (num_inputs,) else None
+    return _shard_vectors(way, shapes) if _is_flat(module, shapes) else None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What one rule says of one name of a tensor, along one axis; no dim: it lies whole."""
+    """The dim of a tensor, by one of its names, that a rule shards along an axis; None: none."""
 
     name: str
     rule: Rule
     style: WeightStyle
     dim: int | None
-    is_exception: bool = False  # another rule would have spoken, had this one not
+    is_exception: bool = False  # it overrides a later rule
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         return f"{self.rule.pattern!r}: {self.rule.entry.meaning}"
 
 
 @final
 class Weights:
-    """Decides how tensors lie, by the rules of a book."""
+    """Resolves the placement of every tensor of a program, by the rules of a plan."""
 
-    def __init__(self, book: Book, outline: Outline, axes: Axes) -> None:
-        self._book, self._outline, self._axes = book, outline, axes
-        self.decisions: list[Decision] = []  # all of them, for what they came from
-        self.placements: dict[str, tuple[Placement, ...]] = {}  # by every name; of cut ones
-        for name, tensor in outline.tensors.items():
-            placed = self._place((name, *tensor.aliases), tensor.shape)
-            if any(isinstance(one, Shard) for one in placed):
-                self.placements.update(dict.fromkeys((name, *tensor.aliases), placed))
+    def __init__(self, matcher: PlanMatcher, index: ProgramIndex, axes: Axes) -> None:
+        self._matcher, self._index, self._axes = matcher, index, axes
+        self.decisions: list[Decision] = []  # all, to know which rules were used
+        self.placements: dict[str, tuple[Placement, ...]] = {}  # of sharded tensors, by every name
+        for name, tensor in index.tensors.items():
+            placements = self._place((name, *tensor.aliases), tensor.shape)
+            if any(isinstance(placement, Shard) for placement in placements):
+                self.placements.update(dict.fromkeys((name, *tensor.aliases), placements))
 
     def _place(self, names: tuple[str, ...], shape: tuple[int, ...]) -> tuple[Placement, ...]:
         by_axis = [self._decide_all(names, axis) for axis in range(len(self._axes.names))]
-        self.decisions += [one for decisions in by_axis for one in decisions]
+        self.decisions += [decision for decisions in by_axis for decision in decisions]
         for axis, decisions in enumerate(by_axis):
             self._check_tied(decisions, axis)
         dims = [decisions[0].dim if decisions else None for decisions in by_axis]
-        placed: list[Placement] = []
+        placements: list[Placement] = []
         for axis, (dim, decisions) in enumerate(zip(dims, by_axis, strict=True)):
             if dim is None:
-                placed.append(Replicate())
+                placements.append(Replicate())
             else:
-                placed.append(self._cut(decisions, axis, shape[dim], dims))
-        return tuple(placed)
+                placements.append(self._shard(decisions, axis, shape[dim], dims))
+        return tuple(placements)
 
     def _decide_all(self, names: tuple[str, ...], axis: int) -> list[Decision]:
-        """Of each name of the tensor that a rule speaks of."""
-        decided = (next(self._decide(name, axis), None) for name in names)
-        return [one for one in decided if one is not None]
+        """The decisions for the tensor, one per name that a rule matches."""
+        decisions = (next(self._decide(name, axis), None) for name in names)
+        return [decision for decision in decisions if decision is not None]
 
     def _decide(self, name: str, axis: int) -> Iterator[Decision]:
-        speaking = [
+        matching = [
             (rule, is_module, style)
-            for rule, is_module in self._book.find_for_tensor(name)
-            if (style := weight_style(rule.said.get(axis, ()))) is not None
+            for rule, is_module in self._matcher.find_for_tensor(name)
+            if (style := weight_style(rule.styles_by_axis.get(axis, ()))) is not None
             and self._is_meant(rule, name, style, is_module=is_module)
         ]
-        for position, (rule, is_module, style) in enumerate(speaking):
+        for position, (rule, is_module, style) in enumerate(matching):
             dim = self._dim(rule, name, style, is_module=is_module)
-            yield Decision(name, rule, style, dim, is_exception=position + 1 < len(speaking))
+            yield Decision(name, rule, style, dim, is_exception=position + 1 < len(matching))
 
     def _is_meant(self, rule: Rule, name: str, style: WeightStyle, *, is_module: bool) -> bool:
-        """Whether what the rule says can be about this tensor at all."""
+        """Whether the rule is meant for this tensor, not only matched by its pattern."""
         if is_module and isinstance(style, Shard):
-            # Placements for a module are for what it learns: its buffers are cut by name.
-            return self._outline.tensor(name).is_parameter
+            # Placements for a module are for its parameters: buffers are sharded by name.
+            return self._index.tensor(name).is_parameter
         if is_module:
-            return not is_passed_over(rule, name.rpartition(".")[0], self._outline)
-        if rule.is_sweeping:
-            return self._outline.tensor(name).is_parameter and not isinstance(style, Sequence)
+            return not is_incidental_match(rule, name.rpartition(".")[0], self._index)
+        if rule.ends_in_wildcard:
+            return self._index.tensor(name).is_parameter and not isinstance(style, Sequence)
         return True
 
     def _dim(self, rule: Rule, name: str, style: WeightStyle, *, is_module: bool) -> int | None:
@@ -95,121 +311,137 @@ class Weights:
         if isinstance(style, Shard):
             return self._raw_dim(rule, name, style, is_module=is_module)
         if isinstance(style, Sequence) and not is_module:
-            raise PlanError(say_no_module(rule, name))
+            raise PlanError(describe_not_a_module(rule, name))
         if not isinstance(style, (Colwise, Rowwise)):
             return None
         if is_module:
-            return module_cut(rule, module, style, self._outline).dims.get(own)
-        # A sum left in addends is what cutting the tensor gives anyway; transformers says so.
+            return module_sharding(rule, module, style, self._index).dims.get(own)
+        # A partial output is what sharding the tensor gives anyway; transformers' plans state it.
         if style.input is not None or not isinstance(style.output, (Partial, type(None))):
             raise PlanError(
-                f"{rule.place} places inputs or outputs, but {name!r} is a tensor, not a module. "
+                f"{rule.location} places inputs or outputs, but {name!r} is a tensor, not a "
+                "module. "
                 "Name its module, or leave input and output out."
             )
-        outline = self._outline.modules.get(module)
-        return parameter_dim(_way(style), own, outline, own_shapes(self._outline, module, own))
+        index = self._index.modules.get(module)
+        return parameter_dim(_way(style), own, index, own_shapes(self._index, module, own))
 
     def _raw_dim(self, rule: Rule, name: str, style: Shard, *, is_module: bool) -> int | None:
-        num_dims = len(self._outline.tensor(name).shape)
+        num_dims = len(self._index.tensor(name).shape)
         if -num_dims <= style.dim < num_dims:
             return style.dim % num_dims
-        if rule.is_sweeping:
+        if rule.ends_in_wildcard:
             return None
         remedy = "Name the tensors that have that dim" if is_module else "Give a dim that it has"
         raise PlanError(
-            f"{rule.place} shards dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
+            f"{rule.location} shards dim {style.dim}, but {name!r} has {_count_dims(num_dims)}. "
             f"{remedy}."
         )
 
     def _check_tied(self, decisions: list[Decision], axis: int) -> None:
-        for other in decisions[1:]:
-            if other.dim != decisions[0].dim:
-                self._refuse_tied(decisions[0], other, axis, _say_dims(decisions[0], other))
+        for decision in decisions[1:]:
+            if decision.dim != decisions[0].dim:
+                self._refuse_tied(
+                    decisions[0], decision, axis, _describe_dims(decisions[0], decision)
+                )
 
-    def _refuse_tied(self, one: Decision, other: Decision, axis: int, ways: str) -> None:
+    def _refuse_tied(self, first: Decision, second: Decision, axis: int, difference: str) -> None:
         raise PlanError(
-            f"{one.name!r} and {other.name!r} are one tensor, but along "
-            f"{self._axes.names[axis]} the plan wants it {ways} ({one.said}; {other.said}). "
+            f"{first.name!r} and {second.name!r} are one tensor, but along "
+            f"{self._axes.names[axis]} the plan wants it {difference} ({first.description}; "
+            f"{second.description}). "
             "Give it one layout: Rowwise() shards an embedding as Colwise() shards a linear "
             "layer."
         )
 
-    def _cut(
+    def _shard(
         self, decisions: list[Decision], axis: int, size: int, dims: list[int | None]
     ) -> Shard:
-        cuts = [self._cut_for(one, axis, size, dims) for one in decisions]
-        for cut, decision in zip(cuts, decisions, strict=True):
-            if cut != cuts[0]:
-                ways = f"as {say(cuts[0])} and as {say(cut)}"
-                self._refuse_tied(decisions[0], decision, axis, ways)
-        return cuts[0]
+        shards = [self._shard_for(decision, axis, size, dims) for decision in decisions]
+        for shard, decision in zip(shards, decisions, strict=True):
+            if shard != shards[0]:
+                difference = (
+                    f"as {describe_placement(shards[0])} and as {describe_placement(shard)}"
+                )
+                self._refuse_tied(decisions[0], decision, axis, difference)
+        return shards[0]
 
-    def _cut_for(self, one: Decision, axis: int, size: int, dims: list[int | None]) -> Shard:
+    def _shard_for(self, decision: Decision, axis: int, size: int, dims: list[int | None]) -> Shard:
         dim = dims[axis]
         assert dim is not None
-        assert isinstance(one.style, (Colwise, Rowwise, Shard))
+        assert isinstance(decision.style, (Colwise, Rowwise, Shard))
         earlier = [position for position in range(axis + 1) if dims[position] == dim]
-        over = " × ".join(self._axes.say(position) for position in earlier)
+        over = " × ".join(self._axes.describe_axis(position) for position in earlier)
         ranks = prod(self._axes.sizes[position] for position in earlier)
-        cut = cut_in_blocks(one.style, dim, size, over=over, ranks=ranks, what=one.name)
-        if not cut.is_plain and dims.count(dim) > 1:
-            both = " and ".join(
-                name for name, its in zip(self._axes.names, dims, strict=True) if its == dim
+        shard = shard_in_blocks(
+            decision.style, dim, size, over=over, ranks=ranks, what=decision.name
+        )
+        if not shard.is_plain and dims.count(dim) > 1:
+            axis_names = " and ".join(
+                name
+                for name, axis_dim in zip(self._axes.names, dims, strict=True)
+                if axis_dim == dim
             )
             raise PlanError(
-                f"{one.rule.place} shards dim {dim} of {one.name!r} in parts, but {both} both "
+                f"{decision.rule.location} shards dim {dim} of {decision.name!r} in parts, but "
+                f"{axis_names} both "
                 "shard that dim. Shard another dim along the other axis."
             )
-        return cut
+        return shard
 
 
-def say_no_module(rule: Rule, name: str) -> str:
-    """That a tensor was named where only a module makes sense."""
+def describe_not_a_module(rule: Rule, name: str) -> str:
+    """The error text for a tensor named by an entry that is for modules."""
     return (
-        f"{rule.place} is for modules, but {name!r} is a tensor. Name its module, or give the "
+        f"{rule.location} is for modules, but {name!r} is a tensor. Name its module, or give the "
         "tensor a placement, such as Shard(0)."
     )
 
 
-def is_passed_over(rule: Rule, name: str, outline: Outline) -> bool:
-    """Whether a wildcard met the module by the way: it has no parameters to cut."""
-    module = outline.modules.get(name)
-    return rule.is_sweeping and (module is None or not module.parameters)
+def is_incidental_match(rule: Rule, name: str, index: ProgramIndex) -> bool:
+    """Whether a wildcard matched a module that has no parameters to shard."""
+    module = index.modules.get(name)
+    return rule.ends_in_wildcard and (module is None or not module.parameters)
 
 
-def module_cut(rule: Rule, name: str, style: CutStyle, outline: Outline) -> Cut:
-    """What the style means for the module of that name."""
-    module = outline.modules.get(name, ModuleOutline())
-    cut = find_cut(_way(style), module, own_shapes(outline, name))
-    if cut is None:
+def module_sharding(
+    rule: Rule, name: str, style: ShardingStyle, index: ProgramIndex
+) -> ModuleSharding:
+    """How the style shards the module; raises PlanError if it cannot."""
+    module = index.modules.get(name, ModuleInfo())
+    sharding = find_module_sharding(_way(style), module, own_shapes(index, name))
+    if sharding is None:
         kind = module.type_name.rpartition(".")[2] or "a module"
         tensors = ", ".join((*module.parameters, *module.buffers)) or "no tensors"
-        is_met = rule.entry.is_pattern
-        out = f"except the module with {name!r}: Replicated()" if is_met else "remove the entry"
-        raise PlanError(
-            f"{rule.place} has no meaning for {name!r}, {kind} with {tensors}. Name the tensors "
-            f"and give them placements, such as Shard(0), or {out}."
+        is_pattern = rule.entry.is_pattern
+        alternative = (
+            f"except the module with {name!r}: Replicated()" if is_pattern else "remove the entry"
         )
-    return cut
+        raise PlanError(
+            f"{rule.location} has no meaning for {name!r}, {kind} with {tensors}. Name the tensors "
+            f"and give them placements, such as Shard(0), or {alternative}."
+        )
+    return sharding
 
 
-def own_shapes(outline: Outline, module: str, *names: str) -> Shapes:
-    """The shapes of a module's own tensors, and of others that it is said to have."""
-    found = outline.modules.get(module, ModuleOutline())
-    under = f"{module}." if module else ""
-    own = dict.fromkeys((*found.parameters, *found.buffers, *names))
-    return {name: outline.tensor(under + name).shape for name in own}
+def own_shapes(index: ProgramIndex, module: str, *names: str) -> Shapes:
+    """The shapes of a module's own tensors, and of its tensors called `names`."""
+    info = index.modules.get(module, ModuleInfo())
+    prefix = f"{module}." if module else ""
+    tensor_names = dict.fromkeys((*info.parameters, *info.buffers, *names))
+    return {name: index.tensor(prefix + name).shape for name in tensor_names}
 
 
-def _way(style: CutStyle) -> Way:
+def _way(style: ShardingStyle) -> Way:
     return "column" if isinstance(style, Colwise) else "row"
 
 
-def _say_dims(one: Decision, other: Decision) -> str:
-    ways = [
-        "replicated" if dim is None else f"sharded along dim {dim}" for dim in (one.dim, other.dim)
+def _describe_dims(first: Decision, second: Decision) -> str:
+    texts = [
+        "replicated" if dim is None else f"sharded along dim {dim}"
+        for dim in (first.dim, second.dim)
     ]
-    return f"{ways[0]} and {ways[1]}"
+    return f"{texts[0]} and {texts[1]}"
 
 
 def _count_dims(number: int) -> str:

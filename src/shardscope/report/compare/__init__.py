@@ -1,1 +1,1 @@
-"""What changed from one recording to another: one list of changes, whoever shows it."""
+"""Compares two recordings and renders the changes."""

@@ -1,8 +1,8 @@
-"""The records of a comparison: what was added, what is gone, what changed."""
+"""The result of a comparison: what was added, removed or changed, and filters on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -10,13 +10,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Record
-from shardscope.report.layout import plural
-from shardscope.report.names import make_inert
-from shardscope.report.units import format_bytes
+from shardscope.report.model.names import sanitize_text
+from shardscope.report.model.units import format_bytes, plural
 
 __all__ = [
+    "AT_PEAK",
+    "INPUT",
     "NO_MODULE",
     "ROOT",
+    "WIRE",
     "Area",
     "AreaTotal",
     "Change",
@@ -25,18 +27,21 @@ __all__ = [
     "Unit",
     "Value",
     "format_value",
+    "hide_input_rows",
     "name_path",
+    "shorten_label",
 ]
+
 
 NO_MODULE = "outside any module"
 ROOT = "the model itself"
-_MAX_LINES = 200  # of a comparison as text
+_MAX_LINES = 200  # lines of a comparison as text
 
 Value = int | float | str
 
 
 class Area(StrEnum):
-    """What a change is about, in the order in which people want to know."""
+    """The subject of a change, in the order in which areas are shown."""
 
     FINDINGS = "findings"
     GAPS = "gaps"
@@ -54,7 +59,7 @@ class Area(StrEnum):
 
 
 class Unit(StrEnum):
-    """What a value is."""
+    """The unit of a compared value."""
 
     COUNT = "count"
     BYTES = "bytes"
@@ -70,11 +75,11 @@ class Status(StrEnum):
 
 
 class Change(Record, frozen=True, kw_only=True, gc=False):
-    """Something that is not the same in both; None is what one of them does not have.
+    """A value that differs between two recordings; None if one of them does not have it.
 
-    `path` is the module, folded (`layers.{0…31}.attn`) where `repeat` modules changed alike; the
-    root's is the empty string, None is no module. `modules` are their clean names. `because` is
-    what led to it, where that is known.
+    `path` is the module, the empty string for the root and None for no module. If `repeat`
+    identical layers changed in the same way, they are folded: `layers.{0…31}.attn`. `modules` are
+    their clean names. `because` is the reason for the change, if it is known.
     """
 
     area: Area
@@ -90,14 +95,14 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
 
     @property
     def status(self) -> Status:
-        """Whether it was added, is gone, or is another."""
+        """Whether the value was added, removed or changed."""
         if self.before is None:
             return Status.ADDED
         return Status.GONE if self.after is None else Status.CHANGED
 
     @property
     def delta(self) -> float:
-        """After less before, of one of those that are folded; what is not there counts as zero."""
+        """The second value minus the first, per folded layer; a missing value counts as zero."""
         before, after = (value or 0 for value in (self.before, self.after))
         if isinstance(before, str) or isinstance(after, str):
             return 0
@@ -106,20 +111,20 @@ class Change(Record, frozen=True, kw_only=True, gc=False):
     def __str__(self) -> str:
         """`layers.{0…31}.attn ×32: all_reduce[tp] in forward: 1 → 2`, on one line."""
         times = f" ×{self.repeat}" if self.repeat > 1 else ""
-        place = f"{name_path(self.path)}{times}: " if self.path is not None else ""
-        return make_inert(f"{place}{self.what}: {self.show_before()} → {self.show_after()}")
+        location = f"{name_path(self.path)}{times}: " if self.path is not None else ""
+        return sanitize_text(f"{location}{self.what}: {self.show_before()} → {self.show_after()}")
 
     def show_before(self) -> str:
-        """The first recording's value, for people."""
+        """Format the first recording's value."""
         return format_value(self.before, self.unit)
 
     def show_after(self) -> str:
-        """The second's."""
+        """Format the second recording's value."""
         return format_value(self.after, self.unit)
 
 
 class AreaTotal(Record, frozen=True, kw_only=True, gc=False):
-    """An area that both recordings know something of, in a few words each."""
+    """The totals of an area that both recordings have, as one short text each."""
 
     area: Area
     before: str
@@ -127,14 +132,14 @@ class AreaTotal(Record, frozen=True, kw_only=True, gc=False):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What changed from one recording to the other. True if anything did."""
+    """All changes from one recording to another. True if there are any."""
 
     before: str  # what the recordings are called
     after: str
     totals: tuple[AreaTotal, ...]
     rows: tuple[Change, ...]
-    notes: tuple[str, ...] = ()  # what could not be compared, and how the rest was
-    modules: tuple[str, ...] = ()  # clean names of all that either recording has
+    notes: tuple[str, ...] = ()  # what could not be compared, and how ranks were matched
+    modules: tuple[str, ...] = ()  # clean names of all modules of either recording
 
     def __bool__(self) -> bool:
         return bool(self.rows)
@@ -144,52 +149,52 @@ class Changes(Struct, frozen=True, kw_only=True):
         return f"<Changes: {_count(self)}{f' of {areas}' if areas else ''}>"
 
     def __str__(self) -> str:
-        """A line for each change, below one for each area; `show` prints a table."""
+        """One line for each area, then one for each change; `show` prints a table."""
         return "\n".join(_limit(list(_describe(self))))
 
     def of(self, area: Area) -> tuple[Change, ...]:
-        """The changes of one area."""
+        """List the changes of one area."""
         return tuple(row for row in self.rows if row.area is area)
 
     def count(self, area: Area, status: Status) -> int:
-        """How many things of an area were added, are gone, or changed; folded ones one by one."""
+        """Count the changes of an area with this status; each folded layer counts."""
         return sum(row.repeat for row in self.rows if row.area is area and row.status is status)
 
     def keep(self, wanted: Callable[[Change], bool]) -> Changes:
-        """The same with these changes alone."""
+        """Return a comparison with only the changes for which `wanted` is true."""
         return replace(self, rows=tuple(filter(wanted, self.rows)))
 
     def only_areas(self, areas: Iterable[Area]) -> Changes:
-        """The same for these areas alone."""
-        kept = set(areas)
-        totals = tuple(one for one in self.totals if one.area in kept)
-        return replace(self.keep(lambda row: row.area in kept), totals=totals)
+        """Return a comparison of these areas alone."""
+        area_set = set(areas)
+        totals = tuple(total for total in self.totals if total.area in area_set)
+        return replace(self.keep(lambda row: row.area in area_set), totals=totals)
 
     def only_modules(self, pattern: str) -> Changes:
-        """The same for modules that match (`layers.*.attn`), and those inside them."""
+        """Return a comparison of the modules that match (`layers.*.attn`) and those inside them."""
         return self.keep(lambda row: any(_matches(pattern, name) for name in row.modules))
 
     def has_module(self, pattern: str) -> bool:
-        """Whether a module of either recording matches."""
+        """Whether a module of either recording matches the pattern."""
         return any(_matches(pattern, name) for name in self.modules)
 
     def beyond(self, tolerance: float) -> Changes:
-        """The same without bytes that changed by no more than this share of what they were."""
+        """Leave out byte counts that changed by no more than this fraction."""
         return self.keep(lambda row: not _is_within(row, tolerance))
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether the module, or one that it lies in, matches."""
+    """Whether the module, or a module that contains it, matches."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def name_path(path: str | None) -> str:
-    """A module for people."""
+    """Format a module path; the root and no module have names of their own."""
     return path or ("" if path is None else ROOT)
 
 
 def format_value(value: Value | None, unit: Unit) -> str:
-    """A value with its unit; a dash for none."""
+    """Format a value with its unit; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, str):
@@ -205,12 +210,12 @@ def _is_within(row: Change, tolerance: float) -> bool:
 
 
 def _describe(changes: Changes) -> Iterator[str]:
-    yield make_inert(f"{changes.before} → {changes.after}: {_count(changes)}")
+    yield sanitize_text(f"{changes.before} → {changes.after}: {_count(changes)}")
     yield from (f"note: {note}" for note in changes.notes)
     for total in changes.totals:
         rows = changes.of(total.area)
         if rows:
-            yield make_inert(f"{total.area}: {total.before} → {total.after}")
+            yield sanitize_text(f"{total.area}: {total.before} → {total.after}")
             yield from (f"  {_sign(row)} {row}" for row in rows)
 
 
@@ -227,3 +232,26 @@ def _limit(lines: list[str]) -> list[str]:
     if len(lines) <= _MAX_LINES:
         return lines
     return [*lines[:_MAX_LINES], f"… {len(lines) - _MAX_LINES:,} more"]
+
+
+WIRE = ", sent"
+INPUT = ", input"
+AT_PEAK = " at the peak"
+
+
+def hide_input_rows(rows: Sequence[Change]) -> list[Change]:
+    """Leave out rows on input bytes that have a row on sent bytes beside them."""
+    known = {(row.path, row.what, row.status) for row in rows if WIRE in row.what}
+    return [
+        row
+        for row in rows
+        if row.area is not Area.BYTES
+        or (row.path, row.what.replace(INPUT, WIRE), row.status) not in known
+        or WIRE in row.what
+    ]
+
+
+def shorten_label(row: Change) -> str:
+    """Describe a row without what the title of its area states already."""
+    ending = {Area.BYTES: WIRE, Area.MEMORY: AT_PEAK}.get(row.area, "")
+    return row.what.replace(ending, "")

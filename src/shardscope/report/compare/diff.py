@@ -1,4 +1,4 @@
-"""`diff(before, after)`: what changed, from whatever holds a recording."""
+"""`diff(before, after)`: what changed between two recordings, or results that hold recordings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.compare import compare
-from shardscope.report.result import read_recording
+from shardscope.report.model.result import read_recording
 
 __all__ = ["diff"]
 
@@ -26,5 +26,5 @@ def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:
         >>> changes = diff(load("main.json.gz"), load("branch.json.gz"))
         >>> show(changes)
     """
-    both = [read_recording(one, asked_by="diff") for one in (before, after)]
-    return compare(*both, is_folded=is_folded)
+    recordings = [read_recording(result, asked_by="diff") for result in (before, after)]
+    return compare(*recordings, is_folded=is_folded)

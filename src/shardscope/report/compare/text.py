@@ -1,4 +1,4 @@
-"""Changes for people at a terminal: totals first, then each area, the worst of it in red."""
+"""Renders changes for the terminal: totals first, then each area, regressions in red."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardscope.report.compare.brief import leave_out_input, shorten_what
-from shardscope.report.compare.changes import Area, Change, Changes, Status, Unit, name_path
-from shardscope.report.grid import Cell, Column, Grid, Look, Row
-from shardscope.report.layout import make_text, make_title, plural
-from shardscope.report.text import render_plain
-from shardscope.report.units import format_bytes, format_count
+from shardscope.report.compare.changes import (
+    Area,
+    Change,
+    Changes,
+    Status,
+    Unit,
+    hide_input_rows,
+    name_path,
+    shorten_label,
+)
+from shardscope.report.model.units import format_bytes, format_count, plural
+from shardscope.report.text.style import make_text, make_title
+from shardscope.report.text.summary import render_plain
+from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row
 
 __all__ = ["render_changes", "render_changes_text"]
 
 _MAX_ROWS = 30
-_MAX_LINES = 4  # of a value or a reason
+_MAX_LINES = 4  # lines of a value or a reason
 _SIGNS = {Status.ADDED: "+", Status.GONE: "-", Status.CHANGED: "~"}
 _STYLES = {True: "red", False: "green", None: ""}
 _ARROW = " → "
@@ -25,29 +33,29 @@ _NOTES = {
     Area.BYTES: "sent (ring estimate)",
     Area.MEMORY: "at the peak",
 }
-_QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # whose totals say little by themselves
+_QUIET = (Area.FINDINGS, Area.CAUSES, Area.GAPS, Area.RUN)  # areas whose totals are not informative
 _TOTALS = {
-    "area": Column("", Look.NAME, 12),
-    "before": Column("before", Look.NAME, 8),
-    "after": Column("after", Look.NAME, 8),
+    "area": Column("", ColumnStyle.NAME, 12),
+    "before": Column("before", ColumnStyle.NAME, 8),
+    "after": Column("after", ColumnStyle.NAME, 8),
     "added": Column("added"),
     "gone": Column("gone"),
     "changed": Column("changed"),
 }
 _ALL_COVERS = ("module", "item", "before", "after", "delta", "why", "label", "change")
 _COLUMNS = {
-    "sign": Column("", Look.NAME, 1),
-    "module": Column("module", Look.NAME, 28),
-    "what": Column("what", Look.PROSE, 26, covers=("item", "why")),
+    "sign": Column("", ColumnStyle.NAME, 1),
+    "module": Column("module", ColumnStyle.NAME, 28),
+    "what": Column("what", ColumnStyle.PROSE, 26, covers=("item", "why")),
     "before": Column("before"),
     "after": Column("after"),
     "delta": Column("by"),
-    "label": Column("what", Look.NAME, 20),
-    "item": Column("what", Look.NAME, 30),
-    "why": Column("because of", Look.PROSE, 40),
-    "change": Column("before → after", Look.PROSE, 30),
-    "labelled": Column("what", Look.PROSE, 30, covers=("label", "change")),
-    "all": Column("module, what and change", Look.PROSE, 10, covers=_ALL_COVERS),
+    "label": Column("what", ColumnStyle.NAME, 20),
+    "item": Column("what", ColumnStyle.NAME, 30),
+    "why": Column("because of", ColumnStyle.PROSE, 40),
+    "change": Column("before → after", ColumnStyle.PROSE, 30),
+    "labelled": Column("what", ColumnStyle.PROSE, 30, covers=("label", "change")),
+    "all": Column("module, what and change", ColumnStyle.PROSE, 10, covers=_ALL_COVERS),
 }
 _FIGURES = [
     ["sign", "module", "item", "before", "after", "delta", "why"],
@@ -60,12 +68,12 @@ _LAST = [["sign", "all"]]
 
 
 def render_changes(changes: Changes, *, is_complete: bool = False) -> RenderableType:
-    """Both names, notes, a line for each area, and the rows; `is_complete` keeps every row."""
+    """Render titles, notes, totals and rows; `is_complete` shows every row."""
     return Group(*_render(changes, is_complete))
 
 
 def render_changes_text(changes: Changes, *, is_complete: bool = False, width: int = 80) -> str:
-    """The same as plain text, for files, tests and notebooks."""
+    """Render changes as plain text, for files, tests and notebooks."""
     return render_plain(render_changes(changes, is_complete=is_complete), width=width)
 
 
@@ -120,21 +128,23 @@ def _name(area: Area) -> str:
 
 
 def _render_area(area: Area, rows: Sequence[Change], is_complete: bool) -> Iterator[RenderableType]:
-    kept = rows if is_complete else leave_out_input(rows)
-    shown = kept if is_complete else kept[:_MAX_ROWS]
+    rows_shown = rows if is_complete else hide_input_rows(rows)
+    shown = rows_shown if is_complete else rows_shown[:_MAX_ROWS]
     yield make_title(_name(area).capitalize(), _describe(area, rows))
     layouts = [*_choose_layouts(shown), *_LAST]
-    yield Grid(_COLUMNS, list(_make_rows(shown)), layouts, note=_count_hidden(rows, kept, shown))
+    yield Grid(
+        _COLUMNS, list(_make_rows(shown)), layouts, note=_count_hidden(rows, rows_shown, shown)
+    )
 
 
 def _choose_layouts(rows: Sequence[Change]) -> list[list[str]]:
     if all(row.unit is Unit.WORDS for row in rows):
         return _WORDS
-    return _FIGURES if any(map(_tell_reason, rows)) else _BARE_FIGURES
+    return _FIGURES if any(map(_find_reason, rows)) else _BARE_FIGURES
 
 
-def _tell_reason(row: Change) -> str:
-    """Why it is there; nobody asks why it was."""
+def _find_reason(row: Change) -> str:
+    """Return why the value is there; a removed value needs no reason."""
     return "" if row.status is Status.GONE else row.because
 
 
@@ -144,22 +154,24 @@ def _describe(area: Area, rows: Sequence[Change]) -> str:
     return "; ".join(filter(None, [words, _NOTES.get(area)]))
 
 
-def _count_hidden(rows: Sequence[Change], kept: Sequence[Change], shown: Sequence[Change]) -> str:
+def _count_hidden(
+    rows: Sequence[Change], rows_shown: Sequence[Change], shown: Sequence[Change]
+) -> str:
     hidden = []
-    if len(shown) < len(kept):
-        hidden.append(f"… {len(kept) - len(shown):,} more")
-    if len(kept) < len(rows):
-        hidden.append(f"{plural(len(rows) - len(kept), 'row')} on inputs hidden")
+    if len(shown) < len(rows_shown):
+        hidden.append(f"… {len(rows_shown) - len(shown):,} more")
+    if len(rows_shown) < len(rows):
+        hidden.append(f"{plural(len(rows) - len(rows_shown), 'row')} on inputs hidden")
     return f"{'; '.join(hidden)}: --no-fold shows all" if hidden else ""
 
 
 def _make_rows(rows: Sequence[Change]) -> Iterator[Row]:
-    told = ""
+    last_reason = ""
     for row in rows:
-        # Rows that follow each other have most often the same reason.
-        because = _tell_reason(row)
-        yield _make_row(row, because if because != told else "")
-        told = because or told
+        # Consecutive rows often have the same reason: show it once.
+        because = _find_reason(row)
+        yield _make_row(row, because if because != last_reason else "")
+        last_reason = because or last_reason
 
 
 def _make_row(row: Change, because: str) -> Row:
@@ -167,12 +179,12 @@ def _make_row(row: Change, because: str) -> Row:
     return {
         "sign": Text(_SIGNS[row.status], f"bold {style}".strip()),
         "module": _name_module(row),
-        "what": lambda width: _stack(width, (shorten_what(row), ""), (because, "dim")),
+        "what": lambda width: _stack(width, (shorten_label(row), ""), (because, "dim")),
         "before": make_text(row.show_before(), width=24),
         "after": make_text(row.show_after(), style, width=24),
         "delta": _format_delta(row, style),
         "label": make_text(row.what),
-        "item": make_text(shorten_what(row)),
+        "item": make_text(shorten_label(row)),
         "why": make_text(because, "dim"),
         "change": lambda width: Group(*_show_change(row, because, width)),
         "labelled": lambda width: Group(
@@ -180,7 +192,7 @@ def _make_row(row: Change, because: str) -> Row:
         ),
         "all": lambda width: Group(
             *([_name_module(row)] if row.path is not None else []),
-            make_text(shorten_what(row), width=_MAX_LINES * width),
+            make_text(shorten_label(row), width=_MAX_LINES * width),
             *_show_change(row, because, width),
         ),
     }
@@ -193,7 +205,7 @@ def _stack(width: int, *lines: tuple[str, str]) -> RenderableType:
 
 
 def _show_change(row: Change, because: str, width: int) -> Iterator[RenderableType]:
-    """`before → after`, or of words the only ones there are."""
+    """Yield `before → after`, or the only value if one is missing."""
     style, room = _STYLES[row.is_worse], _MAX_LINES * width
     if row.unit is Unit.WORDS and row.status is not Status.CHANGED:
         only = row.show_after() if row.before is None else row.show_before()

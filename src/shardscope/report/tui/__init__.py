@@ -1,1 +1,1 @@
-"""A recording to walk through in a terminal: modules, collectives, findings, and the views."""
+"""Browses a recording in the terminal: modules, collectives, findings, and the views."""

@@ -1,25 +1,119 @@
-"""The panes that belong together: modules, their collectives, what is wrong, and details."""
+"""The linked panes: modules, their collectives, problems, and details."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, final
 
+from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import Input, Static, Tree
+from textual.widgets.tree import TreeNode
 
 from shardscope.record import Collective, Finding, Gap, describe_cause
-from shardscope.report.layout import make_text, plural
-from shardscope.report.tui.call_list import CallList
-from shardscope.report.tui.module_tree import ModuleTree
-from shardscope.report.tui.outline import Place
+from shardscope.report.model.units import format_bytes, format_count, format_spread, plural
+from shardscope.report.text.style import make_text
+from shardscope.report.tui.module_index import Chain, ModuleEntry, ModuleIndex
 from shardscope.report.tui.rows import Rows, RowsColumn
-from shardscope.report.tui.walk import Walk
-from shardscope.report.units import format_bytes
+from shardscope.report.tui.walk import BrowserState, CallList
 
-__all__ = ["Browse"]
+__all__ = ["Browse", "ModuleTree"]
+
+
+_MAX_LABEL = 60
+
+
+@final
+class ModuleTree(Tree[ModuleEntry]):
+    """A tree widget of the entries of a module index."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("right", "open", "Open", show=False),
+        Binding("left", "close", "Close", show=False),
+    ]
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(Text("modules"), id=id)
+        self.show_root = False
+        self.guide_depth = 2
+        self.auto_expand = False
+        self._index: ModuleIndex | None = None
+        self.num_created = 0  # tree nodes
+
+    def show(self, index: ModuleIndex) -> None:
+        """Show the root entries of an index, the first expanded."""
+        self._index = index
+        self.clear()
+        self.root.expand()
+        self._add(self.root, index.tops)
+        for node in self.root.children[:1]:
+            self._open(node)
+        self.move_cursor(self.root.children[0] if self.root.children else None)
+
+    def on_tree_node_expanded(self, event: Tree.NodeExpanded[ModuleEntry]) -> None:
+        """Create the children, once."""
+        self._fill(event.node)
+
+    def _fill(self, node: TreeNode[ModuleEntry]) -> None:
+        if self._index is not None and node.data is not None and not node.children:
+            self._add(node, self._index.below(node.data))
+
+    def _add(self, node: TreeNode[ModuleEntry], entries: Sequence[ModuleEntry]) -> None:
+        for entry in entries:
+            node.add(_format_label(entry), entry, allow_expand=bool(entry.node.children))
+        self.num_created += len(entries)
+
+    def _open(self, node: TreeNode[ModuleEntry]) -> None:
+        self._fill(node)
+        node.expand()
+
+    def reveal(self, chain: Chain) -> None:
+        """Expand all ancestors of an entry, and move the cursor to it."""
+        node = self.root
+        for entry in chain:
+            self._open(node)
+            node = next(child for child in node.children if child.data is entry)
+        # The line of a node is known once the tree has been laid out.
+        self.call_after_refresh(self.move_cursor, node)
+
+    def action_open(self) -> None:
+        """Expand the node under the cursor, or move to its first child."""
+        node = self.cursor_node
+        if node is None or not node.allow_expand:
+            return
+        if node.is_expanded and node.children:
+            self.move_cursor(node.children[0])
+        else:
+            self._open(node)
+
+    def action_close(self) -> None:
+        """Collapse the node under the cursor, or move to its parent."""
+        node = self.cursor_node
+        if node is None:
+            return
+        if node.is_expanded and node.allow_expand:
+            node.collapse()
+        elif node.parent is not None and node.parent is not self.root:
+            self.move_cursor(node.parent)
+
+
+def _format_label(entry: ModuleEntry) -> Text:
+    """Format an entry: `wq  2 · 128 MiB  Linear`."""
+    node = entry.node
+    words = entry.label or "|".join(node.types) or "model"
+    label = make_text(words, "" if entry.label else "bold", width=_MAX_LABEL)
+    if entry.repeat > 1:
+        label.append(f" ×{entry.repeat:,}", "cyan")
+    if node.count().high:
+        count = format_spread(node.count(), format_count)
+        label.append(f"  {count} · {format_spread(node.wire_bytes(), format_bytes)}", "green")
+    if entry.label and node.types:
+        label.append_text(make_text(f"  {'|'.join(node.types)}", "dim", width=_MAX_LABEL))
+    return label
+
 
 _MAX_TITLE = 60
 _PROBLEM_COLUMNS = {
@@ -35,7 +129,7 @@ _NONE_HERE = "It issued no collectives."
 
 @final
 class Browse(Container):
-    """One recording; what is selected in one pane is shown in the others."""
+    """The panes of one recording; a selection in one pane updates the others."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "Search", key_display="/"),
@@ -51,32 +145,32 @@ class Browse(Container):
         Binding("S", "reverse", "Turn round", show=False),
     ]
 
-    def __init__(self, walk: Walk, *, id: str) -> None:
+    def __init__(self, walk: BrowserState, *, id: str) -> None:
         super().__init__(id=id)
-        self._walk = walk
+        self._state = walk
 
     def compose(self) -> ComposeResult:
         """Modules and problems on the left, collectives and details on the right."""
         with Vertical(id="left"):
             yield ModuleTree(id="tree")
             yield Input(placeholder="name or class of a module", id="search")
-            yield Rows(_PROBLEM_COLUMNS, empty=self._walk.checks, id="problems")
+            yield Rows(_PROBLEM_COLUMNS, empty=self._state.checks, id="problems")
         with Vertical(id="right"):
-            yield Rows(_choose_columns(self._walk.calls), empty=self._explain_none(), id="calls")
+            yield Rows(_choose_columns(self._state.calls), empty=self._explain_none(), id="calls")
             with VerticalScroll(id="details"):
                 yield Static(id="details-text", markup=False)
 
     def on_mount(self) -> None:
-        """Fill the panes; the tree is where one begins."""
-        problems = self._walk.problems
+        """Fill the panes and focus the tree."""
+        problems = self._state.problems
         self._problems.show(problems, _read_problem)
         self._problems.set_class(not problems, "-none")
         self._problems.can_focus = bool(problems)
         self._problems.border_title = _count_problems(problems)
-        self._tree.border_title = "Modules" if self._walk.outline.tops else "No modules"
+        self._tree.border_title = "Modules" if self._state.index.tops else "No modules"
         self._calls.border_title = "Collectives"
         self._details.border_title = "Details"
-        self._tree.show(self._walk.outline)
+        self._tree.show(self._state.index)
         self._tree.focus()
 
     @property
@@ -99,53 +193,53 @@ class Browse(Container):
     def _search(self) -> Input:
         return self.query_one("#search", Input)
 
-    def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[Place]) -> None:
-        """Another module: its collectives, and what is known of it."""
+    def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[ModuleEntry]) -> None:
+        """Show the collectives and details of another module."""
         if event.node.data is not None:
-            self._walk.place = event.node.data
+            self._state.entry = event.node.data
             self._show_calls()
             self._show_details(event.node.data)
 
     def on_rows_highlighted(self, event: Rows.Highlighted) -> None:
-        """Another collective, finding or gap."""
+        """Show another collective, finding or gap."""
         self._show_details(event.rows[event.row])
 
     def on_rows_selected(self, event: Rows.Selected) -> None:
-        """Go to the module that it is about."""
-        thing = event.rows[event.row]
-        chain = self._walk.find_place(thing)
+        """Move to the module that the row is about."""
+        record = event.rows[event.row]
+        chain = self._state.find_entry(record)
         if chain is None:
             self.notify("It belongs to no module.")
             return
         self._tree.reveal(chain)
-        if isinstance(thing, Collective):
+        if isinstance(record, Collective):
             self._tree.focus()
 
-    def _show_details(self, thing: Place | Collective | Finding | Gap) -> None:
-        describer = self._walk.details
-        if isinstance(thing, Place):
-            shown = describer.describe_place(thing)
-        elif isinstance(thing, Collective):
-            shown = describer.describe_call(thing)
+    def _show_details(self, record: ModuleEntry | Collective | Finding | Gap) -> None:
+        describer = self._state.details
+        if isinstance(record, ModuleEntry):
+            shown = describer.describe_entry(record)
+        elif isinstance(record, Collective):
+            shown = describer.describe_call(record)
         else:
-            shown = describer.describe_problem(thing)
+            shown = describer.describe_problem(record)
         self.query_one("#details-text", Static).update(shown)
         self._details.scroll_home(animate=False)
 
     def _show_calls(self) -> None:
-        place = self._walk.place
-        if place is None:
+        entry = self._state.entry
+        if entry is None:
             return
-        found = self._walk.list_calls()
-        self._calls.show(found, self._read_call, empty=self._explain_none())
-        title = f"{plural(len(found), 'collective')} of {place.name or 'all modules'}"
+        calls = self._state.list_calls()
+        self._calls.show(calls, self._read_call, empty=self._explain_none())
+        title = f"{plural(len(calls), 'collective')} of {entry.name or 'all modules'}"
         self._calls.border_title = make_text(title, width=_MAX_TITLE)
-        self._calls.border_subtitle = make_text(self._walk.words, width=_MAX_TITLE)
+        self._calls.border_subtitle = make_text(self._state.words, width=_MAX_TITLE)
 
     def _explain_none(self) -> str:
-        if not self._walk.calls.choices["kind"]:
-            return _NONE_ISSUED if self._walk.is_traced else _NO_CALLS
-        return _NONE_LEFT if self._walk.is_filtered else _NONE_HERE
+        if not self._state.calls.choices["kind"]:
+            return _NONE_ISSUED if self._state.is_traced else _NO_CALLS
+        return _NONE_LEFT if self._state.is_filtered else _NONE_HERE
 
     def _read_call(self, call: Collective) -> dict[str, str]:
         return {
@@ -153,7 +247,7 @@ class Browse(Container):
             "rank": f"{call.rank:,}",
             "phase": str(call.phase),
             "kind": str(call.kind),
-            "axis": self._walk.calls.name_axis(call),
+            "axis": self._state.calls.name_axis(call),
             "input": format_bytes(call.input_bytes),
             "sent": format_bytes(call.wire_bytes),
             "module": "" if call.owner is None else call.owner or "(root)",
@@ -161,54 +255,54 @@ class Browse(Container):
         }
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that could not change anything is not offered."""
+        """Hide keys that would have no effect."""
         if action == "filter":
-            return len(self._walk.calls.choices[str(parameters[0])]) > 1
+            return len(self._state.calls.choices[str(parameters[0])]) > 1
         return True
 
     def action_filter(self, facet: str) -> None:
-        """Keep collectives of the next value of a facet."""
-        self._walk.filter_next(facet)
+        """Show only collectives with the next value of a facet."""
+        self._state.filter_next(facet)
         self._show_calls()
 
     def action_clear(self) -> None:
-        """Keep all collectives again."""
-        self._walk.clear_filter()
+        """Show all collectives again."""
+        self._state.clear_filter()
         self._show_calls()
 
     def action_sort(self) -> None:
         """Sort collectives by the next column."""
-        self._walk.sort_next()
+        self._state.sort_next()
         self._show_calls()
 
     def action_reverse(self) -> None:
-        """Turn the order of collectives round."""
-        self._walk.turn_round()
+        """Reverse the order of collectives."""
+        self._state.reverse_sort()
         self._show_calls()
 
     def action_fold(self) -> None:
-        """Fold layers that are alike, or show each; stay where one is."""
-        chain = self._walk.fold()
-        self._tree.show(self._walk.outline)
+        """Fold identical layers or show each of them; the cursor stays on its module."""
+        chain = self._state.fold()
+        self._tree.show(self._state.index)
         if chain is not None:
             self._tree.reveal(chain)
 
     def action_search(self) -> None:
-        """Open the line to type into."""
+        """Open the search input."""
         self._search.add_class("-open")
         self._search.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Go to the first match while it is typed."""
-        self._walk.search(event.value)
+        """Move to the first match while the user types."""
+        self._state.search(event.value)
         self._show_match()
 
     def on_input_submitted(self) -> None:
-        """Stay at the match."""
+        """Close the search and stay at the match."""
         self._close_search()
 
     def on_key(self, event: events.Key) -> None:
-        """Escape leaves the search."""
+        """Close the search on Escape."""
         if event.key == "escape" and self._search.has_focus:
             event.stop()
             self._close_search()
@@ -218,18 +312,18 @@ class Browse(Container):
         self._tree.focus()
 
     def action_next_match(self, by: int) -> None:
-        """Go to the next match, or the one before."""
-        self._walk.move_match(by)
+        """Move to the next or previous match."""
+        self._state.move_match(by)
         self._show_match()
 
     def _show_match(self) -> None:
-        self._tree.border_subtitle = make_text(self._walk.match_words, width=_MAX_TITLE)
-        if self._walk.match is not None:
-            self._tree.reveal(self._walk.match)
+        self._tree.border_subtitle = make_text(self._state.match_words, width=_MAX_TITLE)
+        if self._state.match is not None:
+            self._tree.reveal(self._state.match)
 
 
 def _choose_columns(calls: CallList) -> dict[str, RowsColumn]:
-    """Names as wide as they get; a rank only where there are several."""
+    """Choose the columns; ranks are shown only if there are several."""
     longest = max(map(len, calls.choices["axis"]), default=4)
     columns = {
         "order": RowsColumn("order", 6, rank=5, is_number=True),

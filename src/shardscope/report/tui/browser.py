@@ -1,28 +1,55 @@
-"""A recording in a terminal of its own: a pane to walk through it, and the views."""
+"""The terminal application: the linked panes, the views, and help on keys."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import ClassVar, final, get_args
 
+from rich.table import Table
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from shardscope.record import Recording
-from shardscope.report.heading import describe_world
-from shardscope.report.mentioned import add_mentioned_modules
+from shardscope.report.model.select import infer_modules
+from shardscope.report.text.heading import describe_world
+from shardscope.report.text.views import ViewName, Views
 from shardscope.report.tui.browse import Browse
-from shardscope.report.tui.help import HelpScreen
-from shardscope.report.tui.walk import Walk
-from shardscope.report.views import Subject, Views
+from shardscope.report.tui.walk import BrowserState
 
-__all__ = ["Browser"]
+__all__ = ["Browser", "HelpScreen"]
 
-_SUBJECTS: list[Subject] = [one for one in get_args(Subject) if one != "modules"]
+
+@final
+class HelpScreen(ModalScreen[None]):
+    """A list of keys, with a few keys to close it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter", "dismiss", "Close"),
+    ]
+
+    def __init__(self, keys: Iterable[tuple[str, str]]) -> None:
+        super().__init__()
+        self._keys = tuple(keys)
+
+    def compose(self) -> ComposeResult:
+        """A single scrolling box."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for key, words in self._keys:
+            table.add_row(key, words)
+        with VerticalScroll(id="help") as box:
+            box.border_title = "Keys"
+            yield Static(table, markup=False)
+
+
+_SUBJECTS: list[ViewName] = [subject for subject in get_args(ViewName) if subject != "modules"]
 _TABS = ["modules", *_SUBJECTS]
 _TITLES = {"proof": "Correctness"}
 _FEW_COLUMNS = 72
@@ -46,7 +73,7 @@ _KEYS = (
 
 @final
 class Browser(App[None]):
-    """One recording; it is read and never changed."""
+    """The application for one recording, which is read and never changed."""
 
     TITLE = "shardscope"
     CSS_PATH = "browser.tcss"
@@ -64,24 +91,24 @@ class Browser(App[None]):
     ]
 
     def __init__(self, recording: Recording, *, has_colors: bool = True) -> None:
-        # Of the terminal's own colours Textual can leave out all; of its own it makes greys.
+        # Textual can remove the terminal's own colours; it converts its own colours to grey.
         super().__init__(ansi_color=not has_colors)
         self.animation_level = "none"
-        recording = add_mentioned_modules(recording)
+        recording = infer_modules(recording)
         self._recording = recording
         self._views = Views(recording)
         self._drawn: set[str] = set()
-        # Here, and not when the screen is drawn, which would stay empty for as long.
-        self._walk = Walk(recording)
+        # Here, not while the screen is drawn, which would stay empty meanwhile.
+        self._state = BrowserState(recording)
 
     def compose(self) -> ComposeResult:
-        """What ran, the tabs, the keys."""
-        # Without its own colours, which a light theme could not show.
+        """The heading, the tabs and the keys."""
+        # Without own colours, which may be invisible in a light theme.
         world = Text(describe_world(self._recording).plain, "bold")
         yield Static(world, id="world", markup=False)
         with TabbedContent():
             with TabPane("Modules", id="modules"):
-                yield Browse(self._walk, id="browse")
+                yield Browse(self._state, id="browse")
             for subject in _SUBJECTS:
                 title = _TITLES.get(subject, subject.capitalize())
                 with TabPane(title, id=subject), VerticalScroll(classes="view"):
@@ -89,11 +116,11 @@ class Browser(App[None]):
         yield Footer()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Keys stand closer where there is less room."""
+        """Show keys closer together on narrow screens."""
         self.query_one(Footer).compact = event.size.width < _FEW_COLUMNS
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Draw a view when it is first looked at."""
+        """Draw a view when its tab is first opened."""
         for subject in _SUBJECTS:
             if subject == event.pane.id and subject not in self._drawn:
                 self._drawn.add(subject)
@@ -101,22 +128,22 @@ class Browser(App[None]):
                 view.loading = True
                 self.run_worker(partial(self._draw, subject, view), thread=True)
 
-    def _draw(self, subject: Subject, view: Static) -> None:
-        """Beside the screen, which stays alive; a large recording takes a while."""
+    def _draw(self, subject: ViewName, view: Static) -> None:
+        """Render the view in a thread, so that the screen stays responsive."""
         drawn = self._views.render(subject)
         self.call_from_thread(view.update, drawn)
         self.call_from_thread(setattr, view, "loading", False)
 
     def action_show_tab(self, name: str) -> None:
-        """Go to a tab, and into it."""
+        """Open a tab and focus it."""
         self.query_one(TabbedContent).active = name
         inside = "#tree" if name == "modules" else f"#{name} VerticalScroll"
         self.query_one(inside).focus()
 
     def action_toggle_dark(self) -> None:
-        """From dark to light, or back."""
+        """Switch between dark and light."""
         self.theme = "textual-light" if self.current_theme.dark else "textual-dark"
 
     def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the keys."""
         self.push_screen(HelpScreen(_KEYS))

@@ -1,4 +1,4 @@
-"""A table of which only the rows on the screen are made, however many there are."""
+"""A table that renders only the visible rows, for recordings with millions of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from shardscope.report.names import make_inert, shorten
+from shardscope.report.model.names import sanitize_text, shorten
 
 __all__ = ["Rows", "RowsColumn"]
 
 _GAP = 1
-_HEADER = 1  # lines
+_HEADER = 1  # lines of the header
 
 
 class RowsColumn(Struct, frozen=True):
-    """A column. Columns with a `share` divide what room there is; of the others, and where there
-    is no room at all, those of the lowest `rank` are kept.
+    """A column; columns with a `share` divide the room that other columns leave.
+
+    If there is not enough room, columns of the lowest `rank` are kept.
     """
 
     header: str
@@ -43,7 +44,7 @@ Cells = Mapping[str, str]
 
 @final
 class Rows(ScrollView, can_focus=True):
-    """A header and rows, one of which is under the cursor."""
+    """A header, and rows with a cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "Up", show=False),
@@ -60,7 +61,7 @@ class Rows(ScrollView, can_focus=True):
 
     @final
     class Highlighted(Message):
-        """The cursor is on another row, by the user's doing."""
+        """The user moved the cursor to another row."""
 
         def __init__(self, rows: Rows, row: int) -> None:
             super().__init__()
@@ -80,13 +81,15 @@ class Rows(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._columns = columns
         self._empty = empty
-        self._things: Sequence[Any] = ()
+        self._records: Sequence[Any] = ()
         self._read: Callable[[Any], Cells] = lambda _: {}
-        self.num_made = 0  # rows, so far
+        self.num_created = 0  # rows rendered
 
-    def show(self, things: Sequence[Any], read: Callable[[Any], Cells], *, empty: str = "") -> None:
-        """Rows for these things; `read` makes a row of one."""
-        self._things, self._read = things, read
+    def show(
+        self, records: Sequence[Any], read: Callable[[Any], Cells], *, empty: str = ""
+    ) -> None:
+        """Show a row for each record; `read` converts a record to cells."""
+        self._records, self._read = records, read
         self._empty = empty or self._empty
         self.cursor = 0
         self._resize()
@@ -94,53 +97,53 @@ class Rows(ScrollView, can_focus=True):
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._records)
 
     def __getitem__(self, row: int) -> Any:
-        return self._things[row]
+        return self._records[row]
 
     @property
     def _room(self) -> int:
-        """Cells of a line, less those of the scroll bar."""
+        """Width of a line without the scroll bar."""
         return self.scrollable_content_region.width
 
     def _resize(self) -> None:
-        self.virtual_size = Size(0, len(self._things) + _HEADER)
+        self.virtual_size = Size(0, len(self._records) + _HEADER)
 
     def on_resize(self) -> None:
-        """A wider table has other columns."""
+        """Choose the columns for the new width."""
         self._resize()
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """The header stays while the rest is scrolled."""
+        """Render a line; the header stays while rows scroll."""
         width = self._room
         base = self.rich_style
-        if not self._things:
+        if not self._records:
             style = base + self.get_component_rich_style("rows--empty")
-            lines = wrap(make_inert(self._empty), max(1, width))
+            lines = wrap(sanitize_text(self._empty), max(1, width))
             return _make_strip(lines[y] if y < len(lines) else "", style, width)
         if y == 0:
             names = {key: column.header for key, column in self._columns.items()}
             return self._draw(names, base + self.get_component_rich_style("rows--header"))
         row = y - _HEADER + round(self.scroll_offset.y)
-        if not 0 <= row < len(self._things):
+        if not 0 <= row < len(self._records):
             return Strip.blank(width, base)
         style = base + self.get_component_rich_style("rows--cursor") if row == self.cursor else base
-        self.num_made += 1
-        return self._draw(self._read(self._things[row]), style)
+        self.num_created += 1
+        return self._draw(self._read(self._records[row]), style)
 
     def _draw(self, cells: Cells, style: Style) -> Strip:
         width = self._room
         texts = []
         for key, room in self._share_out(width).items():
-            text = shorten(make_inert(cells.get(key, "")), room)
+            text = shorten(sanitize_text(cells.get(key, "")), room)
             blank = " " * (room - cell_len(text))
             texts.append(blank + text if self._columns[key].is_number else text + blank)
         return _make_strip((" " * _GAP).join(texts), style, width)
 
     def _share_out(self, width: int) -> dict[str, int]:
-        """The columns that there is room for, and how wide each is."""
+        """Return the columns that fit, with their widths."""
         shown = list(self._columns)
         while len(shown) > 1 and self._add_up(shown) > width:
             shown.remove(max(shown, key=lambda key: self._columns[key].rank))
@@ -159,42 +162,42 @@ class Rows(ScrollView, can_focus=True):
         self._go(self.cursor + by)
 
     def action_page(self, by: int) -> None:
-        """By as many rows as are seen."""
+        """Move the cursor by a page."""
         self._go(self.cursor + by * max(1, self.size.height - _HEADER - 1))
 
     def action_first(self) -> None:
-        """To the first row."""
+        """Move the cursor to the first row."""
         self._go(0)
 
     def action_last(self) -> None:
-        """To the last row."""
-        self._go(len(self._things) - 1)
+        """Move the cursor to the last row."""
+        self._go(len(self._records) - 1)
 
     def action_select(self) -> None:
-        """Tell that the row under the cursor was chosen."""
-        if self._things:
+        """Send a message that the row under the cursor was selected."""
+        if self._records:
             self.post_message(self.Selected(self, self.cursor))
 
     def on_click(self, event: events.Click) -> None:
-        """A click goes to the row below it; a second one chooses it."""
+        """Move the cursor to the clicked row; a click on the cursor's row selects it."""
         offset = event.get_content_offset(self)
         if offset is None or offset.y < _HEADER:
             return
         row = offset.y - _HEADER + round(self.scroll_offset.y)
-        if row < len(self._things):
+        if row < len(self._records):
             self._go(row)
             if event.chain > 1:
                 self.action_select()
 
     def on_focus(self) -> None:
-        """What is under the cursor is what is looked at."""
-        if self._things:
+        """Highlight the row under the cursor."""
+        if self._records:
             self.post_message(self.Highlighted(self, self.cursor))
 
     def _go(self, row: int) -> None:
-        if not self._things:
+        if not self._records:
             return
-        self.cursor = min(max(0, row), len(self._things) - 1)
+        self.cursor = min(max(0, row), len(self._records) - 1)
         height = max(1, self.size.height - _HEADER)
         top = round(self.scroll_offset.y)
         if self.cursor < top:

@@ -9,15 +9,15 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from plain_judge import capture, judge
-from shardscope.compile.diagnose.blaming.announcements import announced, blame_last
-from shardscope.compile.diagnose.compiler import Compiler
+from shardscope.compile.diagnose.stage_bisect.phases import finding_from_last_phase, reported_stages
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Phase, Stage
 
 aten = torch.ops.aten
 
 
 def test_each_step_is_announced_before_it_is_taken_and_left_when_it_is_done() -> None:
-    said: list[str] = []
+    phases: list[str] = []
 
     def compile_graph(graph: fx.GraphModule, inputs: object) -> object:
         return make_boxed_func(graph.forward)
@@ -26,10 +26,10 @@ def test_each_step_is_announced_before_it_is_taken_and_left_when_it_is_done() ->
         fw_compiler=compile_graph,
         decompositions={aten.relu.default: lambda x: torch.clamp_min(x, 0)},
     )
-    fragment = capture(torch.relu, torch.ones(3, requires_grad=True))
-    with announced(said.append):
-        judge(fragment, Compiler(backend))
-    steps = [one for one in said if one != "outside"]
+    subgraph = capture(torch.relu, torch.ones(3, requires_grad=True))
+    with reported_stages(phases.append):
+        judge(subgraph, Compiler(backend))
+    steps = [phase for phase in phases if phase != "outside"]
     assert steps == [
         "tracing",
         "tracing",
@@ -40,7 +40,7 @@ def test_each_step_is_announced_before_it_is_taken_and_left_when_it_is_done() ->
         "compiling backward",
         "running backward",
     ]
-    assert said[-1] == "outside"
+    assert phases[-1] == "outside"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_each_step_is_announced_before_it_is_taken_and_left_when_it_is_done() ->
         ("what another part of the program says", Stage.BACKEND, "", Phase.FORWARD),
     ],
 )
-def test_the_last_announcement_tells_whom_to_blame(
+def test_the_last_announcement_determines_the_stage(
     announcement: str, stage: Stage, part: str, phase: Phase
 ) -> None:
-    found = blame_last(announcement)
-    assert (found.stage, found.part, found.phase) == (stage, part, phase)
+    finding = finding_from_last_phase(announcement)
+    assert (finding.stage, finding.part, finding.phase) == (stage, part, phase)

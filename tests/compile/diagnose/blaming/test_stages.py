@@ -1,4 +1,4 @@
-"""The stage that is to blame, told from faults that are put into each."""
+"""Finds the stage that causes a failure, with faults that are put into each stage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from plain_judge import capture, judge
-from shardscope.compile.diagnose.blaming.blame import Blame
-from shardscope.compile.diagnose.blaming.stages import locate_stage, locate_stage_by
-from shardscope.compile.diagnose.blaming.switching import Report, Trial
-from shardscope.compile.diagnose.blaming.try_out import try_out
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.stage_bisect.attempt import try_out
+from shardscope.compile.diagnose.stage_bisect.bisect import locate_stage, locate_stage_by
+from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageFinding, StageToggles
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Phase, Stage
 
 aten = torch.ops.aten
@@ -30,16 +28,18 @@ def program(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(x * 2).relu() + 1
 
 
-def make_fragment(function: Callable[..., Any] = program, *, with_gradients: bool) -> Fragment:
+def make_subgraph(function: Callable[..., Any] = program, *, with_gradients: bool) -> Subgraph:
     x = torch.linspace(-2, 2, 12).reshape(3, 4).requires_grad_(with_gradients)
     return capture(function, x, with_gradients=with_gradients)
 
 
-def blame(fragment: Fragment, backend: Any, condition: Condition = Condition.WRONG_RESULT) -> Blame:
+def locate(
+    subgraph: Subgraph, backend: Any, condition: Condition = Condition.WRONG_RESULT
+) -> StageFinding:
     compiler = Compiler(backend)
-    outcome = judge(fragment, compiler)
+    outcome = judge(subgraph, compiler)
     assert outcome.condition is condition, outcome
-    return locate_stage(fragment, compiler, outcome=outcome, judge=judge)
+    return locate_stage(subgraph, compiler, outcome=outcome, check_accuracy=judge)
 
 
 def run_as_is(graph: fx.GraphModule, inputs: Any) -> Any:
@@ -88,49 +88,49 @@ def broken_partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) ->
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])
-def test_a_backend_that_compiles_what_aot_hands_it_wrongly_is_blamed_with_the_op(
+def test_a_backend_that_compiles_what_aot_hands_it_wrongly_is_located_with_the_op(
     with_gradients: bool,
 ) -> None:
     broken = aot_autograd(fw_compiler=breaking_compiler(aten.relu.default, aten.neg.default))
-    found = blame(make_fragment(with_gradients=with_gradients), broken)
-    assert (found.stage, found.part) == (Stage.BACKEND, "aten.relu.default")
-    assert found.phase is Phase.FORWARD
+    finding = locate(make_subgraph(with_gradients=with_gradients), broken)
+    assert (finding.stage, finding.part) == (Stage.BACKEND, "aten.relu.default")
+    assert finding.phase is Phase.FORWARD
 
 
-def test_a_backend_that_compiles_backward_wrongly_is_blamed_with_the_op_of_backward() -> None:
+def test_a_backend_that_compiles_backward_wrongly_is_located_with_the_op_of_backward() -> None:
     op = aten.silu_backward.default
     broken = aot_autograd(
         fw_compiler=run_as_is, bw_compiler=breaking_compiler(op, lambda grad, x: grad * 3)
     )
-    found = blame(make_fragment(with_gradients=True), broken)
-    assert (found.stage, found.phase) == (Stage.BACKEND, Phase.BACKWARD)
-    assert found.part == "aten.silu_backward.default"
+    finding = locate(make_subgraph(with_gradients=True), broken)
+    assert (finding.stage, finding.phase) == (Stage.BACKEND, Phase.BACKWARD)
+    assert finding.part == "aten.silu_backward.default"
 
 
-def test_a_backend_without_aot_autograd_is_blamed() -> None:
+def test_a_backend_without_aot_autograd_is_the_cause() -> None:
     def broken(graph: fx.GraphModule, inputs: Any) -> Any:
         change(operator.add, operator.sub)(graph)
         return graph
 
-    found = blame(make_fragment(with_gradients=False), broken)
-    assert found == Blame(
+    finding = locate(make_subgraph(with_gradients=False), broken)
+    assert finding == StageFinding(
         Stage.BACKEND,
         phase=Phase.FORWARD,
         notes=("The backend does not get as far as AOT autograd.",),
     )
 
 
-def test_a_backend_that_changes_the_graph_before_aot_autograd_is_blamed_and_aot_is_not() -> None:
+def test_a_backend_that_changes_the_graph_before_aot_autograd_is_the_cause_and_aot_is_not() -> None:
     def broken(graph: fx.GraphModule, inputs: Any) -> Any:
         change(operator.add, operator.sub)(graph)
         return aot_autograd(fw_compiler=run_as_is)(graph, inputs)
 
-    found = blame(make_fragment(with_gradients=True), broken)
-    assert (found.stage, found.part) == (Stage.BACKEND, "outside of AOT autograd")
+    finding = locate(make_subgraph(with_gradients=True), broken)
+    assert (finding.stage, finding.part) == (Stage.BACKEND, "outside of AOT autograd")
 
 
 @pytest.mark.parametrize("with_gradients", [False, True])
-def test_a_wrong_decomposition_is_blamed_by_name(with_gradients: bool) -> None:
+def test_a_wrong_decomposition_is_located_by_name(with_gradients: bool) -> None:
     broken = aot_autograd(
         fw_compiler=run_as_is,
         decompositions={
@@ -138,11 +138,11 @@ def test_a_wrong_decomposition_is_blamed_by_name(with_gradients: bool) -> None:
             aten.relu.default: lambda x: torch.clamp_min(x, 0),
         },
     )
-    found = blame(make_fragment(with_gradients=with_gradients), broken)
-    assert (found.stage, found.part) == (Stage.DECOMPOSITION, "decomposition of aten.silu")
+    finding = locate(make_subgraph(with_gradients=with_gradients), broken)
+    assert (finding.stage, finding.part) == (Stage.DECOMPOSITION, "decomposition of aten.silu")
 
 
-def test_a_decomposition_that_raises_is_blamed_by_name() -> None:
+def test_a_decomposition_that_raises_is_located_by_name() -> None:
     broken = aot_autograd(
         fw_compiler=run_as_is,
         decompositions={
@@ -150,23 +150,23 @@ def test_a_decomposition_that_raises_is_blamed_by_name() -> None:
             aten.silu.default: raise_it,
         },
     )
-    found = blame(make_fragment(with_gradients=True), broken, Condition.COMPILE_ERROR)
-    assert (found.stage, found.part) == (Stage.DECOMPOSITION, "decomposition of aten.silu")
+    finding = locate(make_subgraph(with_gradients=True), broken, Condition.COMPILE_ERROR)
+    assert (finding.stage, finding.part) == (Stage.DECOMPOSITION, "decomposition of aten.silu")
 
 
-def test_a_wrong_partition_is_blamed_with_the_op_that_it_changed() -> None:
+def test_a_wrong_partition_is_located_with_the_op_that_it_changed() -> None:
     broken = aot_autograd(fw_compiler=run_as_is, partition_fn=broken_partition)
-    found = blame(make_fragment(with_gradients=True), broken)
-    assert (found.stage, found.phase) == (Stage.PARTITION, Phase.BACKWARD)
-    assert found.part == (
+    finding = locate(make_subgraph(with_gradients=True), broken)
+    assert (finding.stage, finding.phase) == (Stage.PARTITION, Phase.BACKWARD)
+    assert finding.part == (
         "aten.threshold_backward.default in the backward graph, in broken_partition"
     )
 
 
-def test_a_partition_that_raises_is_blamed_by_name() -> None:
+def test_a_partition_that_raises_is_located_by_name() -> None:
     broken = aot_autograd(fw_compiler=run_as_is, partition_fn=raise_it)
-    found = blame(make_fragment(with_gradients=True), broken, Condition.COMPILE_ERROR)
-    assert (found.stage, found.part) == (Stage.PARTITION, "raise_it")
+    finding = locate(make_subgraph(with_gradients=True), broken, Condition.COMPILE_ERROR)
+    assert (finding.stage, finding.part) == (Stage.PARTITION, "raise_it")
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_compilers_that_raise_and_code_that_raises_are_the_backends(
     compile_graph: Any, condition: Condition
 ) -> None:
     broken = aot_autograd(fw_compiler=compile_graph)
-    found = blame(make_fragment(with_gradients=False), broken, condition)
-    assert found.stage is Stage.BACKEND
+    finding = locate(make_subgraph(with_gradients=False), broken, condition)
+    assert finding.stage is Stage.BACKEND
 
 
-def test_aot_autograd_is_blamed_for_what_every_backend_that_uses_it_gets_wrong() -> None:
+def test_aot_autograd_is_the_cause_of_what_every_backend_that_uses_it_gets_wrong() -> None:
     with torch.library._scoped_library("shardscope_stages", "DEF") as library:
         library.define("half(Tensor x) -> Tensor")
         library.impl("half", lambda x: x[:2].clone(), "CPU")
@@ -197,9 +197,9 @@ def test_aot_autograd_is_blamed_for_what_every_backend_that_uses_it_gets_wrong()
             view = nodes.call_method("view", (last.args[0], 8))
         last.args = ((view,),)
         graph.recompile()
-        fragment = Fragment(graph, (torch.ones(3, 4),), with_gradients=False)
-        found = blame(fragment, aot_autograd(fw_compiler=run_as_is), Condition.COMPILE_ERROR)
-    assert (found.stage, found.part) == (Stage.AOT, "")
+        subgraph = Subgraph(graph, (torch.ones(3, 4),), with_gradients=False)
+        finding = locate(subgraph, aot_autograd(fw_compiler=run_as_is), Condition.COMPILE_ERROR)
+    assert (finding.stage, finding.part) == (Stage.AOT, "")
 
 
 def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -> None:
@@ -217,14 +217,14 @@ def test_a_decomposition_that_kills_the_process_is_found_by_trials_in_others() -
             aten.relu.default: deadly,
         }
         compiler = Compiler(aot_autograd(fw_compiler=run_as_is, decompositions=table))
-        fragment = make_fragment(with_gradients=False)
+        subgraph = make_subgraph(with_gradients=False)
         dead = Report(Outcome(Condition.CRASH, error="SIGSEGV"), has_died=True)
 
-        def ask(trial: Trial) -> Report:
-            trial = pickle.loads(pickle.dumps(trial))
-            report = try_out(fragment, compiler, trial, judge=judge, phase=Phase.FORWARD)
+        def ask(toggles: StageToggles) -> Report:
+            toggles = pickle.loads(pickle.dumps(toggles))
+            report = try_out(subgraph, compiler, toggles, check_accuracy=judge, phase=Phase.FORWARD)
             report = pickle.loads(pickle.dumps(report))
             return dead if report.outcome.condition is Condition.RUNTIME_ERROR else report
 
-        found = locate_stage_by(ask, outcome=dead.outcome)
-    assert (found.stage, found.part) == (Stage.DECOMPOSITION, "decomposition of aten.relu")
+        finding = locate_stage_by(ask, outcome=dead.outcome)
+    assert (finding.stage, finding.part) == (Stage.DECOMPOSITION, "decomposition of aten.relu")

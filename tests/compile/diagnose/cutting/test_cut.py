@@ -1,4 +1,4 @@
-"""Any part of a program, run alone, computes what it computed in the whole."""
+"""Any part of a program, run alone, computes what it computed in the full graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from captured_models import CASES, capture
-from shardscope.compile.diagnose.cutting.cut import Recorded
-from shardscope.compile.diagnose.cutting.values import copy_tensor, map_tensors, tensors_in
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.searching.search import Answer, shrink
+from shardscope.compile.diagnose.delta_debugging import Answer, shrink
+from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.compile.diagnose.subgraph.values import copy_tensor, map_tensors, tensors_in
 
 SEED = 3
 RANDOM = {"dropout", "random_numbers"}
@@ -24,15 +24,15 @@ RANDOM = {"dropout", "random_numbers"}
 class Watched(fx.Interpreter):
     """Keeps a copy of what every node makes, right after it made it."""
 
-    def __init__(self, fragment: Fragment) -> None:
-        super().__init__(fragment.graph)
-        self.seen: dict[str, Any] = {}
+    def __init__(self, subgraph: Subgraph) -> None:
+        super().__init__(subgraph.graph)
+        self.values: dict[str, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op != "placeholder" and "functorch" not in str(getattr(n.target, "__module__", "")):
             with suppress(RuntimeError, NotImplementedError):  # what vmap makes has no memory
-                self.seen[n.name] = map_tensors(value, _copy)
+                self.values[n.name] = map_tensors(value, _copy)
         return value
 
 
@@ -40,20 +40,20 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return copy_tensor(tensor).requires_grad_(tensor.requires_grad)
 
 
-def run_whole(fragment: Fragment) -> dict[str, Any]:
+def run_full_graph(subgraph: Subgraph) -> dict[str, Any]:
     """What a program computes that may write to inputs of which gradients are wanted."""
-    return run_eagerly(fragment, copy=lambda one: _copy(one).clone())[0]
+    return run_eagerly(subgraph, copy=lambda value: _copy(value).clone())[0]
 
 
 def run_eagerly(
-    fragment: Fragment, copy: Callable[[torch.Tensor], torch.Tensor] = _copy
+    subgraph: Subgraph, copy: Callable[[torch.Tensor], torch.Tensor] = _copy
 ) -> tuple[dict[str, Any], list[Any], Any]:
-    watched = Watched(fragment)
-    leaves = map_tensors(list(fragment.inputs), copy)
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(fragment.with_gradients):
+    watched = Watched(subgraph)
+    leaves = map_tensors(list(subgraph.inputs), copy)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(subgraph.with_gradients):
         torch.manual_seed(SEED)
         outputs = watched.run(*leaves)
-    return watched.seen, leaves, outputs
+    return watched.values, leaves, outputs
 
 
 def parts_of(ops: tuple[str, ...], rng: random.Random, num: int) -> Iterator[list[str]]:
@@ -68,26 +68,26 @@ def parts_of(ops: tuple[str, ...], rng: random.Random, num: int) -> Iterator[lis
 
 def assert_same(got: Any, expected: Any, where: str) -> None:
     assert type(got) is type(expected), where
-    for one, other in zip(tensors_in(got), tensors_in(expected), strict=True):
-        assert (one.dtype, one.size()) == (other.dtype, other.size()), where
-        assert one.requires_grad == other.requires_grad, where
-        assert torch.equal(one, other) or one.isnan().any(), where
+    for left, right in zip(tensors_in(got), tensors_in(expected), strict=True):
+        assert (left.dtype, left.size()) == (right.dtype, right.size()), where
+        assert left.requires_grad == right.requires_grad, where
+        assert torch.equal(left, right) or left.isnan().any(), where
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("max_bytes", [1 << 30, 0], ids=["held", "computed again"])
 @pytest.mark.parametrize("case", [name for name in CASES if name not in RANDOM])
-def test_every_part_computes_what_the_whole_did(case: str, max_bytes: int) -> None:
+def test_every_part_computes_what_the_full_graph_did(case: str, max_bytes: int) -> None:
     torch.manual_seed(0)
     function, args = CASES[case]()
     rng = random.Random(case)
-    for fragment in capture(function, *args):
-        expected = run_whole(fragment)
-        recorded = Recorded(fragment, seed=SEED, max_bytes=max_bytes)
+    for subgraph in capture(function, *args):
+        expected = run_full_graph(subgraph)
+        recorded = RecordedGraph(subgraph, seed=SEED, max_bytes=max_bytes)
         assert len(recorded.ops) >= 3
         for keep in parts_of(recorded.ops, rng, 12):
-            part = recorded.cut(keep)
+            part = recorded.extract(keep)
             part.graph.graph.lint()
             got, leaves, outputs = run_eagerly(part)
             computed = {name for name in list(got)[:-1] if "_written_" not in name}
@@ -98,35 +98,39 @@ def test_every_part_computes_what_the_whole_did(case: str, max_bytes: int) -> No
             assert_has_gradients(part, leaves, outputs)
 
 
-def assert_has_gradients(part: Fragment, leaves: list[Any], outputs: Any) -> None:
-    wanted = [one for one in outputs if isinstance(one, torch.Tensor) and one.requires_grad]
-    assert bool(wanted) <= part.with_gradients
-    if wanted:
-        torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
-        assert any(one.grad is not None for one in leaves if isinstance(one, torch.Tensor))
+def assert_has_gradients(part: Subgraph, leaves: list[Any], outputs: Any) -> None:
+    differentiable = [
+        output for output in outputs if isinstance(output, torch.Tensor) and output.requires_grad
+    ]
+    assert bool(differentiable) <= part.with_gradients
+    if differentiable:
+        torch.autograd.backward(
+            differentiable, [torch.ones_like(value) for value in differentiable]
+        )
+        assert any(leaf.grad is not None for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 @pytest.mark.parametrize("case", sorted(RANDOM))
 def test_what_is_drawn_at_random_is_drawn_again_from_the_same_seed(case: str) -> None:
     torch.manual_seed(0)
     function, args = CASES[case]()
-    (fragment,) = capture(function, *args)
-    expected = run_whole(fragment)
-    recorded = Recorded(fragment, seed=SEED)
+    (subgraph,) = capture(function, *args)
+    expected = run_full_graph(subgraph)
+    recorded = RecordedGraph(subgraph, seed=SEED)
     before = torch.get_rng_state()
     for last in range(1, len(recorded.ops) + 1):
-        got, _, _ = run_eagerly(recorded.cut(recorded.ops[:last]))
+        got, _, _ = run_eagerly(recorded.extract(recorded.ops[:last]))
         for name in recorded.ops[:last]:
             assert_same(got[name], expected[name], name)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def captured(function: Callable[..., Any], *args: Any, **options: Any) -> Recorded:
-    (fragment,) = capture(function, *args, **options)
-    return Recorded(fragment, seed=SEED)
+def captured(function: Callable[..., Any], *args: Any, **options: Any) -> RecordedGraph:
+    (subgraph,) = capture(function, *args, **options)
+    return RecordedGraph(subgraph, seed=SEED)
 
 
-def code_of(part: Fragment) -> list[str]:
+def code_of(part: Subgraph) -> list[str]:
     return [
         f"{node.name} = {getattr(node.target, '__name__', node.target)}{node.args}"
         for node in part.graph.graph.nodes
@@ -134,13 +138,13 @@ def code_of(part: Fragment) -> list[str]:
     ]
 
 
-def outputs_of(part: Fragment) -> list[str]:
+def outputs_of(part: Subgraph) -> list[str]:
     (outputs,) = part.graph.graph.output_node().args
     assert isinstance(outputs, tuple)
     return [node.name for node in outputs if isinstance(node, fx.Node)]
 
 
-def inputs_of(part: Fragment) -> list[str]:
+def inputs_of(part: Subgraph) -> list[str]:
     return [node.name for node in part.graph.graph.find_nodes(op="placeholder")]
 
 
@@ -152,7 +156,7 @@ def test_taking_tuples_apart_belongs_to_what_made_them() -> None:
     recorded = captured(function, torch.ones(2, 2))
     assert recorded.ops == ("chunk", "add", "getitem_2")
     assert recorded.reads == {"chunk": (), "add": ("chunk",), "getitem_2": ("add",)}
-    part = recorded.cut(["chunk"])
+    part = recorded.extract(["chunk"])
     assert [line.split(" = ")[0] for line in code_of(part)] == ["chunk", "a", "b"]
     assert outputs_of(part) == ["a", "b"]
 
@@ -166,11 +170,11 @@ def test_inputs_stand_for_what_is_left_out_and_outputs_for_who_is_left_out() -> 
         return d + b
 
     recorded = captured(function, torch.ones(2))
-    part = recorded.cut(["b", "c"])
+    part = recorded.extract(["b", "c"])
     assert inputs_of(part) == ["a"]
     assert torch.equal(part.inputs[0], torch.ones(2).sin())
     assert outputs_of(part) == ["b", "c"]
-    assert outputs_of(recorded.cut(["add"])) == ["add"]
+    assert outputs_of(recorded.extract(["add"])) == ["add"]
     assert [node.meta["stack_trace"] for node in part.graph.graph.find_nodes(op="placeholder")]
 
 
@@ -183,11 +187,11 @@ def test_a_value_that_is_written_to_in_between_is_given_twice() -> None:
         return early + late
 
     recorded = captured(function, torch.ones(2))
-    part = recorded.cut(["early", "late"])
+    part = recorded.extract(["early", "late"])
     assert inputs_of(part) == ["y", "y_given_1"]
     assert torch.equal(part.inputs[0], torch.ones(2).sin())
     assert torch.equal(part.inputs[1], torch.zeros(2))
-    assert inputs_of(recorded.cut(["early", "zero_", "late"])) == ["y"]
+    assert inputs_of(recorded.extract(["early", "zero_", "late"])) == ["y"]
 
 
 def test_what_is_kept_and_then_written_to_by_what_is_not_keeps_its_name() -> None:
@@ -196,17 +200,17 @@ def test_what_is_kept_and_then_written_to_by_what_is_not_keeps_its_name() -> Non
         y.zero_()
         return y + 1
 
-    part = captured(function, torch.ones(2)).cut(["y", "add"])
+    part = captured(function, torch.ones(2)).extract(["y", "add"])
     assert code_of(part) == ["y = sin(l_x_,)", "add = add(y_given_1, 1)"]
 
 
-def test_a_write_whose_result_nobody_reads_is_seen_in_what_it_was_given() -> None:
+def test_a_write_whose_result_is_not_read_shows_in_its_input() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
         y[0] = 3
         return y + 1
 
-    part = captured(function, torch.ones(2)).cut(["setitem"])
+    part = captured(function, torch.ones(2)).extract(["setitem"])
     assert outputs_of(part) == ["y"]
 
 
@@ -216,15 +220,15 @@ def test_inputs_that_share_memory_do_so_in_the_run(max_bytes: int) -> None:
         x.add_(1)
         return y * 2
 
-    (fragment,) = capture(function, torch.zeros(4), torch.zeros(2))
-    whole = torch.zeros(4)
-    shared = Fragment(fragment.graph, (whole, whole[2:]), False)
-    recorded = Recorded(shared, max_bytes=max_bytes)
-    part = recorded.cut([recorded.ops[-1]])
+    (subgraph,) = capture(function, torch.zeros(4), torch.zeros(2))
+    full = torch.zeros(4)
+    shared = Subgraph(subgraph.graph, (full, full[2:]), False)
+    recorded = RecordedGraph(shared, max_bytes=max_bytes)
+    part = recorded.extract([recorded.ops[-1]])
     assert torch.equal(part.inputs[0], torch.ones(2))
-    assert torch.equal(whole, torch.zeros(4))
+    assert torch.equal(full, torch.zeros(4))
     # The two are apart in a part: what is read after the write is given as it was then.
-    both = recorded.cut(recorded.ops)
+    both = recorded.extract(recorded.ops)
     assert [value.tolist() for value in both.inputs] == [[0] * 4, [1] * 2]
 
 
@@ -232,9 +236,9 @@ def test_writes_to_what_needs_gradients_go_to_a_copy() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin().relu_() * 2
 
-    part = captured(function, torch.ones(2, requires_grad=True)).cut(["relu_"])
+    part = captured(function, torch.ones(2, requires_grad=True)).extract(["relu_"])
     assert code_of(part) == ["sin_written_1 = clone(sin,)", "relu_ = relu_(sin_written_1,)"]
-    plain = captured(function, torch.ones(2)).cut(["relu_"])
+    plain = captured(function, torch.ones(2)).extract(["relu_"])
     assert code_of(plain) == ["relu_ = relu_(sin,)"]
 
 
@@ -243,21 +247,23 @@ def test_ops_run_in_the_modes_in_which_they_ran() -> None:
     recorded = captured(function, *args)
     assert not [name for name in recorded.ops if "autocast" in name]
     inner, outer = recorded.ops[3], recorded.ops[4]
-    lines = "\n".join(code_of(recorded.cut([inner, outer])))
+    lines = "\n".join(code_of(recorded.extract([inner, outer])))
     assert lines.count("_enter_autocast(") == lines.count("_exit_autocast(") == 2
-    assert "autocast" not in "\n".join(code_of(recorded.cut([recorded.ops[0], recorded.ops[-1]])))
+    assert "autocast" not in "\n".join(
+        code_of(recorded.extract([recorded.ops[0], recorded.ops[-1]]))
+    )
 
 
 def test_modes_are_as_before_when_a_run_ends_early() -> None:
     function, args = CASES["autocasts"]()
-    (fragment,) = capture(function, *args)
-    recorded = Recorded(fragment, seed=SEED, max_bytes=0)
-    recorded.cut([recorded.ops[3]])
+    (subgraph,) = capture(function, *args)
+    recorded = RecordedGraph(subgraph, seed=SEED, max_bytes=0)
+    recorded.extract([recorded.ops[3]])
     assert not torch.is_autocast_enabled("cpu")
-    node = next(iter(fragment.graph.graph.find_nodes(op="call_method", target="float")))
+    node = next(iter(subgraph.graph.graph.find_nodes(op="call_method", target="float")))
     node.target = "not_there"
     with pytest.raises(AttributeError, match="not_there"):
-        Recorded(fragment, seed=SEED)
+        RecordedGraph(subgraph, seed=SEED)
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_grad_enabled()
 
@@ -268,10 +274,10 @@ def test_sizes_that_are_left_out_are_numbers_in_what_is_left() -> None:
 
     recorded = captured(function, torch.ones(4, 6), dynamic=True)
     assert recorded.ops == ("sin", "mul", "reshape", "add")
-    part = recorded.cut(["reshape"])
+    part = recorded.extract(["reshape"])
     assert code_of(part) == ["reshape = reshape(sin, 8, -1)"]
     for keep in parts_of(recorded.ops, random.Random(0), 5):
-        run_eagerly(recorded.cut(keep))
+        run_eagerly(recorded.extract(keep))
 
 
 def test_modules_that_a_graph_calls_are_copied_with_their_state() -> None:
@@ -281,9 +287,9 @@ def test_modules_that_a_graph_calls_are_copied_with_their_state() -> None:
     output = graph.graph.output_node()
     output.args = ((output.args[0],),)
     graph.recompile()
-    recorded = Recorded(Fragment(graph, (torch.randn(3, 4),), True))
+    recorded = RecordedGraph(Subgraph(graph, (torch.randn(3, 4),), True))
     assert recorded.ops == ("_0", "_1")
-    part = recorded.cut(["_1"])
+    part = recorded.extract(["_1"])
     part.graph(*part.inputs)
     after = model.state_dict()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
@@ -291,14 +297,14 @@ def test_modules_that_a_graph_calls_are_copied_with_their_state() -> None:
 
 def test_every_tensor_on_the_way_can_be_exposed() -> None:
     function, args = CASES["several_outputs"]()
-    (fragment,) = capture(function, *args)
-    exposed = Recorded(fragment).expose()
-    expected = run_whole(fragment)
+    (subgraph,) = capture(function, *args)
+    exposed = RecordedGraph(subgraph).expose()
+    expected = run_full_graph(subgraph)
     _, _, outputs = run_eagerly(exposed)
     names = outputs_of(exposed)
     tensors = {name for name, value in expected.items() if isinstance(value, torch.Tensor)}
     assert set(names) == tensors
-    assert names[: len(outputs_of(fragment))] == outputs_of(fragment)
+    assert names[: len(outputs_of(subgraph))] == outputs_of(subgraph)
     for name, value in zip(names, outputs, strict=True):
         assert_same(value.detach(), expected[name].detach(), name)
 
@@ -313,19 +319,19 @@ def test_a_bad_op_in_a_hundred_that_the_outputs_hide_is_found_by_exposing_parts(
     recorded = captured(function, torch.linspace(-1, 1, 8))
 
     def ask(keep: frozenset[str]) -> Answer:
-        part = recorded.cut(keep, is_exposed=True)
+        part = recorded.extract(keep, exposes_all=True)
         wrong = fx.GraphModule(part.graph, fx.Graph())
         wrong.graph.output(wrong.graph.graph_copy(part.graph.graph, {}))
         for node in wrong.graph.find_nodes(op="call_method", target="cos"):
             node.target = "sin"
         wrong.recompile()
         pairs = zip(part.graph(*part.inputs), wrong(*part.inputs), strict=True)
-        is_same = all(torch.equal(one, other) for one, other in pairs)
+        is_same = all(torch.equal(left, right) for left, right in pairs)
         return Answer.PASSES if is_same else Answer.FAILS
 
     assert len(recorded.ops) > 100
     shrunk = shrink(recorded.ops, ask, reads=recorded.reads)
-    found = recorded.cut(shrunk.keep).graph.graph.find_nodes(op="call_method", target="cos")
+    found = recorded.extract(shrunk.keep).graph.graph.find_nodes(op="call_method", target="cos")
     assert [node.name for node in found] == list(shrunk.keep)
     assert shrunk.is_minimal
     assert shrunk.num_queries <= 8

@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.nursery import Nursery
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.pool import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")
-def enclosure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Enclosure]:
-    with Enclosure(tmp_path_factory.mktemp("output")) as enclosure:
-        yield enclosure
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with Sandbox(tmp_path_factory.mktemp("output")) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="session")
-def workers(enclosure: Enclosure) -> Iterator[Workers]:
+def workers(sandbox: Sandbox) -> Iterator[Workers]:
     """Nothing that is done with these ends a process."""
-    with Workers(enclosure, has_standby=False) as workers:
+    with Workers(sandbox, has_standby=False) as workers:
         yield workers
         assert workers.num_started == 1, "one process serves all calls"
 
 
 @pytest.fixture(scope="session")
-def nursery(enclosure: Enclosure) -> Iterator[Nursery]:
-    with Nursery(enclosure) as nursery:
-        yield nursery
+def fork_server(sandbox: Sandbox) -> Iterator[ForkServer]:
+    with ForkServer(sandbox) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture(scope="session", params=["spawned", "forked"])
 def fragile(
-    request: pytest.FixtureRequest, enclosure: Enclosure, nursery: Nursery
+    request: pytest.FixtureRequest, sandbox: Sandbox, fork_server: ForkServer
 ) -> Iterator[Workers]:
     """For calls that end their process."""
-    parent = nursery if request.param == "forked" else None
-    with Workers(enclosure, preload=(), nursery=parent) as workers:
+    parent = fork_server if request.param == "forked" else None
+    with Workers(sandbox, preload=(), fork_server=parent) as workers:
         yield workers

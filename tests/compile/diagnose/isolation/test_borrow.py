@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardscope._torch.inductor_caches import header_folder
-from shardscope.compile.diagnose.isolation.borrow import borrow_from_inductor
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
+from shardscope._torch.inductor import header_folder
+from shardscope.compile.diagnose.worker.sandbox import Sandbox, seed_inductor_cache
 
 
 @pytest.fixture
@@ -47,12 +46,12 @@ def names(folder: Path) -> set[str]:
 
 def test_only_trials_and_the_newest_headers_are_copied(caches: Path) -> None:
     before = names(caches)
-    with Enclosure(caches / "output") as enclosure:
-        borrow_from_inductor(enclosure)
-        assert names(enclosure.inductor_cache) == {"trial.cpp", "trial.so"}
-        headers = header_folder(temporary=enclosure.temporary)
-        kept = {f"header{order}" for order in range(2)}
-        assert names(headers) == {f"{name}.h{end}" for name in kept for end in ("", ".gch")}
+    with Sandbox(caches / "output") as sandbox:
+        seed_inductor_cache(sandbox)
+        assert names(sandbox.inductor_cache) == {"trial.cpp", "trial.so"}
+        headers = header_folder(temporary=sandbox.temporary)
+        newest = {f"header{order}" for order in range(2)}
+        assert names(headers) == {f"{name}.h{end}" for name in newest for end in ("", ".gch")}
     assert names(caches) == before
 
 
@@ -61,7 +60,7 @@ def test_without_caches_there_is_nothing_to_copy(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Enclosure(tmp_path / "output") as enclosure:
-        borrow_from_inductor(enclosure)
-        assert names(enclosure.folder) == set()
+    with Sandbox(tmp_path / "output") as sandbox:
+        seed_inductor_cache(sandbox)
+        assert names(sandbox.folder) == set()
     assert not (tmp_path / "none").exists()

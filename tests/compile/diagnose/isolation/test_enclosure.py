@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import isolated_calls as calls
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.pool import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
 from shardscope.errors import OutputError
 
 
@@ -40,12 +40,12 @@ def test_a_real_compilation_touches_nothing_outside(
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     monkeypatch.chdir(tmp_path / "cwd")
     with (
-        Enclosure(tmp_path / "output") as enclosure,
-        Workers(enclosure, has_standby=False) as workers,
+        Sandbox(tmp_path / "output") as sandbox,
+        Workers(sandbox, has_standby=False) as workers,
     ):
         got = workers.call(calls.compile_with_inductor)
         assert torch.equal(got, torch.relu(torch.linspace(-1, 1, 8)) + 1)
-        assert list((enclosure.folder / "inductor").rglob("*.cpp"))
+        assert list((sandbox.folder / "inductor").rglob("*.cpp"))
         during = {
             name: text
             for name, text in contents(tmp_path).items()
@@ -56,11 +56,11 @@ def test_a_real_compilation_touches_nothing_outside(
 
 
 def test_workers_are_in_the_folder_and_as_wide_as_their_parent(
-    workers: Workers, enclosure: Enclosure
+    workers: Workers, sandbox: Sandbox
 ) -> None:
     places = workers.call(calls.describe_places)
-    assert places["cwd"] == str(enclosure.work)
-    assert places["tmp"] == str(enclosure.folder / "tmp")
+    assert places["cwd"] == str(sandbox.work)
+    assert places["tmp"] == str(sandbox.folder / "tmp")
     assert places["threads"] == torch.get_num_threads()
     assert places["environment"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
 
@@ -79,11 +79,11 @@ def test_workers_are_in_the_folder_and_as_wide_as_their_parent(
     ],
 )
 def test_what_makes_torch_write_elsewhere_is_not_passed_on(
-    name: str, enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch
+    name: str, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
-    environment = enclosure.environment({"EXTRA": "yes"})
+    environment = sandbox.environment({"EXTRA": "yes"})
     assert name not in environment
     assert (environment["SOMETHING_ELSE"], environment["EXTRA"]) == ("kept", "yes")
 
@@ -93,10 +93,10 @@ def test_modules_are_looked_for_where_the_parent_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/elsewhere"]))
-    path = Enclosure(tmp_path / "out").environment()["PYTHONPATH"]
+    path = Sandbox(tmp_path / "out").environment()["PYTHONPATH"]
     assert path.split(os.pathsep) == [str(tmp_path / "src"), str(tmp_path), "/elsewhere"]
     monkeypatch.delenv("PYTHONPATH")
-    assert "PYTHONPATH" not in Enclosure(tmp_path / "out").environment()
+    assert "PYTHONPATH" not in Sandbox(tmp_path / "out").environment()
 
 
 def test_tidying_removes_only_what_was_made(tmp_path: Path) -> None:
@@ -104,25 +104,25 @@ def test_tidying_removes_only_what_was_made(tmp_path: Path) -> None:
     outside.mkdir()
     (outside / "file").write_text("mine")
     (tmp_path / "worker-mine").mkdir()
-    with Enclosure(tmp_path) as enclosure:
-        os.symlink(outside, enclosure.work / "link")
-        assert enclosure.folder.parent == tmp_path
-    assert not enclosure.folder.exists()
+    with Sandbox(tmp_path) as sandbox:
+        os.symlink(outside, sandbox.work / "link")
+        assert sandbox.folder.parent == tmp_path
+    assert not sandbox.folder.exists()
     assert contents(tmp_path) == {"outside": b"", "outside/file": b"mine", "worker-mine": b""}
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot make a folder for compilers in .*file"):
-        Enclosure(tmp_path / "file")
+        Sandbox(tmp_path / "file")
 
 
 def test_relative_places_of_modules_are_found_from_another_folder(
-    enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/opt/mine")
-    places = enclosure.environment()["PYTHONPATH"].split(os.pathsep)
+    places = sandbox.environment()["PYTHONPATH"].split(os.pathsep)
     assert places == [str(tmp_path / "src"), "/opt/mine"]
     monkeypatch.delenv("PYTHONPATH")
-    assert "PYTHONPATH" not in enclosure.environment()
+    assert "PYTHONPATH" not in sandbox.environment()

@@ -1,4 +1,4 @@
-"""Code whose module nobody else can import: a script's own, a target's, a notebook's."""
+"""Code whose module another process cannot import: of a script, a target, a notebook."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from shardscope.compile.diagnose.isolation.importable import ByValue, is_installed
-from shardscope.compile.diagnose.isolation.named_globals import pickle_for_script
-from shardscope.compile.diagnose.isolation.payload import pack, unpack
+from shardscope.compile.diagnose.worker.by_value import ByValue, is_installed, pickle_for_script
+from shardscope.compile.diagnose.worker.serialization import pack, unpack
 
 _CODE = """
 import functools
@@ -48,7 +47,7 @@ class Block(torch.nn.Module):
 """
 
 Way = tuple[Callable[[object], Any], Callable[[Any], Any]]
-_TO_WORKER: Way = (lambda value: pack(value).copy().pieces, unpack)
+_TO_WORKER: Way = (lambda value: pack(value).copy().buffers, unpack)
 _TO_SCRIPT: Way = (pickle_for_script, pickle.loads)
 
 

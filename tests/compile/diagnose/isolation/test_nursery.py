@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import isolated_calls as calls
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.nursery import Nursery
-from shardscope.compile.diagnose.isolation.scripts import ScriptResult, prewarm, run_script
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.pool import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
+from shardscope.compile.diagnose.worker.scripts import ScriptResult, prewarm, run_script
 from shardscope.errors import WorkerCrashed
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -33,22 +33,24 @@ sys.exit(1)
 """
 
 
-def run_in(nursery: Nursery, enclosure: Enclosure, script: Path, timeout_s: float) -> ScriptResult:
-    with prewarm(enclosure, nursery=nursery) as warm:
+def run_in(
+    fork_server: ForkServer, sandbox: Sandbox, script: Path, timeout_s: float
+) -> ScriptResult:
+    with prewarm(sandbox, fork_server=fork_server) as warm:
         return run_script(
-            script, enclosure=enclosure, timeout_s=timeout_s, arguments=["--flag"], warm=warm
+            script, sandbox=sandbox, timeout_s=timeout_s, arguments=["--flag"], warm=warm
         )
 
 
 def test_a_script_in_a_fork_runs_as_python_would_run_it(
-    nursery: Nursery, enclosure: Enclosure, tmp_path: Path
+    fork_server: ForkServer, sandbox: Sandbox, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(_LOOK_AROUND)
     script.with_name("sibling.py").write_text("WORD = 'hello'")
-    result = run_in(nursery, enclosure, script, 60)
+    result = run_in(fork_server, sandbox, script, 60)
     assert result.output.splitlines() == [
-        f"__main__ ['--flag'] hello {enclosure.work} True",
+        f"__main__ ['--flag'] hello {sandbox.work} True",
         "[]",
         "['/dev/null', 'pipe', 'pipe']",
         "[]",
@@ -64,30 +66,32 @@ def test_a_script_in_a_fork_runs_as_python_would_run_it(
         ("time.sleep(100)", ScriptResult(None, "before\n", is_timeout=True)),
     ],
 )
-def test_a_fork_that_dies_or_does_not_end_is_told(
-    nursery: Nursery, enclosure: Enclosure, tmp_path: Path, code: str, expected: ScriptResult
+def test_a_fork_that_dies_or_does_not_end_is_reported(
+    fork_server: ForkServer, sandbox: Sandbox, tmp_path: Path, code: str, expected: ScriptResult
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nprint('before')\n{code}")
-    assert run_in(nursery, enclosure, script, 1.0) == expected
+    assert run_in(fork_server, sandbox, script, 1.0) == expected
 
 
-def test_a_fork_that_nobody_waits_for_any_more_is_never_left_running(enclosure: Enclosure) -> None:
-    with Nursery(enclosure) as nursery:
-        Workers(enclosure, preload=(), has_standby=False, nursery=nursery).close()
-        with Workers(enclosure, preload=(), has_standby=False, nursery=nursery) as workers:
+def test_a_fork_that_is_no_longer_waited_for_is_never_left_running(sandbox: Sandbox) -> None:
+    with ForkServer(sandbox) as fork_server:
+        Workers(sandbox, preload=(), has_standby=False, fork_server=fork_server).close()
+        with Workers(sandbox, preload=(), has_standby=False, fork_server=fork_server) as workers:
             assert workers.call(calls.pid) == workers.pid
-            children = Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children").read_text().split()
+            children = (
+                Path(f"/proc/{fork_server.pid}/task/{fork_server.pid}/children").read_text().split()
+            )
             assert children == [str(workers.pid)]
 
 
-def test_forks_end_with_their_nursery_which_is_told(enclosure: Enclosure) -> None:
+def test_forks_end_with_their_fork_server_which_is_reported(sandbox: Sandbox) -> None:
     with (
-        Nursery(enclosure) as nursery,
-        Workers(enclosure, preload=(), has_standby=False, nursery=nursery) as workers,
+        ForkServer(sandbox) as fork_server,
+        Workers(sandbox, preload=(), has_standby=False, fork_server=fork_server) as workers,
     ):
         workers.call(calls.count)
-        os.kill(nursery.pid, signal.SIGKILL)
+        os.kill(fork_server.pid, signal.SIGKILL)
         with pytest.raises(WorkerCrashed, match="SIGKILL"):
             workers.call(calls.sleep_with_the_lock, limits=60)
 
@@ -96,25 +100,25 @@ _PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import isolated_calls as calls
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.nursery import Nursery
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
+from shardscope.compile.diagnose.worker.fork_server import ForkServer
+from shardscope.compile.diagnose.worker.pool import Workers
 
-enclosure = Enclosure(sys.argv[2])
-nursery = Nursery(enclosure)
-workers = Workers(enclosure, preload=(), has_standby=False, nursery=nursery)
-print(nursery.pid, workers.call(calls.pid), flush=True)
+sandbox = Sandbox(sys.argv[2])
+fork_server = ForkServer(sandbox)
+workers = Workers(sandbox, preload=(), has_standby=False, fork_server=fork_server)
+print(fork_server.pid, workers.call(calls.pid), flush=True)
 workers.call(calls.sleep_with_the_lock)
 """
 
 
-def test_neither_nursery_nor_fork_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_neither_fork_server_nor_fork_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(TESTS), str(tmp_path)], stdout=subprocess.PIPE
     )
     with parent:
         assert parent.stdout is not None
-        pids = [int(one) for one in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 20
     while any(map(_is_running, pids)) and time.monotonic() < deadline:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.scripts import ScriptResult, prewarm, run_script
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
+from shardscope.compile.diagnose.worker.scripts import ScriptResult, prewarm, run_script
 
 _LOOK_AROUND = """
 import os, sys
@@ -26,12 +26,12 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
-def test_a_script_runs_as_python_would_run_it(script: Path, enclosure: Enclosure) -> None:
+def test_a_script_runs_as_python_would_run_it(script: Path, sandbox: Sandbox) -> None:
     script.write_text(_LOOK_AROUND)
     script.with_name("sibling.py").write_text("WORD = 'hello'")
     result = run_script(
         script,
-        enclosure=enclosure,
+        sandbox=sandbox,
         timeout_s=60,
         arguments=["--flag", "ü"],
         extra={"WORD": "there"},
@@ -39,22 +39,22 @@ def test_a_script_runs_as_python_would_run_it(script: Path, enclosure: Enclosure
     assert result.output.splitlines() == [
         "__main__ ['--flag', 'ü'] hello there",
         "[]",
-        str(enclosure.work),
+        str(sandbox.work),
     ]
     assert result == ScriptResult(1, result.output)
     assert not list(script.parent.rglob("__pycache__"))
 
 
-def test_a_signal_is_told_also_of_a_process_that_was_warm(
-    script: Path, enclosure: Enclosure
+def test_a_signal_is_reported_also_of_a_process_that_was_warm(
+    script: Path, sandbox: Sandbox
 ) -> None:
     script.write_text("import os\nprint('before')\nos.abort()")
-    with prewarm(enclosure) as warm:
-        result = run_script(script, enclosure=enclosure, timeout_s=60, warm=warm)
+    with prewarm(sandbox) as warm:
+        result = run_script(script, sandbox=sandbox, timeout_s=60, warm=warm)
     assert result == ScriptResult(None, "before\n", signal="SIGABRT")
 
 
-def test_a_script_that_takes_too_long_is_ended(script: Path, enclosure: Enclosure) -> None:
+def test_a_script_that_takes_too_long_is_ended(script: Path, sandbox: Sandbox) -> None:
     script.write_text("import time\nprint('before')\ntime.sleep(100)")
-    result = run_script(script, enclosure=enclosure, timeout_s=0.5)
+    result = run_script(script, sandbox=sandbox, timeout_s=0.5)
     assert result == ScriptResult(None, "before\n", is_timeout=True)

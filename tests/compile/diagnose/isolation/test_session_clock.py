@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from shardscope.compile.diagnose.isolation import conversation, main
-from shardscope.compile.diagnose.isolation.session_clock import SessionClock
-from shardscope.compile.diagnose.isolation.wire import Kind, Message
+from shardscope.compile.diagnose.worker import rpc as conversation
+from shardscope.compile.diagnose.worker import server as main
+from shardscope.compile.diagnose.worker.rpc import Kind, Message
+from shardscope.compile.diagnose.worker.session_clock import SessionClock
 
 SESSION = 7
 
 
 class FakeMachine:
-    """A process with one thread in the session, and one of somebody else's, which always runs."""
+    """A process with one thread in the session, and one outside it, which always runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state, self.used, self.now = "S", 0, 1.0

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import isolated_calls as calls
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.pool import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
 from shardscope.errors import CompileError, RemoteError, WorkerCrashed, WorkerHung
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -42,14 +42,14 @@ def test_one_process_serves_many_calls_and_keeps_what_they_leave(workers: Worker
     assert workers.call(calls.pid) == workers.pid != os.getpid()
 
 
-def test_functions_that_nobody_can_import_travel_by_value(workers: Workers) -> None:
+def test_functions_that_cannot_be_imported_travel_by_value(workers: Workers) -> None:
     offset = torch.tensor([1.0, 2.0])
 
-    def shifted(bench: object, value: torch.Tensor) -> torch.Tensor:
+    def shifted(context: object, value: torch.Tensor) -> torch.Tensor:
         return value + offset + len(CONSTANT)
 
     assert torch.equal(workers.call(shifted, torch.zeros(2)), offset + 3)
-    assert workers.call(lambda bench: wait_until_gone.__name__) == "wait_until_gone"
+    assert workers.call(lambda context: wait_until_gone.__name__) == "wait_until_gone"
 
 
 CONSTANT = "abc"
@@ -73,7 +73,7 @@ def test_an_error_comes_back_with_its_type_message_traceback_and_itself(workers:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_an_error_that_cannot_travel_is_told(workers: Workers) -> None:
+def test_an_error_that_cannot_travel_is_reported(workers: Workers) -> None:
     with pytest.raises(RemoteError, match=r"isolated_calls.OddError: 1 is not 2") as caught:
         workers.call(calls.fail, "odd")
     assert caught.value.__cause__ is None
@@ -86,7 +86,7 @@ def test_a_call_that_exits_is_an_error_and_the_process_stays(workers: Workers) -
     assert workers.call(calls.pid) == before
 
 
-def test_what_cannot_be_sent_or_returned_is_said(workers: Workers) -> None:
+def test_what_cannot_be_sent_or_returned_is_reported(workers: Workers) -> None:
     with pytest.raises(CompileError, match=r"a call of add cannot be sent to another process"):
         workers.call(calls.add, threading.Lock(), 1)
     with pytest.raises(RemoteError, match=r"TypeError: cannot pickle '_thread.lock' object"):
@@ -112,7 +112,7 @@ def test_big_tensors_go_both_ways(workers: Workers) -> None:
     assert torch.equal(workers.call(calls.add, big, 1), big + 1)
 
 
-def test_a_crash_is_told_and_the_next_call_has_a_prepared_process(fragile: Workers) -> None:
+def test_a_crash_is_reported_and_the_next_call_has_a_prepared_process(fragile: Workers) -> None:
     fragile.prepare(calls.keep, "word", "kept")
     assert fragile.call(calls.held, "word") == "kept"
     before, started = fragile.pid, fragile.num_started
@@ -126,7 +126,7 @@ def test_a_crash_is_told_and_the_next_call_has_a_prepared_process(fragile: Worke
     assert fragile.num_started == started + 1, "the next to stand by"
 
 
-def test_an_exit_code_is_told_with_the_last_output(fragile: Workers) -> None:
+def test_an_exit_code_is_reported_with_the_last_output(fragile: Workers) -> None:
     with pytest.raises(WorkerCrashed, match=r"died \(exit code 3\)\.") as caught:
         fragile.call(calls.exit_with_three)
     assert caught.value.output == "goodbye\n"
@@ -159,8 +159,8 @@ def test_two_workers_answer_at_once_and_ctrl_c_reaches_neither(
 ) -> None:
     sums: dict[str, list[int]] = {}
 
-    def ask(name: str, one: Workers) -> None:
-        sums[name] = [one.call(calls.add, number, 1) for number in range(50)]
+    def ask(name: str, pool: Workers) -> None:
+        sums[name] = [pool.call(calls.add, number, 1) for number in range(50)]
 
     threads = [threading.Thread(target=ask, args=pair) for pair in (("a", workers), ("b", fragile))]
     for thread in threads:
@@ -168,12 +168,12 @@ def test_two_workers_answer_at_once_and_ctrl_c_reaches_neither(
     for thread in threads:
         thread.join()
     assert sums["a"] == sums["b"] == list(range(1, 51))
-    for one in (workers, fragile):
-        assert one.pid == os.getsid(one.pid or 0) != os.getsid(0)
+    for pool in (workers, fragile):
+        assert pool.pid == os.getsid(pool.pid or 0) != os.getsid(0)
 
 
-def test_starting_does_not_wait_and_closing_leaves_nothing(enclosure: Enclosure) -> None:
-    with Workers(enclosure) as workers:
+def test_starting_does_not_wait_and_closing_leaves_nothing(sandbox: Sandbox) -> None:
+    with Workers(sandbox) as workers:
         assert (workers.num_started, workers.output) == (1, "")
         pid = workers.pid
         assert pid is not None
@@ -183,9 +183,9 @@ def test_starting_does_not_wait_and_closing_leaves_nothing(enclosure: Enclosure)
         workers.call(calls.count)
 
 
-def test_a_worker_that_cannot_start_says_why(enclosure: Enclosure) -> None:
+def test_a_worker_that_cannot_start_says_why(sandbox: Sandbox) -> None:
     with (
-        Workers(enclosure, preload=("no_such_module",)) as workers,
+        Workers(sandbox, preload=("no_such_module",)) as workers,
         pytest.raises(WorkerCrashed, match=r"exit code 1\) while starting") as caught,
     ):
         workers.call(calls.count)
@@ -196,10 +196,10 @@ _PARENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import isolated_calls as calls
-from shardscope.compile.diagnose.isolation.enclosure import Enclosure
-from shardscope.compile.diagnose.isolation.workers import Workers
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
+from shardscope.compile.diagnose.worker.pool import Workers
 
-workers = Workers(Enclosure(sys.argv[2]), preload=(), has_standby=False)
+workers = Workers(Sandbox(sys.argv[2]), preload=(), has_standby=False)
 print(workers.call(calls.pid), flush=True)
 workers.call(calls.sleep_with_the_lock)
 """

@@ -11,17 +11,17 @@ from torch.nn import functional
 from compile_backends import (
     always_wrong,
     eager,
-    fragment,
     layered,
     numbers,
+    subgraph,
 )
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.judging.judge import judge
+from shardscope.compile.diagnose.accuracy.judge import check_accuracy
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Condition
 
 
 def test_a_backend_that_is_wrong_in_a_new_way_each_time_is_wrong_and_says_so():
-    outcome = judge(layered(), Compiler(always_wrong))
+    outcome = check_accuracy(layered(), Compiler(always_wrong))
     assert outcome.condition is Condition.WRONG_RESULT
     assert outcome.fact.endswith("; the wrong numbers differ from run to run")
 
@@ -29,17 +29,17 @@ def test_a_backend_that_is_wrong_in_a_new_way_each_time_is_wrong_and_says_so():
 def test_a_backend_that_is_wrong_once_is_nondeterministic():
     def backend(graph, inputs):
         count = itertools.count()
-        return lambda *given: [one * 2 if not next(count) else one for one in graph(*given)]
+        return lambda *given: [value * 2 if not next(count) else value for value in graph(*given)]
 
-    assert judge(layered(), Compiler(backend)).condition is Condition.NONDETERMINISTIC
+    assert check_accuracy(layered(), Compiler(backend)).condition is Condition.NONDETERMINISTIC
 
 
 def test_a_backend_that_is_right_once_is_nondeterministic():
     def backend(graph, inputs):
         count = itertools.count()
-        return lambda *given: [one * 2 if next(count) else one for one in graph(*given)]
+        return lambda *given: [value * 2 if next(count) else value for value in graph(*given)]
 
-    outcome = judge(layered(), Compiler(backend))
+    outcome = check_accuracy(layered(), Compiler(backend))
     assert outcome.condition is Condition.NONDETERMINISTIC
     assert outcome.fact.startswith("it is correct at first, but not when it is run again: output 0")
 
@@ -49,7 +49,7 @@ def test_a_backend_that_runs_once_is_nondeterministic():
         calls = iter([graph])
         return lambda *given: next(calls)(*given)
 
-    outcome = judge(layered(), Compiler(backend))
+    outcome = check_accuracy(layered(), Compiler(backend))
     assert outcome.condition is Condition.NONDETERMINISTIC
     assert outcome.fact.startswith("it fails when it is run again: running it fails: StopIter")
 
@@ -61,11 +61,11 @@ def test_a_backend_that_fails_only_when_run_again_is_nondeterministic():
         def run(*given):
             if next(count):
                 raise RuntimeError("gone")
-            return [one * 2 for one in graph(*given)]
+            return [value * 2 for value in graph(*given)]
 
         return run
 
-    assert judge(layered(), Compiler(backend)).condition is Condition.NONDETERMINISTIC
+    assert check_accuracy(layered(), Compiler(backend)).condition is Condition.NONDETERMINISTIC
 
 
 @torch.library.custom_op("shardscope_tests::unsteady", mutates_args=())
@@ -81,8 +81,8 @@ def test_a_function_that_is_itself_unsteady_is_not_the_compilers_fault():
     def run(x):
         return torch.ops.shardscope_tests.unsteady(x) * 2
 
-    piece = fragment(run, numbers(100, grad=False), with_gradients=False)
-    outcome = judge(piece, Compiler(eager))
+    part = subgraph(run, numbers(100, grad=False), with_gradients=False)
+    outcome = check_accuracy(part, Compiler(eager))
     assert outcome.condition is Condition.FINE
     assert outcome.fact == "eager execution gives different numbers each time too"
 
@@ -102,24 +102,24 @@ def drop(x, w):
 
 
 def test_other_random_numbers_are_no_fault():
-    piece = fragment(drop, numbers(8, 16), numbers(16, 16, seed=2))
-    outcome = judge(piece, Compiler(redrawn))
+    part = subgraph(drop, numbers(8, 16), numbers(16, 16, seed=2))
+    outcome = check_accuracy(part, Compiler(redrawn))
     assert outcome.condition is Condition.RNG
     assert not outcome.is_bad
     assert outcome.fact.startswith("only its random numbers differ: output 0 is off by ")
 
 
 def test_the_same_random_numbers_are_fine():
-    piece = fragment(drop, numbers(8, 16), numbers(16, 16, seed=2))
-    assert judge(piece, Compiler(eager)).condition is Condition.FINE
+    part = subgraph(drop, numbers(8, 16), numbers(16, 16, seed=2))
+    assert check_accuracy(part, Compiler(eager)).condition is Condition.FINE
 
 
 def test_a_fault_beside_other_random_numbers_is_found():
     def backend(graph, inputs):
-        return lambda *given: [one * 1.01 for one in redrawn(graph, inputs)(*given)]
+        return lambda *given: [value * 1.01 for value in redrawn(graph, inputs)(*given)]
 
-    piece = fragment(drop, numbers(8, 16), numbers(16, 16, seed=2))
-    assert judge(piece, Compiler(backend)).condition is Condition.WRONG_RESULT
+    part = subgraph(drop, numbers(8, 16), numbers(16, 16, seed=2))
+    assert check_accuracy(part, Compiler(backend)).condition is Condition.WRONG_RESULT
 
 
 def test_a_fault_before_what_is_drawn_is_found():
@@ -130,8 +130,8 @@ def test_a_fault_before_what_is_drawn_is_found():
         graph.recompile()
         return redrawn(graph, inputs)
 
-    piece = fragment(drop, numbers(8, 16), numbers(16, 16, seed=2))
-    assert judge(piece, Compiler(backend)).condition is Condition.WRONG_RESULT
+    part = subgraph(drop, numbers(8, 16), numbers(16, 16, seed=2))
+    assert check_accuracy(part, Compiler(backend)).condition is Condition.WRONG_RESULT
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_fault_before_what_is_drawn_is_found():
     ids=["tensor", "in place", "in place by name", "several results", "whole numbers"],
 )
 def test_ops_that_draw_in_any_way_are_taken_out(draw):
-    piece = fragment(draw, numbers(8, 16))
-    assert judge(piece, Compiler(redrawn)).condition is Condition.RNG
+    part = subgraph(draw, numbers(8, 16))
+    assert check_accuracy(part, Compiler(redrawn)).condition is Condition.RNG
 
 
 def test_the_random_state_is_left_as_it_was():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    judge(fragment(drop, numbers(8, 16), numbers(16, 16, seed=2)), Compiler(redrawn))
+    check_accuracy(subgraph(drop, numbers(8, 16), numbers(16, 16, seed=2)), Compiler(redrawn))
     assert torch.equal(torch.rand(3), expected)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from compile_backends import after, eager, raises, wrong_backward
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.judging.program import judge_program
-from shardscope.compile.diagnose.judging.runs import Result
-from shardscope.compile.diagnose.judging.weigh import _is_other_error, _is_within
+from shardscope.compile.diagnose.accuracy.compare import _is_different_error, _is_within
+from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
+from shardscope.compile.diagnose.subgraph.runs import Result
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Phase
 
@@ -44,27 +44,31 @@ def making(function, *args, **kwargs):
 
 def test_a_model_that_is_compiled_rightly_is_fine():
     make = making(Model(), numbers(8, 6), scale=2.0)
-    outcome = judge_program(make, Compiler(eager))
+    outcome = check_function_accuracy(make, Compiler(eager))
     assert (outcome.condition, outcome.fact) == (Condition.FINE, "")
 
 
-def test_a_wrong_output_is_told_by_its_path():
+def test_a_wrong_output_is_reported_by_its_path():
     make = making(Model(), numbers(8, 6))
-    outcome = judge_program(make, Compiler(after(lambda given: [one * 1.1 for one in given])))
+    outcome = check_function_accuracy(
+        make, Compiler(after(lambda given: [value * 1.1 for value in given]))
+    )
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.FORWARD)
     assert outcome.deviation.tensor == "output['y']"
 
 
-def test_wrong_gradients_of_parameters_are_told():
-    outcome = judge_program(making(Model(), numbers(8, 6)), Compiler(wrong_backward))
+def test_wrong_gradients_of_parameters_are_reported():
+    outcome = check_function_accuracy(making(Model(), numbers(8, 6)), Compiler(wrong_backward))
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
     assert outcome.deviation.tensor == "gradient of linear.weight"
 
 
-def test_buffers_that_are_not_updated_are_told():
+def test_buffers_that_are_not_updated_are_reported():
     def forgetful(graph, inputs):
         def run(*given):
-            return graph(*(one.clone() if one.dtype is torch.float32 else one for one in given))
+            return graph(
+                *(value.clone() if value.dtype is torch.float32 else value for value in given)
+            )
 
         return run
 
@@ -77,7 +81,7 @@ def test_buffers_that_are_not_updated_are_told():
             self.total.add_(x.sum(0))
             return x * 2
 
-    outcome = judge_program(making(Counting(), numbers(8, 6)), Compiler(forgetful))
+    outcome = check_function_accuracy(making(Counting(), numbers(8, 6)), Compiler(forgetful))
     assert outcome.condition is Condition.WRONG_RESULT
     assert outcome.deviation.tensor == "total, after the call"
 
@@ -87,10 +91,14 @@ def transpose_and_view(x):
 
 
 def test_other_strides_or_memory_of_results_are_notes():
-    copied = judge_program(
+    copied = check_function_accuracy(
         making(transpose_and_view, numbers(2, 3)),
         Compiler(
-            after(lambda given: [one.clone(memory_format=torch.contiguous_format) for one in given])
+            after(
+                lambda given: [
+                    value.clone(memory_format=torch.contiguous_format) for value in given
+                ]
+            )
         ),
     )
     assert copied.condition is Condition.FINE
@@ -101,17 +109,20 @@ def test_other_strides_or_memory_of_results_are_notes():
         "output[1] has the strides [0, 1] and memory of its own, and the strides [0, 1] and "
         f"the memory of argument 0 {end}",
     )
-    assert judge_program(making(transpose_and_view, numbers(2, 3)), Compiler(eager)).notes == ()
+    assert (
+        check_function_accuracy(making(transpose_and_view, numbers(2, 3)), Compiler(eager)).notes
+        == ()
+    )
 
 
 def step(model, x):
     model(x)["loss"].backward()
 
 
-def test_a_function_that_calls_backward_itself_is_judged_by_the_gradients_it_leaves():
+def test_a_function_that_calls_backward_itself_is_checked_by_the_gradients_it_leaves():
     make = making(step, Model(), numbers(8, 6))
-    assert judge_program(make, Compiler(eager)).condition is Condition.FINE
-    outcome = judge_program(make, Compiler(wrong_backward))
+    assert check_function_accuracy(make, Compiler(eager)).condition is Condition.FINE
+    outcome = check_function_accuracy(make, Compiler(wrong_backward))
     assert (outcome.condition, outcome.phase) == (Condition.WRONG_RESULT, Phase.BACKWARD)
 
 
@@ -123,42 +134,44 @@ def test_methods_partials_and_closures_are_functions_too():
 
     for function in (model.forward, functools.partial(model.forward, scale=3.0), closure):
         make = making(function, numbers(8, 6))
-        assert judge_program(make, Compiler(eager)).condition is Condition.FINE
-        outcome = judge_program(make, Compiler(wrong_backward))
+        assert check_function_accuracy(make, Compiler(eager)).condition is Condition.FINE
+        outcome = check_function_accuracy(make, Compiler(wrong_backward))
         assert outcome.condition is Condition.WRONG_RESULT
 
 
 @pytest.mark.parametrize("when", ["compiling", "running"])
-def test_errors_are_told_by_when_they_are_raised(when):
+def test_errors_are_reported_by_when_they_are_raised(when):
     backend = raises(ValueError("no such thing as 7"), when=when)
-    outcome = judge_program(making(Model(), numbers(8, 6)), Compiler(backend))
+    outcome = check_function_accuracy(making(Model(), numbers(8, 6)), Compiler(backend))
     expected = Condition.COMPILE_ERROR if when == "compiling" else Condition.RUNTIME_ERROR
     assert outcome.condition is expected
     assert outcome.signature == "builtins.ValueError: no such thing as #"
 
 
-def test_a_function_that_fails_by_itself_is_nobodys_outcome():
+def test_a_function_that_fails_by_itself_has_no_outcome():
     with pytest.raises(CompileError, match="the function itself fails in eager mode"):
-        judge_program(making(Model(), numbers(8, 7)), Compiler(eager))
+        check_function_accuracy(making(Model(), numbers(8, 7)), Compiler(eager))
 
 
 def test_phases_are_announced():
     phases = []
-    judge_program(making(Model(), numbers(8, 6)), Compiler(eager), announce=phases.append)
+    check_function_accuracy(
+        making(Model(), numbers(8, 6)), Compiler(eager), report_phase=phases.append
+    )
     assert phases == ["compiling", "compiling", "running", "backward"]
 
 
-def test_a_program_with_several_graphs_is_judged_as_a_whole():
+def test_a_program_with_several_graphs_is_checked_as_one_function():
     def broken(x):
         y = x * 2
         torch._dynamo.graph_break()
         return y + 1, y.sum().item()
 
     make = making(broken, numbers(8, 6))
-    assert judge_program(make, Compiler(eager)).condition is Condition.FINE
+    assert check_function_accuracy(make, Compiler(eager)).condition is Condition.FINE
 
 
-def test_other_random_numbers_are_told_as_wrong_where_nobody_can_tell():
+def test_other_random_numbers_are_reported_as_wrong_if_they_cannot_be_fixed():
     def redrawn(graph, inputs):
         def run(*given):
             torch.rand(1)
@@ -169,7 +182,7 @@ def test_other_random_numbers_are_told_as_wrong_where_nobody_can_tell():
     def drop(x):
         return torch.nn.functional.dropout(x, 0.5)
 
-    outcome = judge_program(making(drop, numbers(8, 6)), Compiler(redrawn))
+    outcome = check_function_accuracy(making(drop, numbers(8, 6)), Compiler(redrawn))
     assert outcome.condition is Condition.WRONG_RESULT
 
 
@@ -188,13 +201,13 @@ def test_state_beyond_the_limit_of_a_walk_is_a_note_and_no_evidence(monkeypatch)
         table["rest"] = [[place] for place in range(40)]
         return x + 1
 
-    outcome = judge_program(making(keep, numbers(2), {}), Compiler(eager))
+    outcome = check_function_accuracy(making(keep, numbers(2), {}), Compiler(eager))
     assert outcome.condition is Condition.FINE
     assert outcome.notes == (
         "Only the first 20 objects that the call can reach or returns were compared and restored; "
         "changes in the others are not seen.",
     )
-    outcome = judge_program(making(fill, numbers(2), {}), Compiler(eager))
+    outcome = check_function_accuracy(making(fill, numbers(2), {}), Compiler(eager))
     assert outcome.condition is Condition.WRONG_RESULT
     assert "list of 2" in outcome.fact
     assert "missing" not in outcome.fact
@@ -202,8 +215,8 @@ def test_state_beyond_the_limit_of_a_walk_is_a_note_and_no_evidence(monkeypatch)
 
 def test_a_value_that_a_run_lacks_is_neither_right_nor_within_the_noise_of_eager_runs():
     full = Result({"a": torch.ones(2)}, {})
-    other = Result({"a": torch.zeros(2)}, {})
+    different = Result({"a": torch.zeros(2)}, {})
     empty = Result({}, {})
-    assert not _is_within(empty, full, [other])
-    assert not _is_within(other, full, [empty])
-    assert not _is_other_error(full, empty, other)
+    assert not _is_within(empty, full, [different])
+    assert not _is_within(different, full, [empty])
+    assert not _is_different_error(full, empty, different)

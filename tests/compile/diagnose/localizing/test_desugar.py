@@ -20,10 +20,13 @@ from torch.distributed.tensor.parallel import (
 
 from plain_judge import capture
 from shardscope import simulate
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.localizing.collectives import has_collectives
-from shardscope.compile.diagnose.localizing.desugar import desugar, needs_desugaring
-from shardscope.world.play import play
+from shardscope.compile.diagnose.single_process import (
+    has_collectives,
+    has_dtensors,
+    unwrap_dtensors,
+)
+from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
+from shardscope.world.threaded_ranks import run_ranks_in_threads
 
 
 class Mlp(nn.Module):
@@ -47,38 +50,38 @@ def make_model(mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(model, mesh, plan)
 
 
-def see_rank(rank: int, mesh: DeviceMesh) -> tuple[torch.Tensor, list[torch.Tensor], Fragment]:
+def see_rank(rank: int, mesh: DeviceMesh) -> tuple[torch.Tensor, list[torch.Tensor], Subgraph]:
     model = make_model(mesh)
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
-    wanted = model(x)
-    wanted.sum().backward()
-    gradients = [one.grad.to_local() for one in model.parameters()]
-    fragment = capture(model, x)
-    assert needs_desugaring(fragment)
-    return wanted.detach(), gradients, desugar(fragment)
+    expected = model(x)
+    expected.sum().backward()
+    gradients = [parameter.grad.to_local() for parameter in model.parameters()]
+    subgraph = capture(model, x)
+    assert has_dtensors(subgraph)
+    return expected.detach(), gradients, unwrap_dtensors(subgraph)
 
 
 def test_what_each_rank_of_a_parallel_model_computes_is_computed_by_one_process() -> None:
-    played = play({"tp": 2}, see_rank)
+    played = run_ranks_in_threads({"tp": 2}, see_rank)
     assert not dist.is_initialized()
-    for wanted, gradients, plain in played:
-        assert not needs_desugaring(plain)
+    for expected, gradients, plain in played:
+        assert not has_dtensors(plain)
         assert not has_collectives(plain)
-        assert all(type(one) is torch.Tensor for one in plain.inputs)
+        assert all(type(value) is torch.Tensor for value in plain.inputs)
         (got,) = plain.graph(*plain.inputs)
-        torch.testing.assert_close(got.detach(), wanted)
+        torch.testing.assert_close(got.detach(), expected)
         got.sum().backward()
         # The sum over two ranks is twice the piece here: gradients of pieces double, and those of
         # the bias, of which each rank adds half, do not.
-        grown = [one.grad for one in plain.inputs if one.grad is not None]
+        grown = [value.grad for value in plain.inputs if value.grad is not None]
         for gradient, own, factor in zip(gradients, grown, (2, 2, 2, 1), strict=True):
             torch.testing.assert_close(own, factor * gradient)
 
 
 def test_nodes_know_the_line_of_the_model() -> None:
     with simulate(mesh={"tp": 2}) as world:
-        fragment = capture(make_model(world.mesh), torch.ones(3, 4))
-        plain = desugar(fragment)
+        subgraph = capture(make_model(world.mesh), torch.ones(3, 4))
+        plain = unwrap_dtensors(subgraph)
     (relu,) = [node for node in plain.graph.graph.nodes if node.name == "relu"]
     assert "torch.relu(self.up(x))" in relu.meta["stack_trace"]
 
@@ -96,30 +99,30 @@ def test_sequence_parallel_models_are_plain_too() -> None:
     with simulate(mesh={"tp": 2}) as world:
         plan: dict[str, Any] = {"norm": SequenceParallel(), "up": ColwiseParallel()}
         model = parallelize_module(Block(), world.mesh, plan)
-        fragment = capture(model, torch.ones(1, 6, 4))
-        (wanted,) = fragment.graph(*fragment.inputs)
-        plain = desugar(fragment)
+        subgraph = capture(model, torch.ones(1, 6, 4))
+        (expected,) = subgraph.graph(*subgraph.inputs)
+        plain = unwrap_dtensors(subgraph)
     (got,) = plain.graph(*plain.inputs)
-    assert (got.shape, got.stride()) == (wanted.shape, wanted.stride())
+    assert (got.shape, got.stride()) == (expected.shape, expected.stride())
 
 
-def test_dtensors_that_come_out_are_this_ranks_pieces() -> None:
+def test_dtensors_that_come_out_are_this_ranks_shards() -> None:
     with simulate(mesh={"tp": 2}) as world:
         model = parallelize_module(Mlp().up, world.mesh, ColwiseParallel(use_local_output=False))
-        fragment = capture(model, torch.ones(3, 4))
-        (wanted,) = fragment.graph(*fragment.inputs)
-        assert isinstance(wanted, DTensor)
-        plain = desugar(fragment)
+        subgraph = capture(model, torch.ones(3, 4))
+        (expected,) = subgraph.graph(*subgraph.inputs)
+        assert isinstance(expected, DTensor)
+        plain = unwrap_dtensors(subgraph)
     (got,) = plain.graph(*plain.inputs)
-    torch.testing.assert_close(got, wanted.to_local())
+    torch.testing.assert_close(got, expected.to_local())
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
 def test_graphs_of_fsdps_blocks_are_plain_as_they_are() -> None:
-    seen: list[Fragment] = []
+    subgraphs: list[Subgraph] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        seen.append(Fragment(graph, tuple(inputs), with_gradients=True))
+        subgraphs.append(Subgraph(graph, tuple(inputs), with_gradients=True))
         return graph
 
     with simulate(mesh={"dp": 2}) as world:
@@ -127,17 +130,17 @@ def test_graphs_of_fsdps_blocks_are_plain_as_they_are() -> None:
         model.compile(backend=keep)
         model(torch.ones(3, 4))
         torch.compiler.reset()
-    assert [needs_desugaring(one) for one in seen] == [False]
-    assert not any(map(has_collectives, seen))
+    assert [has_dtensors(subgraph) for subgraph in subgraphs] == [False]
+    assert not any(map(has_collectives, subgraphs))
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
 def test_blocks_that_are_sharded_and_parallel_are_made_plain() -> None:
-    seen: list[Fragment] = []
+    subgraphs: list[Subgraph] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        seen.append(Fragment(graph, tuple(inputs), with_gradients=True))
-        seen.append(desugar(seen[0]))
+        subgraphs.append(Subgraph(graph, tuple(inputs), with_gradients=True))
+        subgraphs.append(unwrap_dtensors(subgraphs[0]))
         return graph
 
     with simulate(mesh={"dp": 2, "tp": 2}) as world:
@@ -146,9 +149,9 @@ def test_blocks_that_are_sharded_and_parallel_are_made_plain() -> None:
         fully_shard(model, mesh=world.mesh["dp"]).compile(backend=keep)
         model(torch.ones(3, 4))
         torch.compiler.reset()
-    before, after = seen
-    assert needs_desugaring(before)
-    assert not needs_desugaring(after)
+    before, after = subgraphs
+    assert has_dtensors(before)
+    assert not has_dtensors(after)
     (got,) = after.graph(*after.inputs)
     assert got.shape == (3, 4)
 
@@ -160,7 +163,7 @@ def test_a_dtensor_that_is_written_to_comes_out_as_what_was_written() -> None:
 
     with simulate(mesh={"tp": 2}) as world:
         x = distribute_tensor(torch.ones(4, 2), world.mesh, [Shard(0)])
-        plain = desugar(capture(program, x, with_gradients=False))
-    assert not any(isinstance(one, DTensor | DeviceMesh) for one in plain.inputs)
+        plain = unwrap_dtensors(capture(program, x, with_gradients=False))
+    assert not any(isinstance(value, DTensor | DeviceMesh) for value in plain.inputs)
     written, got = plain.graph(torch.ones(2, 2))
     assert (written.unique().item(), got.unique().item()) == (2, 3)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compile_backends import fragment, wrong_backward
-from shardscope.compile.diagnose.repro.harness import find_unrest, find_wrong_numbers
+from compile_backends import subgraph, wrong_backward
+from shardscope.compile.diagnose.worker.harness import find_unrest, find_wrong_numbers
 
 
 def double(x: Tensor) -> tuple[Tensor]:
@@ -23,7 +23,7 @@ def make_inputs() -> list[Tensor]:
 
 def test_gradients_a_little_off_are_wrong() -> None:
     def compiled(factor: float) -> Callable[..., Any]:
-        graph = fragment(double, *make_inputs()).graph
+        graph = subgraph(double, *make_inputs()).graph
         return partial(wrong_backward, factor=factor)(graph, make_inputs())
 
     assert not find_wrong_numbers(double, compiled(1.0), make_inputs, True)

@@ -10,10 +10,9 @@ import torch
 from torch import fx, nn
 
 from repro_scripts import WRONG, assert_same, assert_tidy, capture, load
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.repro.spelling import NotPrintable
 from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.subgraph.op_names import NotPrintable
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 
 NAN, INF = float("nan"), float("inf")
 
@@ -26,11 +25,11 @@ def _own_environment(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
-def pass_through(inputs: tuple[Any, ...]) -> Fragment:
+def pass_through(inputs: tuple[Any, ...]) -> Subgraph:
     """A program that returns its inputs."""
     graph = fx.Graph()
     graph.output(tuple(graph.placeholder(f"L_self_parameters_x{i}_") for i in range(len(inputs))))
-    return Fragment(fx.GraphModule(nn.Module(), graph), inputs, False)
+    return Subgraph(fx.GraphModule(nn.Module(), graph), inputs, False)
 
 
 def write_and_make(inputs: tuple[Any, ...], folder: Path) -> tuple[str, tuple[Any, ...]]:
@@ -92,24 +91,24 @@ IN_A_FILE = {"big", "big transposed leaf", "big expanded"}
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     tensor = TENSORS[name]
-    _, (made,) = write_and_make((tensor,), tmp_path)
-    assert bits(made) == bits(tensor)
+    _, (created,) = write_and_make((tensor,), tmp_path)
+    assert bits(created) == bits(tensor)
     for ask in ("dtype", "shape", "device", "requires_grad", "is_leaf"):
-        assert getattr(made, ask) == getattr(tensor, ask)
-    assert made.stride() == tensor.stride()
-    assert type(made) is type(tensor)
+        assert getattr(created, ask) == getattr(tensor, ask)
+    assert created.stride() == tensor.stride()
+    assert type(created) is type(tensor)
     assert (tmp_path / "repro_inputs.pt").exists() == (name in IN_A_FILE)
 
 
 def test_a_tensor_without_data_has_none_in_the_script(tmp_path: Path) -> None:
-    _, (made,) = write_and_make((torch.empty(3, 4, device="meta"),), tmp_path)
-    assert (made.device.type, made.shape) == ("meta", (3, 4))
+    _, (created,) = write_and_make((torch.empty(3, 4, device="meta"),), tmp_path)
+    assert (created.device.type, created.shape) == ("meta", (3, 4))
 
 
 def test_what_is_no_tensor_is_written_as_it_is(tmp_path: Path) -> None:
     values = (3, None, True, 2.5, "a'\"b", (1, [2]), torch.float16, torch.device("cpu"), INF)
-    _, made = write_and_make(values, tmp_path)
-    assert made == values
+    _, created = write_and_make(values, tmp_path)
+    assert created == values
 
 
 @pytest.mark.parametrize("size", [8, 400])
@@ -117,16 +116,16 @@ def test_inputs_that_share_memory_still_do(size: int, tmp_path: Path) -> None:
     base = torch.arange(float(size)).sin()
     inputs = (base[: size // 2], base[1:], base.view(2, -1).T.requires_grad_(), base[1:])
     inputs = (*inputs, inputs[0])
-    _, made = write_and_make(inputs, tmp_path)
-    for one, other in zip(made, inputs, strict=True):
-        assert bits(one) == bits(other)
-        assert one.stride() == other.stride()
-        assert one.requires_grad == other.requires_grad
-    assert len({one.untyped_storage().data_ptr() for one in made}) == 1
-    assert made[4] is made[0]
+    _, created = write_and_make(inputs, tmp_path)
+    for left, right in zip(created, inputs, strict=True):
+        assert bits(left) == bits(right)
+        assert left.stride() == right.stride()
+        assert left.requires_grad == right.requires_grad
+    assert len({left.untyped_storage().data_ptr() for left in created}) == 1
+    assert created[4] is created[0]
     with torch.no_grad():
-        made[0][1] = 42.0
-    assert made[1][0] == 42.0
+        created[0][1] = 42.0
+    assert created[1][0] == 42.0
 
 
 def test_each_call_gets_inputs_of_its_own(tmp_path: Path) -> None:
@@ -137,9 +136,9 @@ def test_each_call_gets_inputs_of_its_own(tmp_path: Path) -> None:
         folder=tmp_path,
     )
     make = load(path)["make_inputs"]
-    for one, other in zip(make(), make(), strict=True):
-        one.add_(1)
-        assert not torch.equal(one, other)
+    for left, right in zip(make(), make(), strict=True):
+        left.add_(1)
+        assert not torch.equal(left, right)
 
 
 def test_a_few_hundred_numbers_are_inlined_and_the_rest_goes_into_a_file(tmp_path: Path) -> None:
@@ -167,9 +166,9 @@ def with_attributes(**attributes: Any) -> fx.GraphModule:
     root = nn.Module()
     graph = fx.Graph()
     value = graph.placeholder("print")  # a name that Python has
-    for name, one in attributes.items():
-        setattr(root, name, one)
-        if isinstance(one, nn.Module):
+    for name, attribute in attributes.items():
+        setattr(root, name, attribute)
+        if isinstance(attribute, nn.Module):
             value = graph.call_module(name, (value,))
         else:
             value = graph.call_function(torch.add, (value, graph.get_attr(name)))
@@ -186,12 +185,12 @@ def test_modules_and_tensors_that_a_graph_holds_become_inputs(tmp_path: Path) ->
         drop=nn.Dropout(0.5).eval(),
         act=nn.GELU(approximate="tanh"),
     )
-    fragment = Fragment(graph, (torch.randn(2, 4, requires_grad=True),), True)
-    path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
+    subgraph = Subgraph(graph, (torch.randn(2, 4, requires_grad=True),), True)
+    path = write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path)
     text = path.read_text()
     assert "def f(print_1, up, shift, norm, drop, act):" in text
     assert "torch.nn.Linear(in_features=4, out_features=3, bias=True)" in text
-    assert_tidy(assert_same(fragment, path))
+    assert_tidy(assert_same(subgraph, path))
 
 
 def test_a_module_of_the_users_is_refused(tmp_path: Path) -> None:
@@ -199,17 +198,17 @@ def test_a_module_of_the_users_is_refused(tmp_path: Path) -> None:
         def forward(self, x):
             return x
 
-    fragment = Fragment(with_attributes(own=Own()), (torch.ones(1),), False)
+    subgraph = Subgraph(with_attributes(own=Own()), (torch.ones(1),), False)
     with pytest.raises(NotPrintable, match="Own, which is not torch's"):
-        write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
+        write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path)
 
 
 def test_sizes_that_were_left_open_are_left_open_again(tmp_path: Path) -> None:
-    fragment = capture(
+    subgraph = capture(
         lambda x: x.view(x.shape[0] * 2, -1) + x.shape[0], torch.ones(3, 4), dynamic=True
     )
-    path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
-    assert "dynamic=True" in assert_same(fragment, path)
+    path = write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path)
+    assert "dynamic=True" in assert_same(subgraph, path)
 
 
 def test_nicer_inputs_are_taken_if_it_still_fails_with_them(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_nicer_inputs_are_taken_if_it_still_fails_with_them(tmp_path: Path) -> N
         torch.randn(100).bfloat16(),
         7,
     )
-    fragment = pass_through(inputs)
+    subgraph = pass_through(inputs)
     tried: list[tuple[Any, ...]] = []
 
     def still_fails(values: tuple[Any, ...]) -> bool:
@@ -229,16 +228,16 @@ def test_nicer_inputs_are_taken_if_it_still_fails_with_them(tmp_path: Path) -> N
         return len(tried) == 2
 
     path = write_repro(
-        fragment, Compiler("inductor"), WRONG, folder=tmp_path, still_fails=still_fails
+        subgraph, Compiler("inductor"), WRONG, folder=tmp_path, still_fails=still_fails
     )
     assert torch.equal(tried[0][0], torch.ones(3))
     text = path.read_text()
     assert "torch.manual_seed(0)\n    x0 = " in text
     assert "x1 = torch.randn((20, 20)).requires_grad_()" in text
-    made = load(path)["make_inputs"]()
-    for one, other in zip(made, tried[1], strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-    assert int(made[2].min()) >= 5
+    created = load(path)["make_inputs"]()
+    for left, right in zip(created, tried[1], strict=True):
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+    assert int(created[2].min()) >= 5
     assert not (tmp_path / "repro_inputs.pt").exists()
 
 

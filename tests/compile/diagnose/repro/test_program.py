@@ -18,8 +18,8 @@ from torch.utils.checkpoint import (
 )
 
 from repro_scripts import WRONG, assert_same, assert_tidy, capture, load
-from shardscope.compile.diagnose.compiler import Compiler
 from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        q, k, v = (one.view(*one.shape[:2], 2, 4).transpose(1, 2) for one in (q, k, v))
+        q, k, v = (value.view(*value.shape[:2], 2, 4).transpose(1, 2) for value in (q, k, v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.rms(x + self.out(mixed.transpose(1, 2).reshape(x.shape)))
 
@@ -187,12 +187,12 @@ def leaf(tensor: torch.Tensor) -> torch.Tensor:
 torch.manual_seed(3)
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     **{
-        one.__name__: (one, (leaf(SQUARE),))
-        for one in (activations, checkpointed, indexing, keywords, many_outputs, modes)
+        function.__name__: (function, (leaf(SQUARE),))
+        for function in (activations, checkpointed, indexing, keywords, many_outputs, modes)
     },
     **{
-        one.__name__: (one, (SQUARE.clone(),))
-        for one in (arithmetic, complexes, conditional, dtypes, in_place, looped, native)
+        function.__name__: (function, (SQUARE.clone(),))
+        for function in (arithmetic, complexes, conditional, dtypes, in_place, looped, native)
     },
     "autograd function": (lambda x: Doubled.apply(x, 3.0) + 1, (leaf(SQUARE),)),
     "autograd function that keeps sizes": (
@@ -219,16 +219,16 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_printed_program_computes_what_the_captured_one_does(name: str, tmp_path: Path) -> None:
     function, args = PROGRAMS[name]
-    fragment = capture(function, *args)
-    path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
-    assert_tidy(assert_same(fragment, path))
+    subgraph = capture(function, *args)
+    path = write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path)
+    assert_tidy(assert_same(subgraph, path))
 
 
-def test_inductor_is_told_to_draw_what_eager_execution_draws(tmp_path: Path) -> None:
+def test_inductor_draws_what_eager_execution_draws(tmp_path: Path) -> None:
     function, args = PROGRAMS["rng"]
-    fragment = capture(function, *args)
+    subgraph = capture(function, *args)
     state = torch.get_rng_state()
-    text = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path).read_text()
+    text = write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path).read_text()
     assert 'options={"fallback_random": True}' in text
     assert torch.equal(state, torch.get_rng_state())
     function, args = PROGRAMS["mlp"]
@@ -243,12 +243,12 @@ def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy
 
 def test_a_checkpoint_keeps_its_policy(tmp_path: Path) -> None:
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    fragment = capture(
+    subgraph = capture(
         lambda x: checkpoint(lambda y: y.sin() @ y.T, x, use_reentrant=False, context_fn=contexts),
         leaf(SQUARE),
     )
-    path = write_repro(fragment, Compiler("inductor"), WRONG, folder=tmp_path)
-    text = assert_same(fragment, path)
+    path = write_repro(subgraph, Compiler("inductor"), WRONG, folder=tmp_path)
+    text = assert_same(subgraph, path)
     assert "\ndef policy(context: Any" in text
     assert "create_selective_checkpoint_contexts, policy)" in text
 
@@ -267,10 +267,10 @@ BODIES = {"nested": nested_bodies, "conditional": conditional, "checkpointed": c
 
 @pytest.mark.parametrize("name", BODIES)
 def test_dynamo_takes_printed_bodies_as_it_took_the_first_ones(name: str, tmp_path: Path) -> None:
-    fragment = capture(BODIES[name], SQUARE.clone())
-    path = write_repro(fragment, Compiler("eager"), WRONG, folder=tmp_path)
+    subgraph = capture(BODIES[name], SQUARE.clone())
+    path = write_repro(subgraph, Compiler("eager"), WRONG, folder=tmp_path)
     scope = load(path)
     again = capture(scope["f"], *scope["make_inputs"]())
-    names = [[node.name for node in one.graph.graph.nodes] for one in (again, fragment)]
-    assert [len(one) for one in names] == [len(names[0])] * 2
-    assert_same(fragment, path)
+    names = [[node.name for node in value.graph.graph.nodes] for value in (again, subgraph)]
+    assert [len(name) for name in names] == [len(names[0])] * 2
+    assert_same(subgraph, path)

@@ -14,9 +14,8 @@ from torch.nn.attention import SDPBackend
 
 from repro_backends import shifted
 from repro_scripts import capture
-from shardscope.compile.diagnose.repro.literals import spell_index, spell_value
-from shardscope.compile.diagnose.repro.names import Names, comment
-from shardscope.compile.diagnose.repro.spelling import NotPrintable, name_op, spell_target
+from shardscope.compile.diagnose.repro.literals import Names, comment, format_index, format_value
+from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, format_target, name_op
 
 NAMES: list[tuple[Any, str]] = [
     (torch.relu, "torch.relu"),
@@ -42,10 +41,10 @@ def test_a_function_is_named_as_people_write_it(target: Any, name: str) -> None:
     assert name_op(graph.call_function(target, (graph.placeholder("x"),))) == name
 
 
-@pytest.mark.parametrize("target", [one for one, _ in NAMES if one is not shifted])
+@pytest.mark.parametrize("target", [target for target, _ in NAMES if target is not shifted])
 def test_the_source_text_of_a_function_leads_to_it(target: Any) -> None:
     scope = {"torch": torch, "math": math, "operator": operator}
-    assert eval(spell_target(target), scope) is target
+    assert eval(format_target(target), scope) is target
 
 
 def test_methods_and_modules_are_named_too() -> None:
@@ -70,11 +69,11 @@ def test_methods_and_modules_are_named_too() -> None:
 
 
 def test_ops_that_take_functions_go_by_what_people_call() -> None:
-    fragment = capture(
+    subgraph = capture(
         lambda x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)),
         torch.ones(2),
     )
-    names = [name_op(node) for node in fragment.graph.graph.nodes]
+    names = [name_op(node) for node in subgraph.graph.graph.nodes]
     assert "torch.cond" in names
 
 
@@ -90,7 +89,7 @@ def test_what_has_no_name_goes_by_its_class() -> None:
     node = graph.create_node("call_function", Unnamed(), (), {}, name="unnamed")
     assert name_op(node) == "Unnamed"
     with pytest.raises(NotPrintable, match="Unnamed cannot be reached"):
-        spell_target(Unnamed())
+        format_target(Unnamed())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_what_has_no_name_goes_by_its_class() -> None:
     ],
 )
 def test_a_value_is_written_so_that_it_comes_back(value: Any) -> None:
-    assert eval(spell_value(value), {"torch": torch}) == value
+    assert eval(format_value(value), {"torch": torch}) == value
 
 
 @pytest.mark.parametrize(
@@ -139,13 +138,13 @@ def test_a_value_is_written_so_that_it_comes_back(value: Any) -> None:
     ],
 )
 def test_an_index_is_written_as_people_write_it(index: Any, text: str) -> None:
-    assert spell_index(index) == text
+    assert format_index(index) == text
 
 
 @pytest.mark.parametrize("value", [object(), Unnamed(), Unnamed])
 def test_a_value_without_a_literal_form_is_refused(value: Any) -> None:
     with pytest.raises(NotPrintable):
-        spell_value(value)
+        format_value(value)
 
 
 @pytest.mark.parametrize(

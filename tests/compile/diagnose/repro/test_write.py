@@ -16,16 +16,15 @@ import torch
 
 import repro_backends as backends
 from repro_scripts import WRONG, assert_tidy, capture, load
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome, make_signature
-from shardscope.compile.diagnose.repro import backend as backend_module
-from shardscope.compile.diagnose.repro.inlining import Definitions
-from shardscope.compile.diagnose.repro.inputs import print_inputs
+from shardscope.compile.diagnose.accuracy.outcome import Outcome, make_signature
+from shardscope.compile.diagnose.repro import user_code as backend_module
+from shardscope.compile.diagnose.repro.entire_function import Call, write_entire_function
+from shardscope.compile.diagnose.repro.print_values import print_inputs
+from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.repro.variant import Change, Variant, find_passing
-from shardscope.compile.diagnose.repro.verify import Verified, verify
-from shardscope.compile.diagnose.repro.whole import Call, write_whole
 from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.repro_writer import VerificationResult, verify
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Condition, Stage
 from warm_python import run_python
 
@@ -49,7 +48,7 @@ def _own_environment(
 
 
 @pytest.fixture
-def fragment() -> Fragment:
+def subgraph() -> Subgraph:
     return capture(relu_of_sine, X.clone().requires_grad_())
 
 
@@ -83,29 +82,29 @@ def run_here(path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> in
     return end.value.code
 
 
-def test_a_script_shows_its_failure_in_a_fresh_process(fragment: Fragment, tmp_path: Path) -> None:
+def test_a_script_shows_its_failure_in_a_fresh_process(subgraph: Subgraph, tmp_path: Path) -> None:
     folder = tmp_path / 'it\'s "here"'
-    path = write_repro(fragment, Compiler(backends.shifted), WRONG, folder=folder)
+    path = write_repro(subgraph, Compiler(backends.shifted), WRONG, folder=folder)
     verified = verify(path, outcome=WRONG)
     assert verified.is_same, verified.output
-    assert [one.name for one in folder.iterdir()] == ["repro.py"]
+    assert [path.name for path in folder.iterdir()] == ["repro.py"]
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_script_shows_its_failure_and_says_which_it_is(
     name: str,
-    fragment: Fragment,
+    subgraph: Subgraph,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     backend, outcome = FAILURES[name]
     limit_s = 3 if outcome.condition is Condition.HANG else 60
-    path = write_repro(fragment, Compiler(backend), outcome, folder=tmp_path, limit_s=limit_s)
+    path = write_repro(subgraph, Compiler(backend), outcome, folder=tmp_path, limit_s=limit_s)
     assert run_here(path, monkeypatch) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"FAILS: {outcome.condition}: ")
-    assert [one.name for one in tmp_path.iterdir()] == ["repro.py"]
+    assert [path.name for path in tmp_path.iterdir()] == ["repro.py"]
     assert_tidy(path.read_text())
 
 
@@ -113,15 +112,15 @@ BACKENDS: dict[str, Any] = {
     "function with helpers": backends.shifted,
     "closure": backends.make_shifting(0.5),
     "partial": partial(backends.with_amount, amount=0.5),
-    "lambda": lambda graph, inputs: lambda *args: tuple(one + 1 for one in graph(*args)),
+    "lambda": lambda graph, inputs: lambda *args: tuple(value + 1 for value in graph(*args)),
 }
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_backends_of_the_users_are_copied_into_the_script(
-    name: str, fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_repro(fragment, Compiler(BACKENDS[name]), WRONG, folder=tmp_path)
+    path = write_repro(subgraph, Compiler(BACKENDS[name]), WRONG, folder=tmp_path)
     assert not (tmp_path / "repro_inputs.pt").exists()
     assert_tidy(path.read_text())
     assert run_here(path, monkeypatch) == 1
@@ -129,28 +128,28 @@ def test_backends_of_the_users_are_copied_into_the_script(
 
 @pytest.mark.parametrize("backend", [backends.Shifting(0.5), backends.uses_another_package])
 def test_backends_that_cannot_be_copied_are_pickled_and_the_script_says_so(
-    backend: Any, fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: Any, subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_repro(fragment, Compiler(backend), WRONG, folder=tmp_path)
+    path = write_repro(subgraph, Compiler(backend), WRONG, folder=tmp_path)
     assert "# Note: The backend is pickled in the file of inputs, because" in path.read_text()
     monkeypatch.setitem(sys.modules, "repro_backends", None)  # as where nobody can import it
     assert run_here(path, monkeypatch) == 1
 
 
-def test_a_backend_of_torchs_is_imported_by_its_path(fragment: Fragment, tmp_path: Path) -> None:
+def test_a_backend_of_torchs_is_imported_by_its_path(subgraph: Subgraph, tmp_path: Path) -> None:
     from torch._dynamo.backends.debugging import aot_eager
 
-    text = write_repro(fragment, Compiler(aot_eager), WRONG, folder=tmp_path).read_text()
+    text = write_repro(subgraph, Compiler(aot_eager), WRONG, folder=tmp_path).read_text()
     assert "import torch._dynamo.backends.debugging\n" in text
     assert "backend=torch._dynamo.backends.debugging.aot_eager" in text
 
 
 def test_a_backend_that_a_package_registered_goes_by_its_name(
-    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = EntryPoint("shifted", "repro_backends:shifted", "torch_dynamo_backends")
     monkeypatch.setattr(backend_module, "entry_points", lambda group: [entry])
-    text = write_repro(fragment, Compiler(backends.shifted), WRONG, folder=tmp_path).read_text()
+    text = write_repro(subgraph, Compiler(backends.shifted), WRONG, folder=tmp_path).read_text()
     assert 'backend="shifted"' in text
     assert "def shifted" not in text
 
@@ -173,64 +172,64 @@ def test_a_backend_that_a_package_registered_goes_by_its_name(
     ],
 )
 def test_options_modes_and_configuration_are_handed_to_torch(
-    compiler: Compiler, call: str, fragment: Fragment, tmp_path: Path
+    compiler: Compiler, call: str, subgraph: Subgraph, tmp_path: Path
 ) -> None:
-    text = write_repro(fragment, compiler, WRONG, folder=tmp_path).read_text()
+    text = write_repro(subgraph, compiler, WRONG, folder=tmp_path).read_text()
     assert call in " ".join(text.split()).replace("( ", "(").replace(", )", ")")
 
 
-def test_options_that_have_no_literal_form_are_pickled(fragment: Fragment, tmp_path: Path) -> None:
+def test_options_that_have_no_literal_form_are_pickled(subgraph: Subgraph, tmp_path: Path) -> None:
     compiler = Compiler("eager", options={"hook": backends.Shifting(1.0)})
-    text = write_repro(fragment, compiler, WRONG, folder=tmp_path).read_text()
+    text = write_repro(subgraph, compiler, WRONG, folder=tmp_path).read_text()
     assert 'options=pickle.loads(bytes(load_saved()["options"].tolist()))' in text
     assert "# Note: The options are pickled" in text
 
 
 def test_a_script_exits_with_0_where_nothing_is_wrong_and_with_2_on_another_error(
-    fragment: Fragment,
+    subgraph: Subgraph,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = write_repro(fragment, Compiler("eager"), WRONG, folder=tmp_path)
+    path = write_repro(subgraph, Compiler("eager"), WRONG, folder=tmp_path)
     assert run_here(path, monkeypatch) == 0
     other = fail(ValueError("something else"), Condition.COMPILE_ERROR)
-    path = write_repro(fragment, Compiler(backends.fails_to_compile), other, folder=tmp_path)
+    path = write_repro(subgraph, Compiler(backends.fails_to_compile), other, folder=tmp_path)
     assert run_here(path, monkeypatch) == 2
     assert "no relu for graph" in capsys.readouterr().err
 
 
 def test_a_restless_backend_is_seen_to_be_one(
-    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = Outcome(Condition.NONDETERMINISTIC)
-    path = write_repro(fragment, Compiler(backends.is_restless), outcome, folder=tmp_path)
+    path = write_repro(subgraph, Compiler(backends.is_restless), outcome, folder=tmp_path)
     assert run_here(path, monkeypatch) == 1
-    path = write_repro(fragment, Compiler(backends.shifted), outcome, folder=tmp_path)
+    path = write_repro(subgraph, Compiler(backends.shifted), outcome, folder=tmp_path)
     assert run_here(path, monkeypatch) == 0
 
 
-def judge_with(bad: Callable[[Fragment], bool]) -> tuple[list[Fragment], Any]:
-    seen: list[Fragment] = []
+def make_check(bad: Callable[[Subgraph], bool]) -> tuple[list[Subgraph], Any]:
+    subgraphs: list[Subgraph] = []
 
-    def judge(fragment: Fragment, compiler: Compiler) -> Outcome:
-        seen.append(fragment)
-        return WRONG if bad(fragment) else Outcome(Condition.FINE)
+    def check(subgraph: Subgraph, compiler: Compiler) -> Outcome:
+        subgraphs.append(subgraph)
+        return WRONG if bad(subgraph) else Outcome(Condition.FINE)
 
-    return seen, judge
+    return subgraphs, check
 
 
-PASSING: dict[Change, tuple[Callable[..., Any], Callable[[Fragment], bool]]] = {
+PASSING: dict[Change, tuple[Callable[..., Any], Callable[[Subgraph], bool]]] = {
     Change.DOUBLE: (
         backends.wrong_in_single_precision,
-        lambda one: one.inputs[0].dtype is torch.float32,
+        lambda value: value.inputs[0].dtype is torch.float32,
     ),
-    Change.NO_GRADIENTS: (backends.wrong_with_gradients, lambda one: one.with_gradients),
+    Change.NO_GRADIENTS: (backends.wrong_with_gradients, lambda value: value.with_gradients),
     Change.CONTIGUOUS: (
         backends.wrong_if_transposed,
-        lambda one: not one.inputs[0].is_contiguous(),
+        lambda value: not value.inputs[0].is_contiguous(),
     ),
-    Change.EAGER: (backends.make_shifting(0.5), lambda one: True),
+    Change.EAGER: (backends.make_shifting(0.5), lambda value: True),
 }
 
 
@@ -239,39 +238,39 @@ def test_the_nearest_variant_that_passes_is_found_and_passes_in_the_script(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, is_bad = PASSING[change]
-    fragment = capture(relu_of_sine, X.T.requires_grad_())
+    subgraph = capture(relu_of_sine, X.T.requires_grad_())
     transposed = X.T.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    fragment = Fragment(fragment.graph, (transposed,), True)
-    seen, judge = judge_with(is_bad)
-    variant = find_passing(fragment, compiler=Compiler(backend), judge=judge)
+    subgraph = Subgraph(subgraph.graph, (transposed,), True)
+    subgraphs, check = make_check(is_bad)
+    variant = find_passing(subgraph, compiler=Compiler(backend), check_accuracy=check)
     assert variant.change is change
-    assert len(seen) <= 3
-    path = write_repro(fragment, Compiler(backend), WRONG, folder=tmp_path, passing=variant)
+    assert len(subgraphs) <= 3
+    path = write_repro(subgraph, Compiler(backend), WRONG, folder=tmp_path, passing=variant)
     assert str(change) in path.read_text()
     assert run_here(path, monkeypatch) == 1
     assert run_here(path, monkeypatch, "--passing") == 0
 
 
 def test_a_smaller_program_that_passes_is_printed_beside_the_one_that_fails(
-    fragment: Fragment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    subgraph: Subgraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller = capture(sine, X.clone().requires_grad_())
-    _, judge = judge_with(lambda one: True)
+    _, check = make_check(lambda value: True)
     compiler = Compiler(backends.shifted)
     variant = find_passing(
-        fragment, compiler=compiler, judge=judge, smaller=smaller, missing="torch.relu"
+        subgraph, compiler=compiler, check_accuracy=check, smaller=smaller, missing="torch.relu"
     )
-    path = write_repro(fragment, compiler, WRONG, folder=tmp_path, passing=variant)
+    path = write_repro(subgraph, compiler, WRONG, folder=tmp_path, passing=variant)
     assert "python repro.py --passing  without torch.relu: exit code 0." in path.read_text()
     assert run_here(path, monkeypatch) == 1
     assert run_here(path, monkeypatch, "--passing") == 0
 
 
-def test_a_judge_that_fails_counts_as_not_passing(fragment: Fragment) -> None:
-    def judge(fragment: Fragment, compiler: Compiler) -> Outcome:
+def test_a_check_that_fails_counts_as_not_passing(subgraph: Subgraph) -> None:
+    def check(subgraph: Subgraph, compiler: Compiler) -> Outcome:
         raise RuntimeError("no double precision here")
 
-    variant = find_passing(fragment, compiler=Compiler("inductor"), judge=judge)
+    variant = find_passing(subgraph, compiler=Compiler("inductor"), check_accuracy=check)
     assert (variant.change, variant.compiler.backend) == (Change.EAGER, "eager")
 
 
@@ -295,32 +294,32 @@ def runner_that_gives(failing: tuple[int | None, str], passing: tuple[int, str])
     ],
 )
 def test_only_the_same_failure_with_a_variant_that_passes_verifies_a_script(
-    results: Any, is_same: bool, fragment: Fragment, tmp_path: Path
+    results: Any, is_same: bool, subgraph: Subgraph, tmp_path: Path
 ) -> None:
-    variant = Variant(fragment, Compiler("eager"), Change.EAGER, "eager")
+    variant = Variant(subgraph, Compiler("eager"), Change.EAGER, "eager")
     path = write_repro(
-        fragment, Compiler(backends.shifted), WRONG, folder=tmp_path, passing=variant
+        subgraph, Compiler(backends.shifted), WRONG, folder=tmp_path, passing=variant
     )
     verified = verify(path, outcome=WRONG, runner=runner_that_gives(*results))
-    seen = results[0] if is_same or results[1] == PASSES else results[1]
-    assert verified == Verified(is_same, *seen)
+    subgraphs = results[0] if is_same or results[1] == PASSES else results[1]
+    assert verified == VerificationResult(is_same, *subgraphs)
 
 
 HOSTILE = 'x"""\n\r\x0c\x85\u2028\u202eimport os; os._exit(3)\n# -*- coding: latin-1 -*-\n\'\ud800'
 
 
 def test_nothing_in_names_paths_or_messages_becomes_code(
-    fragment: Fragment, tmp_path: Path
+    subgraph: Subgraph, tmp_path: Path
 ) -> None:
-    for node in fragment.graph.graph.nodes:
+    for node in subgraph.graph.graph.nodes:
         node.meta["stack_trace"] = f'  File "{HOSTILE}.py", line 3, in f\n    {HOSTILE}\n'
     outcome = Outcome(Condition.RUNTIME_ERROR, HOSTILE, error=HOSTILE, signature=f"E: {HOSTILE}")
     path = write_repro(
-        fragment,
+        subgraph,
         Compiler(backends.shifted),
         outcome,
         folder=tmp_path,
-        passing=Variant(fragment, Compiler("eager"), Change.EAGER, HOSTILE),
+        passing=Variant(subgraph, Compiler("eager"), Change.EAGER, HOSTILE),
         title=HOSTILE,
         notes=[HOSTILE],
         stage=Stage.AOT,
@@ -333,10 +332,10 @@ def test_nothing_in_names_paths_or_messages_becomes_code(
 
 
 def test_the_header_says_what_fails_where_and_how_to_run_it(
-    fragment: Fragment, tmp_path: Path
+    subgraph: Subgraph, tmp_path: Path
 ) -> None:
     path = write_repro(
-        fragment,
+        subgraph,
         Compiler("inductor"),
         WRONG,
         folder=tmp_path,
@@ -392,7 +391,7 @@ def test_a_function_with_a_name_of_the_scripts_is_copied_with_its_helpers(
     other, own = f"other_with_{name}", f"module_with_{name}"
     make_module(tmp_path, other, "def helper(n):\n    return n * 2\n")
     function = getattr(make_module(tmp_path, own, NAMED.format(other=other, name=name)), name)
-    path = write_whole(
+    path = write_entire_function(
         Call(function, (torch.ones(2),), {}),
         Compiler("eager"),
         WRONG,
@@ -418,9 +417,9 @@ def test_arguments_in_containers_are_written_out(tmp_path: Path) -> None:
         deque([1, 2], maxlen=2),
         torch.ones(2, requires_grad=True) * 2,
     )
-    made = print_inputs(args, ["x0", "x1", "x2", "x3"], Definitions())
+    inputs = print_inputs(args, ["x0", "x1", "x2", "x3"], Definitions())
     scope: dict[str, Any] = {"torch": torch, "collections": collections}
-    exec("\n".join(made.lines), scope)
+    exec("\n".join(inputs.lines), scope)
     x0, x1, x2, x3 = (scope[name] for name in ("x0", "x1", "x2", "x3"))
     assert x0[0] is x1["b"]
     assert x0[0].tolist() == [0.0, 1.0, 2.0]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shardscope.compile.diagnose.searching.search import Answer, Progress, Shrunk, shrink
+from shardscope.compile.diagnose.delta_debugging import Answer, MinimizationResult, Progress, shrink
 
 Oracle = Callable[[frozenset[int]], bool]
 
@@ -20,7 +20,9 @@ def numbers_of(names: frozenset[str] | tuple[str, ...]) -> frozenset[int]:
     return frozenset(int(name[1:]) for name in names)
 
 
-def search(size: int, oracle: Oracle, **options: object) -> tuple[frozenset[int], Shrunk]:
+def search(
+    size: int, oracle: Oracle, **options: object
+) -> tuple[frozenset[int], MinimizationResult]:
     def ask(keep: frozenset[str]) -> Answer:
         assert keep, "nothing is not a program"
         return Answer.FAILS if oracle(numbers_of(keep)) else Answer.PASSES
@@ -31,7 +33,7 @@ def search(size: int, oracle: Oracle, **options: object) -> tuple[frozenset[int]
 
 def assert_minimal(keep: frozenset[int], oracle: Oracle) -> None:
     assert oracle(keep)
-    spared = [one for one in keep if len(keep) > 1 and oracle(keep - {one})]
+    spared = [op for op in keep if len(keep) > 1 and oracle(keep - {op})]
     assert spared == []
 
 
@@ -93,8 +95,8 @@ def test_the_ops_that_connect_two_are_tried_before_all_between_them() -> None:
 
 def random_graph(size: int, rng: random.Random) -> dict[int, list[int]]:
     return {
-        one: [max(one - 1 - int(rng.expovariate(0.3)), 0) for _ in range(rng.choice([1, 1, 2]))]
-        for one in range(1, size)
+        op: [max(op - 1 - int(rng.expovariate(0.3)), 0) for _ in range(rng.choice([1, 1, 2]))]
+        for op in range(1, size)
     }
 
 
@@ -112,14 +114,14 @@ def test_faults_that_need_a_producer_connected_to_its_consumer_are_minimal() -> 
             graph: dict[int, list[int]] = graph,
         ) -> bool:
             reached = {first} & ops
-            for one in range(first + 1, last + 1):
-                if one in ops and reached & set(graph[one]):
-                    reached.add(one)
+            for value in range(first + 1, last + 1):
+                if value in ops and reached & set(graph[value]):
+                    reached.add(value)
             return last in reached
 
         if not is_connected(frozenset(range(120))):
             continue
-        reads = {f"n{one}": names_of(set(sources)) for one, sources in graph.items()}
+        reads = {f"n{op}": names_of(set(sources)) for op, sources in graph.items()}
         keep, shrunk = search(120, is_connected, reads=reads)
         assert shrunk.is_minimal
         assert_minimal(keep, is_connected)
@@ -248,11 +250,11 @@ def test_the_nearest_passing_set_is_the_result_without_one_op() -> None:
 
 
 def test_progress_counts_down_to_the_end() -> None:
-    seen: list[Progress] = []
-    search(400, lambda ops: 123 in ops, on_progress=seen.append)
-    assert [progress.num_queries for progress in seen] == list(range(1, len(seen) + 1))
-    assert [progress.num_left for progress in seen] == list(range(9, 9 - len(seen), -1))
-    assert seen[-1].size == 1
+    reports: list[Progress] = []
+    search(400, lambda ops: 123 in ops, on_progress=reports.append)
+    assert [progress.num_queries for progress in reports] == list(range(1, len(reports) + 1))
+    assert [progress.num_left for progress in reports] == list(range(9, 9 - len(reports), -1))
+    assert reports[-1].size == 1
 
 
 def test_an_empty_program_needs_no_question() -> None:

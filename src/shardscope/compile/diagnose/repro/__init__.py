@@ -1,1 +1,1 @@
-"""What fails, written down as a script that needs nothing but torch."""
+"""Writes a failure as a script that needs nothing but torch."""

@@ -1,4 +1,4 @@
-"""The whole text of a repro, from its parts."""
+"""Assembles the text of a repro script from its parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from shardscope.compile.diagnose.folder import SAVED_NAME
-from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.repro import harness
-from shardscope.compile.diagnose.repro.inlining import Definitions
-from shardscope.compile.diagnose.repro.names import exchange_names
-from shardscope.numerics.plain import check, comparison_source
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.repro.literals import exchange_names
+from shardscope.compile.diagnose.repro.user_code import Definitions
+from shardscope.compile.diagnose.worker import harness
+from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME
+from shardscope.numerics.standalone import check, comparison_source
 from shardscope.record import Condition
 
 __all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "STATE", "Case", "assemble", "failure_line"]
@@ -83,17 +83,17 @@ _HARNESS: dict[Condition, list[Any]] = {
 @final
 @dataclass
 class Case:
-    """What is run: a function, how it is compiled, what makes its inputs."""
+    """What a script runs: a function, how it is compiled, and what creates its inputs."""
 
     function: str
     compile: str
     make_inputs: str
     with_gradients: bool
     lines: list[str] = field(default_factory=list)  # that define them
-    pasted: list[Any] = field(default_factory=list)  # of the harness, besides what all need
+    pasted: list[Any] = field(default_factory=list)  # harness functions for this case only
 
-    def spell(self) -> str:
-        """As arguments for the functions of the harness."""
+    def format_arguments(self) -> str:
+        """The arguments for the functions of the harness."""
         return f"{self.function}, {self.compile}, {self.make_inputs}, {self.with_gradients}"
 
 
@@ -108,60 +108,68 @@ def assemble(
     limit_s: float,
     settings: Sequence[str] = (),
 ) -> str:
-    """The script. `settings` are lines that set torch up as the user has."""
+    """The text of the script. `settings` are lines that apply the user's torch settings."""
     pasted = _list_pasted(outcome.condition, failing, passing)
-    sources = [_read(one) for one in pasted]
-    others = definitions.names.others()
+    sources = [_read(function) for function in pasted]
+    replacements = definitions.names.replacements()
     own = [
         *([_LOAD, ""] if has_saved else []),
         *failing.lines,
         *(passing.lines if passing is not None else []),
-        *(part for one in sources for part in (one, "")),
+        *(part for source in sources for part in (source, "")),
         *_print_main(outcome, failing, passing, limit_s),
         "",
         "",
         _END,
     ]
-    imports = _list_imports(definitions, own, others)
-    body = [*definitions.lines, *(exchange_names(part, others) for part in own)]
-    told = [*settings, "", ""] if settings else []
-    whole = [*header, "", "from __future__ import annotations", "", *imports, *told, *body]
-    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(whole))
+    imports = _list_imports(definitions, own, replacements)
+    body = [*definitions.lines, *(exchange_names(part, replacements) for part in own)]
+    settings_lines = [*settings, "", ""] if settings else []
+    lines = [
+        *header,
+        "",
+        "from __future__ import annotations",
+        "",
+        *imports,
+        *settings_lines,
+        *body,
+    ]
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines))
 
 
 def _read(pasted: Any) -> str:
-    """The source, without what only we say of it."""
+    """The source of a pasted function, without comments for linters."""
     source = comparison_source() if pasted is check else inspect.getsource(pasted)
     plain = re.sub(r"  # type: ignore\S*| noqa: \S+(?: -)?|  # noqa: \S+$", "", source, flags=re.M)
     return plain.removeprefix("@final\n")
 
 
 def failure_line(outcome: Outcome) -> str:
-    """How the line starts that a script prints when the bug shows."""
+    """The beginning of the line that a script prints when it fails."""
     return f"FAILS: {outcome.condition}"
 
 
 def _list_pasted(condition: Condition, failing: Case, passing: Case | None) -> list[Any]:
     cases = [failing] if passing is None else [failing, passing]
-    extra = [one for case in cases for one in case.pasted]
+    extra = [function for case in cases for function in case.pasted]
     return list(dict.fromkeys([*_HARNESS.get(condition, _NUMBERS), *extra]))
 
 
 def _list_imports(
-    definitions: Definitions, own: Sequence[str], others: Mapping[str, str]
+    definitions: Definitions, own: Sequence[str], replacements: Mapping[str, str]
 ) -> list[str]:
-    """Imports before the environment is set, and torch after."""
+    """Imports before the environment is set, and torch after it."""
     text = "\n".join(own)
-    named = {one for one in _OPTIONAL if f"{one}." in text}
-    if any(other.startswith("builtins.") for other in others.values()):
+    named = {module for module in _OPTIONAL if f"{module}." in text}
+    if any(name.startswith("builtins.") for name in replacements.values()):
         named.add("builtins")
-    early = {f"import {_spell_import(one, others)}" for one in (*_STDLIB, *named)}
+    early = {f"import {_format_import(module, replacements)}" for module in (*_STDLIB, *named)}
     late = definitions.imports - early - {"import torch"}
     return [
         *sorted(early),
-        f"from typing import {_spell_import('Any', others)}",
+        f"from typing import {_format_import('Any', replacements)}",
         "",
-        exchange_names(_TOP, others),
+        exchange_names(_TOP, replacements),
         "import torch",
         *sorted(late),
         "",
@@ -169,19 +177,19 @@ def _list_imports(
     ]
 
 
-def _spell_import(name: str, others: Mapping[str, str]) -> str:
-    return f"{name} as {others[name]}" if name in others else name
+def _format_import(name: str, replacements: Mapping[str, str]) -> str:
+    return f"{name} as {replacements[name]}" if name in replacements else name
 
 
 def _print_main(
     outcome: Outcome, failing: Case, passing: Case | None, limit_s: float
 ) -> Iterator[str]:
-    """The function that runs one of the cases and says what it saw."""
+    """The function that runs one of the cases and prints the result."""
     yield "def main() -> int:"
-    yield f"    function, compile_it, make, with_gradients = {failing.spell()}"
+    yield f"    function, compile_it, make, with_gradients = {failing.format_arguments()}"
     if passing is not None:
         yield f'    if "{PASSING}" in sys.argv:'
-        yield f"        function, compile_it, make, with_gradients = {passing.spell()}"
+        yield f"        function, compile_it, make, with_gradients = {passing.format_arguments()}"
     yield "    compiled = compile_it(function)"
     has_state = harness.find_wrong_state in failing.pasted
     yield from (f"    {line}" for line in _print_search(outcome, limit_s, has_state))
@@ -211,6 +219,6 @@ def _print_search(outcome: Outcome, limit_s: float, has_state: bool) -> Iterator
 
 
 def _split_signature(signature: str) -> tuple[str, str]:
-    """The type without its module, which is another one in a script, and the first line."""
+    """The error type without its module, which differs in a script, and the message."""
     kind, _, line = signature.partition(": ")
     return kind.rpartition(".")[2], line

@@ -1,4 +1,4 @@
-"""A failing fragment, written down as a script that anybody can run."""
+"""Writes a failing subgraph as a script that needs nothing but torch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ from typing import Any, final
 
 import torch
 
-from shardscope.comm.lines import user_line
-from shardscope.compile.diagnose.compiler import Compiler
-from shardscope.compile.diagnose.folder import FIRST_LINE, SAVED_NAME, SCRIPT_NAME
-from shardscope.compile.diagnose.fragment import Fragment
-from shardscope.compile.diagnose.outcome import Outcome
-from shardscope.compile.diagnose.repro import harness
-from shardscope.compile.diagnose.repro.backend import print_compilation
-from shardscope.compile.diagnose.repro.draws import has_draws
-from shardscope.compile.diagnose.repro.inlining import Definitions
-from shardscope.compile.diagnose.repro.inputs import print_inputs
-from shardscope.compile.diagnose.repro.layout import lay_out_call
-from shardscope.compile.diagnose.repro.names import comment
-from shardscope.compile.diagnose.repro.program import Program, print_program
+from shardscope.attribution.call_sites import user_line
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.repro.literals import comment, wrap_call
+from shardscope.compile.diagnose.repro.print_graph import Program, print_program
+from shardscope.compile.diagnose.repro.print_values import print_inputs
 from shardscope.compile.diagnose.repro.script import Case, assemble
-from shardscope.compile.diagnose.repro.simplify import Recipe, simplify
-from shardscope.compile.diagnose.repro.spelling import name_op
-from shardscope.compile.diagnose.repro.variant import Change, Variant
+from shardscope.compile.diagnose.repro.user_code import Definitions, print_compilation
+from shardscope.compile.diagnose.repro.variant import Change, Recipe, Variant, simplify, uses_rng
+from shardscope.compile.diagnose.subgraph.op_names import name_op
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker import harness
+from shardscope.compile.diagnose.worker.sandbox import FIRST_LINE, SAVED_NAME, SCRIPT_NAME
 from shardscope.record import Stage
 
 __all__ = ["print_header", "save_script", "write_repro"]
 
 _WIDTH = 98
-_MOST_OPS_NAMED = 5
+_MAX_OPS_NAMED = 5
 _CHANGES: dict[Change, Any] = {
     Change.DOUBLE: harness.in_double,
     Change.NO_GRADIENTS: harness.without_gradient,
@@ -42,12 +37,12 @@ _CHANGES: dict[Change, Any] = {
 
 
 def write_repro(
-    fragment: Fragment,
+    subgraph: Subgraph,
     compiler: Compiler,
     outcome: Outcome,
     *,
     folder: Path,
-    passing: Fragment | Variant | None = None,
+    passing: Subgraph | Variant | None = None,
     title: str = "",
     notes: Sequence[str] = (),
     stage: Stage | None = None,
@@ -55,22 +50,23 @@ def write_repro(
     limit_s: float = 60.0,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Write `folder/repro.py`, and a file with inputs beside it where they are big.
+    """Write `folder/repro.py`, and a file beside it for large inputs.
 
-    `still_fails` says whether the fragment fails in the same way with other inputs: nicer ones are
-    tried then. `limit_s` is how long a program that hangs is waited for, `settings` lines that set
-    torch up as the user has. What cannot be written as source raises `NotPrintable`.
+    `still_fails` tells whether the subgraph fails in the same way with other inputs; if it is
+    given, simpler inputs are tried. `limit_s` is how long the script waits for a hang, `settings`
+    are lines that apply the user's torch settings. Raises `NotPrintable` for values that cannot be
+    written as source.
     """
-    recipes = simplify(fragment, still_fails) if still_fails is not None else {}
-    if compiler.backend == "inductor" and has_draws(fragment):
-        # It draws other numbers than eager execution does, and that is no fault.
+    recipes = simplify(subgraph, still_fails) if still_fails is not None else {}
+    if compiler.backend == "inductor" and uses_rng(subgraph):
+        # Inductor draws other random numbers than eager execution, which is not an error.
         compiler = replace(compiler, config={**compiler.config, "fallback_random": True})
     writer = _Writer(compiler, recipes)
-    failing = writer.write_failing(fragment)
+    failing = writer.write_failing(subgraph)
     variant = _as_variant(passing, compiler)
-    other = writer.write_passing(fragment, variant) if variant is not None else None
+    passing_case = writer.write_passing(subgraph, variant) if variant is not None else None
     header = print_header(
-        _name_ops(fragment),
+        _name_ops(subgraph),
         compiler,
         outcome,
         stage,
@@ -82,7 +78,7 @@ def write_repro(
         list(header),
         definitions=writer.definitions,
         failing=failing,
-        passing=other,
+        passing=passing_case,
         outcome=outcome,
         has_saved=bool(writer.saved),
         limit_s=limit_s,
@@ -92,7 +88,7 @@ def write_repro(
 
 
 def save_script(text: str, saved: dict[str, torch.Tensor], folder: Path) -> Path:
-    """Write a script, and beside it the file that it reads, if it does."""
+    """Write a script, and the file of tensors that it loads, if there are any."""
     compile(text, SCRIPT_NAME, "exec")
     folder.mkdir(parents=True, exist_ok=True)
     if saved:
@@ -104,8 +100,8 @@ def save_script(text: str, saved: dict[str, torch.Tensor], folder: Path) -> Path
     return path
 
 
-def _as_variant(passing: Fragment | Variant | None, compiler: Compiler) -> Variant | None:
-    if isinstance(passing, Fragment):
+def _as_variant(passing: Subgraph | Variant | None, compiler: Compiler) -> Variant | None:
+    if isinstance(passing, Subgraph):
         return Variant(passing, compiler, Change.PROGRAM, str(Change.PROGRAM))
     return passing
 
@@ -121,19 +117,21 @@ class _Writer:
         self._compiler = compiler
         self._recipes = recipes
 
-    def write_failing(self, fragment: Fragment) -> Case:
-        lines = self._write_compilation(self._compiler, "compile_f", fragment)
-        lines += self._write_program(fragment, "f", "make_inputs", self._recipes)
-        return Case("f", "compile_f", "make_inputs", fragment.with_gradients, lines)
+    def write_failing(self, subgraph: Subgraph) -> Case:
+        lines = self._write_compilation(self._compiler, "compile_f", subgraph)
+        lines += self._write_program(subgraph, "f", "make_inputs", self._recipes)
+        return Case("f", "compile_f", "make_inputs", subgraph.with_gradients, lines)
 
-    def write_passing(self, fragment: Fragment, variant: Variant) -> Case:
-        """What differs from the case that fails, and its names for the rest."""
-        with_gradients = variant.fragment.with_gradients
+    def write_passing(self, subgraph: Subgraph, variant: Variant) -> Case:
+        """The passing case: defines what differs from the failing case, and reuses its other
+        names.
+        """
+        with_gradients = variant.subgraph.with_gradients
         if variant.change is Change.PROGRAM:
-            lines = self._write_program(variant.fragment, "passing_f", "make_passing_inputs", {})
+            lines = self._write_program(variant.subgraph, "passing_f", "make_passing_inputs", {})
             return Case("passing_f", "compile_f", "make_passing_inputs", with_gradients, lines)
         if variant.change is Change.EAGER:
-            lines = self._write_compilation(variant.compiler, "compile_passing_f", fragment)
+            lines = self._write_compilation(variant.compiler, "compile_passing_f", subgraph)
             return Case("f", "compile_passing_f", "make_inputs", with_gradients, lines)
         change = _CHANGES[variant.change]
         lines = [
@@ -143,36 +141,36 @@ class _Writer:
         ]
         return Case("f", "compile_f", "make_passing_inputs", with_gradients, lines, [change])
 
-    def _write_compilation(self, compiler: Compiler, name: str, fragment: Fragment) -> list[str]:
-        made = print_compilation(
-            compiler, name, self.definitions, has_open_sizes=fragment.has_open_sizes
+    def _write_compilation(self, compiler: Compiler, name: str, subgraph: Subgraph) -> list[str]:
+        compilation = print_compilation(
+            compiler, name, self.definitions, has_open_sizes=subgraph.has_open_sizes
         )
-        self.saved |= made.saved
-        self.notes += made.notes
-        return [*made.lines, "", ""]
+        self.saved |= compilation.saved
+        self.notes += compilation.notes
+        return [*compilation.lines, "", ""]
 
     def _write_program(
-        self, fragment: Fragment, name: str, make_name: str, recipes: dict[int, Recipe]
+        self, subgraph: Subgraph, name: str, make_name: str, recipes: dict[int, Recipe]
     ) -> list[str]:
-        program = print_program(fragment.graph, name, self.definitions)
+        program = print_program(subgraph.graph, name, self.definitions)
         self.notes += program.notes
-        made = print_inputs(
-            [*fragment.inputs, *program.constants],
+        inputs = print_inputs(
+            [*subgraph.inputs, *program.constants],
             program.parameters,
             self.definitions,
             prefix="passing_" if name != "f" else "",
-            recipes={index: one.text for index, one in recipes.items()},
+            recipes={index: recipe.text for index, recipe in recipes.items()},
         )
-        self.saved |= made.saved
-        return [*program.lines, *_print_maker(make_name, made.lines, program)]
+        self.saved |= inputs.saved
+        return [*program.lines, *_print_input_maker(make_name, inputs.lines, program)]
 
 
-def _print_maker(name: str, lines: list[str], program: Program) -> list[str]:
+def _print_input_maker(name: str, lines: list[str], program: Program) -> list[str]:
     body = [f"    {line}" for line in lines]
     parts = program.parameters
     returned = f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})"
     if len(returned) > _WIDTH:
-        returned = "\n".join(lay_out_call("return ", parts, "", indent="    "))
+        returned = "\n".join(wrap_call("return ", parts, "", indent="    "))
     return [f"def {name}():", *body, returned, "", ""]
 
 
@@ -185,8 +183,8 @@ def print_header(
     variant: Variant | None,
     notes: Sequence[str],
 ) -> Iterator[str]:
-    """What a script shows and how to run it, as comments."""
-    # The first two lines are ours alone: Python looks for an encoding there.
+    """Comments that describe what a script shows and how to run it."""
+    # The first two lines contain no user text: Python looks for an encoding there.
     yield FIRST_LINE
     yield "#"
     yield from _wrap("", title or f"{outcome.condition} with {compiler.name}")
@@ -204,20 +202,20 @@ def print_header(
         yield from _wrap("Note: ", note)
 
 
-def _name_ops(fragment: Fragment) -> str:
-    """The ops and the user's lines, the first few."""
-    nodes = [node for node in fragment.graph.graph.nodes if node.op.startswith("call")]
+def _name_ops(subgraph: Subgraph) -> str:
+    """The first few ops with the user's source lines."""
+    nodes = [node for node in subgraph.graph.graph.nodes if node.op.startswith("call")]
     by_line: dict[str, list[str]] = {}
-    for node in nodes[:_MOST_OPS_NAMED]:
+    for node in nodes[:_MAX_OPS_NAMED]:
         line = comment(user_line(node.meta.get("stack_trace") or ""), width=80)
         by_line.setdefault(line, []).append(name_op(node))
     shown = [f"{', '.join(ops)}{f' ({line})' if line else ''}" for line, ops in by_line.items()]
-    more = len(nodes) - _MOST_OPS_NAMED
+    more = len(nodes) - _MAX_OPS_NAMED
     return "; ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def _wrap(label: str, text: str) -> list[str]:
-    """A labelled text as comments; nothing for an empty one."""
+    """A labelled text as comment lines; empty for an empty text."""
     plain = comment(text, width=600)
     if not plain:
         return []

@@ -1,0 +1,132 @@
+"""Collective events, their observers, and the guard by which each event is reported once.
+
+A collective may pass several hooks on its way to a kernel: the process group's method, the op,
+c10d's kernel. The first hook reports it to the observers; `REENTRANCY` silences those below.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast, final
+
+from shardscope._torch.collectives.schema import (
+    BATCH,
+    UNREAD,
+    CollectiveCall,
+    OpLayout,
+    read_call,
+    split_batch,
+)
+from shardscope._torch.private import find_name
+
+__all__ = [
+    "NEEDED_TO_ISSUE",
+    "OBSERVERS",
+    "REENTRANCY",
+    "CollectiveEvent",
+    "Observer",
+    "is_tracing",
+    "issue",
+]
+
+
+@final
+class CollectiveEvent:
+    """A collective op and its arguments. Reading them takes time: `read()` does it on demand."""
+
+    __slots__ = ("args", "layout", "op", "out")
+
+    def __init__(self, op: str, layout: OpLayout, args: tuple[Any, ...], out: Any = None) -> None:
+        self.op = op
+        self.layout = layout
+        self.args = args
+        self.out = out
+
+    def read(self) -> CollectiveCall:
+        """The kind, group and tensors, read from the arguments."""
+        return read_call(self.op, self.layout, self.args, self.out)
+
+    def singles(self) -> Sequence[CollectiveEvent]:
+        """The event itself, or one for each send and receive of a batch; empty if unreadable."""
+        if self.layout is UNREAD:
+            return ()
+        if self.layout is not BATCH:
+            return (self,)
+        return [CollectiveEvent(self.op, layout, args) for layout, args in split_batch(self.args)]
+
+
+class Observer(Protocol):
+    """Called before every collective."""
+
+    def before(self, event: CollectiveEvent) -> None:
+        """The collective is about to be issued; raising an exception prevents it."""
+
+
+class ResultTransform(Observer, Protocol):
+    """An observer that also changes the result of a collective."""
+
+    def amend(self, event: CollectiveEvent, result: Any) -> Any:
+        """The value that the caller gets instead of `result`."""
+
+
+class _Reentrancy(threading.local):
+    depth = 0  # 1 inside a collective that was reported
+    is_forced = False  # the hook key was included by `force_hook_key`
+
+
+@final
+class _Observers:
+    """Observers, and those that transform results: replaced in a single assignment, for threads."""
+
+    def __init__(self) -> None:
+        self.current: tuple[tuple[Observer, ...], tuple[ResultTransform, ...]] = ((), ())
+
+    def set(self, observers: tuple[Observer, ...]) -> None:
+        transforms = (
+            cast(ResultTransform, observer) for observer in observers if hasattr(observer, "amend")
+        )
+        self.current = observers, tuple(transforms)
+
+
+OBSERVERS = _Observers()
+REENTRANCY = _Reentrancy()
+
+
+def issue(
+    event: CollectiveEvent, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Report a collective to the observers, then issue it by `call`, without reporting it again."""
+    observers, transforms = OBSERVERS.current
+    for observer in observers:
+        observer.before(event)
+    REENTRANCY.depth = 1
+    try:
+        result = call(*args, **kwargs)
+    finally:
+        REENTRANCY.depth = 0
+    for transform in () if event.layout is UNREAD else transforms:
+        result = transform.amend(event, result)
+    return result
+
+
+_NEED = "distinguish tracing a graph from running it"
+
+_compile_context = find_name("torch._guards.CompileContext.try_get", _NEED)
+_tracing_context = find_name("torch._guards.TracingContext.try_get", _NEED)
+_dispatch_mode = find_name("torch._C._get_dispatch_mode", _NEED)
+_PROXY = find_name("torch._C._TorchDispatchModeKey.PROXY", _NEED)
+_FUNCTIONAL = find_name("torch._C._TorchDispatchModeKey.FUNCTIONAL", _NEED)
+
+NEEDED_TO_ISSUE = (_compile_context, _tracing_context, _dispatch_mode, _PROXY, _FUNCTIONAL)
+"""Private names that every hook requires."""
+
+
+def is_tracing() -> bool:
+    """Whether torch is tracing a graph: ops that are dispatched then are not issued."""
+    return (
+        _compile_context() is not None
+        or _tracing_context() is not None
+        or _dispatch_mode(_PROXY) is not None
+        or _dispatch_mode(_FUNCTIONAL) is not None
+    )

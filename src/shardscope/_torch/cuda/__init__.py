@@ -1,0 +1,1 @@
+"""A simulated CUDA device: its runtime, kernel choices, autocast and workspaces."""

@@ -1,0 +1,290 @@
+"""Makes torch choose CUDA's ops for fake tensors, which C++ treats as CPU tensors.
+
+torch chooses by device between fused and composite ops: the two have different DTensor rules and
+save different tensors for backward. Until the context ends, fake tensors get the ops for CUDA.
+Tensors with data are not affected.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.library import Library, get_kernel
+from torch.optim import optimizer
+
+from shardscope._torch.cuda.autocast import cuda_autocast
+from shardscope._torch.dispatch import has_fake_tensors
+from shardscope._torch.fake import FakeTensor
+from shardscope._torch.private import find_name, without_if_moved
+from shardscope._torch.skip_dynamo import skip_dynamo
+
+__all__ = ["cuda_choices", "foreach_by_default"]
+
+
+_foreach_utils = find_name(
+    "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
+)
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_MAX_CUDNN_HEAD = 256  # on Hopper
+_MAX_FLASH_HEAD = 256
+# Dtypes of input and weight with cuDNN kernels; torch uses its own kernels for larger batches.
+_CUDNN_NORM_DTYPES = {
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.float16, torch.float32),
+}
+_MAX_CUDNN_TRAINING, _MAX_CUDNN_EVAL = 880801, 65535
+
+
+@contextmanager
+def cuda_choices(*, device_type: str) -> Iterator[None]:
+    """Make torch choose ops for fake tensors on `device_type` as for CUDA tensors.
+
+    `device_type` is "cuda" in a world with a simulated CUDA device, and "cpu" where the CPU stands
+    for the GPU, as in `memory(model, step)` of a model on the CPU.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(without_if_moved(foreach_by_default(device_type)))
+        stack.enter_context(without_if_moved(cuda_autocast(device_type=device_type)))
+        library = Library("aten", "IMPL")
+        stack.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            for name, choose in _CHOICES.items():
+                answer = _for_fakes(choose, _find_own(name), device_type)
+                library.impl(name, answer, "CompositeImplicitAutograd", with_keyset=True)
+            # With a kernel for this device torch uses the op's own backward, as on CUDA.
+            library.impl("_fused_rms_norm", _no_kernel, "CPU")
+            for name, infer in _SYNC_BATCH_NORM.items():
+                library.impl(name, infer, "Meta")
+        yield
+
+
+def _find_own(name: str) -> Callable[..., Any]:
+    """torch's own kernel of an op for CPU tensors."""
+    torchs_own: Callable[..., Any] = get_kernel(f"aten::{name}", "CPU").call_boxed
+    if name != "rms_norm":
+        return torchs_own
+    composed = get_kernel("aten::_fused_rms_norm", "CPU")
+
+    def compose(keyset: Any, x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+        """Use torch's composite kernel, not the one that we register, which raises."""
+        if x.device.type == "cpu":
+            return composed.call_boxed(keyset, x, shape, weight, eps)[0]
+        return torchs_own(keyset, x, shape, weight, eps)
+
+    return compose
+
+
+def _for_fakes(
+    choose: Callable[..., Any], torchs_own: Callable[..., Any], device_type: str
+) -> Callable[..., Any]:
+    def dispatch(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_fake_tensors(args) and args[0].device.type == device_type:
+            result = choose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return torchs_own(keyset, *args, **kwargs)
+
+    # Dynamo would compile it when it runs a graph on fake tensors, as it does for DDP.
+    skip_dynamo(dispatch.__code__)
+    return dispatch
+
+
+def _no_kernel(*_: Any) -> Any:
+    raise NotImplementedError(
+        "torch.ops.aten._fused_rms_norm was called on a CPU tensor with data inside memory() or "
+        'simulate(device="cuda"), which replace its kernel. Call torch.nn.functional.rms_norm '
+        "instead."
+    )
+
+
+@contextmanager
+def foreach_by_default(device_type: str) -> Iterator[None]:
+    """Make optimizers use their foreach implementation, the default on CUDA, on fake tensors."""
+    devices = optimizer._get_foreach_kernels_supported_devices
+    lists: list[list[Any]] = [
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    ]
+    extended = [types for types in lists if FakeTensor not in types]
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), device_type]
+    for types in extended:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = devices
+        for types in extended:
+            types.remove(FakeTensor)
+
+
+def _choose_rms_norm(
+    x: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    if weight is not None and weight.dtype != x.dtype:
+        return NotImplemented
+    return _aten._fused_rms_norm(x, normalized_shape, weight, eps)[0]
+
+
+def _choose_dropout(x: torch.Tensor, p: float, train: bool) -> Any:
+    if not train or not 0 < p < 1 or x.numel() == 0:
+        return NotImplemented
+    return _aten.native_dropout(x, p, train)[0]
+
+
+def _choose_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Any:
+    if weight is None or bias is None or (running_mean is None and not training):
+        return NotImplemented
+    is_known = (x.dtype, weight.dtype) in _CUDNN_NORM_DTYPES and x.dim() > 2
+    is_small = x.shape[0] <= (_MAX_CUDNN_TRAINING if training else _MAX_CUDNN_EVAL)
+    if not (cudnn_enabled and is_known and is_small):
+        return NotImplemented
+    return _aten.cudnn_batch_norm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )[0]
+
+
+def _infer_stats(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Shapes of the mean and inverse standard deviation of each channel."""
+    dtype = torch.float32 if x.dtype in _HALF else x.dtype
+    mean, deviation = (x.new_empty(x.shape[1], dtype=dtype) for _ in range(2))
+    return mean, deviation
+
+
+def _infer_normalized(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _infer_reduced_gradients(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    deviation: torch.Tensor,
+    weight: torch.Tensor | None,
+    needs_input: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Shapes of two sums over the batch, and of the gradients of weight and bias."""
+    scale = mean if weight is None else weight
+    sums = [torch.empty_like(mean) if needs_input else None for _ in range(2)]
+    scales = [torch.empty_like(scale) if needed else None for needed in (needs_weight, needs_bias)]
+    return *sums, *scales
+
+
+def _choose_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Run the first of cuDNN, flash, memory-efficient and math attention that is usable."""
+    inputs = (query, key, value)
+    if query.dim() != 4 or any(tensor.numel() == 0 for tensor in inputs):
+        return NotImplemented
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    mask = _as_bias(attn_mask, query)
+    backend = _choose_backend(query, key, value, mask is not None)
+    if backend == "flash":
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if backend == "math":
+        return _aten._scaled_dot_product_attention_math(
+            *inputs, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    attend = _aten._scaled_dot_product_cudnn_attention
+    if backend == "efficient":
+        attend = _aten._scaled_dot_product_efficient_attention
+        mask = None if mask is None else mask.expand(*query.shape[:-1], key.shape[-2])
+    return attend(*inputs, mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+
+def _choose_backend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, has_mask: bool
+) -> str:
+    """The attention backend that torch would choose on a Hopper GPU."""
+    may_use = torch.backends.cuda
+    head = query.shape[-1]
+    is_half = query.dtype in _HALF and head == key.shape[-1] == value.shape[-1]
+    if may_use.cudnn_sdp_enabled() and is_half and head % 8 == 0 and head <= _MAX_CUDNN_HEAD:
+        return "cudnn"
+    if may_use.flash_sdp_enabled() and is_half and not has_mask and head <= _MAX_FLASH_HEAD:
+        return "flash"
+    shares_heads = not query.shape[1] == key.shape[1] == value.shape[1]
+    is_known = query.dtype in (*_HALF, torch.float32)
+    if may_use.mem_efficient_sdp_enabled() and is_known and not shares_heads:
+        return "efficient"
+    if may_use.math_sdp_enabled():
+        return "math"
+    raise RuntimeError(
+        "No available kernel: none of the backends that are enabled for "
+        f"scaled_dot_product_attention takes {query.dtype} with {head} elements per head on a "
+        "Hopper GPU. Enable another with torch.nn.attention.sdpa_kernel, or cast the inputs."
+    )
+
+
+def _as_bias(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero, never = (query.new_empty(()) for _ in range(2))
+    return torch.where(mask, zero, never)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    head = query.shape[-1]
+    padding = -head % 8
+    if padding:
+        query, key, value = (
+            torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value)
+        )
+    out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, scale=scale
+    )[0]
+    return out[..., :head] if padding else out
+
+
+# The ops of SyncBatchNorm, which have kernels for CUDA only, and none for fake tensors.
+_SYNC_BATCH_NORM: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": _infer_stats,
+    "batch_norm_gather_stats_with_counts": _infer_stats,
+    "batch_norm_elemt": _infer_normalized,
+    "batch_norm_backward_reduce": _infer_reduced_gradients,
+    "batch_norm_backward_elemt": _infer_normalized,
+}
+_CHOICES: dict[str, Callable[..., Any]] = {
+    "batch_norm": _choose_batch_norm,
+    "dropout": _choose_dropout,
+    "rms_norm": _choose_rms_norm,
+    "scaled_dot_product_attention": _choose_attention,
+}

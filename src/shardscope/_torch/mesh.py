@@ -1,0 +1,133 @@
+"""Device meshes: which process group is which axis, and DTensor placements as short text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from shardscope._torch.fsdp import fsdp_meshes
+from shardscope._torch.modules import every_module, own_parameters
+from shardscope._torch.private import find_name, is_missing
+from shardscope.record import Axis
+
+__all__ = [
+    "axis_names",
+    "default_group",
+    "describe_axes",
+    "describe_placements",
+    "earlier_twins",
+    "group_axes",
+    "group_backend",
+    "group_label",
+    "local_shape",
+    "meshes_of",
+    "root_mesh",
+]
+
+
+_world = find_name(
+    "torch.distributed.distributed_c10d._world",
+    "distinguish worlds, and groups with the same ranks by creation order",
+)
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that `mesh` was sliced from, or `mesh` itself."""
+    return mesh._get_root_mesh()
+
+
+def meshes_of(model: nn.Module) -> Iterator[DeviceMesh]:
+    """Every mesh of the DTensor parameters and FSDP groups of `model`."""
+    for module in every_module(model):
+        for _, parameter in own_parameters(module):
+            if isinstance(parameter, DTensor):
+                yield parameter.device_mesh
+    yield from fsdp_meshes(model)
+
+
+def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
+    """Names of the axes; `dim_0`, …, as in torch, if the mesh has none."""
+    return tuple(mesh.mesh_dim_names or (f"dim_{i}" for i in range(mesh.ndim)))
+
+
+def describe_axes(mesh: DeviceMesh) -> tuple[Axis, ...]:
+    """The axes as records."""
+    sizes = zip(axis_names(mesh), mesh.shape, strict=True)
+    return tuple(Axis(name=name, size=size) for name, size in sizes)
+
+
+def group_axes(mesh: DeviceMesh) -> dict[str, str]:
+    """Axis name by process-group name, for the groups of `mesh` and of its flattened parts."""
+    axes: dict[str, str] = {}
+    root = root_mesh(mesh)
+    for candidate in (root, mesh, *getattr(root, "_flatten_mapping", {}).values()):
+        axes = {**_axes_of(candidate), **axes}
+    return axes
+
+
+def _axes_of(mesh: DeviceMesh) -> dict[str, str]:
+    if mesh.get_coordinate() is None:  # this rank is not in the mesh
+        return {}
+    return {mesh.get_group(i).group_name: name for i, name in enumerate(axis_names(mesh))}
+
+
+def group_label(group: dist.ProcessGroup) -> str | None:
+    """The axis name in the description of a group that a mesh created, or None."""
+    description = group.group_desc
+    if description.startswith("mesh_") and description != "mesh_default":
+        return description.removeprefix("mesh_")
+    return None
+
+
+def default_group() -> dist.ProcessGroup | None:
+    """The group of all ranks, which identifies a world; None if not initialized."""
+    if is_missing(_world):
+        return dist.group.WORLD
+    group: dist.ProcessGroup | None = _world.default_pg
+    return group
+
+
+def earlier_twins(group: dist.ProcessGroup) -> Iterator[dist.ProcessGroup]:
+    """Groups with the same ranks that were created before `group`."""
+    members = {} if is_missing(_world) else _world.pg_group_ranks
+    ranks = members.get(group)
+    for candidate, candidate_ranks in members.items():
+        if candidate is group:
+            return
+        if (
+            ranks is not None
+            and len(candidate_ranks) == len(ranks)
+            and list(candidate_ranks) == list(ranks)
+        ):
+            yield candidate
+
+
+def group_backend(group: dist.ProcessGroup) -> str:
+    """The backend's name, as torch prints it."""
+    return str(dist.get_backend(group))
+
+
+def describe_placements(placements: Iterable[Any]) -> tuple[str, ...]:
+    """`Shard(0)`, `Replicate`, `Partial(sum)`: one per mesh axis."""
+    return tuple(_describe(placement) for placement in placements)
+
+
+def _describe(placement: Any) -> str:
+    if placement.is_replicate():
+        return "Replicate"
+    name = type(placement).__name__.lstrip("_")
+    if placement.is_partial():
+        return f"{name}({getattr(placement, 'norm_type', placement.reduce_op)})"
+    dim = getattr(placement, "dim", None)
+    return name if dim is None else f"{name}({dim})"
+
+
+def local_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of this rank's shard of a DTensor, or of a plain tensor."""
+    return tuple(tensor._local_tensor.shape if isinstance(tensor, DTensor) else tensor.shape)

@@ -1,0 +1,1 @@
+"""Process groups without a network: simulated ones of any size, and ranks as threads."""

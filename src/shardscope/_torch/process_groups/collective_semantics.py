@@ -1,0 +1,207 @@
+"""Computes each kind of collective for all ranks of a group at once, on tensors with data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.distributed import ReduceOp
+
+from shardscope.errors import CollectiveError
+
+__all__ = ["CollectiveRequest", "carry_out", "name_reduction"]
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CollectiveRequest:
+    """One rank's call of a collective: its inputs, and the outputs to be filled."""
+
+    kind: str
+    inputs: Tensors
+    outputs: Tensors
+    root: int = 0
+    reduction: str = ""
+    input_splits: Sequence[int] = ()
+    output_splits: Sequence[int] = ()
+    purpose: str = ""  # in words, for shardscope's own collectives
+
+    def describe(self) -> str:
+        """`all_reduce of float32 [4, 8]`."""
+        if self.purpose:
+            return self.purpose
+        tensors = self.inputs or self.outputs
+        if not tensors:
+            return self.kind
+        first = tensors[0]
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        dtype = str(first.dtype).removeprefix("torch.")
+        return f"{self.kind} of {dtype} {list(first.shape)}{more}"
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What all ranks must agree on."""
+        return (self.kind, self.root, self.reduction)
+
+
+def carry_out(requests: Sequence[CollectiveRequest]) -> None:
+    """Fill every rank's outputs; raise where a real group would hang, fail or return garbage."""
+    first = requests[0]
+    for rank, request in enumerate(requests):
+        if request.signature != first.signature:
+            raise _disagree(requests, rank)
+    with torch.no_grad():
+        results = _KINDS[first.kind](requests)
+        # Results are new tensors: an output may share the memory of an input.
+        for rank, (request, result) in enumerate(zip(requests, results, strict=True)):
+            for output, value in zip(request.outputs, result, strict=True):
+                if output.numel() != value.numel() or output.dtype != value.dtype:
+                    raise _disagree(requests, rank)
+                output.detach().copy_(value.reshape(output.shape))
+
+
+def _disagree(requests: Sequence[CollectiveRequest], rank: int) -> CollectiveError:
+    reference = 1 if rank == 0 else 0
+    sides = "; ".join(
+        f"rank {group_rank} of the group issues {requests[group_rank].describe()}"
+        for group_rank in sorted({rank, reference})
+    )
+    return CollectiveError(
+        f"ranks disagree on a collective: {sides}. Let every rank of a group issue the same "
+        "collectives, on tensors that fit, in the same order."
+    )
+
+
+def _reduce(requests: Sequence[CollectiveRequest], index: int) -> torch.Tensor:
+    parts = [request.inputs[index] for request in requests]
+    for rank, part in enumerate(parts):
+        if part.shape != parts[0].shape or part.dtype != parts[0].dtype:
+            raise _disagree(requests, rank)
+    reduction = requests[0].reduction
+    if reduction not in _REDUCTIONS:
+        raise CollectiveError(
+            f"{requests[0].kind} reduces by {reduction}, which ranks in one process cannot. Use "
+            "SUM, AVG, MAX, MIN or PRODUCT, or run the ranks as processes."
+        )
+    total = parts[0].clone()
+    for part in parts[1:]:
+        _REDUCTIONS[reduction](total, part)
+    return total.div_(len(parts)) if reduction == "AVG" else total
+
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "SUM": torch.Tensor.add_,
+    "AVG": torch.Tensor.add_,
+    "PRODUCT": torch.Tensor.mul_,
+    "MAX": lambda total, part: torch.maximum(total, part, out=total),
+    "MIN": lambda total, part: torch.minimum(total, part, out=total),
+    "BAND": torch.Tensor.bitwise_and_,
+    "BOR": torch.Tensor.bitwise_or_,
+    "BXOR": torch.Tensor.bitwise_xor_,
+}
+
+
+def name_reduction(op: Any) -> str:
+    """The name of a `ReduceOp` or `RedOpType`."""
+    names = (name for name, reduce_op in ReduceOp.RedOpType.__members__.items() if op == reduce_op)
+    return next(names, "a reduction of its own")
+
+
+def _all_reduce(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    _check_counts(requests)
+    totals = [_reduce(requests, index) for index in range(len(requests[0].inputs))]
+    return [totals for _ in requests]
+
+
+def _reduce_to_root(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    totals = _all_reduce(requests)
+    return [
+        totals[rank] if rank == requests[0].root else request.inputs
+        for rank, request in enumerate(requests)
+    ]
+
+
+def _broadcast(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    _check_counts(requests)
+    sources = [tensor.clone() for tensor in requests[requests[0].root].inputs]
+    return [sources for _ in requests]
+
+
+def _all_gather(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    """Outputs are ordered by input, then by rank."""
+    _check_counts(requests)
+    count = len(requests[0].inputs)
+    gathered = [request.inputs[index].clone() for index in range(count) for request in requests]
+    return [gathered for _ in requests]
+
+
+def _gather(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    gathered = [request.inputs[0].clone() for request in requests]
+    return [gathered if rank == requests[0].root else [] for rank in range(len(requests))]
+
+
+def _scatter(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    sources = requests[requests[0].root].inputs
+    return [[sources[rank].clone()] for rank in range(len(requests))]
+
+
+def _reduce_scatter(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    """Inputs are ordered by output, then by rank."""
+    _check_counts(requests)
+    size = len(requests)
+    totals = [_reduce(requests, index) for index in range(len(requests[0].inputs))]
+    return [totals[rank::size] for rank in range(size)]
+
+
+def _all_to_all(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    _check_counts(requests)
+    return [[request.inputs[rank].clone() for request in requests] for rank in range(len(requests))]
+
+
+def _all_to_all_single(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    sent = [_split(request.inputs[0], request.input_splits, len(requests)) for request in requests]
+    results: list[Tensors] = []
+    for rank, request in enumerate(requests):
+        received = [parts[rank] for parts in sent]
+        expected = _split(request.outputs[0], request.output_splits, len(requests))
+        if any(part.shape != output.shape for part, output in zip(received, expected, strict=True)):
+            raise _disagree(requests, rank)
+        results.append([torch.cat(received)])
+    return results
+
+
+def _split(tensor: torch.Tensor, sizes: Sequence[int], num_ranks: int) -> Tensors:
+    if sizes:
+        return list(tensor.split(list(sizes)))
+    if not tensor.shape[0]:
+        return [tensor] * num_ranks
+    return list(tensor.split(tensor.shape[0] // num_ranks))
+
+
+def _barrier(requests: Sequence[CollectiveRequest]) -> list[Tensors]:
+    return [[] for _ in requests]
+
+
+def _check_counts(requests: Sequence[CollectiveRequest]) -> None:
+    for rank, request in enumerate(requests):
+        if len(request.inputs) != len(requests[0].inputs):
+            raise _disagree(requests, rank)
+
+
+_KINDS: dict[str, Callable[[Sequence[CollectiveRequest]], list[Tensors]]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce_to_root,
+    "broadcast": _broadcast,
+    "all_gather": _all_gather,
+    "gather": _gather,
+    "scatter": _scatter,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "barrier": _barrier,
+}

@@ -1,0 +1,56 @@
+"""Storages of tensors: wrapper types, version counters, resizes; scaling many tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["count_writes", "is_wrapper_type", "plain_tensors", "scale_all", "watched_resizes"]
+
+
+def is_wrapper_type(cls: type) -> bool:
+    """Whether tensors of this type wrap other tensors, as DTensor does, and own no memory."""
+    return hasattr(cls, "__tensor_flatten__")
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor itself, or the tensors that it wraps, at any depth."""
+    if not is_wrapper_type(type(tensor)):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        wrapped = getattr(tensor, name)
+        if isinstance(wrapped, torch.Tensor):
+            yield from plain_tensors(wrapped)
+
+
+def count_writes(tensor: torch.Tensor) -> int:
+    """How often ops wrote to the tensor or to tensors that share its memory; 0 if not counted."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+@contextmanager
+def watched_resizes(notify: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Call `notify` with every storage that Python resizes, which no dispatch mode sees."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_notify(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        result = resize(storage, *args, **kwargs)
+        notify(storage)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_and_notify  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = resize
+
+
+def scale_all(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply each tensor by `factor` in place."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)

@@ -1,0 +1,258 @@
+"""Which module is running, which module created an autograd node, and which parameters a DDP
+bucket holds.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
+
+from shardscope._torch.autograd import (
+    current_node,
+    is_in_backward,
+    next_sequence_number,
+    node_origin,
+)
+from shardscope._torch.ddp import Bucket, read_buckets
+from shardscope._torch.modules import unwrap
+from shardscope.attribution.module_names import NO_MODULE, UNNAMED, ModuleNames
+from shardscope.record import BucketReduce
+
+__all__ = ["BucketRegistry", "ModuleCalls", "common_module"]
+
+
+@final
+class BucketRegistry:
+    """The gradient buckets of DDP modules, read whenever the forward of one ends."""
+
+    def __init__(self, names: ModuleNames, report_gap: Callable[[str, str], None]) -> None:
+        self._names = names
+        self._report_gap = report_gap
+        self._buckets: WeakKeyDictionary[nn.Module, list[Bucket]] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+    def exit(self, module: nn.Module) -> None:
+        """Read the buckets of `module`, if it is a DDP module whose forward has ended."""
+        if isinstance(module, DistributedDataParallel) and not is_in_backward():
+            try:
+                self._buckets[module] = read_buckets(module)
+            except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+                self._report_gap("DDP", f"its buckets could not be read ({error})")
+            self._last[module] = -1
+
+    def find(self, num_elements: int, parameter: torch.Tensor | None) -> BucketReduce | None:
+        """The bucket that `find_bucket` returns, as a record with the names of its parameters."""
+        bucket = self.find_bucket(num_elements, parameter)
+        if bucket is None:
+            return None
+        return BucketReduce(bucket=bucket.index, parameters=self._parameter_names(bucket))
+
+    def find_bucket(self, num_elements: int, parameter: torch.Tensor | None) -> Bucket | None:
+        """The bucket of this size that is reduced next.
+
+        `parameter` is the one whose gradient completed the bucket; None at the end of backward.
+        """
+        for module, buckets in self._buckets.items():
+            if parameter is not None and not _contain(buckets, parameter):
+                continue
+            fitting = [bucket for bucket in buckets if bucket.num_elements == num_elements]
+            due = [bucket for bucket in fitting if bucket.index > self._last[module]]
+            for bucket in due or fitting:
+                self._last[module] = bucket.index
+                return bucket
+        return None
+
+    def _parameter_names(self, bucket: Bucket) -> tuple[str, ...]:
+        names = (self._names.parameter_name(parameter) for parameter in bucket.parameters)
+        return tuple(name if name is not None else "?" for name in names)
+
+
+def _contain(buckets: list[Bucket], parameter: torch.Tensor) -> bool:
+    return any(parameter is other for bucket in buckets for other in bucket.parameters)
+
+
+def common_module(names: Sequence[str]) -> str:
+    """The innermost module that contains all of the parameters or modules with these names."""
+    paths = [name.split(".")[:-1] for name in names]
+    common = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)
+
+
+_UNTRACKED = -2
+
+
+@final
+class _Marks:
+    """The modules that created the autograd nodes of one thread.
+
+    Nodes with sequence numbers from `starts[i]` on were created by module `owners[i]`.
+    """
+
+    __slots__ = ("owners", "stack", "starts", "thread")
+
+    def __init__(self, thread: int, *, is_new: bool) -> None:
+        self.thread = thread  # its id, which may be reused after the thread has ended
+        self.stack = [NO_MODULE]
+        self.starts = array("q", [-1])
+        self.owners = array("q", [NO_MODULE if is_new else _UNTRACKED])
+
+    def mark(self, owner: int) -> None:
+        self.starts.append(next_sequence_number())
+        self.owners.append(owner)
+
+    def find(self, number: int) -> int | None:
+        owner = self.owners[bisect_right(self.starts, number) - 1]
+        return None if owner == _UNTRACKED else owner
+
+
+class _Thread(threading.local):
+    def __init__(self, register: list[_Marks], old_threads: set[int]) -> None:
+        identity = threading.get_ident()
+        self.marks = _Marks(identity, is_new=identity not in old_threads)
+        register.append(self.marks)
+
+
+@final
+class ModuleCalls:
+    """Observes module calls: the running module, and the creators of autograd nodes."""
+
+    __slots__ = (
+        "_buckets",
+        "_marks",
+        "_names",
+        "_old_threads",
+        "_report_gap",
+        "_thread",
+        "_unique_index",
+        "num_forwards",
+    )
+
+    def __init__(
+        self, names: ModuleNames, buckets: BucketRegistry, report_gap: Callable[[str, str], None]
+    ) -> None:
+        self._names = names
+        self._unique_index = names.unique_index
+        self._buckets = buckets
+        self._report_gap = report_gap
+        self.num_forwards: dict[int, int] = {}  # calls that are not made by another module
+        self._marks: list[_Marks] = []
+        # Threads that may have created nodes before module calls were observed.
+        self._old_threads: set[int] = set()
+        self._note_old_threads()
+        self._thread = _Thread(self._marks, self._old_threads)
+
+    @contextmanager
+    def marking_threads(self) -> Iterator[None]:
+        """Until the context ends, nodes that this thread creates outside modules have no owner."""
+        self._note_old_threads()
+        marks = self._thread.marks
+        marks.mark(marks.stack[-1])
+        try:
+            yield
+        finally:
+            marks.mark(_UNTRACKED)
+
+    def _note_old_threads(self) -> None:
+        self._old_threads.update(thread.ident or 0 for thread in threading.enumerate())
+
+    def enter(self, module: nn.Module) -> None:
+        """Note that a call of `module` begins on this thread."""
+        marks = self._thread.marks
+        index = self._unique_index.get(id(module))
+        if index is None:
+            index = self._find(module, marks.stack[-1])
+        if marks.stack[-1] == NO_MODULE and index >= 0 and not is_in_backward():
+            self.num_forwards[index] = self.num_forwards.get(index, 0) + 1
+        marks.stack.append(index)
+        number = next_sequence_number()
+        starts = marks.starts
+        if starts[-1] == number:
+            marks.owners[-1] = index
+        else:
+            starts.append(number)
+            marks.owners.append(index)
+
+    def _find(self, module: nn.Module, caller: int) -> int:
+        try:
+            is_graph = isinstance(unwrap(module), GraphModule)
+            if caller == NO_MODULE and is_in_backward() and not is_graph:
+                caller = self.recomputing()
+            return self._names.find(module, caller)
+        except Exception as error:  # noqa: BLE001 - tracing must not fail the run
+            self._report_gap(type(module).__name__, f"a module could not be named ({error!r})")
+            return UNNAMED
+
+    def exit(self, module: nn.Module) -> None:
+        """Note that the innermost call on this thread, of `module`, has ended."""
+        if self._names.has_data_parallel:
+            self._buckets.exit(module)
+        marks = self._thread.marks
+        stack = marks.stack
+        if len(stack) > 1:  # empty for a call that began before module calls were observed
+            stack.pop()
+        number = next_sequence_number()
+        starts = marks.starts
+        if starts[-1] == number:
+            marks.owners[-1] = stack[-1]
+        else:
+            starts.append(number)
+            marks.owners.append(stack[-1])
+
+    def recomputing(self) -> int:
+        """The module whose autograd node is running: the recomputed module, or its caller."""
+        node = current_node()
+        origin = None if node is None else node_origin(node)
+        if not isinstance(origin, int):
+            return NO_MODULE
+        own = threading.get_ident()
+        # Threads of the autograd engine, which Python did not start, create no forward nodes.
+        is_engine_thread = all(thread.ident != own for thread in threading.enumerate())
+        reached = None if is_engine_thread else next_sequence_number()
+        maker = self.maker_of(origin, 0 if is_engine_thread else own, reached=reached)
+        return NO_MODULE if maker is None else maker
+
+    def running(self) -> int:
+        """The innermost module called on this thread."""
+        return self._thread.marks.stack[-1]
+
+    def maker_of(self, number: int, thread: int, *, reached: int | None = None) -> int | None:
+        """The module that created the autograd node with this number; None if not observed.
+
+        Each thread counts its own numbers. `thread` called backward, and so most likely forward,
+        and was at number `reached` by then. It is a gap if several modules may have created the
+        node: this thread outside any module, and another thread inside one.
+        """
+        claims: set[int] = set()
+        other_makers: set[int] = set()
+        for marks in tuple(self._marks):
+            maker = marks.find(number)
+            if maker is not None:
+                (claims if marks.thread == thread else other_makers).add(maker)
+        modules, other_makers = claims - {NO_MODULE}, other_makers - {NO_MODULE}
+        if len(modules) == 1:
+            return modules.pop()
+        if not modules and not other_makers:
+            return None if thread in self._old_threads and not claims else NO_MODULE
+        is_on_other_thread = thread == 0 or (reached is not None and number >= reached)
+        if not modules and len(other_makers) == 1 and is_on_other_thread:
+            return other_makers.pop()
+        self._report_gap(
+            "backward",
+            "forwards ran on several threads, so collectives that only autograd could "
+            "attribute have no module",
+        )
+        return NO_MODULE

@@ -1,0 +1,445 @@
+"""The fault backends: faults in dynamo's graph, in a decomposition, or in the partitioned
+graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import getitem, methodcaller
+from typing import Any, final
+
+import torch
+from torch import fx
+
+from shardscope._torch.aot import Compiled, partition_for_inductor
+from shardscope._torch.autograd import is_in_backward
+from shardscope._torch.decompositions import table_in_force
+from shardscope._torch.dispatch import has_fake_tensors
+from shardscope._torch.export import flatten, unflatten, version_of
+from shardscope.compile.backends.aot import compile_as_inductor_would
+from shardscope.compile.backends.fault_options import (
+    FAILING,
+    Direction,
+    FaultPlan,
+    InjectedFault,
+    Kind,
+    choose_result,
+    fail_now,
+    inject_fault,
+    list_fault_ops,
+    overloads,
+    read_plan,
+)
+from shardscope.compile.backends.graph_backends import copy_graph, graphs_in, run_boxed, values_of
+from shardscope.compile.backends.options import read_options
+
+__all__ = [
+    "compile_captured",
+    "compile_decomposed",
+    "compile_partitioned",
+    "fault_accuracy_error",
+    "fault_compile_error",
+    "fault_crash",
+    "fault_hang",
+    "fault_nan",
+    "fault_non_leaf",
+    "fault_runtime_error",
+    "has_non_leaf",
+]
+
+
+def compile_captured(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, plan: FaultPlan
+) -> Compiled:
+    """Dynamo's graph with the fault injected."""
+    copy = copy_graph(gm)
+    nodes = [node for graph in graphs_in(copy) for node in graph.graph.nodes if _can_inject(node)]
+    faulty_nodes = plan.find(nodes)
+    plan.raise_if_compiling(faulty_nodes)
+    for node in faulty_nodes:
+        _replace(node, _Faulty(_call_of(node), plan, name=node.name))
+    for graph in graphs_in(copy):
+        graph.recompile()
+    return copy.forward
+
+
+def _can_inject(node: fx.Node) -> bool:
+    """Whether a node returns a tensor; arithmetic on sizes does not."""
+    values = values_of(node)
+    return values is None or any(isinstance(value, torch.Tensor) for value in values)
+
+
+def _call_of(node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        return lambda tensor, *args, **kwargs: methodcaller(str(node.target), *args, **kwargs)(
+            tensor
+        )
+    if node.op == "call_module":
+        assert node.graph.owning_module is not None
+        return node.graph.owning_module.get_submodule(str(node.target))
+    assert callable(node.target)
+    return node.target
+
+
+def _replace(node: fx.Node, target: Callable[..., Any]) -> None:
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(target, node.args, node.kwargs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+@final
+class _Faulty:
+    """An op with a fault in its result or in the gradient of its result."""
+
+    def __init__(self, call: Callable[..., Any], plan: FaultPlan, *, name: str) -> None:
+        # FX uses these names in the code that it generates.
+        self.__name__ = self.__qualname__ = f"faulty_{name}"
+        self._call = call
+        self._plan = plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = [value for value in flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+        versions = {id(value): version_of(value) for value in inputs}
+        values, structure = flatten(self._call(*args, **kwargs))
+        index = choose_result(values)
+        if index is not None:
+            value = values[index]
+            is_written = versions.get(id(value), version_of(value)) != version_of(value)
+            values[index] = self._inject_into_result(value, is_written=is_written)
+        return unflatten(values, structure)
+
+    def _inject_into_result(self, value: torch.Tensor, *, is_written: bool) -> torch.Tensor:
+        if self._plan.applies_to("forward"):
+            faulty = self._inject_fault(value)
+            if is_written:
+                # In place, so that aliases see it too; through .data, so that autograd does not.
+                value.data.copy_(faulty.detach())
+            else:
+                value = faulty
+        if (
+            self._plan.applies_to("backward")
+            and value.requires_grad
+            and not has_fake_tensors(value)
+        ):
+            value.register_hook(self._inject_fault)  # type: ignore[no-untyped-call]
+        return value
+
+    def _inject_fault(self, value: torch.Tensor) -> torch.Tensor:
+        if self._plan.kind in FAILING and not has_fake_tensors(value):
+            fail_now(self._plan.kind, str(self._plan.error()))
+        return inject_fault(value, self._plan)
+
+
+def compile_decomposed(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, plan: FaultPlan
+) -> Compiled:
+    """Compile as Inductor would if the decomposition of the op were wrong."""
+    if plan.also and not _reaches(gm, example_inputs, plan.also):
+        return compile_as_inductor_would(gm, example_inputs)
+    wrong = _WrongDecomposition(plan)
+    table = {**table_in_force(), **wrong.entries()}
+    return compile_as_inductor_would(gm, example_inputs, table=table)
+
+
+@final
+class _WrongDecomposition:
+    """Decompositions with a fault: the original one, or the op itself, followed by the fault."""
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self._plan = plan
+        self._num_seen = 0
+        self._is_within = False
+
+    def entries(self) -> dict[Any, Callable[..., Any]]:
+        """A decomposition for each overload of the plan's op."""
+        original = table_in_force()
+        return {op: partial(self._run, op, original.get(op)) for op in overloads(self._plan.names)}
+
+    def _run(self, op: Any, original: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
+        # Inside the op and the fault, use the original: otherwise this would recurse forever.
+        if self._is_within or not self._is_chosen():
+            return NotImplemented if original is None else original(*args, **kwargs)
+        if self._plan.kind == "compile_error":
+            raise self._plan.error(str(op))
+        self._is_within = True
+        try:
+            return self._inject_fault(op(*args, **kwargs))
+        finally:
+            self._is_within = False
+
+    def _is_chosen(self) -> bool:
+        if not self._plan.applies_to("backward" if is_in_backward() else "forward"):
+            return False
+        self._num_seen += 1
+        return self._plan.nth in (None, self._num_seen)
+
+    def _inject_fault(self, result: Any) -> Any:
+        values, structure = flatten(result)
+        index = choose_result(values)
+        if index is not None:
+            values[index] = inject_fault(values[index], self._plan)
+        return unflatten(values, structure)
+
+
+def _reaches(gm: fx.GraphModule, example_inputs: Sequence[Any], names: frozenset[str]) -> bool:
+    """Whether tracing the graph reaches an op with one of these names."""
+    reached: list[Any] = []
+    original = table_in_force()
+
+    def note(op: Any, *args: Any, **kwargs: Any) -> Any:
+        reached.append(op)
+        return original[op](*args, **kwargs) if op in original else NotImplemented
+
+    table = {**original, **{op: partial(note, op) for op in overloads(names)}}
+    compile_as_inductor_would(gm, example_inputs, table=table)
+    return bool(reached)
+
+
+def compile_partitioned(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, plan: FaultPlan
+) -> Compiled:
+    """Inject the fault after the graph was partitioned into forward and backward."""
+    faulty: list[fx.GraphModule] = []
+
+    def partition(joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+        parts = partition_for_inductor(joint, inputs, **kwargs)
+        for part, direction in zip(parts, _DIRECTIONS, strict=True):
+            _inject_into_graph(part, plan, direction)
+            faulty.append(part)
+        return parts
+
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        # A graph for inference was not partitioned.
+        if not faulty:
+            _inject_into_graph(graph, plan, "forward")
+        return run_boxed(graph, inputs)
+
+    return compile_as_inductor_would(gm, example_inputs, forward=compile_graph, partition=partition)
+
+
+_DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+def _inject_into_graph(gm: fx.GraphModule, plan: FaultPlan, direction: Direction) -> None:
+    if not plan.applies_to(direction):
+        return
+    faulty_nodes = plan.find(node for graph in graphs_in(gm) for node in graph.graph.nodes)
+    plan.raise_if_compiling(faulty_nodes)
+    for node in faulty_nodes:
+        target = _find_faulty_result(node)
+        if target is not None:
+            _append(target, plan)
+    for graph in graphs_in(gm):
+        graph.recompile()
+
+
+def _find_faulty_result(node: fx.Node) -> fx.Node | None:
+    """The node of the result that gets the fault: `node` or a getitem of it; None if unused."""
+    values = values_of(node) or []
+    getitems = [user for user in node.users if user.target is getitem]
+    getitems.sort(key=lambda user: str(user.args[1]))
+    if not getitems:
+        return node if choose_result(values) is not None else None
+    index = choose_result([user.meta.get("val") for user in getitems])
+    return None if index is None else getitems[index]
+
+
+def _append(node: fx.Node, plan: FaultPlan) -> None:
+    """Apply the fault to the result of `node`, for all its users."""
+    (value,) = values_of(node) or [None]
+    assert isinstance(value, torch.Tensor)
+    users: Iterable[fx.Node] = list(node.users)
+    last = node
+    for op, args in list_fault_ops(plan, value.dtype):
+        with node.graph.inserting_after(last):
+            new = node.graph.call_function(op, (last, *args))
+        new.meta = dict(node.meta)
+        last = new
+    for user in users:
+        user.replace_input_with(node, last)
+
+
+Options = Mapping[str, Any] | None
+
+_STAGES = {
+    "graph": compile_captured,
+    "decomposed": compile_decomposed,
+    "partitioned": compile_partitioned,
+}
+
+
+def fault_compile_error(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Raise InjectedFault when a graph with the op is compiled.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_compile_error", options=options)(x)
+    """
+    return _compile("compile_error", gm, example_inputs, options, mode)
+
+
+def fault_runtime_error(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Raise InjectedFault when compiled code runs the op.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_runtime_error", options=options)(x)
+    """
+    return _compile("runtime_error", gm, example_inputs, options, mode)
+
+
+def fault_accuracy_error(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Change the op's result: by 1, or by the options `by` and `times`.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_accuracy_error", options=options)(x)
+    """
+    return _compile("accuracy_error", gm, example_inputs, options, mode)
+
+
+def fault_nan(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Make the op's result NaN if it is floating point.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_nan", options=options)(x)
+    """
+    return _compile("nan", gm, example_inputs, options, mode)
+
+
+def fault_hang(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Never return from the op until interrupted.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_hang", options=options)(x)
+    """
+    return _compile("hang", gm, example_inputs, options, mode)
+
+
+def fault_crash(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """End the process at the op with a segmentation fault.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> options = {"op": "relu"}
+        >>> torch.compile(model, backend="shardscope_fault_crash", options=options)(x)
+    """
+    return _compile("crash", gm, example_inputs, options, mode)
+
+
+def fault_non_leaf(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Raise InjectedFault when a graph is compiled for an input that is not an autograd leaf.
+
+    Args:
+        gm: The graph that dynamo captured.
+        example_inputs: Example inputs of the graph.
+        options: Options of this backend; unknown options raise BackendError.
+        mode: `mode` of torch.compile, which is ignored.
+
+    Examples:
+        >>> torch.compile(model, backend="shardscope_fault_non_leaf")(x)
+    """
+    read_options("fault_non_leaf", options, mode, {})
+    if has_non_leaf(gm, example_inputs):
+        raise InjectedFault("Injected compile error: an input is not a leaf of autograd's graph.")
+    return gm.forward
+
+
+def has_non_leaf(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether the graph has a call and an input that is not an autograd leaf."""
+    tensors = [tensor for tensor in example_inputs if isinstance(tensor, torch.Tensor)]
+    is_trivial = not any(node.op.startswith("call_") for node in gm.graph.nodes)
+    return not is_trivial and not all(tensor.is_leaf for tensor in tensors)
+
+
+def _compile(
+    kind: Kind,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    mode: str | None,
+) -> Compiled:
+    plan = read_plan(kind, options, mode)
+    return _STAGES[plan.stage](gm, example_inputs, plan=plan)

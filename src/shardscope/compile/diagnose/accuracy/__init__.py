@@ -1,0 +1,1 @@
+"""Compares a compiled graph or function with eager execution."""

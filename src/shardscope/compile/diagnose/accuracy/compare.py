@@ -1,0 +1,181 @@
+"""Combines the verdicts on all results of a compiled function into one outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.subgraph.runs import Result
+from shardscope.numerics.noise import Values, Verdict, dense_local, find_rms, to_fp64_on_cpu
+from shardscope.numerics.verdict import compare
+from shardscope.record import Condition, Phase
+
+__all__ = ["Reference", "check_determinism", "check_second_run", "compare_runs", "list_wrong"]
+
+
+Part = Callable[[Result], Values]
+_NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
+_EACH_TIME = "; the wrong numbers differ from run to run"
+_NUM_AGAIN = 5
+_NUM_TWICE = 2  # further runs, each of which may agree by coincidence
+_FORWARD = Phase.FORWARD
+_SPREAD = 2.0  # how many times the spread of eager runs a compiled run may deviate
+_OF_ITS_ERROR = 0.1  # of its error: a wrong result that changes less counts as the same
+
+
+class Reference(Protocol):
+    """Results of eager execution."""
+
+    @property
+    def eager(self) -> Result:
+        """The result without changes."""
+
+    @property
+    def exact(self) -> Result | None:
+        """The result in double precision; None if an op does not support it."""
+
+    def run_perturbed(self, count: int) -> Sequence[Result]:
+        """`count` results with perturbed rounding."""
+
+    def run_again(self, count: int) -> Sequence[Result]:
+        """`count` further results without changes."""
+
+
+def compare_runs(compiled: Result, reference: Reference) -> Outcome:
+    """Compare one compiled run with eager execution: the first bad verdict as an outcome."""
+    best = Outcome(Condition.FINE)
+    for phase, verdict in _compare(compiled, reference):
+        if verdict.condition.is_bad:
+            doubt = "" if verdict.deviation is None or reference.exact else f" ({_NO_DOUBLE})"
+            fact = verdict.fact + doubt
+            return Outcome(verdict.condition, fact, phase, deviation=verdict.deviation)
+        if verdict.condition is Condition.MORE_ACCURATE and best.condition is Condition.FINE:
+            best = Outcome(verdict.condition, verdict.fact, phase, deviation=verdict.deviation)
+    return best
+
+
+def list_wrong(compiled: Result, reference: Reference) -> list[str]:
+    """The names of all forward results that are wrong."""
+    verdicts = [verdict for phase, verdict in _compare(compiled, reference) if phase is _FORWARD]
+    return [verdict.name for verdict in verdicts if verdict.condition.is_bad]
+
+
+def check_determinism(
+    outcome: Outcome, compiled: Result, run_again: Callable[[], Result], reference: Reference
+) -> Outcome:
+    """The outcome of wrong results after further compiled and eager runs: wrong or
+    nondeterministic.
+    """
+    if _is_eagers_own(compiled, reference):
+        return Outcome(Condition.FINE, "eager execution gives different numbers each time too")
+    runs = [run_again() for _ in range(_NUM_TWICE)]
+    if all(compare_runs(run, reference).is_bad for run in runs):
+        is_different = any(_is_different_error(compiled, run, reference.eager) for run in runs)
+        return replace(outcome, fact=f"{outcome.fact}{_EACH_TIME}") if is_different else outcome
+    fact = f"it is right when it is run again; at first {outcome.fact}"
+    return Outcome(Condition.NONDETERMINISTIC, fact, outcome.phase, deviation=outcome.deviation)
+
+
+def check_second_run(
+    outcome: Outcome, first: Result, again: Result, reference: Reference
+) -> Outcome:
+    """The outcome of correct results after a second compiled run."""
+    if not _differs(first, again):
+        return outcome
+    second = compare_runs(again, reference)
+    if not second.is_bad or _is_eagers_own(again, reference):
+        return outcome
+    fact = f"it is correct at first, but not when it is run again: {second.fact}"
+    return Outcome(Condition.NONDETERMINISTIC, fact, second.phase, deviation=second.deviation)
+
+
+def _is_eagers_own(compiled: Result, reference: Reference) -> bool:
+    """Whether eager results differ between runs by as much as the compiled ones do."""
+    return any(_differs(reference.eager, again) for again in reference.run_again(1)) and _is_within(
+        compiled, reference.eager, reference.run_again(_NUM_AGAIN)
+    )
+
+
+def _compare(compiled: Result, reference: Reference) -> Iterator[tuple[Phase, Verdict]]:
+    """Verdicts on values, then on gradients, computed lazily: callers stop at the first bad one."""
+    for phase, part in ((Phase.FORWARD, _values), (Phase.BACKWARD, _gradients)):
+
+        def exact(part: Part = part) -> Values | None:
+            return None if reference.exact is None else part(reference.exact)
+
+        def perturbed(count: int, part: Part = part) -> list[Values]:
+            return [part(run) for run in reference.run_perturbed(count)]
+
+        for verdict in compare(*_pair(compiled, reference.eager, part), exact, perturbed):
+            yield phase, verdict
+
+
+def _pair(first_run: Result, second_run: Result, part: Part) -> tuple[Values, Values]:
+    """The values of two runs; if a run is incomplete, only the values that both have."""
+    if first_run.is_complete and second_run.is_complete:
+        return part(first_run), part(second_run)
+    names = part(first_run).keys() & part(second_run).keys()
+    first, second = (
+        {name: part(run)[name] for name in part(run) if name in names}
+        for run in (first_run, second_run)
+    )
+    return first, second
+
+
+def _values(result: Result) -> Values:
+    return result.values
+
+
+def _gradients(result: Result) -> Values:
+    return result.gradients
+
+
+def _differs(first_run: Result, second_run: Result) -> bool:
+    return any(
+        verdict.condition is not Condition.FINE
+        for part in (_values, _gradients)
+        for verdict in compare(*_pair(second_run, first_run, part), partial(part, first_run))
+    )
+
+
+def _is_within(compiled: Result, eager: Result, again: Sequence[Result]) -> bool:
+    """Whether a run deviates from eager by no more than eager runs do from each other."""
+    for part in (_values, _gradients):
+        for name, eager_value in part(eager).items():
+            spread = [_distance(part(run)[name], eager_value) for run in again if name in part(run)]
+            if name not in part(compiled) or not spread:
+                return False
+            if _distance(part(compiled)[name], eager_value) > _SPREAD * max(spread):
+                return False
+    return True
+
+
+def _is_different_error(first: Result, second: Result, eager: Result) -> bool:
+    """Whether two wrong runs are wrong in different ways."""
+    return any(
+        _distance(part(second)[name], part(first)[name])
+        > _OF_ITS_ERROR * _distance(part(first)[name], eager_value)
+        for part in (_values, _gradients)
+        for name, eager_value in part(eager).items()
+        if name in part(first) and name in part(second)
+    )
+
+
+def _distance(left: Any, right: Any) -> float:
+    """The RMS distance of two values; infinite if their types, shapes or dtypes differ."""
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return 0.0 if type(left) is type(right) else math.inf
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return math.inf
+    if left.is_meta:
+        return 0.0
+    return find_rms(
+        to_fp64_on_cpu(dense_local(left)).nan_to_num()
+        - to_fp64_on_cpu(dense_local(right)).nan_to_num()
+    )

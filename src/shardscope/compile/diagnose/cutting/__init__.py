@@ -1,1 +1,0 @@
-"""Any part of a fragment, as a fragment of its own."""

@@ -1,1 +1,0 @@
-"""How a compiled fragment or program compares with eager execution."""

@@ -1,1 +1,0 @@
-"""Fragments that run in one process, though the program runs on many ranks."""

@@ -1,1 +1,0 @@
-"""The fewest ops that still fail."""

@@ -1,0 +1,1 @@
+"""Finds the stage and the part of the compiler that cause a failure."""

@@ -1,0 +1,207 @@
+"""Finds the stage of the compiler that causes a failure, and the part of Inductor: a pass, a
+lowering, a setting or a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from shardscope.compile.diagnose.accuracy.outcome import Outcome
+from shardscope.compile.diagnose.stage_bisect.attempt import AccuracyCheck, try_out
+from shardscope.compile.diagnose.stage_bisect.toggles import (
+    DECOMPOSITIONS,
+    LOWERINGS,
+    PASSES,
+    Application,
+    Ask,
+    Report,
+    StageBisector,
+    StageFinding,
+    StageToggles,
+)
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.record import Stage
+
+__all__ = ["locate_in_inductor", "locate_stage", "locate_stage_by", "name_application"]
+
+
+_CUDAGRAPHS = frozenset({"cudagraphs"})
+# Settings that bring Inductor closer to eager execution; tried one after the other.
+_CAREFUL = {
+    "fallback_random": True,
+    "emulate_precision_casts": True,
+    "layout_optimization": False,
+    "comprehensive_padding": False,
+}
+_KINDS = {
+    "decomposition": "decomposition of {}",
+    "pre_grad_passes": "pre-grad pass {!r}",
+    "joint_graph_passes": "joint-graph pass {!r}",
+    "post_grad_passes": "post-grad pass {!r}",
+    "lowerings": "lowering of {}",
+    "cudagraphs": "CUDA graphs",
+}
+# Kernels are named after the lowered ops, so that an op can be matched with its kernel.
+_NAMED = {"cpp.descriptive_names": "inductor_node", "triton.descriptive_names": "inductor_node"}
+
+_LocatedPart = tuple[str, tuple[str, ...]]
+
+
+def name_application(application: Application) -> str:
+    """The name of an applied part in reports, for example "lowering of aten.mul"."""
+    form = _KINDS.get(application.subsystem, f"{application.subsystem} {{}}")
+    return form.format(application.what).strip()
+
+
+def locate_in_inductor(bisector: StageBisector) -> _LocatedPart:
+    """The part of Inductor that causes the failure, with notes; the backend is known to cause
+    it.
+    """
+    unlimited = bisector.ask(StageToggles(settings=_NAMED))
+    if not bisector.has_same_failure(unlimited):
+        return "", ("It does not fail when Inductor's caches are off: what it runs may be stale.",)
+    careful = StageToggles(off=_CUDAGRAPHS, settings=_NAMED | _CAREFUL)
+    unlowered = replace(careful, off=_CUDAGRAPHS | LOWERINGS)
+    passed = bisector.ask(unlowered)
+    if bisector.has_same_failure(passed):
+        return _locate_pass(bisector, unlowered, passed)
+    lowered = bisector.ask(careful)
+    if bisector.has_same_failure(lowered):
+        return _locate_lowering(bisector, careful, lowered)
+    return _locate_setting(bisector)
+
+
+def _locate_pass(
+    bisector: StageBisector, unlowered: StageToggles, unlimited: Report
+) -> _LocatedPart:
+    if bisector.fails(replace(unlowered, limited=PASSES, limit=0)):
+        return "", ("It fails with all passes and lowerings of Inductor off.",)
+    application = bisector.find_first(unlowered, PASSES, unlimited=unlimited)
+    return (name_application(application) if application else "", ())
+
+
+def _locate_lowering(
+    bisector: StageBisector, careful: StageToggles, unlimited: Report
+) -> _LocatedPart:
+    application = bisector.find_first(careful, LOWERINGS, unlimited=unlimited)
+    if application is None:
+        return "", ()
+    kernels = _kernels_of(application, unlimited)
+    where = f", in kernel {' or '.join(kernels)}" if kernels else ""
+    return name_application(application) + where, ()
+
+
+def _kernels_of(lowering: Application, report: Report) -> list[str]:
+    """The kernels that are named after the op, in the direction in which it was lowered."""
+    op = re.escape(lowering.what.split(".")[1])
+    named = [
+        name
+        for step, name in report.kernels
+        if step is lowering.step and re.search(rf"_{op}(_|$)", name)
+    ]
+    return list(dict.fromkeys(named))  # the check may have compiled more than once
+
+
+def _locate_setting(bisector: StageBisector) -> _LocatedPart:
+    careful = StageToggles(settings=_NAMED | _CAREFUL)
+    if bisector.fails(careful):
+        return "CUDA graphs", ()
+    for name, value in _CAREFUL.items():
+        settings = {key: setting for key, setting in careful.settings.items() if key != name}
+        if bisector.fails(replace(careful, settings=settings)):
+            return f"setting {name} = {not value}", (f"With {name} = {value} it is correct.",)
+    return "", (
+        (f"It is correct with all of {', '.join(_CAREFUL)} set, but not with any single one."),
+    )
+
+
+_EAGER = StageToggles(has_own_compilers=False, wants_ops=True)
+_SPLIT = StageToggles(has_own_compilers=False, wants_changed_op=True, off=PASSES)
+_TRACED = StageToggles(has_own_compilers=False, has_own_partition=False, off=PASSES)
+_BARE = replace(_TRACED, off=PASSES | DECOMPOSITIONS)
+
+
+def locate_stage(
+    subgraph: Subgraph, compiler: Compiler, *, outcome: Outcome, check_accuracy: AccuracyCheck
+) -> StageFinding:
+    """Find the stage in which a subgraph fails with `outcome`, in this process.
+
+    `check_accuracy` compiles and runs a subgraph in this process. If that may kill the process, use
+    `locate_stage_by`.
+    """
+
+    def ask(toggles: StageToggles) -> Report:
+        return try_out(
+            subgraph, compiler, toggles, check_accuracy=check_accuracy, phase=outcome.phase
+        )
+
+    return locate_stage_by(ask, outcome=outcome)
+
+
+def locate_stage_by(ask: Ask, *, outcome: Outcome) -> StageFinding:
+    """Find the stage with attempts that `ask` runs, for example in another process by `try_out`.
+
+    For an attempt that killed its process, `ask` returns the outcome with `has_died`.
+    """
+    bisector = StageBisector(outcome, ask)
+    eager = bisector.ask(_EAGER)
+    if not eager.has_died and not eager.num_graphs:
+        finding = StageFinding(
+            Stage.BACKEND, notes=("The backend does not get as far as AOT autograd.",)
+        )
+    elif bisector.has_same_failure(eager):
+        finding = _locate_before_compilers(bisector, eager)
+    else:
+        finding = _locate_in_backend(bisector, eager)
+    return replace(finding, phase=outcome.phase)
+
+
+def _locate_before_compilers(bisector: StageBisector, eager: Report) -> StageFinding:
+    """Locate a failure that shows although no graph is compiled by the backend."""
+    traced = bisector.ask(_TRACED)
+    if bisector.has_same_failure(traced):
+        return _locate_in_tracing(bisector, traced)
+    split = bisector.ask(_SPLIT)
+    if bisector.has_same_failure(split):
+        part = f"{split.changed_op}, in {split.partition}" if split.changed_op else split.partition
+        return StageFinding(Stage.PARTITION, part=part)
+    # It is correct without its pre-grad and joint-graph passes.
+    application = bisector.find_first(replace(_EAGER, wants_ops=False), PASSES, unlimited=eager)
+    return StageFinding(Stage.BACKEND, part=name_application(application) if application else "")
+
+
+def _locate_in_tracing(bisector: StageBisector, traced: Report) -> StageFinding:
+    if not bisector.fails(_BARE):
+        application = bisector.find_first(_TRACED, DECOMPOSITIONS, unlimited=traced)
+        return StageFinding(
+            Stage.DECOMPOSITION, part=name_application(application) if application else ""
+        )
+    if bisector.fails(StageToggles(backend="aot_eager")):
+        return StageFinding(Stage.AOT)
+    note = (
+        "AOT autograd alone is correct: the backend changes the graph before it, or the result "
+        "after it."
+    )
+    return StageFinding(Stage.BACKEND, part="outside of AOT autograd", notes=(note,))
+
+
+def _locate_in_backend(bisector: StageBisector, eager: Report) -> StageFinding:
+    part, notes = locate_in_inductor(bisector) if eager.is_inductor else ("", ())
+    return StageFinding(Stage.BACKEND, part=part or _find_op(bisector, eager), notes=notes)
+
+
+def _find_op(bisector: StageBisector, eager: Report) -> str:
+    """The op that fails when the backend compiles each op alone; "" if none fails."""
+    ops = eager.ops
+    if len(ops) <= 1:
+        return ops[0][1] if ops else ""
+    names = tuple(name for name, _ in ops)
+    if not bisector.fails(StageToggles(apart=names)):
+        return ""
+    low, high = 0, len(ops)
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_within = bisector.fails(StageToggles(apart=names[low:middle]))
+        low, high = (low, middle) if is_within else (middle, high)
+    return ops[low][1]

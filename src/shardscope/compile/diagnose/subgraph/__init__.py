@@ -1,0 +1,1 @@
+"""Graphs with their inputs, and extraction of any subset of their ops as a new graph."""

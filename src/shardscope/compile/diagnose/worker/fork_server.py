@@ -1,0 +1,151 @@
+"""`ForkServer`: a process that has imported torch, and is forked instead of starting new processes.
+
+Importing torch takes seconds, a fork a millisecond. Forking is safe because that process has done
+nothing else; the user's process, which may have threads and devices, is never forked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+import torch
+
+from shardscope._torch.inductor import FOR_FORKS
+from shardscope.compile.diagnose.worker.process import (
+    LAST_WAIT_S,
+    Child,
+    end_group,
+    open_output,
+    spawn,
+)
+from shardscope.compile.diagnose.worker.sandbox import Sandbox
+
+__all__ = ["FRESH", "ForkServer", "open_fork_server"]
+
+
+FRESH = Path(__file__).with_name("script_runner.py")
+_IMPORTED = ",".join(FOR_FORKS)
+_KILLED = -9
+_MAX_REPLY = 1024
+
+
+def open_fork_server(sandbox: Sandbox) -> ForkServer | None:
+    """A fork server for the processes of a sandbox; None if forking is not safe."""
+    # Importing torch may initialize a device driver, which does not survive a fork.
+    has_devices = torch.version.cuda or torch.version.hip or torch.version.xpu
+    return ForkServer(sandbox) if sys.platform == "linux" and not has_devices else None
+
+
+@final
+class ForkServer:
+    """Starts the server process without waiting for it; `fork` does not wait, either."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._control, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._serials = itertools.count()
+        self._pids: dict[int, int] = {}
+        self._lock = threading.Lock()
+        is_tied = threading.current_thread() is threading.main_thread()
+        arguments = (os.getpid(), "tied" if is_tied else "free", _IMPORTED, child_socket.fileno())
+        with child_socket:
+            self._child = spawn(
+                [sys.executable, "-P", str(FRESH), *map(str, arguments)],
+                environment=sandbox.environment(),
+                folder=sandbox.work,
+                pass_fds=(child_socket.fileno(),),
+            )
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, the parent of its forks."""
+        assert self._child.pid is not None
+        return self._child.pid
+
+    def fork(self, code: str, *arguments: str, pass_fds: Sequence[int]) -> Child:
+        """Fork and run code as `python -c` would, or a script if `code` is empty; fds are
+        arguments too.
+        """
+        serial = next(self._serials)
+        reading, writing = open_output()
+        death_reader, death_writer = os.pipe()
+        os.set_blocking(death_reader, False)
+        request = json.dumps([serial, code, *arguments]).encode()
+        with suppress(BrokenPipeError):  # the server is dead, which its forks report
+            socket.send_fds(self._control, [request], [writing, death_writer, *pass_fds])
+        for fd in (writing, death_writer):
+            os.close(fd)
+        return Child(_Fork(self, serial, death_reader), reading)
+
+    def find_pid(self, serial: int) -> int | None:
+        """Process id of a fork; None before it exists."""
+        with self._lock, suppress(OSError):
+            while reply := self._control.recv(_MAX_REPLY, socket.MSG_DONTWAIT):
+                number, pid = json.loads(reply)
+                self._pids[number] = pid
+        return self._pids.get(serial)
+
+    def close(self) -> None:
+        """Kill the server and all of its forks."""
+        self._child.kill()
+        self._control.close()
+
+
+@final
+class _Fork:
+    """A child of the fork server, which waits for it and reports its exit code."""
+
+    def __init__(self, fork_server: ForkServer, serial: int, death_fd: int) -> None:
+        self._fork_server = fork_server
+        self._serial = serial
+        self._exit_code: int | None = None
+        self._is_orphan = False
+        self.death_fd = death_fd
+
+    @property
+    def pid(self) -> int | None:
+        return self._fork_server.find_pid(self._serial)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._exit_code
+
+    def has_ended(self) -> bool:
+        if self._exit_code is None:
+            with suppress(BlockingIOError):
+                # It dies with the server, which then reports nothing.
+                reply = os.read(self.death_fd, _MAX_REPLY)
+                self._is_orphan = not reply
+                self._exit_code = int(reply or _KILLED)
+        return self._exit_code is not None
+
+    def end(self) -> None:
+        self.has_ended()
+        pid = self.pid
+        # Before it exists, the server ends it once the reading end of its pipe is closed.
+        if pid is None or self._is_orphan:
+            return
+        end_group(pid)
+        if self._exit_code is None:
+            poll = select.poll()
+            poll.register(self.death_fd, select.POLLIN)
+            poll.poll(LAST_WAIT_S * 1e3)
+            self.has_ended()
+
+    def close(self) -> None:
+        os.close(self.death_fd)

@@ -1,0 +1,298 @@
+"""Functions that run in the worker process; their `WorkerContext` stores the loaded subgraphs."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from shardscope._torch.inductor import apply_settings, probe_cpu_isa
+from shardscope.compile.diagnose.accuracy.entire_function import check_function_accuracy
+from shardscope.compile.diagnose.accuracy.error_hints import in_order, name_output
+from shardscope.compile.diagnose.accuracy.judge import (
+    affects_results,
+    check_accuracy,
+    find_affecting_node,
+    quick_check,
+)
+from shardscope.compile.diagnose.accuracy.op_locations import describe_ops
+from shardscope.compile.diagnose.accuracy.outcome import Outcome, is_same_failure
+from shardscope.compile.diagnose.repro.script import PASSING
+from shardscope.compile.diagnose.repro.variant import Variant, find_passing
+from shardscope.compile.diagnose.repro.write import write_repro
+from shardscope.compile.diagnose.stage_bisect.attempt import try_out
+from shardscope.compile.diagnose.stage_bisect.phases import reported_stages
+from shardscope.compile.diagnose.stage_bisect.toggles import Report, StageToggles
+from shardscope.compile.diagnose.subgraph.extract import RecordedGraph
+from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
+from shardscope.compile.diagnose.worker.context import WorkerContext
+from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgraph
+from shardscope.compile.diagnose.worker.serialization import unpack
+from shardscope.record import Phase, Stage, SuspectOp
+
+__all__ = [
+    "OpSubset",
+    "ReproScript",
+    "Request",
+    "SubgraphInfo",
+    "attempt",
+    "check",
+    "check_affects_results",
+    "check_exposed",
+    "check_program",
+    "describe",
+    "load",
+    "point_at",
+    "recall",
+    "run_passing",
+    "set_up",
+    "warm_up",
+    "write",
+]
+
+
+@final
+@dataclass(frozen=True)
+class SubgraphInfo:
+    """What is known of a subgraph that the worker has loaded."""
+
+    ops: tuple[str, ...]
+    reads: Mapping[str, tuple[str, ...]]
+    eager_s: float
+
+
+@final
+@dataclass(frozen=True)
+class OpSubset:
+    """Some ops of a loaded subgraph by name, or all of them if `keep` is None."""
+
+    key: int
+    keep: frozenset[str] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What a repro script should show."""
+
+    subset: OpSubset
+    passing: OpSubset | None
+    compiler: Compiler
+    outcome: Outcome
+    folder: Path
+    title: str
+    stage: Stage | None
+    limit_s: float
+    settings: tuple[str, ...]
+    may_try: bool  # call the backend for a better script
+
+
+@final
+@dataclass(frozen=True)
+class ReproScript:
+    """A script, how its passing variant differs, and how often the backend was called for it."""
+
+    path: Path
+    passing: str
+    passing_calls_backend: bool
+    num_calls: int
+
+
+def set_up(_: WorkerContext, settings: tuple[str, ...]) -> None:
+    """Apply the user's torch settings in the worker."""
+    apply_settings(settings)
+
+
+def warm_up(_: WorkerContext) -> None:
+    """Let Inductor detect the CPU's vector instructions before the first compilation."""
+    probe_cpu_isa()
+
+
+def load(context: WorkerContext, key: int, data: SubgraphData) -> None:
+    """Build a subgraph, run it eagerly, and store both in the context."""
+    began = time.monotonic()
+    recorded = RecordedGraph(build_subgraph(data))
+    loaded = SubgraphInfo(recorded.ops, recorded.reads, time.monotonic() - began)
+    context.store[f"fragment {key}"], context.store[f"loaded {key}"] = recorded, loaded
+
+
+def recall(context: WorkerContext, key: int) -> SubgraphInfo:
+    """What is known of a subgraph that was loaded."""
+    loaded: SubgraphInfo = context.store[f"loaded {key}"]
+    return loaded
+
+
+def check(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> Outcome:
+    """Check a subset of ops against eager execution."""
+    return check_accuracy(_extract(context, subset), compiler, report_phase=context.report_phase)
+
+
+def check_exposed(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+    """Check all values in a subgraph; the hint is the first wrong value."""
+    return _check_with_hint(
+        _expose(context, key), partial(check_accuracy, report_phase=context.report_phase), compiler
+    )
+
+
+def point_at(context: WorkerContext, key: int, compiler: Compiler) -> Outcome:
+    """A quick form of `check_exposed` for a subgraph whose results are known to be wrong.
+
+    The hint is the first value that makes the results wrong: other wrong values may have no effect.
+    """
+    exposed = _expose(context, key)
+    outcome, wrong = quick_check(exposed, compiler, report_phase=context.report_phase)
+    values = {name_output(exposed, output): value for output, value in wrong.items()}
+    values.pop("", None)
+    name = find_affecting_node(_extract(context, OpSubset(key)), values)
+    return replace(outcome, hints=(name,)) if name else outcome
+
+
+def check_affects_results(context: WorkerContext, subset: OpSubset, compiler: Compiler) -> bool:
+    """Whether the wrong values of a subset make the results of its graph wrong."""
+    subgraph, part = _extract(context, OpSubset(subset.key)), _extract(context, subset)
+    return affects_results(subgraph, part, compiler, report_phase=context.report_phase)
+
+
+def check_program(context: WorkerContext, packed: Sequence[bytes], compiler: Compiler) -> Outcome:
+    """Check an entire function under torch.compile."""
+    return check_function_accuracy(
+        lambda: unpack(packed), compiler, report_phase=context.report_phase
+    )
+
+
+def describe(context: WorkerContext, subset: OpSubset) -> tuple[SuspectOp, ...]:
+    """The ops of a subset, with their modules and source lines."""
+    return describe_ops(_extract(context, subset))
+
+
+def attempt(
+    context: WorkerContext,
+    subset: OpSubset,
+    compiler: Compiler,
+    toggles: StageToggles,
+    phase: Phase,
+) -> Report:
+    """Check a subset with parts of the compiler disabled."""
+    # Runs have a shorter time limit than compilations, so both phases are reported.
+    check_and_report = partial(check_accuracy, report_phase=context.report_phase)
+    with reported_stages(context.report_phase):
+        return try_out(
+            _extract(context, subset),
+            compiler,
+            toggles,
+            check_accuracy=check_and_report,
+            phase=phase,
+        )
+
+
+def write(context: WorkerContext, request: Request) -> ReproScript:
+    """Write a script; raises NotPrintable if that cannot be done."""
+    counting_check = _CountingCheck()
+    subgraph = _extract(context, request.subset)
+
+    def still_fails(inputs: tuple[Any, ...]) -> bool:
+        outcome = counting_check(replace(subgraph, inputs=inputs), request.compiler)
+        return is_same_failure(outcome, request.outcome)
+
+    passing = _find_variant(context, request, subgraph, counting_check)
+    path = write_repro(
+        subgraph,
+        request.compiler,
+        request.outcome,
+        folder=request.folder,
+        passing=passing,
+        title=request.title,
+        stage=request.stage,
+        still_fails=still_fails if request.may_try else None,
+        limit_s=request.limit_s,
+        settings=request.settings,
+    )
+    is_same = passing.compiler == request.compiler
+    return ReproScript(path, passing.difference, is_same, counting_check.num_calls)
+
+
+def run_passing(context: WorkerContext, path: Path) -> tuple[int, str]:
+    """Run the passing variant of a script: its exit code, and what it printed.
+
+    Unlike a failure, passing needs no fresh process.
+    """
+    context.report_phase("running the passing variant")
+    printed = io.StringIO()
+    arguments = sys.argv
+    sys.argv = [str(path), PASSING]
+    try:
+        with redirect_stdout(printed):
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return int(end.code or 0), printed.getvalue()
+    finally:
+        sys.argv = arguments
+    return 0, printed.getvalue()
+
+
+def _find_variant(
+    context: WorkerContext,
+    request: Request,
+    subgraph: Subgraph,
+    check_accuracy: Callable[..., Outcome],
+) -> Variant:
+    smaller = None if request.passing is None else _extract(context, request.passing)
+    max_calls = 1 if request.may_try else 0
+    return find_passing(
+        subgraph,
+        compiler=request.compiler,
+        check_accuracy=check_accuracy,
+        smaller=smaller,
+        missing=_name_missing(context, request),
+        max_calls=max_calls,
+    )
+
+
+def _name_missing(context: WorkerContext, request: Request) -> str:
+    subset, passing = request.subset, request.passing
+    if passing is None or subset.keep is None or passing.keep is None:
+        return ""
+    missing = OpSubset(subset.key, subset.keep - passing.keep)
+    return ", ".join(dict.fromkeys(suspect.op for suspect in describe(context, missing)))
+
+
+@final
+class _CountingCheck:
+    """Checks subgraphs, and counts the calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, subgraph: Subgraph, compiler: Compiler) -> Outcome:
+        self.num_calls += 1
+        return check_accuracy(subgraph, compiler)
+
+
+def _expose(context: WorkerContext, key: int) -> Subgraph:
+    return in_order(_recorded_graph(context, key).expose())
+
+
+def _check_with_hint(
+    exposed: Subgraph, check_accuracy: Callable[..., Outcome], compiler: Compiler
+) -> Outcome:
+    """The outcome, with the node of the first wrong value as a hint."""
+    outcome = check_accuracy(exposed, compiler)
+    name = name_output(exposed, outcome.deviation.tensor) if outcome.deviation else ""
+    return replace(outcome, hints=(name,)) if name else outcome
+
+
+def _extract(context: WorkerContext, subset: OpSubset) -> Subgraph:
+    recorded = _recorded_graph(context, subset.key)
+    return recorded.extract(recorded.ops if subset.keep is None else subset.keep)
+
+
+def _recorded_graph(context: WorkerContext, key: int) -> RecordedGraph:
+    recorded: RecordedGraph = context.store[f"fragment {key}"]
+    return recorded

@@ -1,0 +1,291 @@
+"""Pairs each tensor of the single device's runs with the same tensor of every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+
+from shardscope.numerics.noise import NoiseFloor, epsilon, find_floor, is_inexact, to_fp64_on_cpu
+from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_names
+from shardscope.parallel.equivalence.tensor_shards import find_submesh
+from shardscope.record import TensorKind
+
+__all__ = ["Case", "Runs", "cases", "drop_extra_calls"]
+
+
+Tensors = list[torch.Tensor]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """The single device's runs: its own precision, double precision, and perturbed runs.
+
+    Each perturbed run has weights changed by one unit in the last place, and is a pair: in its
+    own precision and in double precision. `precision` is the lowest dtype in which the parallel
+    version may compute, if that is lower than the single device's.
+    """
+
+    reference: StepResult
+    fp64: StepResult | None = None
+    perturbed_runs: tuple[tuple[StepResult, StepResult | None], ...] = ()
+    precision: torch.dtype | None = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One tensor to compare: the single device's, in double precision if known, and each rank's.
+
+    The outputs of several calls of the model in one step are concatenated into one tensor.
+    Where all ranks call it equally often, `calls` holds what each rank returned in each call.
+    For gathered tensors, `regions` holds the part that each rank stores, where that is known.
+    """
+
+    kind: TensorKind
+    name: str
+    reference: torch.Tensor | None
+    target: torch.Tensor | None  # the result in double precision, or the reference itself
+    floor: NoiseFloor | None  # None for integers
+    ranks: tuple[torch.Tensor | None, ...]
+    sizes: tuple[int, ...]  # sizes of the mesh axes
+    precision: torch.dtype | None = None
+    batch_axes: tuple[int, ...] = ()  # mesh axes along which the batch is sharded
+    batch_dim: int = 0
+    calls: tuple[tuple[torch.Tensor, ...], ...] = ()
+    is_scalar: bool = False  # in each call
+    regions: tuple[Region | None, ...] = ()
+
+    def choose_ranks(self, ranks: Sequence[int]) -> Case:
+        """The same case, restricted to these ranks."""
+        return replace(
+            self,
+            ranks=tuple(self.ranks[rank] for rank in ranks),
+            sizes=find_submesh(self.sizes, ranks),
+            calls=tuple(self.calls[rank] for rank in ranks) if self.calls else (),
+            regions=tuple(self.regions[rank] for rank in ranks) if self.regions else (),
+        )
+
+
+def cases(
+    runs: Runs,
+    candidate: StepResult | Sequence[StepResult],
+    sizes: Sequence[int] = (),
+    *,
+    batch_axes: Sequence[int] = (),
+    batch_dim: int = 0,
+) -> Iterator[Case]:
+    """The tensors to compare, in the single device's order; each tied parameter once."""
+    ranks = [candidate] if isinstance(candidate, StepResult) else list(candidate)
+    sizes = tuple(sizes) or (len(ranks),)
+    table = _Table(runs, sizes, tuple(batch_axes), batch_dim)
+    tensors = [rank.tensors() for rank in ranks]
+    changed = runs.reference.changed.union(*(rank.changed for rank in ranks))
+    added = frozenset().union(*(rank.added for rank in ranks))
+    aliases = _find_aliases(runs.reference, ranks)
+    for key in dict.fromkeys((*table.references, *(key for rank in tensors for key in rank))):
+        kind, name = key
+        is_unchanged = kind is TensorKind.BUFFER and name not in changed
+        if is_unchanged or (name in added and key not in table.references):
+            continue
+        regions = tuple(rank.regions.get(key) for rank in ranks)
+        if kind is not TensorKind.GRADIENT:
+            for case in table.make_cases(key, [rank.get(key, []) for rank in tensors]):
+                yield replace(case, regions=regions)
+        elif aliases.get(name, name) == name:
+            gradients = _find_gradients(name, aliases, ranks)
+            yield replace(table.make_case(key, gradients), regions=regions)
+    yield from _changed_parameters(runs.reference, ranks, sizes)
+
+
+def _find_aliases(reference: StepResult, ranks: Sequence[StepResult]) -> dict[str, str]:
+    """Names of tied parameters that need no comparison, with the name that is compared instead.
+
+    A tie is broken where a rank has two gradients for it; a rank may have it under one name
+    only.
+    """
+    ties = tie_names(reference.gradients)
+    covered = {}
+    for name, first in ties.items():
+        group = [alias for alias, first_alias in ties.items() if first_alias == first]
+        if len(group) > 1 and all(
+            len({id(rank.gradients[alias]) for alias in group if alias in rank.gradients}) < 2
+            for rank in ranks
+        ):
+            covered[name] = first
+    return covered
+
+
+def _find_gradients(
+    name: str, aliases: Mapping[str, str], ranks: Sequence[StepResult]
+) -> tuple[torch.Tensor | None, ...]:
+    """Each rank's gradient; a rank without the parameter gets that of a rank that has it."""
+    names = [name, *(alias for alias, first in aliases.items() if first == name)]
+    gradients = [
+        next((rank.gradients[alias] for alias in names if alias in rank.gradients), None)
+        for rank in ranks
+    ]
+    has_it = [any(alias not in rank.absent for alias in names) for rank in ranks]
+    pairs = list(zip(gradients, has_it, strict=True))
+    answer = next((gradient for gradient, is_there in pairs if is_there), None)
+    return tuple(gradient if is_there else answer for gradient, is_there in pairs)
+
+
+def _changed_parameters(
+    reference: StepResult, ranks: Sequence[StepResult], sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """Cases of parameters that sharding changed; a rank stores only those that it changed."""
+    for name in dict.fromkeys(name for rank in ranks for name in rank.parameters):
+        original = reference.parameters.get(name)
+        if original is not None:
+            changed = next(rank.parameters[name] for rank in ranks if name in rank.parameters)
+            tensors = tuple(
+                rank.parameters.get(name, changed if name in rank.absent else original)
+                for rank in ranks
+            )
+            target = to_fp64_on_cpu(original)
+            floor = find_floor(target, None, (), original.dtype)
+            key = (TensorKind.PARAMETER, name)
+            regions = tuple(rank.regions.get(key) for rank in ranks)
+            yield Case(*key, original, target, floor, tensors, sizes, regions=regions)
+
+
+@final
+class _Table:
+    """The single device's runs, indexed by tensor."""
+
+    def __init__(
+        self, runs: Runs, sizes: tuple[int, ...], batch_axes: tuple[int, ...], batch_dim: int
+    ) -> None:
+        self.references = runs.reference.tensors()
+        self._fp64_tensors = {} if runs.fp64 is None else runs.fp64.tensors()
+        self._perturbed_runs = [
+            (rounded.tensors(), {} if fp64 is None else fp64.tensors())
+            for rounded, fp64 in runs.perturbed_runs
+        ]
+        self._precision = runs.precision
+        self._sizes = sizes
+        self._batch_axes = batch_axes
+        self._batch_dim = batch_dim
+
+    def make_cases(self, key: Key, ranks: Sequence[Tensors]) -> Iterator[Case]:
+        """One case for all calls, or one per call if their tensors cannot be concatenated."""
+        reference = self.references.get(key, [])
+        ranks = [drop_extra_calls(calls, reference) for calls in ranks]
+        counts = {len(calls) for calls in (reference, *ranks)}
+        if counts <= {0, 1}:
+            yield self.make_case(key, tuple(calls[0] if calls else None for calls in ranks))
+            return
+        # Losses are averaged, unless the runs can be compared call by call.
+        is_averaged = len(counts) > 1 or bool(self._batch_axes)
+        joined = [
+            _concatenate(calls, self._batch_dim, is_averaged=is_averaged)
+            for calls in (reference, *ranks)
+        ]
+        if all(tensor is not None for tensor in joined):
+            is_even = len({len(calls) for calls in ranks}) == 1 and reference[0].ndim > 0
+            calls = tuple(map(tuple, ranks)) if is_even else ()
+            yield self.make_case(key, tuple(joined[1:]), is_averaged=is_averaged, calls=calls)
+        elif len(counts) == 1:
+            for call in range(len(reference)):
+                yield self.make_case(key, tuple(calls[call] for calls in ranks), call=call)
+        else:
+            yield self.make_case(key, tuple(calls[-1] if calls else None for calls in ranks))
+
+    def make_case(
+        self,
+        key: Key,
+        ranks: tuple[torch.Tensor | None, ...],
+        *,
+        call: int | None = None,
+        is_averaged: bool | None = None,
+        calls: tuple[tuple[torch.Tensor, ...], ...] = (),
+    ) -> Case:
+        """The case of one call, by default the last, or of all calls if `is_averaged` is set."""
+
+        def choose(tensors: dict[Key, Tensors]) -> torch.Tensor | None:
+            of_calls = tensors.get(key, [])
+            if is_averaged is not None:
+                return _concatenate(of_calls, self._batch_dim, is_averaged=is_averaged)
+            return of_calls[-1 if call is None else call] if of_calls else None
+
+        kind, name = key
+        reference = choose(self.references)
+        target, floor = reference, None
+        if reference is not None and is_inexact(reference):
+            fp64 = choose(self._fp64_tensors)
+            perturbed_runs = [
+                (choose(rounded), choose(rounded_fp64))
+                for rounded, rounded_fp64 in self._perturbed_runs
+            ]
+            target, floor = self._find_target(reference, fp64, perturbed_runs)
+        return Case(
+            kind,
+            name if call is None else f"{name} of call {call + 1}".lstrip(),
+            reference,
+            target,
+            floor,
+            ranks,
+            self._sizes,
+            self._precision,
+            self._batch_axes,
+            self._batch_dim,
+            calls,
+            is_scalar=all(tensor.ndim == 0 for tensor in self.references.get(key, [])),
+        )
+
+    def _find_target(
+        self,
+        reference: torch.Tensor,
+        fp64: torch.Tensor | None,
+        perturbed_runs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]],
+    ) -> tuple[torch.Tensor, NoiseFloor]:
+        target_fp64 = (
+            None if fp64 is None or fp64.shape != reference.shape else to_fp64_on_cpu(fp64)
+        )
+        moved = [
+            (
+                to_fp64_on_cpu(rounded),
+                None
+                if target_fp64 is None or rounded_fp64 is None
+                else to_fp64_on_cpu(rounded_fp64),
+            )
+            for rounded, rounded_fp64 in perturbed_runs
+            if rounded is not None and rounded.shape == reference.shape
+        ]
+        reference_fp64 = to_fp64_on_cpu(reference)
+        floor = find_floor(
+            reference_fp64, target_fp64, moved, _coarser(reference.dtype, self._precision)
+        )
+        return reference_fp64 if target_fp64 is None else target_fp64, floor
+
+
+def drop_extra_calls(calls: Tensors, reference: Tensors) -> Tensors:
+    """Drop the first calls if there are more than the single device's, of the same shapes.
+
+    Extra calls are a warm-up, or the shape inference of a pipeline stage.
+    """
+    last = calls[-len(reference) :] if reference else []
+    has_same_shapes = [call.shape for call in last] == [call.shape for call in reference]
+    return last if len(calls) > len(reference) > 0 and has_same_shapes else calls
+
+
+def _concatenate(calls: Tensors, dim: int, *, is_averaged: bool) -> torch.Tensor | None:
+    """The tensors of all calls along the batch dim, scalars averaged; None if they do not fit."""
+    if not calls or len({(call.ndim, call.dtype) for call in calls}) > 1:
+        return None
+    if calls[0].ndim == 0:
+        stacked = torch.stack(calls)
+        return stacked.mean() if is_averaged and is_inexact(stacked) else stacked
+    along = min(dim, calls[0].ndim - 1)
+    rests = {(*call.shape[:along], *call.shape[along + 1 :]) for call in calls}
+    return torch.cat(calls, along) if len(rests) == 1 else None
+
+
+def _coarser(dtype: torch.dtype, allowed: torch.dtype | None) -> torch.dtype:
+    if allowed is None or epsilon(allowed) <= epsilon(dtype):
+        return dtype
+    return allowed

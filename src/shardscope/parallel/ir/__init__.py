@@ -1,0 +1,3 @@
+"""The partitioner's intermediate representation: graph, placements, shard specs, mesh, symbolic
+sizes.
+"""

@@ -1,0 +1,229 @@
+"""`parity(model, mesh, …)`: does the parallel version compute what the single device does?
+
+The original runs on a single device, all ranks of the parallel version in this process, and
+outputs, gradients and changed buffers are compared. A difference is explained and traced back to
+the code where the two versions diverge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
+
+from shardscope._torch.private import explain_moved_names
+from shardscope.attribution.run_identity import describe_run, find_torch_gaps
+from shardscope.errors import ParityError
+from shardscope.parallel.equivalence.result import named_tensors
+from shardscope.parallel.equivalence.runs import as_model
+from shardscope.parallel.equivalence.step import Task
+from shardscope.parallel.parity.findings import find_problems, list_findings, make_parity
+from shardscope.parallel.parity.pipeline import Version, check_parity
+from shardscope.parallel.parity.processes import Processes
+from shardscope.parallel.parity.program_version import PartitionedVersion
+from shardscope.parallel.parity.ranks import EagerVersion, Parallelize
+from shardscope.record import Gap, RankSpan, Recording
+
+__all__ = ["parity"]
+
+
+# All threads share the process group, DTensor's caches and the default dtype.
+_lock = threading.RLock()
+
+
+@explain_moved_names
+def parity(
+    model: nn.Module | ExportedProgram,
+    mesh: Mapping[str, int],
+    plan: Any = None,
+    *,
+    inputs: Any,
+    parallelize: Parallelize | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    step: Callable[[nn.Module, Any], Any] | None = None,
+    batch_axes: str | Sequence[str] = (),
+    batch_dim: int = 0,
+    precision: torch.dtype | None = None,
+    seed: int = 0,
+    processes: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Recording:
+    """Compare a parallel version of a model with the original, tensor by tensor.
+
+    The allowed error of a tensor is a multiple of the single device's own error, measured in double
+    precision. The model, its gradients, buffers and random state are restored. All ranks run in
+    this process unless `processes` is set.
+
+    Args:
+        model: The single-device model, or an exported program.
+        mesh: Axis names and sizes, such as `{"tp": 4}`.
+        plan: A plan by which shardscope partitions the model, if `parallelize` is not given.
+        inputs: The inputs of the model: a tuple of arguments, a mapping of keyword arguments, or
+            one tensor.
+        parallelize: A function `(model, device_mesh)` that shards a copy of the model on each rank,
+            by any means. It may wrap, rename or replace modules.
+        loss: A function of the output from which backward starts; by default a nonlinear sum over
+            its elements.
+        step: A function `(model, inputs)` that runs forward and backward, instead of `loss`. It may
+            call the model several times.
+        batch_axes: Mesh axes along which each rank gets its shard of the batch.
+        batch_dim: The dim of the inputs that is the batch.
+        precision: A lower dtype that the parallel version may compute in.
+        seed: Random seed of each rank.
+        processes: Run the ranks as processes of a gloo group.
+        report: Called with a description of the current activity.
+
+    Examples:
+        >>> show(parity(model, {"tp": 4}, parallelize=parallelize, inputs=(tokens,)))
+    """
+    axes = _checked_axes(mesh)
+    original = _checked_model(model)
+    task = Task(_checked_inputs(inputs), loss, step, seed=seed)
+    version: PartitionedVersion | EagerVersion
+    if parallelize is None:
+        version = _transform(model, original, axes, plan, task, is_sent=processes)
+    else:
+        sharded_axes = _checked_batch_axes(batch_axes, axes)
+        device = _device_type(original)
+        version = EagerVersion(
+            original, axes, parallelize, task, sharded_axes, batch_dim, device=device
+        )
+    if not processes:
+        return _check(version, version, precision=precision, report=report)
+    with Processes(version).closing() as ranks:
+        return _check(version, ranks, precision=precision, report=report)
+
+
+def _check(
+    version: PartitionedVersion | EagerVersion,
+    ranks: Version,
+    *,
+    precision: torch.dtype | None,
+    report: Callable[[str], None],
+) -> Recording:
+    """The recording of the comparison; the ranks run in this process or in others."""
+    gaps: dict[tuple[str, str], None] = {}
+    # Run eagerly: the modules inside a compiled graph could not be recorded.
+    with _lock, torch.compiler.set_stance("force_eager"):
+        parity_result = check_parity(
+            ranks,
+            precision=precision,
+            report=lambda *gap: gaps.setdefault(gap),
+            report_progress=report,
+        )
+    if isinstance(version, PartitionedVersion):
+        problems = version.find_problem(parity_result)
+    else:
+        problems = find_problems(parity_result, version.axes)
+    is_in_processes = ranks is not version
+    parity = make_parity(parity_result, version.axes, problems, is_in_processes=is_in_processes)
+    size = math.prod(version.axes.values())
+    run = describe_run(0, size, parity.axes, instrument="parity")
+    return Recording(
+        run=replace(run, ranks=(RankSpan(0, size),), is_simulated=not is_in_processes),
+        parity=(parity,),
+        findings=tuple(list_findings(parity_result, parity, problems)),
+        gaps=(*find_torch_gaps(), *(Gap(place=place, fact=fact) for place, fact in gaps)),
+    )
+
+
+def _transform(
+    model: nn.Module | ExportedProgram,
+    original: nn.Module,
+    axes: Mapping[str, int],
+    plan: Any,
+    task: Task,
+    *,
+    is_sent: bool,
+) -> PartitionedVersion:
+    """A version whose ranks run the model or program as partitioned by the plan."""
+    if plan is None:
+        raise ParityError(
+            "parity() got neither a plan nor a function that shards the model. Pass "
+            "parallelize=fn, called as fn(model, device_mesh), or a plan."
+        )
+    if task.step is not None:
+        raise ParityError(
+            "parity() got a plan and step=, but a program is partitioned together with its loss. "
+            "Pass loss=, which takes what the model returns."
+        )
+    if is_sent and isinstance(model, ExportedProgram):
+        raise ParityError(
+            "parity() got an exported program, which cannot be sent to other processes. Pass the "
+            "model that it was exported from, or run the ranks in this process (processes=False)."
+        )
+    if isinstance(model, ExportedProgram):  # which has no loss
+        task = dataclasses.replace(task, has_backward=False)
+    return PartitionedVersion(original, axes, plan, task, model)
+
+
+def _checked_axes(mesh: Any) -> dict[str, int]:
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise ParityError(
+            f"parity() got mesh={mesh!r:.80}, which has no axis. Pass axis names and sizes, for "
+            'example {"tp": 4}.'
+        )
+    return {str(name): int(size) for name, size in mesh.items()}
+
+
+def _checked_batch_axes(
+    batch_axes: str | Sequence[str], axes: Mapping[str, int]
+) -> tuple[str, ...]:
+    names = (batch_axes,) if isinstance(batch_axes, str) else tuple(batch_axes)
+    for name in names:
+        if name not in axes:
+            raise ParityError(
+                f"parity() got batch_axes {name!r}, but the mesh has the axes {', '.join(axes)}. "
+                "Choose one of those."
+            )
+    return names
+
+
+def _checked_model(model: Any) -> nn.Module:
+    if not isinstance(model, nn.Module | ExportedProgram):
+        raise ParityError(
+            f"parity() got {type(model).__name__}, not a module or an exported program. Pass the "
+            "original model, as it runs on a single device."
+        )
+    original = as_model(model)
+    for name, tensor in (*original.named_parameters(), *original.named_buffers()):
+        if is_lazy(tensor):
+            raise ParityError(
+                f"parity() got a model whose {name} has no shape yet (a lazy module). Call the "
+                "model once to initialize it."
+            )
+        if tensor.is_meta:
+            raise ParityError(
+                f"parity() got a model whose {name} is on the meta device, so it has no values to "
+                "compare. Build the model on the CPU; with fewer layers if it is large."
+            )
+        if isinstance(tensor, DTensor):
+            raise ParityError(
+                f"parity() got a model whose {name} is a DTensor, so it is sharded already. Pass "
+                "the original model, and the function that shards it as parallelize=."
+            )
+    return original
+
+
+def _checked_inputs(inputs: Any) -> Any:
+    for place, tensor in named_tensors(inputs):
+        if tensor.is_meta:
+            raise ParityError(
+                f"parity() got inputs{place} on the meta device, so there are no values to "
+                "compare. Pass inputs with data."
+            )
+    return inputs
+
+
+def _device_type(model: nn.Module) -> str:
+    types = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
+    return types.pop() if len(types) == 1 else "cpu"

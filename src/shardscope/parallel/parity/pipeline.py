@@ -1,0 +1,466 @@
+"""Runs and compares both versions; where something differs, runs them again to locate it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, final
+
+import torch
+from torch import nn
+
+from shardscope.errors import CollectiveError, ParityError, RankError
+from shardscope.numerics.noise import measure, to_fp64_on_cpu
+from shardscope.parallel.equivalence.cases import Case, Runs, cases
+from shardscope.parallel.equivalence.compare import TensorComparison, compare_case
+from shardscope.parallel.equivalence.parameters import TracedWeights, is_unclear
+from shardscope.parallel.equivalence.result import Key, StepResult, find_stages
+from shardscope.parallel.equivalence.runs import (
+    AS_IT_IS,
+    MARKED,
+    Variant,
+    draws_numbers,
+    run_all,
+    run_fp64,
+    run_task,
+)
+from shardscope.parallel.equivalence.step import Probe, Task, is_cleared
+from shardscope.parallel.equivalence.tensor_shards import find_layout, ranks_across
+from shardscope.parallel.parity.causes import explain
+from shardscope.parallel.parity.first_op import OpProbe, WrongOp, find_op
+from shardscope.parallel.parity.locate import Kind, Mesh, Origin, find_origins
+from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
+from shardscope.parallel.parity.probe_spec import ProbeSpec
+from shardscope.parallel.parity.recheck import (
+    accept_own_outputs,
+    is_coarse,
+    recheck_fp64,
+    recheck_without_rng,
+)
+from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
+from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
+
+__all__ = ["ParityResult", "Report", "Version", "check_parity"]
+
+
+Report = Callable[[str, str], None]
+"""Takes gaps: the place, and the fact."""
+
+# Parameters may rightly have another shape.
+_WRONG_VALUES = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE, Agreement.NONFINITE)
+_MAX_MASKED = 8  # shards; the single device runs once for each
+_NAMED = 3  # number of parameters that a gap names
+
+
+class Version(Protocol):
+    """A parallel version of a model, of which all ranks can be run in any variant."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The original model."""
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Names and sizes of the mesh axes."""
+
+    @property
+    def task(self) -> Task:
+        """The step to run."""
+
+    @property
+    def batch_axes(self) -> Sequence[str]:
+        """The mesh axes along which the batch is sharded."""
+
+    @property
+    def batch_dim(self) -> int:
+        """The dim of the inputs that is sharded along the batch axes."""
+
+    def run(
+        self, variant: Variant = AS_IT_IS, probe_spec: ProbeSpec | None = None
+    ) -> list[StepResult]:
+        """The result of each rank."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ParityResult:
+    """The comparisons of all tensors, and where the versions diverge."""
+
+    comparisons: list[TensorComparison]
+    reference: StepResult  # of the single device
+    has_exact: bool = True  # the noise floor comes from double precision
+    origins: list[Origin] = field(default_factory=list)
+    types: Mapping[str, str] = field(default_factory=dict)  # classes of modules
+    op: WrongOp | None = None  # at the first origin
+    missing_elements: Mapping[str, str] = field(default_factory=dict)  # weights without a rank
+    num_calls: int = 1  # of the model, on a rank
+    num_cleared: int = 0  # times that a rank cleared gradients before another backward
+    broken_ties: Sequence[BrokenTie] = ()
+
+
+def check_parity(
+    version: Version,
+    *,
+    precision: torch.dtype | None,
+    report: Report,
+    report_progress: Callable[[str], None],
+) -> ParityResult:
+    """Run and compare both versions, and locate the first difference, if any."""
+    session = _Session(version, precision, report, report_progress)
+    comparisons, reference, has_exact = session.compare()
+    is_deterministic = False
+    if _wrong(comparisons) and draws_numbers(version.model, version.task):
+        comparisons, is_deterministic = session.compare_without_rng(comparisons)
+    if not _wrong(comparisons):
+        return ParityResult(_without_parameters(comparisons), reference, has_exact)
+    # If ranks drew different numbers, keep the RNG, to locate the draw.
+    is_deterministic &= not any(
+        result.verdict.suspect is Suspect.RANDOMNESS for result in _wrong(comparisons)
+    )
+    parity_result = ParityResult(
+        comparisons,
+        reference,
+        has_exact,
+        missing_elements=session.find_missing_elements(),
+        num_calls=session.num_calls,
+        num_cleared=session.num_cleared,
+        broken_ties=session.broken_ties,
+    )
+    return session.locate(parity_result, is_deterministic=is_deterministic)
+
+
+def _wrong(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
+    results = _without_parameters(comparisons)
+    return [result for result in results if result.verdict.agreement not in TOLERABLE]
+
+
+def _without_parameters(comparisons: Sequence[TensorComparison]) -> list[TensorComparison]:
+    """The comparisons without parameters, which may rightly have another form."""
+    return [result for result in comparisons if result.case.kind is not TensorKind.PARAMETER]
+
+
+@final
+class _Session:
+    def __init__(
+        self,
+        version: Version,
+        precision: torch.dtype | None,
+        report: Report,
+        report_progress: Callable[[str], None],
+    ) -> None:
+        self._version = version
+        self._precision = precision
+        self._report = report
+        self._report_progress = report_progress
+        self._has_exact = True
+        self._traced: TracedWeights | None = None
+        self.num_calls = 1  # of the model, on a rank
+        self.num_cleared = 0  # times that a rank cleared gradients before another backward
+        self.broken_ties: list[BrokenTie] = []
+        self._is_clear = False  # names and shapes determine which rank holds which weights
+
+        names = list(version.axes)
+        self._mesh = Mesh(
+            tuple(version.axes.values()),
+            tuple(names.index(axis) for axis in version.batch_axes),
+            version.batch_dim,
+        )
+
+    def compare(
+        self, *, is_deterministic: bool = False
+    ) -> tuple[list[TensorComparison], StepResult, bool]:
+        """The comparisons, the single device's result, and whether double precision ran."""
+        version = self._version
+        self._report_progress("running the original")
+        runs = run_all(
+            version.model,
+            version.task,
+            is_deterministic=is_deterministic,
+            precision=self._precision,
+            report=self._report,
+        )
+        has_exact = runs.fp64 is not None
+        self._has_exact &= has_exact
+        self._report_progress("running all ranks")
+        ranks = version.run(Variant(is_deterministic=is_deterministic))
+        self._trace_weights(runs.reference, ranks)
+        comparisons = self._compare_tensors(runs, ranks)
+        if self._has_exact and (is_coarse(comparisons) or _wrong(comparisons)):
+            comparisons = self._reconsider(comparisons, is_deterministic=is_deterministic)
+        self.num_calls = max(rank.num_calls for rank in ranks)
+        self.num_cleared = max(rank.num_cleared for rank in ranks)
+        self._report_cleared([runs.reference, *ranks])
+        stages = find_stages(runs.reference.parameters, ranks)
+        return accept_own_outputs(comparisons, stages, version.axes), runs.reference, has_exact
+
+    def _report_cleared(self, step_results: Sequence[StepResult]) -> None:
+        """Report a gap if gradients were computed, but none is left to compare."""
+        if all(run.num_backwards and is_cleared(run.gradients.values()) for run in step_results):
+            self._report(
+                "gradients",
+                "not compared: the step runs backward, but no gradient is left when it returns, as "
+                "after zero_grad(); call zero_grad() at the start of the step instead",
+            )
+
+    def compare_without_rng(
+        self, comparisons: list[TensorComparison]
+    ) -> tuple[list[TensorComparison], bool]:
+        """The verdicts after runs without random numbers, and whether those runs succeeded."""
+        try:
+            deterministic, *_ = self.compare(is_deterministic=True)
+        except (RankError, CollectiveError, ParityError) as error:
+            fact = f"a run without random numbers failed ({error!s:.200})"
+            self._report("randomness", fact)
+            return comparisons, False
+        return recheck_without_rng(comparisons, _by_key(deterministic)), True
+
+    def find_missing_elements(self) -> Mapping[str, str]:
+        """Weights of which no rank holds some elements."""
+        return {} if self._traced is None else self._traced.find_missing_elements()
+
+    def locate(self, parity_result: ParityResult, *, is_deterministic: bool) -> ParityResult:
+        """Add where the versions diverge; in double precision if both versions run in it."""
+        self._report_progress("locating the first module that differs")
+        probes: list[ModuleProbe] = []
+
+        def make_probe() -> ModuleProbe:
+            probes.append(ModuleProbe())
+            return probes[-1]
+
+        recorded = self._run_with_probes(
+            ProbeSpec(renamed=self._renamed), make_probe, is_deterministic=is_deterministic
+        )
+        if recorded is None:
+            return parity_result
+        runs, ranks = recorded
+        origins = find_origins(
+            runs, ranks, self._mesh, probes[0], gradients=parity_result.comparisons
+        )
+        origins = [
+            self._test_own_shard(origin, runs, ranks, is_deterministic=is_deterministic)
+            for origin in origins
+        ]
+        del recorded, runs, ranks
+        op = self._find_op(origins, is_deterministic=is_deterministic)
+        return replace(parity_result, origins=origins, types=probes[0].types, op=op)
+
+    def _test_own_shard(
+        self, origin: Origin, runs: Runs, ranks: Sequence[StepResult], *, is_deterministic: bool
+    ) -> Origin:
+        """Test whether each rank's gradient comes only from its own shard of the output.
+
+        It does if it equals the single device's gradient when the gradient of the module's
+        output is zero outside that shard.
+        """
+        case, layout, module = origin.comparison.case, origin.comparison.layout, origin.module
+        shards = [tensor for tensor in case.ranks if tensor is not None]
+        point = ProbePoint(Phase.FORWARD, Role.OUTPUT, module or "", 0, "").encode()
+        output, outputs = (
+            runs.reference.snapshots.get(point),
+            [rank.snapshots.get(point) for rank in ranks],
+        )
+        output_shards = [tensor for tensor in outputs if tensor is not None]
+        is_backward = origin.kind in (Kind.GRADIENT_OF_OUTPUT, Kind.GRADIENT_OF_INPUT)
+        is_complete = output is not None and len(shards) == len(output_shards) == len(ranks)
+        if not is_backward or module is None or layout is None or case.calls or not is_complete:
+            return origin
+        if explain(origin.comparison, self._version.axes).suspect is not Suspect.UNKNOWN:
+            return origin
+        assert output is not None
+        output_layout = find_layout(output_shards, output, self._mesh.sizes)
+        if output_layout is None or case.floor is None:
+            return origin
+        indices = torch.arange(output.numel()).reshape(output.shape)
+        shard_indices = output_layout.split(indices, output_shards)
+        limit = case.floor.scale_by(4.0)
+
+        def is_limited(lines: Sequence[Sequence[int]]) -> bool:
+            """Whether gradients come only from what the ranks of each line hold together."""
+            for line in lines:
+                mask = torch.zeros(output.numel(), dtype=output.dtype)
+                for rank in line:
+                    mask[shard_indices[rank].flatten()] = 1
+                probe = ModuleProbe((module, mask.reshape(output.shape)))
+                variant = Variant(self._has_exact, is_deterministic=is_deterministic)
+                run_task(self._version.model, self._version.task, variant, probe=probe)
+                gradient = probe.snapshots.get(case.name)
+                if gradient is None:
+                    return False
+                parts = layout.split(to_fp64_on_cpu(gradient), shards)
+                if not all(
+                    limit.allows(measure(to_fp64_on_cpu(shards[r]), parts[r])) for r in line
+                ):
+                    return False
+            return True
+
+        for axis, dim in enumerate(output_layout.dims):
+            lines = ranks_across(self._mesh.sizes, axis)
+            if dim is not None and 1 < len(lines) <= _MAX_MASKED and is_limited(lines):
+                dims = tuple(
+                    dim if index == axis else None for index, dim in enumerate(output_layout.dims)
+                )
+                return replace(origin, own_shard=replace(output_layout, dims=dims))
+        return origin
+
+    def _find_op(self, origins: Sequence[Origin], *, is_deterministic: bool) -> WrongOp | None:
+        module = origins[0].module if origins and origins[0].phase is Phase.FORWARD else None
+        if module is None:
+            return None
+        self._report_progress("locating the first op in it")
+        probes: list[OpProbe] = []
+
+        def make_probe() -> OpProbe:
+            probes.append(OpProbe(module))
+            return probes[-1]
+
+        recorded = self._run_with_probes(
+            ProbeSpec(module, self._renamed), make_probe, is_deterministic=is_deterministic
+        )
+        # Calls on different parts of the batch cannot be compared op by op.
+        if recorded is None or (probes[0].num_calls > 1 and self._mesh.batch_axes):
+            return None
+        return find_op(*recorded, self._mesh.sizes, probes[0].consumers)
+
+    def _run_with_probes(
+        self, probe_spec: ProbeSpec, make_probe: Callable[[], Probe], *, is_deterministic: bool
+    ) -> tuple[Runs, list[StepResult]] | None:
+        version, is_fp64 = self._version, self._has_exact
+        try:
+            ranks = version.run(
+                Variant(is_fp64=is_fp64, is_deterministic=is_deterministic), probe_spec
+            )
+        except (RankError, CollectiveError) as error:
+            what = "modules" if probe_spec.ops_in is None else "ops"
+            fact = f"the ranks fail while their {what} are recorded ({error!s:.200})"
+            self._report("the first difference", fact)
+            return None
+        run = run_fp64 if is_fp64 else run_all
+        try:
+            singles = run(
+                version.model, version.task, is_deterministic=is_deterministic, probe=make_probe
+            )
+        except Exception as error:  # noqa: BLE001 - it ran before, and its verdicts stand
+            fact = (
+                f"the original fails while it is recorded ({type(error).__name__}: {error!s:.160})"
+            )
+            self._report("the first difference", fact)
+            return None
+        return singles, ranks
+
+    @property
+    def _renamed(self) -> dict[int, dict[str, str]]:
+        traced = self._traced
+        if traced is None:
+            return {}
+        return {rank: traced.rename_modules(rank) for rank in range(math.prod(self._mesh.sizes))}
+
+    def _trace_weights(self, reference: StepResult, ranks: Sequence[StepResult]) -> None:
+        """Find out which weights each rank holds, if names and shapes do not determine it."""
+        if self._is_clear or self._traced is not None or not is_unclear(reference, ranks):
+            self._is_clear = self._traced is None
+            return
+        self._report_progress("tracing the weights")
+        try:
+            marked = self._version.run(MARKED)
+        except (RankError, CollectiveError) as error:
+            self._is_clear = True
+            self._report(
+                "weights",
+                f"which rank holds which of them is inferred from names and shapes: sharding a "
+                f"model with other weights failed ({error!s:.200})",
+            )
+            return
+        self._traced = TracedWeights(reference.parameters, marked, self._mesh.sizes)
+        added = sorted(set().union(*(rank.added for rank in self._traced.apply(ranks))))
+        if added:
+            fact = f"only in the parallel model, and not compared: {_list_names(added)}"
+            self._report("parameters and buffers", fact)
+
+    def _compare_tensors(self, runs: Runs, ranks: Sequence[StepResult]) -> list[TensorComparison]:
+        resolved = ranks if self._traced is None else self._traced.apply(ranks)
+        self.broken_ties = list(find_broken_ties(runs.reference, resolved))
+        sizes, batch_axes, batch_dim = self._mesh
+        comparisons = [
+            _compare_scaled(compare_case(case), case)
+            for case in cases(runs, resolved, sizes, batch_axes=batch_axes, batch_dim=batch_dim)
+        ]
+        odd = [
+            result
+            for result in comparisons
+            if self._is_incomparable(result, runs.reference, resolved)
+        ]
+        if odd:
+            fact = "only in the original, or changed by every call, and not compared: "
+            self._report(
+                "parameters and buffers", fact + _list_names([result.case.name for result in odd])
+            )
+        return [
+            result
+            for result in comparisons
+            if result not in odd
+            and (
+                result.case.kind is not TensorKind.PARAMETER
+                or result.verdict.agreement in _WRONG_VALUES
+            )
+        ]
+
+    @staticmethod
+    def _is_incomparable(
+        result: TensorComparison, reference: StepResult, ranks: Sequence[StepResult]
+    ) -> bool:
+        """Whether a difference is no evidence of an error.
+
+        A parameter may now be computed from others, as in a reparametrization; and a buffer
+        that every call changes differs if the ranks call the model more or less often.
+        """
+        if result.case.kind is TensorKind.BUFFER and result.verdict.agreement not in TOLERABLE:
+            return any(rank.num_calls != reference.num_calls for rank in ranks)
+        if result.case.kind is not TensorKind.GRADIENT or result.verdict.agreement in TOLERABLE:
+            return False
+        module, _, parameter = result.case.name.rpartition(".")
+        is_absent = result.verdict.agreement is Agreement.MISSING and all(
+            result.case.name in rank.absent for rank in ranks
+        )
+        prefixes = [f"{module}.parametrizations.{parameter}.", *([f"{module}."] * is_absent)]
+        added = {name for rank in ranks for name in rank.added}
+        return any(name.startswith(tuple(prefixes)) for name in added)
+
+    def _reconsider(
+        self, comparisons: list[TensorComparison], *, is_deterministic: bool
+    ) -> list[TensorComparison]:
+        """Repeat the comparison in double precision, where noise may hide or mimic an error."""
+        version = self._version
+        self._report_progress("running all ranks in double precision")
+        try:
+            ranks = version.run(Variant(is_fp64=True, is_deterministic=is_deterministic))
+        except (RankError, CollectiveError) as error:
+            self._has_exact = False
+            self._report(
+                "double precision",
+                f"the parallel version does not run in it ({error!s:.200}), so rounding cannot be "
+                "distinguished from other differences",
+            )
+            return comparisons
+        fp64 = run_fp64(version.model, version.task, is_deterministic=is_deterministic)
+        return recheck_fp64(comparisons, _by_key(self._compare_tensors(fp64, ranks)))
+
+
+def _compare_scaled(comparison: TensorComparison, case: Case) -> TensorComparison:
+    """Accept the gradient of a sharded input without the average over ranks."""
+    is_input = case.kind is TensorKind.GRADIENT and case.name.startswith("inputs")
+    if comparison.verdict.agreement in TOLERABLE or not is_input or not case.batch_axes:
+        return comparison
+    count = math.prod(case.sizes[axis] for axis in case.batch_axes)
+    ranks = tuple(None if tensor is None else tensor / count for tensor in case.ranks)
+    scaled = compare_case(replace(case, ranks=ranks))
+    return scaled if scaled.verdict.agreement in TOLERABLE else comparison
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _by_key(comparisons: Sequence[TensorComparison]) -> dict[Key, TensorComparison]:
+    return {(result.case.kind, result.case.name): result for result in comparisons}

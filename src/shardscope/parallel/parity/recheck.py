@@ -1,0 +1,193 @@
+"""Revises verdicts: by double precision, without random numbers, or by correct gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from msgspec.structs import replace
+
+from shardscope.numerics.noise import epsilon, measure, to_fp64_on_cpu
+from shardscope.parallel.equivalence.compare import (
+    TensorComparison,
+    compare_case,
+    describe_dtype,
+    name_dtype,
+)
+from shardscope.parallel.equivalence.result import Key
+from shardscope.parallel.parity.causes import explain
+from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
+
+__all__ = [
+    "AGREES_IN_FP64",
+    "CONFIRMED",
+    "accept_own_outputs",
+    "is_coarse",
+    "recheck_fp64",
+    "recheck_without_rng",
+]
+
+
+CONFIRMED = "agrees in double precision too"
+"""The detail of a tensor that agrees in both precisions."""
+AGREES_IN_FP64 = "agrees in double precision"
+"""What the detail of a tensor ends with that is less accurate, and agrees in double precision."""
+_COARSE = 1e-4  # a machine epsilon that may hide an error
+_NOISY = 1e-3  # a relative noise that may hide an error
+_MAX_SAMPLES = 1024  # largest number of samples that are compared pairwise
+_NUMERIC = (Agreement.DIFFERS, Agreement.RANKS_DISAGREE)
+
+
+def is_coarse(comparisons: Sequence[TensorComparison]) -> bool:
+    """Whether the noise of any compared tensor may hide an error.
+
+    It may in half precision, and where small changes of weights change outputs by much.
+    Gradients that are nothing but noise do not count, as they are common: those of a bias
+    before a norm, or of the keys of attention.
+    """
+    return any(_is_coarse(result) for result in comparisons)
+
+
+def _is_coarse(result: TensorComparison) -> bool:
+    floor, reference = result.case.floor, result.case.reference
+    if floor is None or reference is None:
+        return False
+    is_noisy = result.case.kind is TensorKind.OUTPUT and floor.rms > _NOISY * floor.scale
+    return epsilon(result.dtype or reference.dtype) > _COARSE or is_noisy
+
+
+def recheck_fp64(
+    comparisons: Sequence[TensorComparison], fp64_comparisons: Mapping[Key, TensorComparison]
+) -> list[TensorComparison]:
+    """Verdicts that use double precision: agreement there is rounding, a difference an error."""
+    return [
+        _decide(result, fp64_comparisons.get((result.case.kind, result.case.name)))
+        for result in comparisons
+    ]
+
+
+def _decide(result: TensorComparison, fp64_result: TensorComparison | None) -> TensorComparison:
+    if fp64_result is None:
+        return result
+    agreement, fp64_agreement = result.verdict.agreement, fp64_result.verdict.agreement
+    is_rounded = agreement is Agreement.ROUNDED or agreement in _NUMERIC
+    is_close = agreement in FINE or agreement is Agreement.ROUNDED
+    if is_rounded and fp64_agreement in FINE:
+        detail = AGREES_IN_FP64
+        if result.dtype is not None:
+            detail = f"{describe_dtype(result)}; {detail}"
+        verdict = replace(
+            result.verdict, agreement=Agreement.ROUNDED, suspect=Suspect.ROUNDING, detail=detail
+        )
+        return dataclasses.replace(result, verdict=verdict)
+    if is_close and fp64_agreement in _NUMERIC:
+        dtype = result.verdict.dtype if result.dtype is None else name_dtype(result.dtype)
+        verdict = replace(
+            fp64_result.verdict,
+            dtype=result.verdict.dtype,
+            detail=f"within the noise of {dtype}, but differs in double precision",
+        )
+        return dataclasses.replace(fp64_result, verdict=verdict, dtype=result.dtype)
+    if agreement in FINE and fp64_agreement in FINE and result.dtype is None:
+        verdict = replace(result.verdict, detail=CONFIRMED)
+        return dataclasses.replace(result, verdict=verdict)
+    # Double precision has less noise, so its tensors show the cause better.
+    if is_close or not fp64_result.full:
+        return result
+    return dataclasses.replace(fp64_result, verdict=result.verdict, dtype=result.dtype)
+
+
+def recheck_without_rng(
+    comparisons: Sequence[TensorComparison],
+    deterministic_comparisons: Mapping[Key, TensorComparison],
+) -> list[TensorComparison]:
+    """Verdicts that use runs without random numbers: agreement there means randomness."""
+    decided = []
+    for result in comparisons:
+        deterministic_result = deterministic_comparisons.get((result.case.kind, result.case.name))
+        if deterministic_result is None or result.verdict.agreement in TOLERABLE:
+            decided.append(result)
+        elif deterministic_result.verdict.agreement in TOLERABLE:
+            decided.append(_attribute_to_rng(result))
+        else:
+            decided.append(deterministic_result)
+    return decided
+
+
+def _attribute_to_rng(result: TensorComparison) -> TensorComparison:
+    """An error if ranks drew different numbers for a replicated tensor, otherwise harmless."""
+    is_replicated = result.verdict.agreement is Agreement.RANKS_DISAGREE
+    verdict = replace(
+        result.verdict,
+        agreement=Agreement.RANKS_DISAGREE if is_replicated else Agreement.RANDOM,
+        suspect=Suspect.RANDOMNESS,
+        detail="agrees when no random numbers are drawn",
+    )
+    return dataclasses.replace(result, verdict=verdict)
+
+
+def accept_own_outputs(
+    comparisons: Sequence[TensorComparison],
+    stages: Sequence[Sequence[int]],
+    axes: Mapping[str, int],
+) -> list[TensorComparison]:
+    """Accept outputs that may rightly differ between ranks.
+
+    These are the outputs of pipeline stages without the last modules and, if all gradients
+    agree, the loss of a rank's own shard, and samples in the order in which ranks took them.
+    """
+    gradients = [result for result in comparisons if result.case.kind is TensorKind.GRADIENT]
+    is_right = bool(gradients) and all(
+        result.verdict.agreement in TOLERABLE for result in gradients
+    )
+    comparisons = [_accept_stage(result, stages) for result in comparisons]
+    return [_accept(result, axes) if is_right else result for result in comparisons]
+
+
+def _accept(result: TensorComparison, axes: Mapping[str, int]) -> TensorComparison:
+    if result.case.kind is not TensorKind.OUTPUT or result.verdict.agreement in TOLERABLE:
+        return result
+    is_scalar = result.case.is_scalar or math.prod(result.verdict.shape) == 1
+    if is_scalar and result.verdict.agreement is Agreement.RANKS_DISAGREE:
+        cause = explain(result, axes)
+        if cause.suspect is Suspect.MISSING_REDUCTION and cause.reduction:
+            verb = "summed" if cause.reduction == "sum" else "averaged"
+            over = " and ".join(cause.axes)
+            return _call_close(result, f"each rank's own; {verb} over {over} they agree")
+    elif result.full and _has_same_samples(result):
+        return _call_close(result, "agrees, with its samples in another order")
+    return result
+
+
+def _call_close(result: TensorComparison, detail: str) -> TensorComparison:
+    verdict = replace(result.verdict, agreement=Agreement.CLOSE, ranks=(), detail=detail)
+    return dataclasses.replace(result, verdict=verdict, full=())
+
+
+def _accept_stage(result: TensorComparison, stages: Sequence[Sequence[int]]) -> TensorComparison:
+    """Accept an output that agrees on the ranks of one pipeline stage, the last."""
+    is_wrong = result.verdict.agreement not in TOLERABLE and result.case.reference is not None
+    if result.case.kind is not TensorKind.OUTPUT or not is_wrong or len(stages) < 2:
+        return result
+    for stage in stages:
+        case = result.case.choose_ranks(stage)
+        if None not in case.ranks and compare_case(case).verdict.agreement in TOLERABLE:
+            return _call_close(result, "agrees on the ranks that have the last modules")
+    return result
+
+
+def _has_same_samples(result: TensorComparison) -> bool:
+    """Whether every rank has all samples, in any order along the batch."""
+    target, floor, dim = result.case.target, result.case.floor, result.case.batch_dim
+    if target is None or floor is None or target.ndim < 2 or target.shape[dim] > _MAX_SAMPLES:
+        return False
+    wanted = target.movedim(dim, 0).flatten(1)
+    for full in result.full:
+        samples = to_fp64_on_cpu(full).movedim(dim, 0).flatten(1)
+        nearest = torch.cdist(samples, wanted).argmin(1)
+        is_each = len(torch.unique(nearest)) == len(wanted)
+        if not is_each or not floor.allows(measure(samples, wanted[nearest])):
+            return False
+    return True

@@ -1,0 +1,3 @@
+"""The partitioner's passes: constraints, propagation, decomposition, lowering, gradients,
+schedule.
+"""

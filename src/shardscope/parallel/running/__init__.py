@@ -1,1 +1,0 @@
-"""One rank's program as a module to call: little more than its ops."""

@@ -1,0 +1,151 @@
+"""Writes to a part of a tensor: slice_scatter, select_scatter and diagonal_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from shardscope.parallel.ir.placements import Shard, Size
+from shardscope.parallel.sharding_rules.builders import (
+    can_be_sharded,
+    make_strategy,
+    normalize_dim,
+    partial_strategy,
+    shard_at,
+)
+from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
+from shardscope.parallel.sharding_rules.masking import is_sharded
+from shardscope.parallel.sharding_rules.registry import lowering, rule
+
+__all__ = [
+    "lower_select_scatter",
+    "lower_slice_scatter",
+    "shard_diagonal_scatter",
+    "shard_select_scatter",
+    "shard_slice_scatter",
+    "shard_written_dim",
+]
+
+
+aten = torch.ops.aten
+
+_END = 2**63 - 1
+
+
+def shard_written_dim(call: OpCall, along: int) -> Iterator[Strategy]:
+    """Shard the dim that is written to; the written values are replicated."""
+    names = [name for name in ("start", "end", "index") if call.arguments.get(name) is not None]
+    sizes: list[Size] = [call["self"].shape[along], *(call[name] for name in names)]
+    is_known = all(isinstance(size, int) for size in sizes)
+    if is_known and ("index" in names or _is_proper_slice(call, along)):
+        yield make_strategy(
+            call, {"self": Shard(along)}, Shard(along), is_permutation_invariant=False
+        )
+
+
+def _is_proper_slice(call: OpCall, along: int) -> bool:
+    """Whether the slice is a part of the dim, also as earlier and later axes see it.
+
+    Sizes are those after earlier axes, but bounds refer to the full dim. A slice as large as the
+    remaining size, or as a shard of it, could be mistaken for all of it.
+    """
+    size, shard = call["self"].shape[along], -(-call["self"].shape[along] // call.num_ranks)
+    return call["step"] == 1 and call["src"].shape[along] not in (size, shard)
+
+
+@lowering(aten.select_scatter.default)
+def lower_select_scatter(local: LoweringContext) -> Any:
+    """Write a slice of size 1; on other ranks one of size 0, so that the written values have a
+    gradient there.
+    """
+    spec = local.input_spec("self")
+    dim = normalize_dim(local["dim"], len(spec.shape))
+    if not is_sharded(spec, dim):
+        return local.repeat()
+    index = normalize_dim(local["index"], spec.shape[dim]) - spec.start(dim, local.coordinate)
+    is_here = 0 <= index < spec.local_shape(local.coordinate)[dim]
+    start, end = (index, index + 1) if is_here else (0, 0)
+    write = local.builder.write
+    source = write(aten.unsqueeze.default, local["src"], dim)
+    part = write(aten.slice.Tensor, source, dim, 0, end - start)
+    return write(aten.slice_scatter.default, local["self"], part, dim, start, end)
+
+
+@lowering(aten.slice_scatter.default)
+def lower_slice_scatter(local: LoweringContext) -> Any:
+    spec = local.input_spec("self")
+    dim = normalize_dim(local["dim"], len(spec.shape))
+    if not is_sharded(spec, dim):
+        return local.repeat()
+    if is_sharded(local.input_spec("src"), dim):  # all of the dim is written
+        return local.repeat(start=0, end=_END)
+    start, end = _bounds(local, spec.shape[dim])
+    first = spec.start(dim, local.coordinate)
+    last = first + spec.local_shape(local.coordinate)[dim]
+    own_start = min(max(start, first), last)
+    own_end = max(min(end, last), own_start)
+    source = local.builder.write(
+        aten.slice.Tensor, local["src"], dim, own_start - start, own_end - start
+    )
+    return local.repeat(src=source, start=own_start - first, end=own_end - first)
+
+
+def _bounds(local: LoweringContext, size: int) -> tuple[int, int]:
+    start = local["start"] or 0
+    end = _END if local["end"] is None else local["end"]
+    start, end = (max(0, min(size, bound + size if bound < 0 else bound)) for bound in (start, end))
+    return start, max(start, end)
+
+
+@rule(aten.slice_scatter.default)
+def shard_slice_scatter(call: OpCall) -> Iterator[Strategy]:
+    """Every dim; along the sliced dim, each rank writes the part that falls into its shard."""
+    spec = call["self"]
+    sliced_dim = normalize_dim(call["dim"], spec.num_dims)
+    for dim, size in enumerate(spec.shape):
+        if can_be_sharded(size) and (dim != sliced_dim or _is_full_slice(call, sliced_dim)):
+            yield shard_at(call, {0: dim, 1: dim}, {0: dim})
+    if not _is_full_slice(call, sliced_dim):
+        yield from shard_written_dim(call, sliced_dim)
+    yield from _propagate_partial_writes(call)
+
+
+@rule(aten.select_scatter.default)
+def shard_select_scatter(call: OpCall) -> Iterator[Strategy]:
+    """Every dim; along the selected dim, the rank that holds the index writes."""
+    num_dims = call["self"].num_dims
+    yield from _shard_all_dims_but(call, [normalize_dim(call["dim"], num_dims)])
+    yield from shard_written_dim(call, normalize_dim(call["dim"], num_dims))
+    yield from _propagate_partial_writes(call)
+
+
+@rule(aten.diagonal_scatter.default)
+def shard_diagonal_scatter(call: OpCall) -> Iterator[Strategy]:
+    """Every dim but the two of the diagonal."""
+    num_dims = call["self"].num_dims
+    yield from _shard_all_dims_but(
+        call, [normalize_dim(call[name], num_dims) for name in ("dim1", "dim2")]
+    )
+    yield from _propagate_partial_writes(call)
+
+
+def _shard_all_dims_but(call: OpCall, excluded_dims: list[int]) -> Iterator[Strategy]:
+    dims = [dim for dim in range(call["self"].num_dims) if dim not in excluded_dims]
+    for position, dim in enumerate(dims):
+        if can_be_sharded(call["self"].shape[dim]):
+            yield shard_at(call, {0: dim, 1: position}, {0: dim})
+
+
+def _propagate_partial_writes(call: OpCall) -> Iterator[Strategy]:
+    """If both tensors are partial, so is the result, unless the written values are rounded."""
+    before, after = call["src"].dtype, call["self"].dtype
+    if torch.bool not in (before, after) and torch.promote_types(before, after) == after:
+        yield partial_strategy(call, 0, 1)
+
+
+def _is_full_slice(call: OpCall, dim: int) -> bool:
+    size, end = call["self"].shape[dim], call["end"]
+    reaches_end = end is None or end == size or (isinstance(end, int) and end >= 2**62)
+    return call["start"] in (None, 0) and call["step"] == 1 and reaches_end

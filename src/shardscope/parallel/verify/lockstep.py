@@ -1,0 +1,198 @@
+"""Runs the programs of all ranks in one process, each up to its next collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+
+from shardscope._torch.collectives.functional import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    WAIT,
+    is_collective,
+)
+from shardscope.attribution.call_sites import user_line
+from shardscope.errors import ParallelError
+from shardscope.parallel.ir.graph import raise_explained
+
+__all__ = ["NodeObserver", "run_in_lockstep"]
+
+
+NodeObserver = Callable[[int, fx.Node, Any], None]
+"""Is shown what each rank's nodes compute."""
+
+
+def run_in_lockstep(
+    graphs: Mapping[int, fx.GraphModule],
+    inputs: Mapping[int, Sequence[Any]],
+    groups: Mapping[str, Sequence[int]],
+    *,
+    observe: NodeObserver | None = None,
+) -> dict[int, Any]:
+    """By rank, what its program returns; `groups` has the ranks of each group by its name."""
+    state = torch.get_rng_state()
+    ranks = {
+        rank: _Rank(rank, graph, inputs[rank], state, observe) for rank, graph in graphs.items()
+    }
+    for rank in ranks.values():
+        rank.advance()
+    while any(rank.waiting_node is not None for rank in ranks.values()):
+        _run_collectives(ranks, groups)
+    return {number: rank.result for number, rank in ranks.items()}
+
+
+@final
+class _Rank:
+    """One rank's program, waiting at a collective or finished."""
+
+    def __init__(
+        self,
+        number: int,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        random_state: Tensor,
+        observe: NodeObserver | None,
+    ) -> None:
+        self._number = number
+        self._interpreter = fx.Interpreter(graph)
+        self._nodes = iter(graph.graph.nodes)
+        self._inputs = iter(inputs)
+        self._last_uses = _last_uses(graph.graph)
+        self._values: dict[fx.Node, Any] = {}
+        self._observe = observe
+        # Each rank has its own RNG state, so that all draw the same numbers.
+        self._random_state = random_state
+        self.waiting_node: fx.Node | None = None
+        self.result: Any = None
+
+    def advance(self, received: Any = None) -> None:
+        """Run, with the result of the collective, to the next collective or to the end."""
+        if self.waiting_node is not None:
+            self._store(self.waiting_node, received)
+            self.waiting_node = None
+        for node in self._nodes:
+            if is_collective(node.target):
+                self.waiting_node = node
+                return
+            if node.op == "output":
+                self.result = self.look_up(node.args[0])
+                return
+            self._store(node, self._run_or_explain(node))
+
+    def look_up(self, nest: Any) -> Any:
+        """Nested arguments, with nodes replaced by their values."""
+        return fx.node.map_arg(nest, self._values.__getitem__)
+
+    def _run_or_explain(self, node: fx.Node) -> Any:
+        try:
+            return self._run(node)
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            line = user_line(node.meta.get("stack_trace") or "")
+            location = f"{node.target} ({node.name}{f', {line}' if line else ''})"
+            rank = f"rank {self._number}"
+            raise_explained(error, f"{location} fails on {rank}, though not on a single device")
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return next(self._inputs)
+        args, kwargs = self.look_up(node.args), self.look_up(node.kwargs)
+        if node.target is WAIT:
+            return args[0]
+        run = getattr(self._interpreter, node.op)
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            return run(node.target, args, kwargs)
+        torch.set_rng_state(self._random_state)
+        result = run(node.target, args, kwargs)
+        self._random_state = torch.get_rng_state()
+        return result
+
+    def _store(self, node: fx.Node, value: Any) -> None:
+        """Store a node's value, and free those that no later node uses."""
+        if self._observe is not None:
+            self._observe(self._number, node, value)
+        self._values[node] = value
+        for used in self._last_uses.get(node, ()):
+            self._values.pop(used, None)
+
+
+def _run_collectives(ranks: Mapping[int, _Rank], groups: Mapping[str, Sequence[int]]) -> None:
+    """Run the collective of every group whose ranks all wait at it; raise if there is none."""
+    waiting_nodes = {
+        number: rank.waiting_node for number, rank in ranks.items() if rank.waiting_node is not None
+    }
+    finished: set[int] = set()
+    for number, node in waiting_nodes.items():
+        if number in finished:
+            continue
+        peers = groups[str(node.args[-1])]
+        peer_nodes = [waiting_nodes.get(peer) for peer in peers]
+        if any(
+            peer_node is None or groups[str(peer_node.args[-1])] != peers
+            for peer_node in peer_nodes
+        ):
+            continue
+        arguments = [ranks[peer].look_up(waiting_nodes[peer].args) for peer in peers]
+        for peer, received in zip(
+            peers, _run_collective(_same_op(waiting_nodes, peers), arguments), strict=True
+        ):
+            ranks[peer].advance(received)
+        finished.update(peers)
+    if not finished:
+        raise _deadlock_error(waiting_nodes)
+
+
+def _same_op(waiting_nodes: Mapping[int, fx.Node], peers: Sequence[int]) -> Any:
+    ops = {waiting_nodes[peer].target for peer in peers}
+    if len(ops) > 1:
+        raise _deadlock_error({peer: waiting_nodes[peer] for peer in peers})
+    return ops.pop()
+
+
+def _deadlock_error(waiting_nodes: Mapping[int, fx.Node]) -> ParallelError:
+    waits = "; ".join(
+        f"rank {number} at {node.name}" for number, node in list(waiting_nodes.items())[:4]
+    )
+    return ParallelError(
+        f"ranks would deadlock: {waits}. This is a bug in shardscope; please report the program."
+    )
+
+
+def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """By node, the nodes whose values no later node uses."""
+    last: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        last[node] = node
+        last.update(dict.fromkeys(node.all_input_nodes, node))
+    freed: dict[fx.Node, list[fx.Node]] = {}
+    for value, user in last.items():
+        freed.setdefault(user, []).append(value)
+    return freed
+
+
+def _run_collective(op: Any, arguments: Sequence[Any]) -> list[Tensor]:
+    """The result of a collective on each rank of a group, given the arguments of each."""
+    values = [args[0] for args in arguments]
+    num_ranks = len(values)
+    if op is ALL_REDUCE:
+        total = _reduce(values, arguments[0][1])
+        return [total.clone() for _ in values]
+    if op is ALL_GATHER:
+        gathered = torch.cat(values)
+        return [gathered.clone() for _ in values]
+    if op is REDUCE_SCATTER:
+        return [chunk.clone() for chunk in _reduce(values, arguments[0][1]).chunk(num_ranks)]
+    assert op is ALL_TO_ALL
+    sent = [torch.split(args[0], list(args[2])) for args in arguments]
+    return [torch.cat([chunks[rank] for chunks in sent]) for rank in range(num_ranks)]
+
+
+def _reduce(values: Sequence[Tensor], reduction: str) -> Tensor:
+    stacked = torch.stack(tuple(values))
+    if reduction == "sum":
+        return stacked.sum(0, dtype=stacked.dtype)
+    return stacked.amax(0) if reduction == "max" else stacked.amin(0)

@@ -1,0 +1,1 @@
+"""Exports recordings to other tools: Perfetto, Chakra, TensorBoard, CSV, Markdown."""

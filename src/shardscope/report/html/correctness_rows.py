@@ -1,0 +1,135 @@
+"""Data of the correctness view: parity verdicts and parallel programs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shardscope.record import (
+    FINE,
+    TOLERABLE,
+    Agreement,
+    Divergence,
+    Fallback,
+    Finding,
+    Inserted,
+    Parallelization,
+    Parity,
+    Recording,
+    TensorVerdict,
+    format_ranks,
+)
+from shardscope.report.html.page_index import Index
+from shardscope.report.html.page_views import (
+    DivergenceItem,
+    FallbackRow,
+    InsertedRow,
+    ParallelItem,
+    ParityItem,
+    Proof,
+    VerdictTable,
+)
+from shardscope.report.model.layer_names import name_layer_range
+from shardscope.report.text.correctness import (
+    group_identical,
+    layer_group_key,
+    summarize_parallel,
+    summarize_parity,
+    summarize_proof,
+)
+from shardscope.report.text.heading import name_mesh
+
+__all__ = ["make_proof"]
+
+
+def make_proof(recording: Recording, index: Index) -> Proof | None:
+    """Make the view, or None if there is no parity check and no parallel program."""
+    if not recording.parity and not recording.parallel:
+        return None
+    return Proof(
+        parity=tuple(
+            _make_parity(parity, index, recording.findings) for parity in recording.parity
+        ),
+        parallel=tuple(_make_parallel(program, index) for program in recording.parallel),
+    )
+
+
+def _make_parity(parity: Parity, index: Index, findings: Sequence[Finding]) -> ParityItem:
+    tensors = _make_table(parity.tensors, fine=TOLERABLE)
+    return ParityItem(
+        mesh=name_mesh(parity.axes),
+        words=summarize_parity(parity, findings).plain,
+        is_fine=bool(parity.tensors) and all(tensors.is_fine),
+        tensors=tensors,
+        divergences=tuple(_make_divergence(divergence, index) for divergence in parity.divergences),
+    )
+
+
+def _make_table(verdicts: Sequence[TensorVerdict], *, fine: Collection[Agreement]) -> VerdictTable:
+    ordered = sorted(verdicts, key=lambda verdict: verdict.agreement in fine)
+    return VerdictTable(
+        name=tuple(verdict.name or "the output" for verdict in ordered),
+        kind=tuple(str(verdict.kind) for verdict in ordered),
+        agreement=tuple(verdict.agreement.replace("_", " ") for verdict in ordered),
+        is_fine=tuple(verdict.agreement in fine for verdict in ordered),
+        error=tuple(verdict.error for verdict in ordered),
+        noise=tuple(verdict.noise for verdict in ordered),
+        suspect=tuple((verdict.suspect or "").replace("_", " ") for verdict in ordered),
+        detail=tuple(verdict.detail for verdict in ordered),
+        ranks=tuple(format_ranks(verdict.ranks) for verdict in ordered),
+    )
+
+
+def _make_divergence(divergence: Divergence, index: Index) -> DivergenceItem:
+    return DivergenceItem(
+        module=index.module(divergence.module),
+        path=divergence.module,
+        phase=divergence.phase,
+        suspect=divergence.suspect.replace("_", " "),
+        detail=divergence.detail,
+        op=divergence.op,
+        remedy=divergence.remedy,
+        source=index.source(divergence.source),
+    )
+
+
+def _make_parallel(program: Parallelization, index: Index) -> ParallelItem:
+    tensors = _make_table(program.verdicts, fine=FINE)
+    inserted = group_identical(program.inserted, layer_group_key, is_folded=True)
+    fallbacks = group_identical(program.fallbacks, layer_group_key, is_folded=True)
+    return ParallelItem(
+        program=program.program,
+        mesh=name_mesh(program.axes),
+        words=f"{summarize_parallel(program).plain}. {summarize_proof(program).plain}",
+        is_fine=bool(program.verdicts) and all(tensors.is_fine),
+        inserted=tuple(_make_inserted(group, index) for group in inserted),
+        fallbacks=tuple(_make_fallback(group, index) for group in fallbacks),
+        tensors=tensors,
+    )
+
+
+def _make_inserted(group: Sequence[Inserted], index: Index) -> InsertedRow:
+    collective = group[0]
+    return InsertedRow(
+        what=f"{collective.kind}[{collective.axis}]",
+        phase=collective.phase,
+        count=len(group),
+        size_bytes=sum(same.size_bytes for same in group),
+        cause=name_layer_range([same.cause for same in group]),
+        module=index.module(collective.module),
+        source=index.source(collective.source),
+    )
+
+
+def _make_fallback(group: Sequence[Fallback], index: Index) -> FallbackRow:
+    fallback = group[0]
+    return FallbackRow(
+        op=fallback.op,
+        kind=fallback.kind,
+        axis=fallback.axis,
+        count=len(group),
+        size_bytes=sum(same.size_bytes for same in group),
+        placements=", ".join(fallback.placements),
+        remedy=fallback.remedy,
+        module=index.module(fallback.module),
+        source=index.source(fallback.source),
+    )

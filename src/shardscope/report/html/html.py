@@ -1,0 +1,195 @@
+"""A recording as one HTML file that opens offline, sends no requests and runs only our own code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from shardscope.record import Recording, escape_controls
+from shardscope.record.encoding import encode_json
+from shardscope.report.html.communication_rows import make_communication
+from shardscope.report.html.compiler_rows import make_compiler, make_coverage
+from shardscope.report.html.correctness_rows import make_proof
+from shardscope.report.html.memory_rows import make_memory
+from shardscope.report.html.module_rows import ModuleTree, make_modules
+from shardscope.report.html.overview_rows import make_facts, make_findings, make_gaps, make_run
+from shardscope.report.html.page import Page, build_comparison
+from shardscope.report.html.sharding_rows import make_sharding
+from shardscope.report.model.select import infer_modules
+from shardscope.report.model.traffic import fold_ranks
+
+__all__ = [
+    "build_page",
+    "encode_page",
+    "render_html",
+    "render_inline",
+    "render_page",
+    "sanitize_page",
+]
+
+
+_Record = TypeVar("_Record", bound=Struct)
+
+
+def sanitize_page(record: _Record) -> _Record:
+    """Return the record with control and bidirectional characters in its texts escaped.
+
+    Line breaks are preserved, except those that only Unicode defines.
+    """
+    changed = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        safe = _make_safe(value)
+        if safe is not value:
+            changed[name] = safe
+    return replace(record, **changed) if changed else record
+
+
+def _make_safe(value: Any) -> Any:
+    if isinstance(value, str):
+        return _make_text_safe(value)
+    if isinstance(value, Struct):
+        return sanitize_page(value)
+    # Columns of numbers make up most of a page and need no check of each element.
+    if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
+        safe = tuple(map(_make_safe, value))
+        return value if all(map(_is, safe, value)) else safe
+    return value
+
+
+def _is(left: object, right: object) -> bool:
+    return left is right
+
+
+def _make_text_safe(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return str(text)
+    return "\n".join("\t".join(map(escape_controls, line.split("\t"))) for line in text.split("\n"))
+
+
+def build_page(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("before", "after"),
+) -> Page:
+    """Build the page of a recording, compared with the earlier recording `against` if given."""
+    recording = infer_modules(recording)
+    rank_sets = fold_ranks(recording)
+    tree = ModuleTree(recording, rank_sets)
+    index = tree.index
+    page = Page(
+        run=make_run(recording),
+        facts=make_facts(recording, rank_sets),
+        findings=make_findings(recording, index, tree.subjects),
+        gaps=make_gaps(recording),
+        modules=make_modules(recording, tree),
+        communication=make_communication(recording, rank_sets, index),
+        sharding=make_sharding(recording, index),
+        coverage=make_coverage(recording, index),
+        compiler=make_compiler(recording, index),
+        memory=make_memory(recording, index),
+        proof=make_proof(recording, index),
+        comparison=build_comparison(against, recording, index.positions, titles=titles)
+        if against
+        else None,
+        sources=index.sources(),  # last: views ask for lines as they are made
+    )
+    return sanitize_page(page)
+
+
+# Characters that could end a script element, start a comment in it, or break a line of JavaScript.
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
+_TABLE = str.maketrans(_ESCAPES)
+
+_DOCUMENT = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="shardscope">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<noscript>{apology}</noscript>
+<div id="app"></div>
+<script type="application/json" id="page">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+_INLINE_HEIGHT = "720px"
+_APOLOGY = (
+    "This report needs JavaScript. Allow scripts for this file, or run `shardscope show` for "
+    "the same figures in a terminal."
+)
+
+
+def render_html(
+    recording: Recording,
+    *,
+    against: Recording | None = None,
+    titles: tuple[str, str] = ("before", "after"),
+) -> str:
+    """Render the document, deterministically. `titles` name the two recordings of a comparison."""
+    return render_page(build_page(recording, against=against, titles=titles))
+
+
+def render_inline(recording: Recording) -> str:
+    """Render the document in a sandboxed frame for another one, such as a notebook."""
+    document = escape(render_html(recording))
+    return (
+        f'<iframe title="shardscope report" sandbox="allow-scripts" '
+        f'style="width: 100%; height: {_INLINE_HEIGHT}; border: 0" srcdoc="{document}"></iframe>'
+    )
+
+
+def render_page(page: Page) -> str:
+    """Render the document of a page that was built already."""
+    bundle = files("shardscope.report") / "bundle"
+    script = _check_inline((bundle / "app.js").read_text(encoding="utf-8"), "</script", "<!--")
+    style = _check_inline((bundle / "app.css").read_text(encoding="utf-8"), "</style")
+    return _DOCUMENT.format(
+        policy=_make_policy(script),
+        title=escape(page.run.title),
+        style=style,
+        apology=escape(_APOLOGY),
+        data=encode_page(page),
+        script=script,
+    )
+
+
+def encode_page(page: Page) -> str:
+    """Encode the page as JSON that is safe to embed in HTML."""
+    return encode_json(page).decode("utf-8").translate(_TABLE)
+
+
+def _check_inline(text: str, *ends: str) -> str:
+    for end in ends:
+        assert end not in text.lower(), f"the bundle holds {end}, which would end its element"
+    return text
+
+
+def _make_policy(script: str) -> str:
+    """Return a policy that forbids all requests, and scripts whose hash is not that of ours."""
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

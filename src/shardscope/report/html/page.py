@@ -1,0 +1,388 @@
+"""The page's data: a record for each view, with modules and communication."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from shardscope.record import Axis, Recording
+from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
+from shardscope.report.compare.compare import compare
+from shardscope.report.compare.facts import clean_names
+from shardscope.report.html.page_views import (
+    Compiler,
+    LevelCoverage,
+    MemoryCurve,
+    Proof,
+    ShardingTable,
+)
+from shardscope.report.model.names import shorten
+
+__all__ = [
+    "FORMAT",
+    "SCHEMA",
+    "AreaSum",
+    "Calls",
+    "CauseRow",
+    "ChangeRow",
+    "Communication",
+    "Comparison",
+    "Fact",
+    "FindingItem",
+    "GapItem",
+    "GroupRow",
+    "Matrix",
+    "Modules",
+    "Page",
+    "RankRow",
+    "RunFacts",
+    "Sources",
+    "Spans",
+    "Sum",
+    "Timing",
+    "build_comparison",
+]
+
+
+class Modules(Struct, frozen=True, kw_only=True):
+    """All modules in the order of a walk from the root, in columns; figures are of one rank.
+
+    Where ranks differ they are the busiest rank's, and `is_uneven` says so. A module that is like
+    an earlier sibling but for its number has that one's position in `alike`, others their own;
+    folding leaves out whatever is not its own, with all below it. Columns of phases are in the
+    order of `phases`. `own` figures leave out children, `total` figures do not. `recorded` names
+    the columns whose figures were recorded: zeros of the others mean nothing.
+    """
+
+    recorded: tuple[str, ...] = ()  # of wire, parameters, local, peak, findings
+
+    phases: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    type: tuple[str, ...] = ()
+    parent: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()  # position after the last one below it
+    alike: tuple[int, ...] = ()
+    repeat: tuple[int, ...] = ()  # how many are folded into it, itself included
+    what: tuple[str, ...] = ()  # its own collectives: `2× all_gather[tp]`
+    is_uneven: tuple[bool, ...] = ()
+    own_count: tuple[tuple[int, ...], ...] = ()  # of each phase, for each module
+    total_count: tuple[tuple[int, ...], ...] = ()  # likewise
+    total_input_bytes: tuple[int, ...] = ()
+    own_wire_bytes: tuple[int, ...] = ()
+    total_wire_bytes: tuple[tuple[int, ...], ...] = ()  # likewise
+    total_parameters: tuple[int, ...] = ()  # elements, of the whole model; tied ones once
+    total_parameter_bytes: tuple[int, ...] = ()
+    total_local_bytes: tuple[int, ...] = ()  # of them, on one rank
+    total_peak_bytes: tuple[int, ...] = ()  # at the peak of memory
+    marks: tuple[str, ...] = ()  # fully_shard, tensor_parallel (ColwiseParallel), …
+    num_findings: tuple[int, ...] = ()  # children included
+
+
+class RankRow(Struct, frozen=True, kw_only=True):
+    """Ranks that issued the same."""
+
+    ranks: str
+    example: int  # one of them
+    num_ranks: int
+    count: int
+    input_bytes: int
+    wire_bytes: int
+
+
+class Sum(Struct, frozen=True, kw_only=True):
+    """Collectives of the busiest rank of one kind along one axis in one phase."""
+
+    axis: int
+    kind: int
+    phase: int
+    count: int
+    input_bytes: int
+    wire_bytes: int
+
+
+class CauseRow(Struct, frozen=True, kw_only=True):
+    """A cause and its collectives; the most expensive come first."""
+
+    words: int  # position in Communication.causes
+    what: str  # `all_gather[tp]`
+    count: int
+    wire_bytes: int
+    is_implicit: bool = False
+    source: int = -1
+    modules: tuple[int, ...] = ()
+
+
+class GroupRow(Struct, frozen=True, kw_only=True):
+    """A process group."""
+
+    name: str
+    ranks: str
+    num_ranks: int
+    axis: str
+    backend: str
+
+
+class Calls(Struct, frozen=True, kw_only=True):
+    """Collectives in columns, by rank and then in the order in which it issued them.
+
+    `start_ns` is empty where the run's clock was not recorded, as in a simulation.
+    """
+
+    rank: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
+    group: tuple[int, ...] = ()
+    kind: tuple[int, ...] = ()
+    axis: tuple[int, ...] = ()
+    phase: tuple[int, ...] = ()
+    owner: tuple[int, ...] = ()
+    trigger: tuple[int, ...] = ()
+    cause: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    dtype: tuple[int, ...] = ()
+    input_bytes: tuple[int, ...] = ()
+    output_bytes: tuple[int, ...] = ()
+    wire_bytes: tuple[int, ...] = ()
+    start_ns: tuple[int, ...] = ()
+
+
+class Spans(Struct, frozen=True, kw_only=True):
+    """Named stretches of time in columns."""
+
+    rank: tuple[int, ...] = ()
+    name: tuple[int, ...] = ()  # position in `names`
+    start_ns: tuple[int, ...] = ()
+    duration_ns: tuple[int, ...] = ()
+    depth: tuple[int, ...] = ()
+    device: tuple[int, ...] = ()  # position in `names`
+    names: tuple[str, ...] = ()
+
+
+class Timing(Struct, frozen=True, kw_only=True):
+    """What the spans of one name add up to by one clock, on the rank that took longest."""
+
+    name: str
+    device: str
+    slowest: int  # that rank
+    num_ranks: int  # that have such spans
+    count: int
+    total_ns: int
+    self_ns: int  # less what spans within them took
+    max_ns: int  # of one span
+
+
+class Matrix(Struct, frozen=True, kw_only=True):
+    """Bytes from rank to rank if groups run rings; `sender` and `receiver` are positions."""
+
+    ranks: tuple[int, ...]
+    sender: tuple[int, ...]
+    receiver: tuple[int, ...]
+    num_bytes: tuple[int, ...]
+
+
+class Communication(Struct, frozen=True, kw_only=True):
+    """All collectives and their causes. Lists of names come first; all else points into them."""
+
+    axes: tuple[str, ...]
+    kinds: tuple[str, ...]
+    phases: tuple[str, ...]
+    causes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    groups: tuple[GroupRow, ...]
+    ranks: tuple[RankRow, ...]
+    sums: tuple[Sum, ...]
+    reasons: tuple[CauseRow, ...]
+    calls: Calls = Calls()
+    spans: Spans = Spans()
+    timings: tuple[Timing, ...] = ()  # the longest come first
+    matrix: Matrix | None = None
+    matrix_note: str = ""  # why there is none, or what it leaves out
+    left_out: str = ""  # which calls are not in `calls`, where there are too many
+    scope: str = ""  # what figures are of: `over 2 forward passes, rank 0 of 8, simulated`
+    clock: str = ""  # what to know of the times of spans: `time of the simulation, not of a run`
+
+
+_MAX_ROWS = 5_000  # more than anybody scrolls through; a file must stay small
+_MAX_TEXT = 400  # characters of a value
+
+
+class ChangeRow(Struct, frozen=True, kw_only=True):
+    """Something that is not the same; `before` and `after` are for people, `delta` sorts."""
+
+    area: int
+    status: str  # added, gone, changed
+    module: int  # of the second recording; -1 where it has none such
+    path: str  # folded: `layers.{0…31}.attn`
+    what: str
+    before: str
+    after: str
+    delta: float  # after less before where they are numbers; none counts as zero
+    is_worse: bool | None = None  # None where neither is better
+    repeat: int = 1
+    because: str = ""  # what led to it
+
+
+class AreaSum(Struct, frozen=True, kw_only=True):
+    """How much of one kind changed, and its totals."""
+
+    name: str  # of the area: collectives, bytes, graph breaks, …
+    before: str
+    after: str
+    num_added: int
+    num_gone: int
+    num_changed: int
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What changed from one recording to the next."""
+
+    before: str  # name of the file, or title
+    after: str
+    areas: tuple[AreaSum, ...]
+    changes: tuple[ChangeRow, ...]
+    notes: tuple[str, ...] = ()  # what could not be compared, and how the rest was
+    left_out: int = 0  # changes that are not listed
+
+
+def build_comparison(
+    before: Recording,
+    after: Recording,
+    modules: Mapping[str, int],
+    *,
+    titles: tuple[str, str] = ("before", "after"),
+) -> Comparison:
+    """Compare `before` with the page's recording, whose modules have these positions."""
+    changes = compare(before, after, titles=titles)
+    _, names = clean_names(before, after)
+    positions_by_name = {names.clean(path): position for path, position in modules.items()}
+    areas = changes.totals
+    positions = {total.area: index for index, total in enumerate(areas)}
+    return Comparison(
+        before=changes.before,
+        after=changes.after,
+        areas=tuple(_sum_area(total, changes) for total in areas),
+        changes=tuple(
+            _make_row(row, positions[row.area], positions_by_name)
+            for row in changes.rows[:_MAX_ROWS]
+        ),
+        notes=changes.notes,
+        left_out=max(0, len(changes.rows) - _MAX_ROWS),
+    )
+
+
+def _sum_area(total: AreaTotal, changes: Changes) -> AreaSum:
+    added, gone, changed = (changes.count(total.area, status) for status in Status)
+    return AreaSum(
+        name=_name(total.area),
+        before=total.before,
+        after=total.after,
+        num_added=added,
+        num_gone=gone,
+        num_changed=changed,
+    )
+
+
+def _name(area: Area) -> str:
+    return area.replace("-", " ")
+
+
+def _make_row(row: Change, area: int, positions_by_name: Mapping[str, int]) -> ChangeRow:
+    return ChangeRow(
+        area=area,
+        status=row.status,
+        module=next(
+            (positions_by_name[name] for name in row.modules if name in positions_by_name), -1
+        ),
+        path=name_path(row.path),
+        what=shorten(row.what, _MAX_TEXT),
+        before=shorten(row.show_before(), _MAX_TEXT) if row.before is not None else "",
+        after=shorten(row.show_after(), _MAX_TEXT) if row.after is not None else "",
+        delta=row.delta,
+        is_worse=row.is_worse,
+        repeat=row.repeat,
+        because=shorten(row.because, _MAX_TEXT),
+    )
+
+
+FORMAT = "shardscope.page"
+SCHEMA = 2
+
+
+class RunFacts(Struct, frozen=True, kw_only=True):
+    """What ran."""
+
+    title: str  # of the page: `Llama on dp=128 × tp=8`
+    mesh: tuple[Axis, ...]
+    world_size: int
+    ranks: str  # `all 1,024 ranks`
+    reality: str  # simulated, real process group, one process
+    torch_version: str
+    shardscope_version: str
+    command: str
+    instruments: tuple[str, ...]
+    checks: str  # `checked by: trace; not run: audit, coverage`
+    no_gaps: str  # what it means that there are no gaps
+    scope: str  # what figures of collectives are of: `rank 0 of 8, over 2 forward passes`
+    num_forwards: int | None  # how often the model ran forward; None where that was not counted
+
+
+class Fact(Struct, frozen=True, kw_only=True):
+    """A figure of the overview; `view` is where it leads."""
+
+    label: str
+    value: str
+    note: str = ""
+    view: str = ""
+
+
+class FindingItem(Struct, frozen=True, kw_only=True):
+    """A finding; the worst come first."""
+
+    rule: str
+    severity: str  # error, warning, info
+    subject: str
+    fact: str
+    remedy: str
+    ranks: str = ""  # `rank 0`, `ranks 0-7`; empty where it is of none
+    count: int = 1  # findings that are alike but for their layer or rank
+    module: int = -1
+    source: int = -1
+
+
+class GapItem(Struct, frozen=True, kw_only=True):
+    """Something that was not understood."""
+
+    place: str
+    fact: str
+    rank: int | None = None
+    is_loss: bool = False
+
+
+class Sources(Struct, frozen=True, kw_only=True):
+    """Lines of the user's program, in columns."""
+
+    file: tuple[str, ...] = ()
+    line: tuple[int, ...] = ()
+    function: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """All that one page shows. A view that has nothing to show is None or empty."""
+
+    run: RunFacts
+    facts: tuple[Fact, ...] = ()
+    findings: tuple[FindingItem, ...] = ()
+    gaps: tuple[GapItem, ...] = ()
+    sources: Sources = Sources()
+    modules: Modules = Modules()
+    communication: Communication | None = None
+    sharding: ShardingTable | None = None
+    coverage: tuple[LevelCoverage, ...] = ()
+    compiler: Compiler | None = None
+    memory: tuple[MemoryCurve, ...] = ()
+    proof: Proof | None = None
+    comparison: Comparison | None = None
+    format: str = FORMAT
+    schema: int = SCHEMA

@@ -1,0 +1,1 @@
+"""Shared by renderers: totals, identical ranks, folded layers, selections, units. No output."""

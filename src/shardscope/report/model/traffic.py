@@ -1,0 +1,195 @@
+"""Totals of collectives, sets of identical ranks, and bytes sent from rank to rank."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from shardscope.record import (
+    Collective,
+    CollectiveKind,
+    Phase,
+    RankSpan,
+    Recording,
+    compress_ranks,
+    count_ranks,
+    expand_ranks,
+    name_axis,
+    rank_at,
+)
+from shardscope.report.model.units import plural
+
+__all__ = [
+    "Facet",
+    "IdenticalRanks",
+    "RankPair",
+    "SendMatrix",
+    "TrafficTotals",
+    "count_traffic",
+    "describe_unknown",
+    "fold_ranks",
+    "name_axis",
+    "sum_sent_bytes",
+    "sum_traffic",
+]
+
+
+class Facet(Struct, frozen=True, order=True):
+    """What collectives are grouped by."""
+
+    phase: Phase
+    kind: CollectiveKind
+    axis: str
+
+
+class TrafficTotals(Struct, frozen=True):
+    """Count and bytes of collectives."""
+
+    count: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    wire_bytes: int = 0
+
+    def __add__(self, totals: TrafficTotals) -> TrafficTotals:
+        return TrafficTotals(
+            self.count + totals.count,
+            self.input_bytes + totals.input_bytes,
+            self.output_bytes + totals.output_bytes,
+            self.wire_bytes + totals.wire_bytes,
+        )
+
+    def __mul__(self, times: int) -> TrafficTotals:
+        return TrafficTotals(
+            self.count * times,
+            self.input_bytes * times,
+            self.output_bytes * times,
+            self.wire_bytes * times,
+        )
+
+
+class IdenticalRanks(Struct, frozen=True):
+    """Ranks that issued the same collectives, with the collectives of one of them."""
+
+    ranks: tuple[RankSpan, ...]
+    calls: tuple[Collective, ...]
+
+
+def sum_traffic(totals: Iterable[TrafficTotals]) -> TrafficTotals:
+    """Sum totals."""
+    return sum(totals, TrafficTotals())
+
+
+def count_traffic(call: Collective) -> TrafficTotals:
+    """Return the totals of one collective."""
+    return TrafficTotals(1, call.input_bytes, call.output_bytes, call.wire_bytes)
+
+
+def fold_ranks(recording: Recording) -> tuple[IdenticalRanks, ...]:
+    """Group ranks that issued the same collectives."""
+    calls: dict[int, list[Collective]] = {rank: [] for rank in expand_ranks(recording.run.ranks)}
+    for call in recording.collectives:
+        calls.setdefault(call.rank, []).append(call)
+    rank_lists: dict[frozenset[tuple[object, int]], list[int]] = defaultdict(list)
+    for rank in sorted(calls):
+        rank_lists[frozenset(Counter(map(_profile, calls[rank])).items())].append(rank)
+    return tuple(
+        IdenticalRanks(compress_ranks(ranks), tuple(calls[ranks[0]]))
+        for ranks in rank_lists.values()
+    )
+
+
+def _profile(call: Collective) -> object:
+    size = (call.num_ranks, call.input_bytes, call.output_bytes, call.wire_bytes)
+    return (call.owner, call.phase, call.kind, call.axis, call.cause, size)
+
+
+_MAX = 1 << 20  # receivers that are listed, counted once per route
+_SINGLE_RECEIVER = (CollectiveKind.SEND, CollectiveKind.GATHER)
+_ALL_RECEIVERS = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SCATTER)
+
+# Sender and receiver.
+RankPair = tuple[int, int]
+# Sending rank, group, kind, and the receiving rank if the call names one.
+_Route = tuple[int, str, CollectiveKind, int | None]
+
+
+class SendMatrix(NamedTuple):
+    """Bytes sent from rank to rank; senders are recorded ranks."""
+
+    sent: dict[RankPair, int]
+    num_unknown: int  # calls left out because their destination was not recorded
+
+
+def sum_sent_bytes(recording: Recording) -> SendMatrix | None:
+    """Sum bytes by sender and receiver; a rank's bytes add up to the wire bytes of its calls.
+
+    Broadcast and reduce are counted as rings, like their wire bytes. None if there are too many
+    pairs to show.
+    """
+    groups = {group.name: group.ranks for group in recording.groups}
+    num_bytes, num_calls = _sum_routes(recording.collectives)
+    sent: Counter[RankPair] = Counter()
+    num_unknown, num_listed = 0, 0
+    for route, total in num_bytes.items():
+        ranks = groups.get(route[1], ())
+        num_listed += count_ranks(ranks) if route[2] in _ALL_RECEIVERS else 1
+        if num_listed > _MAX:
+            return None
+        receivers = _find_receivers(route, ranks)
+        num_unknown += 0 if receivers else num_calls[route]
+        for receiver, share in zip(receivers, _share(total, len(receivers)), strict=True):
+            sent[route[0], receiver] += share
+    return SendMatrix(dict(sent), num_unknown)
+
+
+def describe_unknown(num_calls: int) -> str:
+    """Describe the calls that are left out."""
+    return f"{plural(num_calls, 'call')} left out: their destination was not recorded"
+
+
+def _sum_routes(calls: Iterable[Collective]) -> tuple[Counter[_Route], Counter[_Route]]:
+    """Sum bytes and calls by route, since a step may use a route thousands of times."""
+    num_bytes: Counter[_Route] = Counter()
+    num_calls: Counter[_Route] = Counter()
+    for call in calls:
+        if call.wire_bytes:
+            peer = call.peer if call.kind in _SINGLE_RECEIVER else None
+            route = (call.rank, call.group, call.kind, peer)
+            num_bytes[route] += call.wire_bytes
+            num_calls[route] += 1
+    return num_bytes, num_calls
+
+
+def _find_receivers(route: _Route, ranks: tuple[RankSpan, ...]) -> list[int]:
+    """List the ranks that the route's rank sends to."""
+    rank, _, kind, peer = route
+    at = _find_position(rank, ranks)
+    if kind in _SINGLE_RECEIVER:
+        receivers = [] if peer is None else [peer]
+    elif at is None or kind is CollectiveKind.RECV:
+        receivers = []
+    elif kind in _ALL_RECEIVERS:
+        receivers = list(expand_ranks(ranks))
+    else:
+        receivers = [rank_at(ranks, (at + 1) % count_ranks(ranks))]
+    return [receiver for receiver in receivers if receiver != rank]
+
+
+def _find_position(rank: int, ranks: Iterable[RankSpan]) -> int | None:
+    """Return a rank's position in the spans, without expanding them."""
+    before = 0
+    for span in ranks:
+        steps, rest = divmod(rank - span.first, span.step)
+        if rest == 0 and 0 <= steps < span.count:
+            return before + steps
+        before += span.count
+    return None
+
+
+def _share(num_bytes: int, num_parts: int) -> Iterator[int]:
+    """Divide into equal parts; the first parts get one byte more if there is a remainder."""
+    part, rest = divmod(num_bytes, max(1, num_parts))
+    return (part + (index < rest) for index in range(num_parts))

@@ -1,1 +1,0 @@
-"""What fills a page from a recording: a file for each view."""

@@ -1,0 +1,1 @@
+"""Recordings as text for the terminal, one section per subject."""

@@ -1,0 +1,1 @@
+"""`memory(model, step)`: a rank's memory during a step, by kind, by module and over time."""

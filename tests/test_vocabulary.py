@@ -1,0 +1,103 @@
+"""Names and docstrings use the words of docs/glossary.md: its last table lists words to avoid."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "shardscope"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Public names that stay: BreachKind, BreachError and a field of the page's data.
+# Lower a number when you remove some; none may be added.
+REMAINING: dict[str, dict[str, int]] = {
+    "name": {"alike": 1, "breach": 2},
+    "docstring": {},
+}
+
+
+def words_to_avoid() -> dict[str, set[str]]:
+    """The words of the glossary's last table, by where they are avoided: names or docstrings."""
+    table = (ROOT / "docs" / "glossary.md").read_text().split("## Words to avoid")[1]
+    words: dict[str, set[str]] = {"name": set(), "docstring": set()}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and set(cells[2].split(", ")) <= set(words):
+            for place in cells[2].split(", "):
+                words[place] |= set(cells[0].split(", "))
+    return words
+
+
+def split_name(name: str) -> Iterator[str]:
+    """The words of an identifier: `_RankClasses` has rank and classes."""
+    for part in name.split("_"):
+        yield from (word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", part))
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Every name that a module binds, and its attributes where they are set."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def docstrings_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield ast.get_docstring(node) or ""
+
+
+def count_words(kind: str) -> Counter[str]:
+    """How often each word to avoid occurs in names, or in docstrings."""
+    avoided = words_to_avoid()[kind]
+    counts: Counter[str] = Counter()
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        if kind == "name":
+            texts = [" ".join(split_name(name)) for name in (*names_in(tree), path.stem)]
+        else:
+            texts = [re.sub(r"`[^`]*`", "", text).lower() for text in docstrings_in(tree)]
+        for text in texts:
+            counts.update(word for word in re.findall(r"[a-z]+", text) if word in avoided)
+    return counts
+
+
+def test_the_glossary_lists_words_to_avoid() -> None:
+    words = words_to_avoid()
+    assert {"one", "seat", "pen"} <= words["name"]
+    assert {"addends", "told", "whole"} <= words["docstring"]
+
+
+def test_an_identifier_is_split_into_words() -> None:
+    assert list(split_name("_RankClasses")) == ["rank", "classes"]
+    assert list(split_name("num_FSDPGroups")) == ["num", "fsdp", "groups"]
+
+
+def test_no_name_uses_a_word_to_avoid() -> None:
+    check_remaining("name")
+
+
+def test_no_docstring_uses_a_word_to_avoid() -> None:
+    check_remaining("docstring")
+
+
+def check_remaining(kind: str) -> None:
+    counts = count_words(kind)
+    more = {
+        word: f"{count}, was {REMAINING[kind].get(word, 0)}"
+        for word, count in counts.items()
+        if count > REMAINING[kind].get(word, 0)
+    }
+    assert more == {}, f"words that docs/glossary.md says to avoid in a {kind}"
+    stale = {word: counts[word] for word, count in REMAINING[kind].items() if counts[word] < count}
+    assert stale == {}, "fewer are left: lower REMAINING to these numbers"
