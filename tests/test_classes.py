@@ -17,8 +17,7 @@ from torch import nn
 import sample_recordings as samples
 from shardscope import Memory, Trace, diff, memory, simulate, trace
 from shardscope.compat import CommDebugMode, ExplainWithBackend
-from shardscope.contract import Breach as Violation
-from shardscope.contract import BreachKind, Contract, Figure, Limit
+from shardscope.contract import BreachKind, Contract, Figure, Limit, Violation
 from shardscope.errors import ShardscopeError
 from shardscope.parallel import Colwise, Plan
 from shardscope.record import Axis, Module, RankSpan, Record, Recording

@@ -19,7 +19,7 @@ RECORDING = make_llama(num_layers=1, ranks=(0,))
 # The function of each command that runs the program, and what it gives: other tests run them.
 RUNS: dict[str, tuple[str, Any]] = {
     "demo": ("shardscope.cli.demo.trace_step", TracedStep(RECORDING)),
-    "trace": ("shardscope.cli.trace._run_target", TracedStep(RECORDING)),
+    "trace": ("shardscope.cli.trace._trace_target", TracedStep(RECORDING)),
     "audit": ("shardscope.cli.audit._audit", (RECORDING, None)),
     "visualize": ("shardscope.cli.visualize._visualize", RECORDING),
     "memory": ("shardscope.cli.memory._profile", RECORDING),

@@ -213,14 +213,14 @@ def test_an_op_of_a_newer_torch_is_a_gap() -> None:
     library.define("gossip_(Tensor x) -> Tensor")
     library.impl("gossip_", lambda x: x, "CPU")
     unread_ops.cache_clear()
-    op_hooks._doors.cache_clear()
+    op_hooks._make_op_hooks.cache_clear()
     try:
         with simulate({"dp": 4}), trace() as t:
             torch.ops.c10d.gossip_(ones())
     finally:
         library._destroy()
         unread_ops.cache_clear()
-        op_hooks._doors.cache_clear()
+        op_hooks._make_op_hooks.cache_clear()
     assert [(gap.place, gap.is_loss) for gap in t.recording.gaps] == [("c10d.gossip_", True)]
 
 

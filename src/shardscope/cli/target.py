@@ -27,6 +27,7 @@ __all__ = [
     "Program",
     "add_outputs",
     "check_file",
+    "isolated_argv",
     "load_program",
     "name_command",
     "name_target",

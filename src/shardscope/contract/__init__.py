@@ -9,8 +9,7 @@ from shardscope.contract.check import check
 from shardscope.contract.limits import Contract, Figure, Limit
 from shardscope.contract.read import ContractFile, open_contract, read_contract
 from shardscope.contract.record import record_contract
-from shardscope.contract.violation import BreachKind, Evidence
-from shardscope.contract.violation import Violation as Breach
+from shardscope.contract.violation import BreachKind, Evidence, Violation
 from shardscope.contract.write import render_contract, write_contract
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "Evidence",
     "Figure",
     "Limit",
+    "Violation",
     "check",
     "open_contract",
     "read_contract",
@@ -28,3 +28,5 @@ __all__ = [
     "render_contract",
     "write_contract",
 ]
+
+Breach = Violation  # the name under which it was released

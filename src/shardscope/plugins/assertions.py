@@ -17,8 +17,7 @@ from shardscope.comm.match import review
 from shardscope.comm.trace import Trace, trace
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.compile.explain.explain import explain
-from shardscope.contract import Breach as Violation
-from shardscope.contract import Contract, Figure, Limit, check, read_contract
+from shardscope.contract import Contract, Figure, Limit, Violation, check, read_contract
 from shardscope.contract.limits import BOUNDS, COMM_KEYS, SELECTORS
 from shardscope.contract.read import TomlLocation, read_comm
 from shardscope.contract.text import render_violations, summarize
