@@ -26,10 +26,9 @@ types: $(INSTALLED)
 # that is compiled while it is watched may be compiled once more, which other tests count.
 PLAYED := tests/parallel tests/cli/test_parity_verb.py tests/integration/test_parity_on_real_ranks.py
 
-# Three processes for two cores: many tests wait for other processes.
 unit: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(addprefix --ignore=,$(PLAYED))
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal $(PLAYED)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PLAYED))
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal $(PLAYED)
 
 # The same tests with the newest torch that the package index has, in a venv of its own.
 NEWEST := .venv-newest
