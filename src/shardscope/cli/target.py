@@ -258,6 +258,3 @@ def isolated_argv(target: str) -> Iterator[None]:
     finally:
         sys.argv = argv
         sys.path[:] = path
-
-
-# What torch.distributed needs to meet the others; RANK alone may be left over from anything.
