@@ -382,6 +382,22 @@ def ops_are_estimated_by_speeds() -> bool:
     return has_bandwidth and " get_device_tflops(" in source
 
 
+def ops_are_timed_by_name() -> bool:
+    """Whether the pass that overlaps collectives looks up its time estimates in its module.
+
+    Only where torch has no setting that replaces times by estimates.
+    """
+    from torch._inductor import config
+
+    if hasattr(config.aten_distributed_optimizations, "compute_estimator"):
+        return True
+    source = inspect.getsource(import_module("torch._inductor.fx_passes.overlap_scheduling"))
+    return all(
+        f"{name}(n" in source
+        for name in ("benchmark_node_with_cache_key", "estimate_runtime_analytical")
+    )
+
+
 def encoders_make_nested_tensors() -> bool:
     return "torch._nested_tensor_from_mask(" in inspect.getsource(nn.TransformerEncoder.forward)
 
@@ -512,6 +528,9 @@ CANARIES: dict[str, Canary] = {
     ),
     "torch.utils._runtime_estimation": Canary(
         "overlap compiled collectives with ops that nothing can time", ops_are_estimated_by_speeds
+    ),
+    "torch._inductor.fx_passes.overlap_scheduling": Canary(
+        "overlap compiled collectives with ops that nothing can time", ops_are_timed_by_name
     ),
     "torch.nn.init._no_grad_trunc_normal_": Canary(
         "initialize models without data",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from shardscope import Trace, World, trace
+from shardscope import Trace, World, simulate, trace
 from small_models import MLP, Block, Net, Own, Reduce, Sum, batch, facts, split_mlp
+
+T = TypeVar("T")
 
 
 def run(model: nn.Module) -> Trace:
@@ -112,10 +116,54 @@ def nest(depth: int) -> nn.Module:
     return model
 
 
-def test_two_hundred_levels_deep(world: World) -> None:
-    t = run(nest(200))
+def call_in_thread(function: Callable[[], T]) -> T:
+    """Call on a new thread, whose stack is as deep as Python allows.
+
+    That of the test's own thread may be less deep: torch 2.11 on Python 3.12 uses up part of it
+    whenever it fails to compile a function.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_two_hundred_levels_deep() -> None:
+    def run_deep_model() -> Trace:
+        with simulate({"dp": 4}, device="cpu"):
+            return run(nest(200))
+
+    t = call_in_thread(run_deep_model)
     assert owners(t) == [".".join(["0"] * 200)] * 2
     assert len(t.recording.modules) == 202
+
+
+def reduce_at_depth(depth: int) -> None:
+    if depth:
+        reduce_at_depth(depth - 1)
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_collective_at_the_end_of_the_stack_is_a_gap_and_no_error() -> None:
+    """At some depths, torch can issue a collective and the recorder cannot describe it."""
+
+    def run_at_every_depth() -> list[Trace]:
+        with simulate({"dp": 4}, device="cpu"):
+            traces = []
+            for depth in itertools.count(sys.getrecursionlimit() - 150):
+                with trace() as t:
+                    try:
+                        reduce_at_depth(depth)
+                    except RecursionError:
+                        return traces
+                traces.append(t)
+        raise AssertionError("the stack has no end")
+
+    traces = call_in_thread(run_at_every_depth)
+    for t in traces:
+        is_recorded = len(t.recording.collectives) == 1 and not t.recording.gaps
+        assert is_recorded or "call stack" in t.recording.gaps[0].fact
+        assert is_recorded or t.recording.gaps[0].is_loss
+    assert any(t.recording.gaps for t in traces)
 
 
 def test_scripted_module_is_one_module(world: World) -> None:

@@ -25,28 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 from shardscope._torch.dispatch import TorchDispatchMode, disable_dispatch_modes
 from shardscope._torch.mesh import axis_names
 from shardscope._torch.private import find_name
-
-__all__ = [
-    "Decision",
-    "DecisionWatcher",
-    "MeshPlacements",
-    "ShapePropagationTracker",
-    "added_handlers",
-    "all_ranks",
-    "allow_mixing",
-    "dtensor_random",
-    "forget_decisions",
-    "implicit_replicas",
-    "join_ranks",
-    "local_part",
-    "op_handlers",
-    "parallel_styles",
-    "preserved_propagator",
-    "quiet_collectives",
-    "split_ranks",
-    "watch_decisions",
-]
-
+from shardscope._torch.tree import tensor_leaves, tree_leaves, tree_map
 
 _TENSOR = "torch.distributed.tensor"
 
@@ -327,13 +306,6 @@ class ShapePropagationTracker:
             ShardingPropagator._propagate_tensor_meta_non_cached = run
 
 
-tree_leaves = find_name(
-    "torch.utils._pytree.tree_leaves", "find the tensors among the arguments of an op"
-)
-tree_map = find_name(
-    "torch.utils._pytree.tree_map", "replace the arguments of an op by replicated tensors"
-)
-
 _REFUSAL = "got mixed torch.Tensor and DTensor"
 
 Meet = Callable[[str, Sequence[torch.Tensor], DTensor], None]
@@ -363,7 +335,7 @@ class _Mixing(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensor_leaves((args, kwargs))
         placed = next((tensor for tensor in tensors if isinstance(tensor, DTensor)), None)
         plain = [tensor for tensor in tensors if _is_plain(tensor)]
         if placed is not None and plain and not _is_allowed():

@@ -23,10 +23,8 @@ import torch
 from torch import fx
 
 from shardscope._torch.dynamo import FrameEnd, Stop, watch_compiles
+from shardscope._torch.logs import failed_ops_unlogged
 from shardscope._torch.private import find_name
-
-__all__ = ["fresh_caches", "is_compiler_off", "quiet_compiler"]
-
 
 _debug_get_cache_entry_list = find_name(
     "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
@@ -228,13 +226,13 @@ def _restore_counters(saved: dict[str, Any]) -> None:
 
 @contextmanager
 def quiet_compiler() -> Iterator[None]:
-    """Suppress dynamo's warnings about breaks and recompilations, which the caller reports."""
+    """Suppress what torch logs of breaks, recompilations and failing ops: the caller reports it."""
     logger = logging.getLogger("torch._dynamo")
     level = logger.level
     if logger.getEffectiveLevel() >= logging.WARNING:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with failed_ops_unlogged(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=_COMPILER)
             yield
     finally:

@@ -26,7 +26,7 @@ from shardscope._torch.autograd import (
     node_origin,
 )
 from shardscope._torch.checkpoint import reentrant_nodes
-from shardscope._torch.collectives.hooks import CollectiveEvent
+from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import UNREAD, process_group
 from shardscope._torch.ddp import is_in_comm_hook
 from shardscope._torch.frames import Role
@@ -48,8 +48,6 @@ from shardscope.record import (
     Group,
     Phase,
 )
-
-__all__ = ["Recorder", "raise_if_from_signal"]
 
 
 def raise_if_from_signal(error: Exception) -> None:
@@ -82,6 +80,11 @@ Emit = Callable[[Group | Collective | Gap], None]
 _UNREAD_FACT = (
     "it was issued, but it is not a known collective (it may be one-sided, or newer than "
     "this version of shardscope): what it sends is not recorded"
+)
+
+_TOO_DEEP_FACT = (
+    "it was issued near the end of the call stack, where there was no room left to describe it: "
+    "raise the limit with sys.setrecursionlimit"
 )
 
 _COMPILED_FUNCTION = "compiled function"
@@ -130,6 +133,7 @@ class Recorder:
         self.groups = groups
         self._collectives: list[Collective] = []
         self._notes: deque[_Note] = deque()  # threads append while another thread writes
+        self._too_deep: list[str] = []  # ops of collectives that no stack was left to describe
         self.rank = rank
         self._names = names
         self._emit = emit
@@ -152,6 +156,8 @@ class Recorder:
             self._note(event, read_stack(sys._getframe(2)))  # starting at the hook's caller
             if self._emit is not None:
                 self.write()
+        except RecursionError:
+            self._too_deep.append(event.op)  # a call of a Python function might raise again
         except Exception as error:  # noqa: BLE001 - tracing must not fail the run
             raise_if_from_signal(error)
             self._report_loss(event.op, error)
@@ -170,6 +176,8 @@ class Recorder:
     def write(self) -> None:
         """Make a record of every collective that was noted."""
         with self._lock:
+            while self._too_deep:
+                self.report_gap(self._too_deep.pop(), _TOO_DEEP_FACT, is_loss=True)
             while self._notes:
                 note = self._notes.popleft()
                 try:

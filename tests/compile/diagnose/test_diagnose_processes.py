@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 import diagnosed_models as models
 import shardscope
 from shardscope import Diagnosed, diagnose
+from shardscope.errors import CompileError
 from shardscope.record import Condition, Phase, Stage
 from warm_python import run_python
 
@@ -204,3 +206,12 @@ def test_ctrl_c_in_a_script_keeps_the_best_so_far(surroundings: Path) -> None:
     folder = surroundings / "work" / "shardscope-diagnosis"
     assert {path.suffix for path in folder.iterdir()} == {".py", ".pt"}
     compile((folder / "repro.py").read_text(), "repro.py", "exec")
+
+
+def test_torch_logs_nothing_of_an_op_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(CompileError, match=r"Linear fails in eager mode, too \(RuntimeError"):
+        diagnose(model, torch.ones(2, 3), backend="eager", folder=tmp_path / "diagnosis")
+    assert [line for line in caplog.records if line.levelno >= logging.WARNING] == []

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
 
 from shardscope._torch.cuda.runtime import has_cuda, replace_attribute
-
-__all__ = ["inductor_without_codegen"]
-
+from shardscope._torch.tree import tensor_leaves
 
 _MODULE = "torch._inductor.compile_fx"
 # Padding is decided by timing kernels, cached code would be run on tensors without data, and
@@ -91,6 +91,8 @@ def _estimating() -> Iterator[None]:
         )
     with ExitStack() as stack:
         stack.enter_context(config.patch(settings))
+        if options is not None and not hasattr(options, "compute_estimator"):
+            _estimate_ops_without_setting(stack)
         if not has_cuda():
             speeds = {
                 "get_gpu_dram_gbps": _estimate_dram_gbps,  # until torch 2.14
@@ -101,6 +103,32 @@ def _estimating() -> Iterator[None]:
                 if hasattr(_runtime_estimation, name):
                     replace_attribute(stack, _runtime_estimation, name, speed)
         yield
+
+
+def _estimate_ops_without_setting(stack: ExitStack) -> None:
+    """Make the overlap pass of torch 2.11 and 2.12, which always times ops, estimate them."""
+    from torch._inductor.fx_passes import overlap_scheduling
+
+    def estimate_op(
+        node: torch.fx.Node, custom_runtime_estimation: Any = None
+    ) -> tuple[float, str | None]:
+        custom = custom_runtime_estimation and custom_runtime_estimation(node, None)
+        return (_estimate_ms(node) if custom is None else custom), None
+
+    replace_attribute(stack, overlap_scheduling, "benchmark_node_with_cache_key", estimate_op)
+    replace_attribute(stack, overlap_scheduling, "estimate_runtime_analytical", _estimate_ms)
+
+
+def _estimate_ms(node: torch.fx.Node) -> float:
+    """How long an op takes if either its arithmetic or its memory traffic limits it."""
+    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    result = node.meta["val"]
+    tensors = tensor_leaves((args, kwargs, result))
+    count_flops = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    num_flops = count_flops(*args, **kwargs, out_val=result) if count_flops else 0
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    tflops = _estimate_tflops(tensors[0].dtype) if tensors else 1.0
+    return max(num_flops / (tflops * 1e9), num_bytes / (_DRAM_GBPS * 1e6))
 
 
 def _estimate_dram_gbps(device: Any = None) -> float:
@@ -124,6 +152,12 @@ def _interpret(
         fake_mode = compile_fx.fake_tensor_prop(graph, inputs)
     with V.set_fake_mode(fake_mode), _estimating():  # a backward graph may come later, alone
         compile_fx._recursive_post_grad_passes(graph, is_inference=is_inference)
+    for node in graph.graph.nodes:
+        # Wraps an op that must follow others; the graph is run in order, and before torch 2.13
+        # the wrapper cannot be run.
+        if str(node.target) == "control_deps":
+            _, subgraph, *args = node.args
+            node.op, node.target, node.args = "call_module", subgraph.target, tuple(args)
     graph.recompile()
     boxed: Callable[..., Any] = make_boxed_func(graph)
     return boxed
