@@ -89,7 +89,8 @@ _LONG: dict[str, object] = {
 def public_classes() -> Iterator[type]:
     for name in PUBLIC:
         module = import_module(name)
-        yield from filter(inspect.isclass, (getattr(module, one) for one in module.__all__))
+        names = getattr(module, "__all__", [n for n in dir(module) if not n.startswith("_")])
+        yield from filter(inspect.isclass, (getattr(module, name) for name in names))
 
 
 # Those that take what they like, and show it; others check what they are given, or have no fields.

@@ -1,7 +1,5 @@
 """The version of this package, and the versions of torch that it was tested with, written once."""
 
-__all__ = ["TESTED_TORCH", "__version__"]
-
 __version__ = "0.1.0"
 
 TESTED_TORCH = ("2.11", "2.13", "2.15")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from compared_recordings import make_pair
+from shardscope.record.text import format_bytes
 from shardscope.report.html.html import build_page
-from shardscope.report.model.units import format_bytes
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -26,32 +26,6 @@ from shardscope._torch.dispatch import detect_fake_mode
 from shardscope._torch.export import enable_python_dispatcher
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "AotRun",
-    "AotStep",
-    "Compile",
-    "Compiled",
-    "Compiler",
-    "CompilerInput",
-    "Partition",
-    "as_boxed",
-    "call_as_subgraph",
-    "call_compiled",
-    "compile_ahead",
-    "config_of_decomp_partition",
-    "crossref_setting",
-    "give_boxed_code",
-    "graph_run_error",
-    "partition_by_default",
-    "partition_by_min_cut",
-    "partition_for_inductor",
-    "run_ahead",
-    "trace_graphs",
-    "trace_pre_dispatch",
-    "watched_aot",
-]
-
-
 aot_function = find_name(
     "torch._functorch.aot_autograd.aot_function", "reproduce the graphs of torch's op coverage tool"
 )

@@ -8,17 +8,6 @@ import torch
 
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "NEEDED",
-    "NO_GRAPH_TASK",
-    "current_graph_task",
-    "current_node",
-    "is_in_backward",
-    "next_sequence_number",
-    "node_number",
-    "node_origin",
-]
-
 NO_GRAPH_TASK = -1
 
 next_sequence_number = find_name(

@@ -19,8 +19,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, final
 
-__all__ = ["tag_backends"]
-
 _REGISTRY = "torch._dynamo.backends.registry"
 _OURS = "shardscope."
 

@@ -12,9 +12,6 @@ import torch
 from shardscope._torch.dispatch import is_higher_order
 from shardscope._torch.private import find_name
 
-__all__ = ["check_fakes", "check_schemas", "compile_script"]
-
-
 CrossRefFakeMode = find_name(
     "torch._subclasses.CrossRefFakeMode", "compare ops with their fake implementations"
 )

@@ -11,15 +11,6 @@ from torch import nn
 from shardscope._torch.frames import engine_code, recompute_code, reentrant_code
 from shardscope._torch.private import find_class, find_name, is_missing
 
-__all__ = [
-    "find_recomputed",
-    "is_checkpoint_wrapper",
-    "is_checkpointed",
-    "method_owner",
-    "reentrant_nodes",
-]
-
-
 _get_registry = find_name(
     "torch.distributed._composable.contract._get_registry",
     "recognise modules that are checkpointed in place",

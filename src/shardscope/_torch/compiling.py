@@ -13,9 +13,6 @@ import torch
 
 from shardscope._torch.private import find_exception, find_name
 
-__all__ = ["find_backend", "is_compiling", "list_marks", "patched_inductor", "watched_compiles"]
-
-
 TorchDynamoException = find_exception(
     "torch._dynamo.exc.TorchDynamoException", "distinguish the compiler's errors from the program's"
 )

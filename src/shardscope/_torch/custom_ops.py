@@ -11,8 +11,6 @@ import torch
 
 from shardscope._torch.private import find_class, find_name
 
-__all__ = ["CustomOp", "describe_custom_op", "is_custom_op", "register_custom_op"]
-
 OPDEFS = find_name("torch._library.custom_ops.OPDEFS", "send a custom op to another process")
 CustomOpDef = find_class(
     "torch._library.custom_ops.CustomOpDef", "send a custom op to another process"

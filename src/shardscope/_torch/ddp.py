@@ -19,15 +19,6 @@ from shardscope._torch.fake import without_data
 from shardscope._torch.private import find_class, find_name
 from shardscope.errors import WorldError
 
-__all__ = [
-    "REPLICATED",
-    "Bucket",
-    "is_in_comm_hook",
-    "is_replicated",
-    "read_buckets",
-    "reducers_without_data",
-]
-
 _NEED = "let DDP reduce gradients without data"
 _tree_map = find_name("torch.utils._pytree.tree_map", _NEED)
 

@@ -10,16 +10,6 @@ import torch
 
 from shardscope._torch.dispatch import op_packet
 
-__all__ = [
-    "core_aten_table",
-    "functional_variant",
-    "inductor_table",
-    "is_composite",
-    "parts_of",
-    "table_in_force",
-    "with_defaults",
-]
-
 Table = Mapping[Any, Callable[..., Any]]
 
 

@@ -12,35 +12,6 @@ import torch
 from shardscope._torch.graph import is_packet
 from shardscope._torch.private import find_exception, find_name
 
-__all__ = [
-    "FLOP_ALIASES",
-    "NEEDED_OF_MODES",
-    "PRIVATE_ATEN_OPS",
-    "READ_VALUE",
-    "TORCHS_OWN",
-    "DataDependentOutputException",
-    "TorchDispatchMode",
-    "all_op_names",
-    "detect_fake_mode",
-    "disable_dispatch_modes",
-    "dispatcher_name",
-    "find_operator",
-    "format_operator",
-    "has_fake_tensors",
-    "has_modes",
-    "is_higher_order",
-    "is_operator",
-    "is_overload",
-    "is_user_mode_active",
-    "name_operator",
-    "op_packet",
-    "op_schema",
-    "overloads_of",
-    "private_aten_op",
-    "registered_at",
-]
-
-
 detect_fake_mode = find_name(
     "torch._guards.detect_fake_mode",
     "distinguish shape propagation from ops that are run, and worlds without data",

@@ -16,23 +16,6 @@ from torch import fx, nn
 from shardscope._torch.modules import is_compiled
 from shardscope._torch.private import find_exception, find_name, is_missing, require
 
-__all__ = [
-    "CompileWatcher",
-    "Durations",
-    "FrameEnd",
-    "Line",
-    "Stop",
-    "compile_and_keep_guards",
-    "describe_compile_times",
-    "find_break_id",
-    "has_compile_wrapper",
-    "look_up_backend",
-    "read_durations",
-    "unwrap_compiled",
-    "watch_compiles",
-]
-
-
 convert_frame = find_name("torch._dynamo.convert_frame", "observe what dynamo compiles")
 Unsupported = find_exception(
     "torch._dynamo.exc.Unsupported", "recognise functions that dynamo does not compile"

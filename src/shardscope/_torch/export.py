@@ -13,23 +13,6 @@ from shardscope._torch.dispatch import detect_fake_mode
 from shardscope._torch.fake import FakeTensorMode
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "divide_size",
-    "enable_python_dispatcher",
-    "expression_of",
-    "fake_mode_of",
-    "flatten",
-    "flatten_as",
-    "hint_of",
-    "leaf_paths",
-    "leaves_with_path",
-    "range_of",
-    "traced",
-    "unflatten",
-    "version_of",
-]
-
-
 flatten = find_name("torch.utils._pytree.tree_flatten", "list the inputs of a program")
 leaves_with_path = find_name(
     "torch.utils._pytree.tree_leaves_with_path", "name the inputs and outputs of a program"

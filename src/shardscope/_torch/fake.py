@@ -18,17 +18,6 @@ from shardscope._torch.dispatch import (
 from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_exception, find_name
 
-__all__ = [
-    "NO_DATA",
-    "FakeTensor",
-    "FakeTensorMode",
-    "is_fake",
-    "moves_within_cpu",
-    "on_device",
-    "without_data",
-]
-
-
 FakeTensor = find_name("torch._subclasses.fake_tensor.FakeTensor", "recognise tensors without data")
 FakeTensorMode = find_name(
     "torch._subclasses.fake_tensor.FakeTensorMode",

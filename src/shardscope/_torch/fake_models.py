@@ -18,8 +18,6 @@ from shardscope._torch.fake import FakeTensor, is_fake
 from shardscope._torch.modules import every_module
 from shardscope._torch.snapshot import StateSnapshot
 
-__all__ = ["FakeTensorMap", "TensorSubstitution"]
-
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 

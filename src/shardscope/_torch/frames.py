@@ -18,22 +18,6 @@ from torch.distributed.tensor.parallel import style as parallel_style
 from shardscope._torch.module_calls import CALL_CODE
 from shardscope._torch.private import find_code
 
-__all__ = [
-    "COMPILED_MODULES",
-    "WITNESSES",
-    "Role",
-    "engine_code",
-    "find_roles",
-    "is_compiled_running",
-    "is_optimizer_running",
-    "optimizer_code",
-    "recompute_code",
-    "reentrant_code",
-    "running_param_group",
-    "watched_offloading",
-]
-
-
 COMPILED_MODULES = "torch._inductor.runtime.compile_tasks."
 """The prefix of the names of modules that Inductor generates."""
 

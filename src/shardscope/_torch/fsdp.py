@@ -14,24 +14,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from shardscope._torch.ddp import REPLICATED
 from shardscope._torch.modules import every_module
 
-__all__ = [
-    "empty_on_device",
-    "flat_handle_module",
-    "flat_handle_size",
-    "fsdp_meshes",
-    "is_fully_sharded",
-    "is_offloaded",
-    "outermost_module",
-    "param_group_modules",
-    "param_group_shares",
-    "param_group_size",
-    "param_groups_within",
-    "param_places",
-    "sharded_parameters",
-    "user_class",
-]
-
-
 _MADE_NAMES = ("FSDP", "DDP", "Replicate")
 
 

@@ -16,17 +16,6 @@ from shardscope._torch.modules import every_module, parameter_named
 from shardscope._torch.private import find_class
 from shardscope.record import MarkKind
 
-__all__ = [
-    "FLAT_PARAMETER",
-    "FlatShard",
-    "ManagedGroup",
-    "flat_shards",
-    "flat_shares",
-    "has_flat_parameters",
-    "managed_groups",
-    "modules_under_fsdp",
-]
-
 FlatParameter = find_class(
     "torch.distributed.fsdp._flat_param.FlatParameter",
     "recognise the flat parameters of FSDP1",

@@ -12,24 +12,6 @@ import torch
 
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "ENTER_AUTOCAST",
-    "ENTER_INFERENCE",
-    "EXITS",
-    "EXIT_AUTOCAST",
-    "EXIT_INFERENCE",
-    "SETTERS",
-    "SET_GRAD_ENABLED",
-    "checkpoint_policy",
-    "closes_level",
-    "is_level_machinery",
-    "is_packet",
-    "opens_level",
-    "switched_back",
-    "unwraps",
-]
-
-
 _NEED = "recognise calls in graphs that set a global mode"
 
 ENTER_AUTOCAST = find_name("torch.amp.autocast_mode._enter_autocast", _NEED)

@@ -17,23 +17,6 @@ import torch
 
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "FOR_FORKS",
-    "FOR_INDUCTOR",
-    "FOR_SCRIPTS",
-    "FOR_WORKERS",
-    "apply_settings",
-    "asked_for_parts",
-    "cache_folder",
-    "generated_code",
-    "header_folder",
-    "inductor_settings",
-    "probe_cpu_isa",
-    "read_settings",
-    "without_caches",
-]
-
-
 default_cache_dir = find_name(
     "torch._inductor.runtime.cache_dir_utils.default_cache_dir",
     "reuse inductor's precompiled headers in workers",

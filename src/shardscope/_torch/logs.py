@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["FAKE_TENSOR_LOG", "SIMPLE_PROFILER_LOG", "failed_ops_unlogged"]
-
 SIMPLE_PROFILER_LOG = "torch.distributed.fsdp._debug_utils"
 """The logger of torch's SimpleProfiler."""
 

@@ -16,21 +16,6 @@ from shardscope._torch.modules import every_module, own_parameters
 from shardscope._torch.private import find_name, is_missing
 from shardscope.record import Axis
 
-__all__ = [
-    "axis_names",
-    "default_group",
-    "describe_axes",
-    "describe_placements",
-    "earlier_twins",
-    "group_axes",
-    "group_backend",
-    "group_label",
-    "local_shape",
-    "meshes_of",
-    "root_mesh",
-]
-
-
 _world = find_name(
     "torch.distributed.distributed_c10d._world",
     "distinguish worlds, and groups with the same ranks by creation order",

@@ -19,9 +19,6 @@ from torch import nn
 from shardscope._torch.private import find_name, is_missing
 from shardscope._torch.skip_dynamo import skip_dynamo
 
-__all__ = ["CALL_CODE", "ModuleWatcher", "watch_module_calls"]
-
-
 # Dynamo must keep its own reference to the unwrapped method before we wrap it.
 find_name("torch._dynamo", "keep module calls out of compiled graphs")
 _skip_code = find_name(

@@ -14,27 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardscope._torch.private import find_class
 
-__all__ = [
-    "Slot",
-    "callable_children",
-    "every_module",
-    "exchange_tensors",
-    "hang",
-    "is_compile_wrapper",
-    "is_compiled",
-    "is_persistent",
-    "is_wrapper",
-    "named_modules_with_aliases",
-    "own_buffers",
-    "own_parameters",
-    "own_parts",
-    "parameter_named",
-    "preserved_model",
-    "unwrap",
-    "wrapped_by",
-]
-
-
 OptimizedModule = find_class(
     "torch._dynamo.OptimizedModule", "remove the torch.compile wrapper from module names"
 )

@@ -26,22 +26,6 @@ import torch
 from shardscope.errors import ShardscopeError, TorchVersionError
 from shardscope.version import TESTED_TORCH, __version__
 
-__all__ = [
-    "all_needs",
-    "describe_moved_name",
-    "explain_moved_names",
-    "find_class",
-    "find_code",
-    "find_exception",
-    "find_name",
-    "is_missing",
-    "missing_names",
-    "moved_names_explained",
-    "require",
-    "warn_if_untested",
-    "without_if_moved",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

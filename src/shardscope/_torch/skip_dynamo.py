@@ -6,9 +6,6 @@ from types import CodeType
 
 from shardscope._torch.private import find_name, is_missing
 
-__all__ = ["skip_dynamo"]
-
-
 _NEED = "exclude shardscope's own code from torch.compile"
 _EVAL_FRAME = "torch._C._dynamo.eval_frame"
 

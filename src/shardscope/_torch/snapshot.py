@@ -21,18 +21,6 @@ from shardscope._torch.fake import FakeTensor
 from shardscope._torch.modules import every_module, own_parameters
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "StateSnapshot",
-    "TensorBackup",
-    "find_changeable",
-    "find_leftovers",
-    "preserved_random_state",
-    "read_random_state",
-    "seed_generators",
-    "write_random_state",
-]
-
-
 _MAX_DEPTH = 3  # an optimizer's groups are dicts in a list, with lists of parameters in them
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 _CHANGEABLE = (nn.Module, Optimizer, LRScheduler, GradScaler)

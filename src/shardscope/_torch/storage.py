@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["count_writes", "is_wrapper_type", "plain_tensors", "scale_all", "watched_resizes"]
-
 
 def is_wrapper_type(cls: type) -> bool:
     """Whether tensors of this type wrap other tensors, as DTensor does, and own no memory."""

@@ -22,19 +22,6 @@ from shardscope._torch.autograd import is_in_backward
 from shardscope._torch.frames import COMPILED_MODULES, WITNESSES, Role, find_roles
 from shardscope.record import Source, replace_surrogates
 
-__all__ = [
-    "TORCH_FOLDER",
-    "Stack",
-    "find_backward_caller",
-    "is_called_by_torch",
-    "read_stack",
-    "shown_path",
-    "thread_name",
-    "user_line",
-    "user_source",
-]
-
-
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _TORCH_LIBRARY = os.path.join(TORCH_FOLDER, "_library") + os.sep  # what calls registered ops
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep

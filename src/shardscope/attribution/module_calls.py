@@ -28,8 +28,6 @@ from shardscope._torch.modules import unwrap
 from shardscope.attribution.module_names import NO_MODULE, UNNAMED, ModuleNames
 from shardscope.record import BucketReduce
 
-__all__ = ["BucketRegistry", "ModuleCalls", "common_module"]
-
 
 @final
 class BucketRegistry:

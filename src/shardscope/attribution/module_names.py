@@ -27,9 +27,6 @@ from shardscope._torch.modules import (
 from shardscope.attribution.call_sites import is_called_by_torch
 from shardscope.errors import TraceError
 
-__all__ = ["NO_MODULE", "UNNAMED", "Models", "ModuleNames"]
-
-
 Models = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module] | None
 """One model, several with names, several without, or None for whichever are called."""
 

@@ -18,8 +18,6 @@ from shardscope._torch.modules import own_parameters
 from shardscope.attribution.module_names import ModuleNames
 from shardscope.record import Module, Parameter, RankSpan
 
-__all__ = ["Inventory", "describe_parameter"]
-
 
 class Reporter(Protocol):
     """Has the rank of this process, and collects gaps for what cannot be described."""

@@ -14,8 +14,6 @@ from shardscope.attribution.run_identity import describe_run, find_torch_gaps, r
 from shardscope.record import Axis, Gap, Module, Recording
 from shardscope.world import current_world
 
-__all__ = ["ProgramRecords", "read_axes"]
-
 
 @final
 class ProgramRecords:

@@ -15,9 +15,6 @@ from shardscope.record import Axis, Gap, RankSpan, RunInfo, replace_surrogates
 from shardscope.version import __version__
 from shardscope.world import current_world
 
-__all__ = ["describe_run", "find_torch_gaps", "is_simulated", "read_identity"]
-
-
 _FAKE_BACKEND = "fake"
 _DEVICES = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu", "xccl": "xpu"}  # by backend
 

@@ -17,21 +17,6 @@ from msgspec import Struct
 from shardscope._torch.cuda.runtime import has_cuda
 from shardscope.record import Span, replace_surrogates
 
-__all__ = [
-    "DEVICE_CLOCK",
-    "SUBSCRIPTIONS",
-    "Device",
-    "DeviceClock",
-    "Event",
-    "Mark",
-    "SpanBeginCallback",
-    "SpanSubscriber",
-    "Subscription",
-    "TimedSpan",
-    "Timing",
-    "subscribe",
-]
-
 
 class Timing(Struct, frozen=True, gc=False):
     """A measured span, on the clock of `time.perf_counter_ns`."""

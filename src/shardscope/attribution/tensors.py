@@ -11,16 +11,6 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "Make",
-    "TensorSubstitution",
-    "differentiable",
-    "empty_like",
-    "map_tensors",
-    "tensors_in",
-]
-
-
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 

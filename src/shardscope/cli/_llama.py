@@ -26,20 +26,6 @@ from torch.nn import functional
 
 from shardscope.errors import WorldError
 
-__all__ = [
-    "LLAMA_8B",
-    "LLAMA_TINY",
-    "Llama",
-    "LlamaConfig",
-    "batch",
-    "compute_gradients",
-    "make_optimizer",
-    "model",
-    "parallelize",
-    "step",
-    "train_step",
-]
-
 __frames__ = "user's"  # stands for the user's program
 
 

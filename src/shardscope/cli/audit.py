@@ -25,11 +25,9 @@ from shardscope.cli.target import isolated_argv, load_program, name_command, nam
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.model.names import sanitize_text
+from shardscope.record.sanitize import sanitize_text
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.audit.audit import audit
-
-__all__ = ["command"]
 
 __frames__ = "outermost"  # our callers are not the user's program
 

@@ -23,17 +23,6 @@ from shardscope.errors import ShardscopeError, TargetError
 from shardscope.report.model.units import plural
 from shardscope.world import World, simulate
 
-__all__ = [
-    "BuiltModel",
-    "Report",
-    "build_alone",
-    "build_model",
-    "choose_device",
-    "explain_failure",
-    "user_code",
-]
-
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 Report = Callable[[str], None]

@@ -22,23 +22,7 @@ from rich.segment import Segments
 
 from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
-from shardscope.record.sanitize import GuardedFile
-from shardscope.report.model.names import sanitize_text
-
-__all__ = [
-    "TorchLines",
-    "buffer_torch_lines",
-    "exit_code",
-    "explain_stdout",
-    "print_line",
-    "print_out",
-    "print_traceback",
-    "show_progress",
-    "silence_stdout",
-    "write_out",
-    "writing_out",
-]
-
+from shardscope.record.sanitize import GuardedFile, sanitize_text
 
 # Packages that write to standard error for their callers.
 _WRITERS = ("logging", "traceback", "contextlib", "shardscope")

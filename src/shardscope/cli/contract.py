@@ -38,8 +38,6 @@ from shardscope.record.encoding import encode_json
 from shardscope.report.model.units import plural
 from shardscope.report.text.problems import describe_checks
 
-__all__ = ["command"]
-
 _DEFAULT = "shardscope.toml"
 _STYLES = {"expected": "green", "actual": "bold red", "line": "dim", "remedy": "green"}
 

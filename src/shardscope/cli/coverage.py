@@ -18,8 +18,6 @@ from shardscope.report.export.csv import render_coverage_csv
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.coverage.coverage import cover_step
 
-__all__ = ["command"]
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 

@@ -26,8 +26,6 @@ from shardscope.errors import TargetError
 from shardscope.report.model.names import shorten
 from shardscope.report.text.summary import render_summary
 
-__all__ = ["command"]
-
 
 @click.command(
     "demo",

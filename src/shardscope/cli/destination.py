@@ -23,16 +23,6 @@ from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, save, write_file
 from shardscope.record.files import name_for_rank
 
-__all__ = [
-    "FILES_HELP",
-    "Destination",
-    "check_distinct",
-    "check_rank_in_name",
-    "name_after",
-    "print_saved",
-    "save_file",
-]
-
 FILES_HELP = """\
 A command that runs a program (demo, trace, audit, visualize, memory, coverage, parallelize, parity,
 explain, diagnose) saves a recording: NAME.shardscope.json.gz in the current folder, where NAME is

@@ -37,8 +37,6 @@ from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.report.text.summary import render_summary
 
-__all__ = ["command"]
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 

@@ -12,13 +12,11 @@ from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load
+from shardscope.record.sanitize import sanitize_text
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
 from shardscope.report.compare.text import render_changes
-from shardscope.report.model.names import sanitize_text
-
-__all__ = ["command"]
 
 _FORMATS = ("text", "json", "markdown")
 

@@ -12,6 +12,7 @@ import click
 import torch
 from torch import nn
 
+from shardscope._torch.dynamo_caches import quiet_compiler
 from shardscope._torch.modules import is_compiled
 from shardscope.cli.build_model import Report, build_model, explain_failure, user_code
 from shardscope.cli.console import exit_code, show_progress
@@ -21,14 +22,13 @@ from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, mesh_option, output_option, strict_option
 from shardscope.cli.target import Program, isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb, suggest
-from shardscope.compile.explain.explain import explaining, quiet_compiler, run_as_it_is
+from shardscope.compile.explain.explain import explaining, run_as_it_is
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.report.model.names import sanitize_text, shorten
+from shardscope.record.sanitize import sanitize_text
+from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
 from shardscope.report.text.summary import render_summary
-
-__all__ = ["command"]
 
 __frames__ = "outermost"  # our callers are not the user's program
 

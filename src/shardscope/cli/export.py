@@ -26,8 +26,6 @@ from shardscope.report.export.perfetto import render_perfetto_pieces
 from shardscope.report.export.tensorboard import render_tensorboard
 from shardscope.report.model.units import plural
 
-__all__ = ["check_chakra", "command", "write_chakra"]
-
 
 def check_chakra(target: str) -> None:
     """Raise OutputError for standard output: Chakra traces are several files."""

@@ -13,9 +13,6 @@ from shardscope.report.compare.changes import Area, Change, Changes, Status
 from shardscope.report.model.names import shorten
 from shardscope.report.model.units import plural
 
-__all__ = ["Trigger", "find_reasons", "parse_areas", "parse_share", "parse_triggers"]
-
-
 _ANY = "any"
 _WORSE = "worse"
 _KINDS = (_WORSE, *map(str, Status))

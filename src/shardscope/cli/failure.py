@@ -13,8 +13,6 @@ import torch
 
 from shardscope.report.model.names import shorten
 
-__all__ = ["describe_failure", "suggest_remedy"]
-
 _MAX_TEXT = 300  # characters of an exception's message
 
 # What torch raises if a tensor without data is asked for its data. Its exceptions are known by

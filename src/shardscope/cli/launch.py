@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["is_first", "is_launched", "launched_rank", "num_launched"]
-
 # What torch.distributed needs to meet the others; RANK alone may be left over from anything.
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -14,9 +14,6 @@ from shardscope.record import Recording, expand_ranks, load, merge, merge_files
 from shardscope.report.model.names import shorten
 from shardscope.report.model.select import keep_modules, list_paths
 
-__all__ = ["choose_modules", "load_recordings", "load_reviewed"]
-
-
 _MAX_NAMED = 5
 
 

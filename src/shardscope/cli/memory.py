@@ -38,8 +38,6 @@ from shardscope.report.model.names import shorten
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.memory.memory import memory
 
-__all__ = ["command", "parse_gpu_memory"]
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 _ALONE = {"dp": 1}

@@ -14,8 +14,6 @@ from shardscope.record import Recording, count_ranks, merge_files
 from shardscope.report.model.units import plural
 from shardscope.report.text.problems import render_problems
 
-__all__ = ["command"]
-
 
 @click.command(
     "merge",

@@ -10,8 +10,6 @@ from shardscope.errors import TargetError
 from shardscope.record.ranks import MAX_RANKS
 from shardscope.report.model.names import shorten
 
-__all__ = ["choose_axes", "parse_mesh"]
-
 _MAX_ECHO = 60  # characters of the argument that a message repeats
 
 

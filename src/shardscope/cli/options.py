@@ -8,21 +8,6 @@ import click
 
 from shardscope.report.text.summary import View
 
-__all__ = [
-    "by_option",
-    "data_option",
-    "device_option",
-    "force_option",
-    "mesh_option",
-    "no_fold_option",
-    "output_option",
-    "rank_option",
-    "seed_option",
-    "small_mesh_option",
-    "strict_option",
-]
-
-
 _MESH = "Axes of the mesh and their sizes, such as dp=8,tp=4; each size is at least 1."
 
 by_option = click.option(

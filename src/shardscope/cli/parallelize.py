@@ -36,11 +36,9 @@ from shardscope.parallel import Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import check_output
-from shardscope.report.model.names import sanitize_text
+from shardscope.record.sanitize import sanitize_text
 from shardscope.report.model.units import plural
 from shardscope.report.text.summary import render_summary
-
-__all__ = ["command"]
 
 __frames__ = "outermost"  # our callers are not the user's program
 

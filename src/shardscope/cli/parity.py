@@ -35,8 +35,6 @@ from shardscope.parallel.parity.api import parity
 from shardscope.record import Recording
 from shardscope.report.text.summary import render_summary
 
-__all__ = ["command"]
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -13,8 +13,6 @@ from shardscope.record import Recording
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views
 
-__all__ = ["command"]
-
 _ALL = "all"
 _OLD_NAMES = ("proof",)  # of correctness
 

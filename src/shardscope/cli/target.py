@@ -23,19 +23,6 @@ from shardscope.errors import TargetError
 from shardscope.record import Recording
 from shardscope.report.model.names import shorten
 
-__all__ = [
-    "Program",
-    "add_outputs",
-    "check_file",
-    "isolated_argv",
-    "load_program",
-    "name_command",
-    "name_target",
-    "run_default_step",
-    "split_batch",
-]
-
-
 EXAMPLE = """\
     import torch
     from torch import nn

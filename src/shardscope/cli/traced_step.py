@@ -17,9 +17,6 @@ from shardscope.comm.trace import Trace, trace
 from shardscope.errors import OutputError
 from shardscope.record import Recording
 
-__all__ = ["TracedStep", "trace_step"]
-
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 

@@ -12,8 +12,6 @@ from shardscope.cli.loading import load_reviewed
 from shardscope.cli.verb import Verb
 from shardscope.errors import OutputError
 
-__all__ = ["command"]
-
 
 @click.command(
     "tui",

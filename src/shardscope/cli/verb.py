@@ -9,16 +9,6 @@ from typing import Any, final
 
 import click
 
-__all__ = [
-    "EXIT_CODES",
-    "FINDINGS_FAIL",
-    "Verb",
-    "VerbGroup",
-    "check_command",
-    "suggest",
-    "write_examples",
-]
-
 FINDINGS_FAIL = "A finding is a warning or an error, or, with --strict, there is a gap."
 
 EXIT_CODES = {

@@ -35,8 +35,6 @@ from shardscope.shard.audit.audit import audit
 from shardscope.shard.audit.sharded_tensors import ModelInventory
 from shardscope.shard.audit.slices import visualize_sharding
 
-__all__ = ["command"]
-
 __frames__ = "outermost"  # our callers are not the user's program
 
 _MAX_NAMED = 5

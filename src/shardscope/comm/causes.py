@@ -29,8 +29,6 @@ from shardscope.record import (
     Redistribute,
 )
 
-__all__ = ["drop_torch_references", "find_cause"]
-
 _FSDP = {Role.FSDP_UNSHARD: "unshard", Role.FSDP_REDUCE: "reduce"}
 _FSDP1 = {Role.FSDP1_UNSHARD: "unshard", Role.FSDP1_REDUCE: "reduce"}
 

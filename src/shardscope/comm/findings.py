@@ -16,8 +16,6 @@ from shardscope.record.recording import (
 )
 from shardscope.record.text import format_bytes
 
-__all__ = ["IMPLICIT_ALL_TO_ALL", "IMPLICIT_GATHER", "find_comm_problems"]
-
 IMPLICIT_ALL_TO_ALL = "implicit-all-to-all"
 IMPLICIT_GATHER = "implicit-gather"
 

@@ -20,22 +20,6 @@ from shardscope.record.recording import (
 )
 from shardscope.record.source import Phase
 
-__all__ = [
-    "P2P_KINDS",
-    "RANK_MISMATCH",
-    "GroupCalls",
-    "RankCalls",
-    "describe_call",
-    "find_drift",
-    "find_unpaired",
-    "line_of",
-    "name_ranks",
-    "payload_bytes",
-    "sort_by_group",
-    "sort_by_route",
-]
-
-
 RANK_MISMATCH = "rank-mismatch"
 P2P_KINDS = (CollectiveKind.SEND, CollectiveKind.RECV)
 

@@ -13,8 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardscope._torch.mesh import earlier_twins, group_axes, group_backend, group_label
 from shardscope.record import Group, compress_ranks, format_ranks, rank_at
 
-__all__ = ["GroupRegistry", "Membership"]
-
 
 @final
 class Membership:

@@ -25,8 +25,6 @@ from shardscope.record.kinds import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
-__all__ = ["DEADLOCK", "RANK_BEHIND", "find_hang"]
-
 DEADLOCK = "deadlock"
 RANK_BEHIND = "rank-behind"
 

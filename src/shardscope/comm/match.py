@@ -23,9 +23,6 @@ from shardscope.comm.hang import DEADLOCK, RANK_BEHIND, find_hang
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
-__all__ = ["match_ranks", "review"]
-
-
 _MAX_SIDES = 4
 _ROOTED = (
     CollectiveKind.BROADCAST,

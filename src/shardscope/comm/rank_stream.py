@@ -13,10 +13,6 @@ from shardscope.record import RunInfo, SpanBegin, StreamWriter
 from shardscope.record.files import name_for_rank
 from shardscope.record.stream import StreamRecord
 
-__all__ = [
-    "RankStream",
-]
-
 
 @final
 class RankStream:

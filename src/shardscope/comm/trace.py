@@ -20,8 +20,6 @@ from shardscope.errors import TorchVersionError, TraceError
 from shardscope.record import Recording, save
 from shardscope.record.files import name_for_rank
 
-__all__ = ["Trace", "trace"]
-
 
 @explain_moved_names
 def trace(

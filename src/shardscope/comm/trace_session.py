@@ -45,9 +45,6 @@ from shardscope.record.stream import StreamRecord
 from shardscope.record.text import describe_error
 from shardscope.world import current_world
 
-__all__ = ["TraceSession"]
-
-
 _MAX_SPANS = 100_000
 
 

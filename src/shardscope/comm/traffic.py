@@ -11,15 +11,11 @@ from typing import Any, final
 
 import torch
 
-from shardscope._torch.collectives.hooks import CollectiveEvent
+from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import num_bytes, reduce_op_name, tensors_in
 from shardscope.comm.groups import Membership
 from shardscope.record import CollectiveKind
 from shardscope.record.kinds import wire_bytes
-
-__all__ = [
-    "Payload",
-]
 
 _K = CollectiveKind
 

@@ -11,8 +11,6 @@ from shardscope.comm.group_order import P2P_KINDS, GroupCalls
 from shardscope.record.kinds import CollectiveKind
 from shardscope.record.recording import Call, Collective, Recording
 
-__all__ = ["Wait", "Waiting", "find_cycle", "replay_receives", "returns_alone"]
-
 _K = CollectiveKind
 
 Route = tuple[str, int, int]

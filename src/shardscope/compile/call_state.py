@@ -29,16 +29,6 @@ from shardscope._torch.modules import own_parts
 from shardscope._torch.snapshot import TensorBackup, preserved_random_state
 from shardscope.errors import CompileError
 
-__all__ = [
-    "StateWalk",
-    "describe_values",
-    "list_uncompared",
-    "preserved_call_state",
-    "preserved_code_state",
-    "walk_call",
-    "walk_values",
-]
-
 Named = tuple[str, Any]
 _MAX_OBJECTS = 50_000  # visited by one walk; plain values such as numbers are not counted
 _MAX_KEYS = 20  # of a dict or set, in a description

@@ -23,8 +23,6 @@ from shardscope.contract.traffic import (
 from shardscope.contract.violation import BreachKind, Evidence, Violation
 from shardscope.record import Recording, Source, compress_ranks
 
-__all__ = ["EvidenceFinder", "advise", "check", "describe_remedy", "is_measurable", "suggest_names"]
-
 
 class _EvidenceKey(NamedTuple):
     """What distinguishes two lines of evidence; repeated layers share a line."""

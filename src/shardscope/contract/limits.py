@@ -13,27 +13,6 @@ from msgspec.structs import force_setattr
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Phase, Record, Severity
 
-__all__ = [
-    "ANY",
-    "BOUNDS",
-    "CEILINGS",
-    "COMM_FIGURES",
-    "COMM_KEYS",
-    "CONTRACT_KEYS",
-    "FINDING_KEYS",
-    "SELECTORS",
-    "UNASKED",
-    "Bound",
-    "CauseKind",
-    "Contract",
-    "Figure",
-    "Limit",
-    "Selector",
-    "Side",
-    "is_in_table",
-]
-
-
 _MOST = 2**63 - 1
 
 

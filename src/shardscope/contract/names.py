@@ -10,8 +10,6 @@ from typing import final
 from shardscope.record import Recording
 from shardscope.record.patterns import ANY_PARTS, is_pattern, matches_part
 
-__all__ = ["ModuleIndex", "ancestors", "fold_numbers", "is_number"]
-
 _MAX_COMPARED = 2_000  # names; comparing takes its time
 _MAX_DIGITS = 9
 

@@ -29,21 +29,6 @@ from shardscope.contract.sizes import parse_size
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Phase, Record, Severity, read_text_file
 
-__all__ = [
-    "ContractFile",
-    "Path",
-    "TomlLocation",
-    "find_lines",
-    "name_nearest",
-    "open_contract",
-    "parse_contract",
-    "read_comm",
-    "read_contract",
-    "read_selector",
-    "read_text",
-]
-
-
 Path: TypeAlias = tuple[str | int, ...]
 """Keys that lead to a value; tables of an array are numbered."""
 

@@ -22,9 +22,6 @@ from shardscope.contract.traffic import Facet, Traffic, read_traffic
 from shardscope.errors import ContractError
 from shardscope.record import Phase, Recording, Severity
 
-__all__ = ["Grain", "fold_names", "record_contract"]
-
-
 Parts = tuple[str, ...]
 GroupKey = Callable[[str], object]
 """What all modules that a pattern fits have in common, or None if they differ."""

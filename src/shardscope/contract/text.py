@@ -21,20 +21,6 @@ from shardscope.record import (
     sanitize_text,
 )
 
-__all__ = [
-    "Row",
-    "describe_bound",
-    "describe_limit",
-    "describe_value",
-    "list_rows",
-    "name_module",
-    "render_annotations",
-    "render_plain",
-    "render_violations",
-    "summarize",
-]
-
-
 _ROOT = "the root module"
 _NAMES = {
     Figure.COUNT: "collectives",

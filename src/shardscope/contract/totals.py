@@ -23,9 +23,6 @@ from shardscope.record import (
     Verdict,
 )
 
-__all__ = ["Total", "measure_total"]
-
-
 _VERDICTS = {
     Figure.MISSING_OPS: (Verdict.MISSING,),
     Figure.WRONG_OPS: (Verdict.WRONG,),

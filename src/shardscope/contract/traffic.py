@@ -31,22 +31,6 @@ from shardscope.record import (
     name_axis,
 )
 
-__all__ = [
-    "Facet",
-    "IssuedCollective",
-    "Reading",
-    "Traffic",
-    "classify_cause",
-    "facet_of",
-    "has_trace",
-    "list_collectives",
-    "list_parameter_modules",
-    "matches",
-    "ranks_of",
-    "read_traffic",
-]
-
-
 _STATE_KINDS = (PlacedKind.PARAMETER, PlacedKind.BUFFER)
 
 

@@ -7,8 +7,6 @@ from enum import StrEnum
 from shardscope.contract.limits import Limit
 from shardscope.record import RankSpan, Record, Source
 
-__all__ = ["BreachKind", "Evidence", "Violation"]
-
 
 class BreachKind(StrEnum):
     """How a limit is exceeded."""

@@ -29,9 +29,6 @@ from shardscope.contract.read import TomlLocation, parse_contract, read_selector
 from shardscope.contract.sizes import parse_size, write_size
 from shardscope.record import write_file
 
-__all__ = ["render_contract", "write_contract"]
-
-
 _HEADING = "Limits for this program. Check them with: shardscope contract check RECORDING"
 
 Table = MutableMapping[str, Any]

@@ -18,22 +18,6 @@ from torch import Tensor
 from shardscope.numerics.noise import Case, Verdict, epsilon, find_rms, is_finite, to_fp64_on_cpu
 from shardscope.record import Condition, Deviation
 
-__all__ = [
-    "MANY",
-    "Bounds",
-    "classify_nonfinite",
-    "compare_numbers",
-    "describe",
-    "find_bounds",
-    "find_ulps",
-    "format_attribute",
-    "format_number",
-    "real_dtype",
-    "relative_error",
-    "unravel",
-]
-
-
 _LAST_PLACES = 2.0  # units in the last place that an element may always be off by
 _OWN = 2.0  # times the error of eager execution at the same element
 _POOLED = 12.0  # times the typical error of elements of similar magnitude

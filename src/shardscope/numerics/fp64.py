@@ -15,22 +15,6 @@ from shardscope._torch.modules import exchange_tensors
 from shardscope.attribution.tensors import TensorSubstitution, map_tensors
 from shardscope.numerics.noise import epsilon
 
-__all__ = [
-    "convert_argument_to_fp64",
-    "convert_inputs_to_fp64",
-    "convert_model_to_fp64",
-    "fp64_mode",
-    "is_random",
-    "main_dtype",
-    "map_arguments",
-    "name_arguments",
-    "perturb_ulp",
-    "perturb_ulp_",
-    "to_fp64",
-    "written_arguments",
-]
-
-
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _SEED = 17

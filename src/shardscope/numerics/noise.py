@@ -13,27 +13,6 @@ from torch.distributed.tensor import DTensor
 
 from shardscope.record import Condition, Deviation
 
-__all__ = [
-    "Case",
-    "Distance",
-    "GetFp64Values",
-    "NoiseFloor",
-    "PerturbedRuns",
-    "Values",
-    "Verdict",
-    "dense_local",
-    "epsilon",
-    "find_floor",
-    "find_rms",
-    "find_worst",
-    "is_finite",
-    "is_inexact",
-    "measure",
-    "no_perturbed_runs",
-    "to_fp64_on_cpu",
-]
-
-
 # The allowed error as a multiple of the noise. The noise of few elements is known less well, so
 # a scalar gets more room than a matrix.
 _MARGIN = 8.0

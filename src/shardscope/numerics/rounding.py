@@ -20,9 +20,6 @@ from shardscope.numerics.fp64 import (
 )
 from shardscope.numerics.noise import epsilon, is_inexact
 
-__all__ = ["RandomRounding", "RngUseMode"]
-
-
 # They write their arguments without rounding.
 _COPYING = ("copy_", "fill_", "zero_", "set_", "resize_", "masked_fill_", "scatter_", "detach_")
 # They never round. The list is faster than comparing with double precision in each call.

@@ -6,8 +6,6 @@ import inspect
 
 import torch
 
-__all__ = ["check", "check_numbers", "comparison_source"]
-
 
 def comparison_source() -> str:
     """The source of `check` and of the function it calls; it needs only `import torch`."""

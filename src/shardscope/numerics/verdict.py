@@ -31,9 +31,6 @@ from shardscope.numerics.noise import (
 )
 from shardscope.record import Condition, Deviation
 
-__all__ = ["compare", "compare_value", "is_same"]
-
-
 # Other classes may not define equality.
 _COMPARABLE = (
     *(bool, int, str, bytes, Enum, range, slice),

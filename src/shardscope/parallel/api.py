@@ -29,15 +29,6 @@ from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import PlacementConstraint, ResolvedPlan, resolve
 from shardscope.parallel.program import ParallelProgram
 
-__all__ = [
-    "check_program",
-    "parallelize",
-    "partition_by_plan",
-    "partition_program",
-    "propagate_all_axes",
-]
-
-
 _Key = TypeVar("_Key")
 _export_lock = threading.RLock()
 _NO_CONSTRAINTS = AxisConstraints(

@@ -58,8 +58,6 @@ from shardscope.parallel.verify.verify import (
 )
 from shardscope.record import FINE, Inserted, Parallelization, RankMemory, Recording, TensorVerdict
 
-__all__ = ["ParallelProgram"]
-
 _MAX_REASON = 80  # characters of `not_verified` in the repr
 
 

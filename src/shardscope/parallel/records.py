@@ -37,8 +37,6 @@ from shardscope.record import (
     compress_ranks,
 )
 
-__all__ = ["list_fallbacks", "list_inserted", "list_placed", "make_recording", "name_program"]
-
 _KINDS = {**{str(kind): kind for kind in PlacedKind}, "input mutation": PlacedKind.MUTATION}
 
 

@@ -17,9 +17,6 @@ from shardscope.parallel.plan.plan import Plan
 from shardscope.parallel.plan.program_index import index_program
 from shardscope.parallel.plan.resolve import ResolvedPlan, resolve
 
-__all__ = ["tensor_parallel_transformation"]
-
-
 _FIRST_GROUP = "0"  # what torch calls the group of all ranks, on each of them
 _LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 

@@ -26,24 +26,6 @@ from shardscope.record import CollectiveKind, Recording
 from shardscope.shard.memory.memory import Memory, memory
 from shardscope.world import current_world, simulate
 
-__all__ = [
-    "BreachError",
-    "CommLimits",
-    "Mesh",
-    "Model",
-    "Step",
-    "assert_comm",
-    "assert_contract",
-    "assert_memory",
-    "assert_no_graph_breaks",
-    "built_model",
-    "call_step",
-    "find_recordings",
-    "read_comm_limits",
-    "trace_step",
-]
-
-
 _KINDS = tuple(map(str, CollectiveKind))
 _WORDS = (*_KINDS, *COMM_KEYS)
 

@@ -23,9 +23,6 @@ from shardscope.errors import PluginError, TraceError
 from shardscope.record import Gap, Recording, check_output, sanitize_text, save
 from shardscope.record.files import name_for_rank
 
-__all__ = ["StepRecorder", "close_quietly", "find_bases", "make_callback", "never_raise"]
-
-
 _log = logging.getLogger("shardscope")
 _ENDINGS = (".gz", ".json")
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-__all__ = ["Record"]
-
 _MAX_REPR = 200  # characters
 _MAX_TEXT = 40
 _MAX_ITEMS = 4

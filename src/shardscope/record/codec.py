@@ -27,9 +27,6 @@ from shardscope.record.replay import read_stream
 from shardscope.record.source import Axis
 from shardscope.record.stream import STREAM_FORMAT
 
-__all__ = ["check_claims", "encode", "encode_pieces", "load", "save"]
-
-
 # How many ranks a file of any size may name, and how many more per byte.
 _RECORDED = (16_384, 1)
 _IN_MODULES = (65_536, 16)

@@ -8,8 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Axis, Source
 
-__all__ = ["Coverage", "Level", "Move", "OpCoverage", "Sharding", "Verdict"]
-
 
 class Level(StrEnum):
     """How far ops are decomposed: as torch.export returns them, or further.

@@ -8,8 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Phase, Source
 
-__all__ = ["Condition", "Deviation", "Diagnosis", "Stage", "SuspectOp"]
-
 
 class Condition(StrEnum):
     """How a compiled function compares with eager execution."""

@@ -11,9 +11,6 @@ from msgspec.structs import force_setattr
 from shardscope.record.recording import Collective
 from shardscope.record.sanitize import is_unsafe
 
-__all__ = ["SharedValues", "encode_json", "encode_shown_json", "replace_surrogates"]
-
-
 _ENCODER = msgspec.json.Encoder()
 _NOT_PRINTABLE = re.compile("[^ -~]")
 # An escape in JSON; those of controls have a letter, the others stand for what follows.

@@ -8,20 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank, RankSpan
 from shardscope.record.source import Source
 
-__all__ = [
-    "BreakSite",
-    "CompiledGraph",
-    "Explanation",
-    "FrameGuards",
-    "GraphCollective",
-    "GraphEnd",
-    "GraphOp",
-    "OpKind",
-    "Recompile",
-    "SkippedFrame",
-    "StageTime",
-]
-
 
 class OpKind(StrEnum):
     """How a graph calls an op."""

@@ -17,19 +17,6 @@ from typing import IO
 
 from shardscope.errors import OutputError, RecordingError
 
-__all__ = [
-    "MAX_BYTES",
-    "check_output",
-    "explain_existing",
-    "move_file",
-    "name_for_rank",
-    "open_special",
-    "read_file",
-    "read_text_file",
-    "write_file",
-]
-
-
 MAX_BYTES = 2 * 1024**3  # of a recording after decompression
 # The limit for unpacked gzip data: a fixed size plus a multiple of its own size. Recordings shrink
 # to a fortieth; a hostile file, to a thousandth.

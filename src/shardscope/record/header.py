@@ -10,8 +10,6 @@ from shardscope.errors import RecordingError
 from shardscope.record.recording import SCHEMA
 from shardscope.record.sanitize import sanitize_text
 
-__all__ = ["FileHeader", "brief", "check_schema", "explain_damage", "read_header"]
-
 _OLDEST_SCHEMA = 1
 _MAX_ECHO = 120  # characters of an untrusted file that a message repeats
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["CollectiveKind", "wire_bytes"]
-
 
 class CollectiveKind(StrEnum):
     """What a collective does, whatever torch calls the op that did it."""

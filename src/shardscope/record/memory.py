@@ -8,8 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 from shardscope.record.source import Phase
 
-__all__ = ["MemoryKind", "MemoryProfile", "MemorySample", "MemoryUse"]
-
 
 class MemoryKind(StrEnum):
     """What memory is used for."""

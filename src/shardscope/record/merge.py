@@ -16,9 +16,6 @@ from shardscope.record.programs import Part, check_same_program
 from shardscope.record.ranks import RankSpan, compress_ranks, expand_ranks, format_ranks
 from shardscope.record.recording import Gap, Group, Module, Recording, RunInfo
 
-__all__ = ["combine", "merge", "merge_files"]
-
-
 # Fields whose records name their own ranks or mesh, and so may be of a smaller world.
 _OWN_WORLD_FIELDS = ("coverage", "parity", "parallel", "diagnoses", "explanations")
 _WORLD_FIELDS = ("findings", "gaps", "stops", "spans", "memory", "layouts")

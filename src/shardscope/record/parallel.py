@@ -10,16 +10,6 @@ from shardscope.record.parity import TensorVerdict
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis, Phase, Source
 
-__all__ = [
-    "Fallback",
-    "FallbackKind",
-    "Inserted",
-    "Parallelization",
-    "Placed",
-    "PlacedKind",
-    "RankMemory",
-]
-
 
 class FallbackKind(StrEnum):
     """What was done with an op that cannot run on its sharded inputs."""

@@ -8,17 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis, Phase, Source
 
-__all__ = [
-    "FINE",
-    "TOLERABLE",
-    "Agreement",
-    "Divergence",
-    "Parity",
-    "Suspect",
-    "TensorKind",
-    "TensorVerdict",
-]
-
 
 class TensorKind(StrEnum):
     """What a compared tensor is to the model."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-__all__ = ["ANY_PARTS", "is_pattern", "matches_deeply", "matches_part", "matches_parts"]
-
 ANY_PARTS = "**"
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 

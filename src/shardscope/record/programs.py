@@ -14,8 +14,6 @@ from shardscope.record.kinds import CollectiveKind
 from shardscope.record.ranks import format_ranks, intersect_ranks
 from shardscope.record.recording import Recording, RunInfo
 
-__all__ = ["Part", "check_same_program"]
-
 _P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _PIPELINE_AXES = ("pp", "pipe", "pipeline", "stage")
 

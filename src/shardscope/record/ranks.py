@@ -7,21 +7,6 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = [
-    "MAX_RANKS",
-    "Natural",
-    "NumRanks",
-    "Rank",
-    "RankSpan",
-    "compress_ranks",
-    "count_ranks",
-    "expand_ranks",
-    "format_ranks",
-    "intersect_ranks",
-    "list_ranks",
-    "rank_at",
-]
-
 # Bounds hold when a file is read, so that a hostile one cannot name 10**18 ranks.
 MAX_RANKS = 2**20
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]

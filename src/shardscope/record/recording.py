@@ -22,30 +22,6 @@ from shardscope.record.slices import TensorLayout
 from shardscope.record.source import Axis, Phase, Source
 from shardscope.record.spans import Span, SpanBegin
 
-__all__ = [
-    "FORMAT",
-    "SCHEMA",
-    "BucketReduce",
-    "Call",
-    "Cause",
-    "Collective",
-    "Compiled",
-    "Finding",
-    "FullyShard",
-    "Gap",
-    "Group",
-    "Mark",
-    "MarkKind",
-    "Module",
-    "Parameter",
-    "Recording",
-    "Redistribute",
-    "RunInfo",
-    "Severity",
-    "Stop",
-    "list_calls_by_group",
-]
-
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
 FORMAT = "shardscope.recording"
 SCHEMA = 2

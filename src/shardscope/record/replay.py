@@ -28,8 +28,6 @@ from shardscope.record.recording import (
 from shardscope.record.spans import Span, SpanBegin
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
 
-__all__ = ["read_stream"]
-
 # A stream with more damaged lines than this is not ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
 _MAX_NUMBERS = 50  # of damaged lines that are named

@@ -10,9 +10,6 @@ import re
 import unicodedata
 from typing import Any, TextIO, final
 
-__all__ = ["GuardedFile", "escape_controls", "guard_line", "is_unsafe", "sanitize_text"]
-
-
 # Control, format (bidi overrides), surrogate and private characters, line and paragraph breaks.
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 # GitHub's runner reads `::name::` at the start of a line, after blanks, and `##[name]` anywhere;

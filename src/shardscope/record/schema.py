@@ -13,8 +13,6 @@ import msgspec
 
 from shardscope.record.recording import FORMAT, SCHEMA, Recording
 
-__all__ = ["make_schema"]
-
 
 def make_schema() -> dict[str, Any]:
     """The JSON Schema of the files that `save` writes, made from the record types."""

@@ -8,8 +8,6 @@ from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, RankSpan
 from shardscope.record.source import Axis
 
-__all__ = ["Slice", "Stretches", "TensorLayout", "cut_stretches"]
-
 Stretches = tuple[tuple[Natural, Natural], ...]
 """Indices along one dim, each stretch from its first to before its second; most often one."""
 

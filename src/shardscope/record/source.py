@@ -7,8 +7,6 @@ from enum import StrEnum
 from shardscope.record.base import Record
 from shardscope.record.ranks import Natural
 
-__all__ = ["Axis", "Phase", "Source"]
-
 
 class Phase(StrEnum):
     """What the training step was doing."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from shardscope.record.base import Record
 from shardscope.record.ranks import Natural, Rank
 
-__all__ = ["PhaseTotal", "Span", "SpanBegin", "sum_spans"]
-
 
 class Span(Record, frozen=True, kw_only=True, gc=False):
     """A span of a phase on one rank; times count from the start of the recording.

@@ -20,15 +20,6 @@ from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
 from shardscope.record.spans import Span, SpanBegin
 
-__all__ = [
-    "STREAM_FORMAT",
-    "StreamEnd",
-    "StreamHeader",
-    "StreamLine",
-    "StreamRecord",
-    "StreamWriter",
-]
-
 STREAM_FORMAT = "shardscope.stream"
 _MAX_WAIT_MS = 1_000  # for the reader of a pipe to make room
 

@@ -13,16 +13,6 @@ from shardscope.record.recording import (
     Redistribute,
 )
 
-__all__ = [
-    "SIMULATION_TIME",
-    "describe_cause",
-    "describe_error",
-    "format_bytes",
-    "format_digits",
-    "name_axis",
-]
-
-
 SIMULATION_TIME = "time of the simulation, not of a run"
 """What every view says beside times that were measured in a simulated world."""
 

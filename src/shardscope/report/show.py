@@ -16,8 +16,6 @@ from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views
 
-__all__ = ["show"]
-
 
 def show(
     result: Any, *, view: str | None = None, by: View = "module", is_folded: bool = True

@@ -11,14 +11,12 @@ from typing import Any, NoReturn, final
 import torch
 import torch.distributed as dist
 
-from shardscope._torch.collectives.hooks import CollectiveEvent
+from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import CollectiveCall
 from shardscope._torch.mesh import group_label
 from shardscope._torch.process_groups.simulated import ReceivedFrom, complete_work
 from shardscope.errors import CollectiveError
 from shardscope.record import CollectiveKind
-
-__all__ = ["CollectiveChecker", "check_call", "check_sizes", "exchanged_together", "refuse"]
 
 
 def refuse(call: CollectiveCall, fact: str, remedy: str) -> NoReturn:

@@ -23,8 +23,6 @@ from shardscope._torch.collectives.objects import (
     warn_not_in_group,
 )
 
-__all__ = ["simulated_object_collectives"]
-
 __frames__ = "torch's"  # these functions replace torch's
 
 Group = dist.ProcessGroup | None

@@ -39,9 +39,6 @@ from shardscope.record.ranks import MAX_RANKS
 from shardscope.world.checks import CollectiveChecker
 from shardscope.world.objects import simulated_object_collectives
 
-__all__ = ["Materialized", "World", "current_world", "preserved_ties", "simulate"]
-
-
 Materialized = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """By the identity of a tensor on meta: that tensor, and what has taken its place."""
 

@@ -23,8 +23,6 @@ from shardscope._torch.process_groups.rank_state import RankState
 from shardscope._torch.process_groups.threaded import GroupKey, joined_world, threaded_backend
 from shardscope.errors import CollectiveError, RankError, ShardscopeError, WorldError
 
-__all__ = ["CooperativeScheduler", "RankCancelled", "RankContext", "run_ranks_in_threads"]
-
 
 class RankContext(Protocol):
     """Process-wide state, such as random generators, of which each rank needs its own."""

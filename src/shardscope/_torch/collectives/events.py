@@ -20,16 +20,6 @@ from shardscope._torch.collectives.schema import (
 )
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "NEEDED_TO_ISSUE",
-    "OBSERVERS",
-    "REENTRANCY",
-    "CollectiveEvent",
-    "Observer",
-    "is_tracing",
-    "issue",
-]
-
 
 @final
 class CollectiveEvent:

@@ -11,18 +11,6 @@ from shardscope._torch.dispatch import is_overload
 from shardscope._torch.graph import is_packet
 from shardscope._torch.private import find_name
 
-__all__ = [
-    "ALL_GATHER",
-    "ALL_REDUCE",
-    "ALL_TO_ALL",
-    "REDUCE_SCATTER",
-    "WAIT",
-    "as_collective_overload",
-    "is_collective",
-    "size_and_rank",
-]
-
-
 # Loading it registers the ops' kernels for tensors without data.
 find_name("torch.distributed._functional_collectives", "trace collectives without a process group")
 

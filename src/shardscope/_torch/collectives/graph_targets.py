@@ -16,9 +16,6 @@ from shardscope._torch.collectives.schema import process_group
 from shardscope._torch.dispatch import is_higher_order, is_overload
 from shardscope._torch.graph import is_packet
 
-__all__ = ["find_group", "inner_graphs", "is_bookkeeping", "is_collective_name", "name_target"]
-
-
 _COLLECTIVES = ("_c10d_functional.", "c10d_functional.", "_dtensor.", "c10d.", "symm_mem.")
 # Ops that wait for a collective or wrap its result, without communication of their own.
 _LOCAL = (".wait_tensor", "._wrap_tensor_autograd")

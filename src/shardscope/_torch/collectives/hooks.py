@@ -39,18 +39,6 @@ from shardscope._torch.private import find_name, is_missing, moved_names_explain
 from shardscope._torch.skip_dynamo import skip_dynamo
 from shardscope.errors import TorchVersionError
 
-__all__ = [
-    "CollectiveEvent",
-    "Observer",
-    "bypass_hook_key",
-    "force_hook_key",
-    "intercept",
-    "kernel_hooks",
-    "method_hooks",
-    "op_hooks",
-]
-
-
 _NEED = "intercept collectives before their kernels run"
 
 _PYTHON = find_name("torch._C.DispatchKey.Python", _NEED)

@@ -14,15 +14,6 @@ import torch.distributed as dist
 from shardscope._torch.private import find_name
 from shardscope.errors import WorldError
 
-__all__ = [
-    "is_gathered_into_tensor",
-    "refuse_self",
-    "replace_body",
-    "to_group_rank",
-    "warn_not_in_group",
-]
-
-
 _C10D = "torch.distributed.distributed_c10d"
 
 to_group_rank: Callable[..., int] = find_name(

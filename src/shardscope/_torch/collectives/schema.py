@@ -18,23 +18,6 @@ import torch.distributed as dist
 from shardscope._torch.private import find_name, is_missing
 from shardscope.record import CollectiveKind
 
-__all__ = [
-    "BATCH",
-    "LOCAL_OPS",
-    "OPS",
-    "UNREAD",
-    "CollectiveCall",
-    "OpLayout",
-    "num_bytes",
-    "process_group",
-    "read_call",
-    "reduce_op_name",
-    "split_batch",
-    "tensors_in",
-    "unread_ops",
-]
-
-
 _resolve_process_group = find_name(
     "torch.distributed.distributed_c10d._resolve_process_group",
     "find the group that a functional collective names",

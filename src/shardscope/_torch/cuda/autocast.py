@@ -19,9 +19,6 @@ from torch.library import Library
 from shardscope._torch.dispatch import has_fake_tensors
 from shardscope._torch.private import find_name
 
-__all__ = ["cuda_autocast"]
-
-
 _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (*_HALF, torch.float32)
 

@@ -22,9 +22,6 @@ from shardscope._torch.fake import FakeTensor
 from shardscope._torch.private import find_name, without_if_moved
 from shardscope._torch.skip_dynamo import skip_dynamo
 
-__all__ = ["cuda_choices", "foreach_by_default"]
-
-
 _foreach_utils = find_name(
     "torch.utils._foreach_utils", "clip gradients on lists of tensors, as on CUDA"
 )

@@ -28,17 +28,6 @@ from shardscope._torch.dtensor import dtensor_random
 from shardscope._torch.private import find_name, without_if_moved
 from shardscope.errors import WorldError
 
-__all__ = [
-    "NUM_DEVICES",
-    "current_index",
-    "has_cuda",
-    "is_simulated",
-    "replace_attribute",
-    "simulated_runtime",
-    "stand_in",
-]
-
-
 NUM_DEVICES = 8
 _fsdp1_init = find_name(
     "torch.distributed.fsdp._init_utils", "let FSDP1 select a simulated CUDA device"

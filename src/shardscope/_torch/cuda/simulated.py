@@ -27,9 +27,6 @@ from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.fake import FakeTensor, FakeTensorMode
 from shardscope._torch.private import find_name, is_missing, require
 
-__all__ = ["recompiles_across_devices", "simulated_cuda"]
-
-
 _prim_device = torch.ops.prim.device.default
 _fake_tensor = find_name("torch._subclasses.fake_tensor", "create fake tensors on a CUDA device")
 _TensorBase = find_name("torch._C.TensorBase", "read a fake tensor's device as C++ reads it")

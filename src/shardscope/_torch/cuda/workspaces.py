@@ -14,9 +14,6 @@ import torch
 
 from shardscope._torch.private import find_name
 
-__all__ = ["CUBLAS_BYTES", "MATRIX_OPS", "workspace_bytes"]
-
-
 CUBLAS_BYTES = 32 << 20
 """The workspace of a cuBLAS handle on Hopper; each thread that multiplies matrices has one."""
 

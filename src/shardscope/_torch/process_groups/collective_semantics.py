@@ -11,9 +11,6 @@ from torch.distributed import ReduceOp
 
 from shardscope.errors import CollectiveError
 
-__all__ = ["CollectiveRequest", "carry_out", "name_reduction"]
-
-
 Tensors = Sequence[torch.Tensor]
 
 

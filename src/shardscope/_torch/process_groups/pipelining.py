@@ -19,9 +19,6 @@ from torch.overrides import TorchFunctionMode
 from shardscope._torch.fake import is_fake
 from shardscope.errors import WorldError
 
-__all__ = ["isolated_stages", "shared_rank_maps"]
-
-
 # torch 2.14 and newer skip the set-up in a group whose backend is called "fake".
 _NOT_FAKE = "simulated"
 

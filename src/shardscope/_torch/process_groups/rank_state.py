@@ -14,9 +14,6 @@ from shardscope._torch.dtensor import dtensor_random, op_handlers
 from shardscope._torch.private import find_name, is_missing
 from shardscope._torch.snapshot import read_random_state, write_random_state
 
-__all__ = ["RankState"]
-
-
 eval_frame = find_name(
     "torch._C._dynamo.eval_frame",
     "keep dynamo's frame override separate for each threaded rank",

@@ -31,20 +31,6 @@ from shardscope._torch.logs import FAKE_TENSOR_LOG
 from shardscope._torch.private import find_name, require, without_if_moved
 from shardscope.errors import ShardscopeError, WorldError
 
-__all__ = [
-    "ReceivedFrom",
-    "answered_collectives",
-    "coalesced_ops_on_fake_tensors",
-    "complete_work",
-    "explained_lack_of_data",
-    "fake_tensors",
-    "forget_placements",
-    "meshes_with_data",
-    "refused_nested_tensors",
-    "simulated_group",
-]
-
-
 # Loading it registers the backend "fake".
 _FAKE_GROUPS = find_name(
     "torch.testing._internal.distributed.fake_pg", "make a process group of any size"

@@ -21,9 +21,6 @@ from shardscope._torch.private import find_name
 from shardscope._torch.process_groups.collective_semantics import CollectiveRequest, name_reduction
 from shardscope._torch.process_groups.simulated import forget_placements
 
-__all__ = ["OWN", "Exchange", "GroupKey", "joined_world", "threaded_backend"]
-
-
 _create_work_from_future = find_name(
     "torch._C._distributed_c10d._create_work_from_future",
     "return futures from collectives of threaded ranks",

@@ -28,20 +28,6 @@ from shardscope.attribution.call_sites import find_backward_caller, read_stack
 from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 
-__all__ = [
-    "GLOBAL",
-    "CollectiveCounts",
-    "Operation",
-    "OperationLists",
-    "Position",
-    "Positions",
-    "collective_packets",
-    "named_packet",
-    "op_key",
-    "torch_registry",
-]
-
-
 GLOBAL = "Global"
 """torch's name for what encloses every module."""
 

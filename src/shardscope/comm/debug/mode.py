@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.collectives.hooks import CollectiveEvent, intercept
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.dispatch import (
     TorchDispatchMode,
     has_fake_tensors,
@@ -46,9 +47,6 @@ from shardscope.comm.debug.tables import (
 from shardscope.comm.groups import GroupRegistry
 from shardscope.comm.recorder import Recorder
 from shardscope.record import Collective, Gap, Phase
-
-__all__ = ["CommDebugMode", "DebugSession"]
-
 
 _BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 

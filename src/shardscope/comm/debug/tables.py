@@ -17,16 +17,6 @@ from shardscope._torch.fsdp import sharded_parameters
 from shardscope._torch.modules import own_parameters
 from shardscope.comm.debug.counts import GLOBAL, Operation, Positions
 
-__all__ = [
-    "DebugResults",
-    "ModuleTracker",
-    "build_tree",
-    "format_module_table",
-    "format_table",
-    "strip_colours",
-]
-
-
 _TRIVIAL = frozenset(
     {
         "aten._to_copy.default",

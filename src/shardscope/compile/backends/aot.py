@@ -31,16 +31,6 @@ from shardscope.compile.backends.graph_backends import (
 )
 from shardscope.compile.backends.options import Option, choice_of, read_options
 
-__all__ = [
-    "aot_eager",
-    "aot_eager_decomp_partition",
-    "aot_eager_decomp_partition_crossref",
-    "aot_eager_decomp_partition_with_mode",
-    "aot_eager_default_partitioner",
-    "compile_as_inductor_would",
-    "invoke_subgraph",
-]
-
 Options = Mapping[str, Any] | None
 
 _COMPILER = "a function that takes a graph and its example inputs and returns a function"

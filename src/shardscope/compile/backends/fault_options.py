@@ -20,22 +20,6 @@ from shardscope.compile.backends.op_names import name_of_dispatched, name_of_nod
 from shardscope.compile.backends.options import Option, choice_of, read_options
 from shardscope.errors import BackendError
 
-__all__ = [
-    "FAILING",
-    "Direction",
-    "FaultPlan",
-    "InjectedFault",
-    "Kind",
-    "Stage",
-    "choose_result",
-    "fail_now",
-    "inject_fault",
-    "list_fault_ops",
-    "overloads",
-    "read_plan",
-]
-
-
 Kind = Literal["compile_error", "runtime_error", "accuracy_error", "nan", "hang", "crash"]
 Stage = Literal["graph", "decomposed", "partitioned"]
 Direction = Literal["both", "forward", "backward"]

@@ -34,20 +34,6 @@ from shardscope.compile.backends.fault_options import (
 from shardscope.compile.backends.graph_backends import copy_graph, graphs_in, run_boxed, values_of
 from shardscope.compile.backends.options import read_options
 
-__all__ = [
-    "compile_captured",
-    "compile_decomposed",
-    "compile_partitioned",
-    "fault_accuracy_error",
-    "fault_compile_error",
-    "fault_crash",
-    "fault_hang",
-    "fault_nan",
-    "fault_non_leaf",
-    "fault_runtime_error",
-    "has_non_leaf",
-]
-
 
 def compile_captured(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, plan: FaultPlan

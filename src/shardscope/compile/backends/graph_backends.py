@@ -15,26 +15,6 @@ from shardscope._torch.checking_modes import check_fakes, check_schemas
 from shardscope.compile.backends.options import Option, read_options
 from shardscope.errors import GraphRunError
 
-__all__ = [
-    "checking_compiler",
-    "copy_graph",
-    "eager",
-    "eager_debug",
-    "eager_noexcept",
-    "eager_with_modes",
-    "enter_all",
-    "explain_failure",
-    "graphs_in",
-    "is_builtin",
-    "is_mode",
-    "pre_dispatch_eager",
-    "run_boxed",
-    "run_boxed_within",
-    "user_line",
-    "values_of",
-]
-
-
 Options = Mapping[str, Any] | None
 
 

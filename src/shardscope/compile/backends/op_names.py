@@ -15,17 +15,6 @@ from torch import fx, nn
 from shardscope._torch.dispatch import all_op_names, dispatcher_name
 from shardscope.errors import BackendError
 
-__all__ = [
-    "OP_ALIASES",
-    "SYMBOLS",
-    "WIDER",
-    "module_op",
-    "name_of_dispatched",
-    "name_of_node",
-    "names_meant",
-]
-
-
 SYMBOLS = {
     "+": "add",
     "-": "sub",

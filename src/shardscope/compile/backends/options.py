@@ -9,8 +9,6 @@ from typing import Any
 
 from shardscope.errors import BackendError
 
-__all__ = ["Option", "choice_of", "read_options", "refuse"]
-
 
 @dataclass(frozen=True)
 class Option:

@@ -30,35 +30,6 @@ from shardscope.compile.backends.faults import has_non_leaf
 from shardscope.compile.backends.graph_backends import copy_graph
 from shardscope.compile.backends.op_names import name_of_node
 
-__all__ = [
-    "ReluCompileError",
-    "TestingOnlyCompileError",
-    "aot_eager",
-    "aot_eager_decomp_partition",
-    "aot_eager_decomp_partition_crossref",
-    "aot_eager_decomp_partition_with_mode",
-    "aot_eager_default_partitioner",
-    "aot_ts",
-    "boxed_nop",
-    "boxed_nop_with_mode",
-    "eager",
-    "eager_debug",
-    "eager_noexcept",
-    "fake_crossref_boxed_nop",
-    "get_nop_func",
-    "ignore_builtins",
-    "invoke_subgraph",
-    "make_eager_backend_with_torch_function_mode",
-    "make_eager_backend_with_torch_function_modes",
-    "non_leaf_compile_error_TESTING_ONLY",
-    "pre_dispatch_eager",
-    "relu_accuracy_error_TESTING_ONLY",
-    "relu_compile_error_TESTING_ONLY",
-    "relu_runtime_error_TESTING_ONLY",
-    "torchscript",
-]
-
-
 _log = logging.getLogger("shardscope")
 
 

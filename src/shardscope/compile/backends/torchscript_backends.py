@@ -14,9 +14,6 @@ from shardscope._torch.dispatch import is_overload, op_packet
 from shardscope.compile.backends.graph_backends import copy_graph
 from shardscope.compile.backends.options import read_options
 
-__all__ = ["aot_ts", "script_graph", "torchscript"]
-
-
 Options = Mapping[str, Any] | None
 
 

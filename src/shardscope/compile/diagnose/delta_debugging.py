@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
-__all__ = ["Answer", "BudgetSpentError", "MinimizationResult", "OracleCache", "Progress", "shrink"]
-
 
 class Answer(Enum):
     """The result of running a subset of the ops."""

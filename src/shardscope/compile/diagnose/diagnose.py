@@ -21,8 +21,6 @@ from shardscope.compile.diagnose.worker.sandbox import Folder
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Recording
 
-__all__ = ["Diagnosed", "diagnose"]
-
 _PRELOADED = (*FOR_WORKERS, "shardscope.compile.diagnose.worker_tasks")
 
 

@@ -28,9 +28,6 @@ from shardscope.compile.diagnose.worker_tasks import (
 from shardscope.errors import CompileError
 from shardscope.record import Diagnosis, Phase, SuspectOp
 
-__all__ = ["INTERRUPTED", "MinimizedFailure", "Minimizer", "add_note", "show_relative_path"]
-
-
 INTERRUPTED = (
     "The diagnosis was interrupted: this is the best result so far, and what is missing in it was "
     "not determined."

@@ -43,9 +43,6 @@ from shardscope.compile.diagnose.worker_tasks import (
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis, Finding, Phase, Recording, Severity, Stage
 
-__all__ = ["DiagnosisPipeline", "Resources", "make_recording", "run_diagnosis"]
-
-
 # Backends of torch that stop after a stage of Inductor's pipeline, in order.
 _STAGES = {
     "eager": Stage.DYNAMO,

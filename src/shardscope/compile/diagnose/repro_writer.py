@@ -46,9 +46,6 @@ from shardscope.compile.diagnose.worker_tasks import (
 from shardscope.errors import CompileError
 from shardscope.record import Condition, Diagnosis
 
-__all__ = ["ReproWriter", "VerificationResult", "verify"]
-
-
 _LIMIT_S = 300.0
 _CACHE = "cache"
 

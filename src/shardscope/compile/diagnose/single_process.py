@@ -20,16 +20,6 @@ from shardscope._torch.dispatch import op_schema
 from shardscope._torch.inductor import without_caches
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 
-__all__ = [
-    "SingleProcessSubgraph",
-    "has_collectives",
-    "has_dtensors",
-    "replace_collectives",
-    "strip_distributed",
-    "unwrap_dtensors",
-]
-
-
 _ORIGIN_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
 _IDENTITIES = (
     "wait_tensor",

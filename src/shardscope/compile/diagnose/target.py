@@ -23,8 +23,6 @@ from shardscope.compile.diagnose.worker.serialization import pack
 from shardscope.compile.explain.explain import compile_lock, name_of
 from shardscope.errors import CompileError
 
-__all__ = ["CaptureResult", "TargetFunction", "capture"]
-
 
 @final
 @dataclass(frozen=True)

@@ -27,16 +27,6 @@ from shardscope.record import Condition, Phase
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = [
-    "RUNNING",
-    "ProgressReporter",
-    "Timeouts",
-    "WorkerClient",
-    "is_of_device",
-    "shown_progress",
-]
-
-
 ResultT = TypeVar("ResultT")
 
 _MIN_RUN_S = 2.0  # lower limit, for very short eager runs

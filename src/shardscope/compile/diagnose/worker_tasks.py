@@ -37,26 +37,6 @@ from shardscope.compile.diagnose.worker.graphs import SubgraphData, build_subgra
 from shardscope.compile.diagnose.worker.serialization import unpack
 from shardscope.record import Phase, Stage, SuspectOp
 
-__all__ = [
-    "OpSubset",
-    "ReproScript",
-    "Request",
-    "SubgraphInfo",
-    "attempt",
-    "check",
-    "check_affects_results",
-    "check_exposed",
-    "check_program",
-    "describe",
-    "load",
-    "point_at",
-    "recall",
-    "run_passing",
-    "set_up",
-    "warm_up",
-    "write",
-]
-
 
 @final
 @dataclass(frozen=True)

@@ -26,9 +26,6 @@ from shardscope.record import (
     replace_surrogates,
 )
 
-__all__ = ["assemble", "is_traced_without_break", "measure_stages"]
-
-
 _IN_BACKWARD = "inductor in backward"
 # The stages that each stage calls; their time is subtracted.
 _CALLS = {

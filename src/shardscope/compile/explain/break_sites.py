@@ -18,9 +18,6 @@ from shardscope.attribution.call_sites import TORCH_FOLDER, shown_path
 from shardscope.compile.explain.frames import Frame, function_name
 from shardscope.record import BreakSite, Source, replace_surrogates
 
-__all__ = ["Sites", "first_line", "make_source", "suggest_fix"]
-
-
 _FSDP_FOLDER = os.path.join(TORCH_FOLDER, "distributed", "fsdp") + os.sep
 
 # By words in torch's name for the break and in its message; the first match is used.

@@ -21,8 +21,6 @@ from shardscope.record import (
     merge,
 )
 
-__all__ = ["COLLECTIVE_ORDER", "GRAPHS_DIFFER", "compare_explanations", "review_explanations"]
-
 COLLECTIVE_ORDER = "compiled-collective-order"
 GRAPHS_DIFFER = "compiled-graphs-differ"
 

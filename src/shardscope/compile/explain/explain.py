@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import fx
 
 from shardscope._torch.dynamo import Durations, read_durations, watch_compiles
-from shardscope._torch.dynamo_caches import fresh_caches, is_compiler_off, quiet_compiler
+from shardscope._torch.dynamo_caches import fresh_caches, is_compiler_off
 from shardscope._torch.private import explain_moved_names
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.compile.call_state import preserved_call_state
@@ -29,18 +29,6 @@ from shardscope.record import (
     Source,
     replace_surrogates,
 )
-
-__all__ = [
-    "Explaining",
-    "compile_lock",
-    "explain",
-    "explaining",
-    "find_problems",
-    "name_of",
-    "quiet_compiler",
-    "run_as_it_is",
-]
-
 
 _MANY_RECOMPILES = 3  # of one function: more are likely
 

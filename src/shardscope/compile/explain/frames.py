@@ -15,8 +15,6 @@ from shardscope._torch.dynamo import FrameEnd, Line, Stop
 from shardscope.compile.explain.graphs import RawGraph, read_graph
 from shardscope.compile.explain.guards import RawGuard, read_failed_guard
 
-__all__ = ["Frame", "FrameLog", "function_name"]
-
 _RESUMED = "torch_dynamo_resume_in_"
 _DYNAMO = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
 

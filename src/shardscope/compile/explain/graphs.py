@@ -19,8 +19,6 @@ from shardscope._torch.collectives.graph_targets import (
 from shardscope._torch.dispatch import is_higher_order
 from shardscope.record import OpKind
 
-__all__ = ["RawGraph", "RawOp", "list_targets", "module_of", "read_graph"]
-
 _KINDS = {
     "call_function": OpKind.FUNCTION,
     "call_method": OpKind.METHOD,

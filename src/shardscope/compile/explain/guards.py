@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RawGuard", "clean_guard", "is_users", "read_failed_guard"]
-
 _MAX_VALUE = 60  # characters of a value that are shown
 _ADDRESS = re.compile(r"(?:, | at )?\b(?:0x[0-9a-f]{4,}|\d{9,})\b")
 _LOCAL = re.compile(r"L\[\s*['\"](\w+)['\"]\s*\]")

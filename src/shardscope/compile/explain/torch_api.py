@@ -32,8 +32,6 @@ from shardscope.compile.explain.explain import compile_lock, run_as_it_is
 from shardscope.compile.explain.frames import Frame, FrameLog
 from shardscope.compile.explain.graphs import list_targets
 
-__all__ = ["BreakReason", "ExplainOutput", "ExplainWithBackend", "explain"]
-
 
 @final
 @dataclass(frozen=True)

@@ -13,9 +13,6 @@ from shardscope.parallel.equivalence.result import Key, Region, StepResult, tie_
 from shardscope.parallel.equivalence.tensor_shards import find_submesh
 from shardscope.record import TensorKind
 
-__all__ = ["Case", "Runs", "cases", "drop_extra_calls"]
-
-
 Tensors = list[torch.Tensor]
 
 

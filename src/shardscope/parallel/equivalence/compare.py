@@ -24,8 +24,6 @@ from shardscope.parallel.equivalence.result import StepResult
 from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_along, shard_layouts
 from shardscope.record import FINE, Agreement, Suspect, TensorKind, TensorVerdict, compress_ranks
 
-__all__ = ["TensorComparison", "compare", "compare_case", "describe_dtype", "name_dtype"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

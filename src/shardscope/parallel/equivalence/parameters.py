@@ -21,9 +21,6 @@ from shardscope.parallel.equivalence.result import StepResult, tie_names
 from shardscope.parallel.equivalence.step import named_parameters
 from shardscope.parallel.equivalence.tensor_shards import ranks_by_distance
 
-__all__ = ["TracedWeights", "is_unclear", "mark_weights"]
-
-
 Named = Mapping[str, torch.Tensor]
 
 # A mark is an index plus this fraction; scaling it or adding to it changes the fraction.

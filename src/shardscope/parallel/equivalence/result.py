@@ -11,9 +11,6 @@ import torch
 
 from shardscope.record import Source, TensorKind
 
-__all__ = ["Key", "Region", "StepResult", "find_stages", "named_tensors", "tie_names"]
-
-
 Key = tuple[TensorKind, str]
 Region = tuple[tuple[int, int], ...]
 """For each dim of a tensor, the start and the end of what a rank holds of it."""

@@ -34,22 +34,6 @@ from shardscope.parallel.equivalence.parameters import mark_weights
 from shardscope.parallel.equivalence.result import StepResult, tie_names
 from shardscope.parallel.equivalence.step import Probe, Task, execute, named_parameters
 
-__all__ = [
-    "AS_IT_IS",
-    "FP64",
-    "MARKED",
-    "MeanRngMode",
-    "Perturbation",
-    "Variant",
-    "as_model",
-    "copy_model",
-    "draws_numbers",
-    "run_all",
-    "run_fp64",
-    "run_single",
-    "run_task",
-]
-
 
 @final
 class MeanRngMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

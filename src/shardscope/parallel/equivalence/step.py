@@ -18,21 +18,6 @@ from shardscope.errors import ParityError
 from shardscope.parallel.equivalence.result import StepResult, named_tensors
 from shardscope.record import Source, TensorKind
 
-__all__ = [
-    "GatherFull",
-    "OriginalNames",
-    "Probe",
-    "Task",
-    "call_model",
-    "default_loss",
-    "execute",
-    "is_cleared",
-    "named_buffers",
-    "named_parameters",
-    "shard_batch",
-]
-
-
 Loss = Callable[[Any], Any]
 Step = Callable[[nn.Module, Any], Any]
 

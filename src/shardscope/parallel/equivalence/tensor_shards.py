@@ -15,18 +15,6 @@ from typing import final
 
 import torch
 
-__all__ = [
-    "Layout",
-    "Order",
-    "find_layout",
-    "find_submesh",
-    "ranks_across",
-    "ranks_along",
-    "ranks_by_distance",
-    "shard_layouts",
-]
-
-
 _MAX_LAYOUTS = 4096
 
 

@@ -17,23 +17,6 @@ from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 
-__all__ = [
-    "Attribute",
-    "OpNode",
-    "Origin",
-    "Reshard",
-    "Role",
-    "ShardingGraph",
-    "Value",
-    "describe_origin",
-    "error_context",
-    "explained",
-    "map_nest",
-    "raise_explained",
-    "values_in",
-]
-
-
 _numbers = itertools.count()
 
 

@@ -15,9 +15,6 @@ from shardscope.errors import PlanError
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.record import Axis
 
-__all__ = ["Mesh", "describe_axes", "read_mesh"]
-
-
 _MAX_RANKS = 16_384
 
 

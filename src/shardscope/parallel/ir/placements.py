@@ -8,20 +8,6 @@ from typing import Any, Literal, TypeAlias, final
 
 import sympy
 
-__all__ = [
-    "Partial",
-    "Placement",
-    "Reduction",
-    "Replicate",
-    "Shard",
-    "Size",
-    "divides",
-    "product",
-    "shard_size",
-    "shard_start",
-]
-
-
 Size: TypeAlias = Any
 """A size: an int, or an sympy expression of the sizes that a dynamic program leaves open."""
 

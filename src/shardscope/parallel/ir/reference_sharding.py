@@ -21,16 +21,6 @@ from shardscope.parallel.ir.placements import (
 )
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
-__all__ = [
-    "Coordinates",
-    "all_coordinates",
-    "grad_placement",
-    "local_shard",
-    "shard_tensor",
-    "unshard_tensor",
-]
-
-
 Coordinates = tuple[int, ...]
 
 _COMBINE: dict[Reduction, Callable[[Tensor, Tensor], Tensor]] = {

@@ -15,8 +15,6 @@ from shardscope.parallel.ir.placements import (
     shard_start,
 )
 
-__all__ = ["MeshCoordinate", "ShardSpec"]
-
 
 @final
 @dataclass(frozen=True)

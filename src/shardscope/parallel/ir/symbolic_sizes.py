@@ -12,8 +12,6 @@ import torch
 from shardscope._torch.export import divide_size, expression_of, hint_of, range_of
 from shardscope.parallel.ir.placements import Shard, Size, divides
 
-__all__ = ["OpenSizes", "find_sharded_symbols", "symbols_in"]
-
 
 @final
 @dataclass

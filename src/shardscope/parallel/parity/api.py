@@ -33,9 +33,6 @@ from shardscope.parallel.parity.program_version import PartitionedVersion
 from shardscope.parallel.parity.ranks import EagerVersion, Parallelize
 from shardscope.record import Gap, RankSpan, Recording
 
-__all__ = ["parity"]
-
-
 # All threads share the process group, DTensor's caches and the default dtype.
 _lock = threading.RLock()
 

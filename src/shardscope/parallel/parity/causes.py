@@ -24,17 +24,6 @@ from shardscope.parallel.equivalence.compare import TensorComparison
 from shardscope.parallel.equivalence.tensor_shards import Layout, Order, ranks_along, shard_layouts
 from shardscope.record import Agreement, Suspect
 
-__all__ = [
-    "UNKNOWN",
-    "Explanation",
-    "explain",
-    "explain_fused",
-    "explain_mixed",
-    "explain_wrong_group",
-    "make_sentence",
-    "sharding_axes",
-]
-
 _MAX_PERMUTED_DIMS = 5
 _MAX_CHUNKS = 64
 _MAX_ELEMENTS = 2**22  # the largest tensor that is compared in many orders

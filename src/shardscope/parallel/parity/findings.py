@@ -45,8 +45,6 @@ from shardscope.record import (
 )
 from shardscope.record.patterns import matches_parts
 
-__all__ = ["Problem", "find_problems", "list_findings", "make_parity"]
-
 # Verdicts whose detail is enough where no cause is known.
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
 # Causes that apply to weights, which are loaded and not computed.

@@ -25,9 +25,6 @@ from shardscope.parallel.equivalence.step import OriginalNames
 from shardscope.parallel.parity.probe import ProbePoint, Role, copy_full
 from shardscope.record import TOLERABLE, Agreement, Phase, Source
 
-__all__ = ["OpProbe", "WrongOp", "find_op"]
-
-
 # Ops that only move data; on shards, programs call more or fewer of them.
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 _DATA_MOVEMENT = _ALLOCATIONS | {

@@ -18,8 +18,6 @@ from shardscope.parallel.equivalence.tensor_shards import Layout, ranks_by_dista
 from shardscope.parallel.parity.probe import ModuleProbe, ProbePoint, Role
 from shardscope.record import TOLERABLE, Agreement, Phase, TensorKind
 
-__all__ = ["Kind", "Mesh", "Origin", "find_origins", "is_within"]
-
 # Intermediate tensors may rightly have another shape or dtype.
 _WRONG = (
     Agreement.DIFFERS,

@@ -41,9 +41,6 @@ from shardscope.parallel.parity.recheck import (
 from shardscope.parallel.parity.ties import BrokenTie, find_broken_ties
 from shardscope.record import TOLERABLE, Agreement, Phase, Suspect, TensorKind
 
-__all__ = ["ParityResult", "Report", "Version", "check_parity"]
-
-
 Report = Callable[[str, str], None]
 """Takes gaps: the place, and the fact."""
 

@@ -17,8 +17,6 @@ from shardscope.parallel.equivalence.result import named_tensors
 from shardscope.parallel.equivalence.step import OriginalNames
 from shardscope.record import Phase, Source
 
-__all__ = ["ModuleProbe", "ProbePoint", "Role", "copy_full"]
-
 _SEPARATOR = "\0"  # in no name
 _MAX_NODES = 10_000  # nodes of autograd's graph between two module calls
 

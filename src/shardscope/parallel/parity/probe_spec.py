@@ -10,8 +10,6 @@ from shardscope.parallel.equivalence.step import Probe
 from shardscope.parallel.parity.first_op import OpProbe
 from shardscope.parallel.parity.probe import ModuleProbe
 
-__all__ = ["ProbeSpec"]
-
 
 @final
 @dataclass(frozen=True)

@@ -28,8 +28,6 @@ from shardscope.parallel.equivalence.step import Task
 from shardscope.parallel.parity.probe_spec import ProbeSpec
 from shardscope.parallel.parity.ranks import share_equal_tensors
 
-__all__ = ["Processes"]
-
 _TIMEOUT = timedelta(minutes=5)  # of collectives
 _JOIN_TIMEOUT_S = 10  # for a process to end after it was terminated
 _FAILURE_GRACE_S = 0.5  # for other ranks to report failures

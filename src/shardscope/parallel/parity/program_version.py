@@ -35,8 +35,6 @@ from shardscope.parallel.program import ParallelProgram
 from shardscope.parallel.verify.verify import Trial, join_results, run_ranks, shard_values
 from shardscope.record import TOLERABLE, Phase, TensorKind
 
-__all__ = ["PartitionedVersion"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,6 @@ from shardscope.parallel.parity.probe_spec import ProbeSpec
 from shardscope.record import TensorKind
 from shardscope.world.threaded_ranks import run_ranks_in_threads
 
-__all__ = ["EagerVersion", "Parallelize", "run_rank", "share_equal_tensors"]
-
 Parallelize = Callable[[nn.Module, DeviceMesh], Any]
 """Shards a model, in place or by returning another, as TARGETs do."""
 

@@ -20,16 +20,6 @@ from shardscope.parallel.equivalence.result import Key
 from shardscope.parallel.parity.causes import explain
 from shardscope.record import FINE, TOLERABLE, Agreement, Suspect, TensorKind
 
-__all__ = [
-    "AGREES_IN_FP64",
-    "CONFIRMED",
-    "accept_own_outputs",
-    "is_coarse",
-    "recheck_fp64",
-    "recheck_without_rng",
-]
-
-
 CONFIRMED = "agrees in double precision too"
 """The detail of a tensor that agrees in both precisions."""
 AGREES_IN_FP64 = "agrees in double precision"

@@ -6,8 +6,6 @@ from shardscope.parallel.parity.causes import Explanation
 from shardscope.parallel.parity.locate import Kind
 from shardscope.record import Suspect
 
-__all__ = ["suggest"]
-
 _FIXED = {
     Suspect.WRONG_SLICE: "Give each rank its own shard: slice by the rank along the axis "
     "(mesh.get_local_rank(axis)), not by the global rank, and offset by the ranks before it.",

@@ -18,8 +18,6 @@ from shardscope.parallel.equivalence.result import StepResult, tie_names
 from shardscope.parallel.parity.causes import Explanation
 from shardscope.record import Suspect
 
-__all__ = ["BrokenTie", "explain_tie", "find_broken_ties"]
-
 
 @final
 @dataclass(frozen=True)

@@ -20,18 +20,6 @@ from shardscope.parallel.ir.symbolic_sizes import symbols_in
 from shardscope.parallel.passes.exported import local_example
 from shardscope.parallel.passes.lower import RankProgram
 
-__all__ = [
-    "JointGraph",
-    "differentiate",
-    "eliminate_noops",
-    "move_to_cpu",
-    "relax_views",
-    "trace_joint",
-    "trained_parameters",
-    "unalias_outputs",
-]
-
-
 _aten = torch.ops.aten
 _ALIASES = (_aten.detach.default, _aten.alias.default)
 _VIEWS = ("view.default", "_unsafe_view.default")

@@ -21,9 +21,6 @@ from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
 
-__all__ = ["Capture", "WithLoss", "expand_objects", "export_model", "export_with_loss", "unwrap"]
-
-
 _MODEL_ATTRIBUTE = "model"
 
 

@@ -24,17 +24,6 @@ from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.sharding_rules.context import GraphBuilder
 
-__all__ = [
-    "DifferentiableEmitter",
-    "FunctionalEmitter",
-    "all_reduce",
-    "all_to_all",
-    "allreduce_grad",
-    "gather",
-    "reduce_scatter",
-    "shard_slice",
-]
-
 
 def all_reduce(value: Tensor, reduction: str, group: str) -> Tensor:
     """The sum (or maximum) of the ranks' partial values; its gradient passes unchanged."""

@@ -18,8 +18,6 @@ from shardscope.parallel.ir.mesh import Mesh
 from shardscope.parallel.ir.placements import Placement, Shard
 from shardscope.parallel.plan.resolve import InputConstraints, PlacementConstraint, ResolvedPlan
 
-__all__ = ["BoundaryConstraints", "check_heads", "find_boundaries"]
-
 
 @final
 @dataclass(frozen=True)

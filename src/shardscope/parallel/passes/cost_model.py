@@ -21,20 +21,6 @@ from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Sha
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import Strategy
 
-__all__ = [
-    "START_BYTES",
-    "GradientNames",
-    "Hints",
-    "describe_need",
-    "describe_transfer",
-    "reshard_bytes",
-    "reshard_cost",
-    "reshard_kind",
-    "shorten_op",
-    "size_hint",
-]
-
-
 Hints = Mapping[Any, int]
 """The sizes that export traced an open program with."""
 

@@ -17,8 +17,6 @@ from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 from shardscope.parallel.passes.from_export import lower_op, name_arguments, read_result
 from shardscope.parallel.sharding_rules.lookup import find_decomposition
 
-__all__ = ["Decomposition", "decompose"]
-
 
 @final
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 from shardscope.parallel.passes.lower import RankProgram
 
-__all__ = ["annotate", "build_exported", "local_example", "local_inputs", "local_state"]
-
 
 def build_exported(
     source: ExportedProgram, graph: ShardingGraph, rank: RankProgram

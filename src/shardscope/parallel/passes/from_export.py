@@ -29,9 +29,6 @@ from shardscope.parallel.ir.graph import (
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes
 from shardscope.parallel.sharding_rules.grouped_mm import grouped_mm
 
-__all__ = ["lower_op", "make_functional", "name_arguments", "read_program", "read_result"]
-
-
 _INPUT_KINDS = {
     InputKind.PARAMETER: "parameter",
     InputKind.BUFFER: "buffer",

@@ -17,8 +17,6 @@ from shardscope.parallel.ir.graph import OpNode, Reshard, ShardingGraph, Value, 
 from shardscope.parallel.ir.placements import Replicate, Shard
 from shardscope.parallel.sharding_rules.context import Strategy
 
-__all__ = ["GradReductions", "Gradients", "find_grad_reductions"]
-
 
 @final
 class GradReductions:

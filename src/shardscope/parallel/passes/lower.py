@@ -28,9 +28,6 @@ from shardscope.parallel.passes.strategies import SYM_SIZE, describe_call
 from shardscope.parallel.sharding_rules.context import GraphBuilder, LocalSize, LoweringContext
 from shardscope.parallel.sharding_rules.lookup import find_lowering
 
-__all__ = ["LocalSizes", "RankProgram", "lower_rank"]
-
-
 _Write = Callable[..., fx.Node]
 
 

@@ -17,8 +17,6 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.passes.cost_model import Hints, size_hint
 from shardscope.record import RankMemory, compress_ranks
 
-__all__ = ["Footprint", "local_bytes", "measure", "measure_rank_memory"]
-
 
 @final
 @dataclass(frozen=True)

@@ -43,9 +43,6 @@ from shardscope.parallel.passes.decompose import Decomposition, decompose
 from shardscope.parallel.passes.strategies import StrategyLookup
 from shardscope.parallel.sharding_rules.context import Strategy
 
-__all__ = ["AxisConstraints", "Fallback", "propagate_axis"]
-
-
 # Factors on the cost of resharding a parameter. On an axis that shards the data, weights are
 # gathered to match the data; on other axes they stay as planned.
 _FOLLOW_DATA, _KEEP_WEIGHTS = 1e-3, 100.0

@@ -22,9 +22,6 @@ from shardscope.parallel.ir.placements import (
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.sharding_rules.context import GraphBuilder
 
-__all__ = ["CollectiveEmitter", "lower_reshard"]
-
-
 _aten = torch.ops.aten
 
 

@@ -25,8 +25,6 @@ from shardscope.parallel.passes.reshard import lower_reshard
 from shardscope.parallel.passes.strategies import SYM_SIZE
 from shardscope.record import CollectiveKind, Phase
 
-__all__ = ["ScheduledCollective", "trace_collectives"]
-
 
 @final
 @dataclass(eq=False)

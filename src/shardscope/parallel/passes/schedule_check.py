@@ -22,9 +22,6 @@ from shardscope.parallel.passes.lower import lower_rank
 from shardscope.parallel.passes.schedule import ScheduledCollective, trace_collectives
 from shardscope.parallel.sharding_rules.lookup import find_lowering
 
-__all__ = ["check_dependence", "check_order", "compare_ranks", "group_ranks_by_shapes"]
-
-
 _aten = torch.ops.aten
 # Ops that read only a tensor's shape or dtype: no gradient passes through them.
 _SHAPE_ONLY_OPS = (

@@ -18,9 +18,6 @@ from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorS
 from shardscope.parallel.sharding_rules.lookup import find_rule
 from shardscope.parallel.sharding_rules.random import is_random, memory_order
 
-__all__ = ["SYM_SIZE", "StrategyLookup", "describe_call", "replicate_all"]
-
-
 SYM_SIZE = torch.ops.aten.sym_size.int
 
 

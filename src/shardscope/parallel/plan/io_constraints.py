@@ -19,8 +19,6 @@ from shardscope.parallel.plan.placement_syntax import (
 from shardscope.parallel.plan.program_index import ValueInfo
 from shardscope.record.patterns import is_pattern, matches_deeply
 
-__all__ = ["IOConstraint", "read_io_constraint", "resolve_io_constraints"]
-
 
 @final
 @dataclass(frozen=True, repr=False)

@@ -23,9 +23,6 @@ from shardscope.parallel.plan.styles import (
 )
 from shardscope.record.patterns import is_pattern, matches_deeply
 
-__all__ = ["Axes", "PlanMatcher", "Rule", "suggest_name", "weight_style"]
-
-
 _T = TypeVar("_T")
 
 _DEFAULT_AXIS = "tp"

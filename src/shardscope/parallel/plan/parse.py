@@ -28,18 +28,6 @@ from shardscope.parallel.plan.styles import (
 from shardscope.parallel.plan.torch_styles import is_torch_style, read_torch_style
 from shardscope.record.patterns import is_pattern
 
-__all__ = [
-    "NO_EFFECT_STYLES",
-    "Entry",
-    "Styles",
-    "TomlValue",
-    "read_entry",
-    "read_style_table",
-    "style_by_name",
-    "style_table",
-]
-
-
 _STYLES_BY_NAME: dict[str, Style] = {
     "colwise": Colwise(),
     "rowwise": Rowwise(),

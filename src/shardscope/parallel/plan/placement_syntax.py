@@ -13,15 +13,6 @@ from torch.distributed.tensor import Shard as TorchShard
 from shardscope.errors import PlanError
 from shardscope.parallel.ir.placements import Partial, Placement, Replicate, Shard
 
-__all__ = [
-    "describe_placement",
-    "format_placement",
-    "is_placement",
-    "read_placement",
-    "read_placement_text",
-]
-
-
 _SHARD = re.compile(
     r"shard\(\s*(?:dim\s*=\s*)?(-?\d+)\s*"
     r"(?:,\s*outer\s*=\s*(\d+)\s*|,\s*segments\s*=\s*[\[(]\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*[\])]\s*)?\)"

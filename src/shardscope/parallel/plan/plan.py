@@ -28,9 +28,6 @@ from shardscope.parallel.plan.torch_styles import is_torch_style
 from shardscope.parallel.plan.transformers import read_transformers
 from shardscope.record import read_text_file, write_file
 
-__all__ = ["Plan", "read_toml", "toml_of", "write_toml"]
-
-
 _TABLES = ("plan", "inputs", "outputs")
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _UNSAFE = re.compile(r'["\\\x00-\x1f\x7f]')

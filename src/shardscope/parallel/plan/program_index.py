@@ -20,17 +20,6 @@ from shardscope._torch.modules import named_modules_with_aliases, own_buffers, o
 from shardscope.errors import PlanError
 from shardscope.parallel.ir.placements import Size
 
-__all__ = [
-    "ModuleInfo",
-    "ProgramIndex",
-    "TensorInfo",
-    "ValueInfo",
-    "index_model",
-    "index_program",
-    "program_inputs",
-    "program_outputs",
-]
-
 
 @final
 @dataclass(frozen=True)

@@ -31,16 +31,6 @@ from shardscope.parallel.plan.weights import (
     module_sharding,
 )
 
-__all__ = [
-    "InputConstraints",
-    "ModuleConstraints",
-    "PlacementConstraint",
-    "ResolvedPlan",
-    "constrain_modules",
-    "resolve",
-]
-
-
 PlacementConstraint: TypeAlias = tuple[Placement | None, ...]
 """How a value shall lie along each mesh axis, in the mesh's order; None leaves it as it comes.
 

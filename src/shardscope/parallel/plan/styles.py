@@ -10,19 +10,6 @@ from shardscope.errors import PlanError
 from shardscope.parallel.ir.placements import Placement, Shard
 from shardscope.parallel.plan.placement_syntax import describe_placement, read_placement
 
-__all__ = [
-    "Colwise",
-    "ModuleInput",
-    "ModuleOutput",
-    "Parts",
-    "Replicated",
-    "Rowwise",
-    "Sequence",
-    "ShardingStyle",
-    "Style",
-    "WeightStyle",
-]
-
 Parts: TypeAlias = int | tuple[int, ...] | None
 
 

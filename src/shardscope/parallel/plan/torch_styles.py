@@ -29,9 +29,6 @@ from shardscope.parallel.plan.styles import (
     Style,
 )
 
-__all__ = ["is_torch_style", "read_torch_style"]
-
-
 _KNOWN_STYLES = (
     "ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput, PrepareModuleOutput "
     "and PrepareModuleInputOutput"

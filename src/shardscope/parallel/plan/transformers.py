@@ -9,8 +9,6 @@ from shardscope.errors import PlanError
 from shardscope.parallel.plan.parse import NO_EFFECT_STYLES
 from shardscope.record.patterns import matches_deeply
 
-__all__ = ["read_transformers"]
-
 # Styles that leave weights replicated. No pattern of such a plan overrides another, so entries
 # with these styles are no exceptions to others, and can be left out.
 _REPLICATED = NO_EFFECT_STYLES | {"replicate"}

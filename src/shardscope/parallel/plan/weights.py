@@ -22,21 +22,6 @@ from shardscope.parallel.plan.styles import (
     WeightStyle,
 )
 
-__all__ = [
-    "Decision",
-    "ModuleSharding",
-    "Shapes",
-    "Way",
-    "Weights",
-    "describe_not_a_module",
-    "find_module_sharding",
-    "is_incidental_match",
-    "module_sharding",
-    "own_shapes",
-    "parameter_dim",
-    "shard_in_blocks",
-]
-
 
 def shard_in_blocks(
     style: ShardingStyle | Shard, dim: int, size: int, *, over: str, ranks: int, what: str

@@ -16,9 +16,6 @@ from torch.nn import functional
 
 from shardscope._torch.dispatch import is_overload, op_schema
 
-__all__ = ["PYTHON_CALLS", "RankFunction", "python_call", "write_function"]
-
-
 _SAME_NAME = """
     abs add.Tensor addmm all.dim amax any.dim argmax baddbmm bitwise_and.Tensor bitwise_not
     bitwise_or.Tensor bmm cat clamp clamp_min clone cos cumsum div.Tensor embedding eq.Scalar

@@ -18,8 +18,6 @@ from shardscope.parallel.ir.placements import Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate
 from shardscope.parallel.ir.symbolic_sizes import OpenSizes, symbols_in
 
-__all__ = ["Inputs", "Results", "State"]
-
 
 @final
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from shardscope.parallel.passes.backward import JointGraph
 from shardscope.parallel.runtime.codegen import write_function
 from shardscope.parallel.runtime.io import Inputs, Results, State
 
-__all__ = ["RankModule", "TrainingModule"]
-
 
 @final
 class RankModule(nn.Module):

@@ -15,9 +15,6 @@ from shardscope.parallel.sharding_rules.builders import broadcast_shard, leaves_
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
 
-__all__ = ["decompose_attention", "shard_attention", "shard_fused_attention"]
-
-
 aten = torch.ops.aten
 
 

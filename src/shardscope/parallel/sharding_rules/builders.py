@@ -12,31 +12,6 @@ from shardscope._torch.dispatch import op_schema
 from shardscope.parallel.ir.placements import Partial, Placement, Reduction, Replicate, Shard, Size
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec, tensors_in
 
-__all__ = [
-    "PlacementOrList",
-    "blocks_of",
-    "broadcast_shard",
-    "can_be_partial_sum",
-    "can_be_sharded",
-    "fill_replicated",
-    "leaves_some",
-    "make_strategy",
-    "matched_dims",
-    "normalize_dim",
-    "normalize_dims",
-    "overloads",
-    "partial_strategy",
-    "placements_of_argument",
-    "propagate_partial",
-    "propagate_partial_named",
-    "propagate_partial_sum",
-    "reductions_of",
-    "shard_at",
-    "shard_in_blocks",
-    "source_dims",
-    "with_any_second_placement",
-]
-
 
 def normalize_dim(dim: int, num_dims: int) -> int:
     """A dim counted from the front; `dim` may be negative."""

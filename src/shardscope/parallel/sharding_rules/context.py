@@ -14,16 +14,6 @@ from torch import fx
 from shardscope.parallel.ir.placements import Placement, Size
 from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 
-__all__ = [
-    "GraphBuilder",
-    "LocalSize",
-    "LoweringContext",
-    "OpCall",
-    "Strategy",
-    "TensorSpec",
-    "tensors_in",
-]
-
 
 @final
 @dataclass(frozen=True)

@@ -18,16 +18,6 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import DECOMPOSITIONS, lowering, rule
 
-__all__ = [
-    "lower_convolution",
-    "shard_convolution",
-    "shard_grid_sampler",
-    "shard_pixel_shuffle",
-    "shard_pool",
-    "shard_unpool",
-]
-
-
 aten = torch.ops.aten
 
 _TRANSPOSED = (

@@ -19,20 +19,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "lower_tril_triu",
-    "shard_bucketize",
-    "shard_diff",
-    "shard_flip",
-    "shard_isin",
-    "shard_kthvalue",
-    "shard_pad",
-    "shard_sort",
-    "shard_tril_triu",
-    "shard_unfold",
-]
-
-
 aten = torch.ops.aten
 
 

@@ -16,9 +16,6 @@ from shardscope.parallel.sharding_rules.builders import make_strategy
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule
 
-__all__ = ["grouped_mm", "shard_grouped_mm", "shard_unaligned_grouped_mm"]
-
-
 aten = torch.ops.aten
 
 _ALIGNMENT_BYTES = 16

@@ -27,17 +27,6 @@ from shardscope.parallel.sharding_rules.masking import (
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "lower_index",
-    "lower_index_put",
-    "shard_gather",
-    "shard_index",
-    "shard_index_put",
-    "shard_index_select",
-    "shard_take_along_dim",
-]
-
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from shardscope.parallel.sharding_rules.registry import (
     Rule,
 )
 
-__all__ = ["find_decomposition", "find_lowering", "find_rule", "load_rules"]
-
 
 @cache
 def load_rules() -> None:

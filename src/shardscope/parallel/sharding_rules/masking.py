@@ -28,17 +28,6 @@ from shardscope.parallel.sharding_rules.context import (
     TensorSpec,
 )
 
-__all__ = [
-    "can_select_locally",
-    "is_sharded",
-    "local_index",
-    "localize_indices",
-    "slice_shard",
-    "write_zeros",
-    "zero_except_first_rank",
-]
-
-
 aten = torch.ops.aten
 
 

@@ -22,32 +22,6 @@ from shardscope.parallel.sharding_rules.pointwise import broadcast_shards
 from shardscope.parallel.sharding_rules.precision import safe_sqrt, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, rule
 
-__all__ = [
-    "Labels",
-    "broadcast_labels",
-    "contraction_strategies",
-    "decompose_addbmm",
-    "decompose_addmm",
-    "decompose_addmv",
-    "decompose_addr",
-    "decompose_baddbmm",
-    "decompose_cosine_similarity",
-    "decompose_dist",
-    "decompose_linear",
-    "decompose_pairwise_distance",
-    "shard_addmm",
-    "shard_cdist",
-    "shard_cross",
-    "shard_einsum",
-    "shard_inner",
-    "shard_linear",
-    "shard_matmul",
-    "shard_mm",
-    "shard_pairwise",
-    "shard_tensordot",
-]
-
-
 Labels = Sequence[str | None]
 """A name for each dim of a tensor; None for one that is broadcast, which is never cut."""
 

@@ -21,25 +21,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.precision import to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
-__all__ = [
-    "decompose_batch_norm",
-    "decompose_batch_norm_functional",
-    "decompose_batch_norm_without_stats",
-    "decompose_fused_rms_norm",
-    "decompose_group_norm",
-    "decompose_instance_norm",
-    "decompose_layer_norm",
-    "decompose_native_layer_norm",
-    "decompose_rms_norm",
-    "lower_group_norm",
-    "lower_native_group_norm",
-    "shard_batch_norm",
-    "shard_group_norm",
-    "shard_instance_norm",
-    "shard_layer_norm",
-]
-
-
 aten = torch.ops.aten
 
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")

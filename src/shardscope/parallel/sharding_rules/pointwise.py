@@ -25,20 +25,6 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy, TensorSpec
 from shardscope.parallel.sharding_rules.registry import rule
 
-__all__ = [
-    "broadcast_shards",
-    "is_pointwise",
-    "pointwise_strategies",
-    "shard_broadcast",
-    "shard_cast_like",
-    "shard_complex_view",
-    "shard_copy",
-    "shard_like",
-    "shard_new",
-    "shard_overwrite",
-]
-
-
 aten = torch.ops.aten
 
 

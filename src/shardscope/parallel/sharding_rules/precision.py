@@ -7,9 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Dims", "detached_max", "safe_sqrt", "to_compute_dtype", "to_real_dtype"]
-
-
 Dims = int | Sequence[int] | None
 
 

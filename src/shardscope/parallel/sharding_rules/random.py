@@ -21,20 +21,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.masking import slice_shard
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
-__all__ = [
-    "decompose_alpha_dropout",
-    "is_random",
-    "lower_dropout",
-    "lower_native_dropout",
-    "lower_random_like",
-    "make_full_tensor",
-    "memory_order",
-    "shard_dropout",
-    "shard_random_like",
-    "shard_rrelu",
-]
-
-
 aten = torch.ops.aten
 
 

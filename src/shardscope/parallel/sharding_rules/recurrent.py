@@ -11,9 +11,6 @@ from shardscope.parallel.sharding_rules.builders import make_strategy
 from shardscope.parallel.sharding_rules.context import OpCall, Strategy
 from shardscope.parallel.sharding_rules.registry import rule
 
-__all__ = ["shard_recurrent"]
-
-
 aten = torch.ops.aten
 
 

@@ -29,18 +29,6 @@ from shardscope.parallel.sharding_rules.precision import (
 )
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
-__all__ = [
-    "decompose_cast_norm_along_dims",
-    "decompose_cast_norm_of_all",
-    "decompose_frobenius_norm",
-    "decompose_logsumexp",
-    "decompose_norm",
-    "decompose_norm_along_dims",
-    "decompose_norm_of_all",
-    "shard_remaining_dims",
-]
-
-
 aten = torch.ops.aten
 _SUMS = (aten.sum.default, aten.sum.dim_IntList)
 _MEANS = (aten.mean.default, aten.mean.dim)

@@ -7,18 +7,6 @@ from typing import Any, TypeVar
 
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
 
-__all__ = [
-    "DECOMPOSITIONS",
-    "LOWERINGS",
-    "RULES",
-    "Lowering",
-    "Rule",
-    "decomposition",
-    "lowering",
-    "rule",
-]
-
-
 Rule = Callable[[OpCall], Iterable[Strategy]]
 """All strategies but "everything replicated", which is always there."""
 

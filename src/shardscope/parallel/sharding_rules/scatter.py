@@ -24,18 +24,6 @@ from shardscope.parallel.sharding_rules.masking import (
 )
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "lower_embedding",
-    "lower_scatter_add",
-    "shard_embedding",
-    "shard_embedding_bag",
-    "shard_index_add",
-    "shard_index_fill",
-    "shard_onehot",
-    "shard_scatter",
-]
-
-
 aten = torch.ops.aten
 
 _LINEAR = (aten.scatter.src, aten.scatter_add.default)

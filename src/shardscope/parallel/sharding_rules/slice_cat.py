@@ -23,18 +23,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.masking import is_sharded, local_index
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "shard_cat",
-    "shard_hstack",
-    "shard_select",
-    "shard_slice",
-    "shard_split",
-    "shard_stack",
-    "shard_unbind",
-    "shard_vstack",
-]
-
-
 aten = torch.ops.aten
 
 _END = 2**63 - 1

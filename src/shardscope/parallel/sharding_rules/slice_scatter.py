@@ -19,16 +19,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.masking import is_sharded
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "lower_select_scatter",
-    "lower_slice_scatter",
-    "shard_diagonal_scatter",
-    "shard_select_scatter",
-    "shard_slice_scatter",
-    "shard_written_dim",
-]
-
-
 aten = torch.ops.aten
 
 _END = 2**63 - 1

@@ -24,23 +24,6 @@ from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, 
 from shardscope.parallel.sharding_rules.precision import detached_max, to_compute_dtype
 from shardscope.parallel.sharding_rules.registry import decomposition, lowering, rule
 
-__all__ = [
-    "decompose_cross_entropy",
-    "decompose_kernel_log_softmax",
-    "decompose_kernel_softmax",
-    "decompose_log_softmax",
-    "decompose_nll",
-    "decompose_nll_forward",
-    "decompose_safe_softmax",
-    "decompose_softmax",
-    "decompose_special_log_softmax",
-    "lower_elementwise_loss",
-    "shard_class_loss",
-    "shard_elementwise_loss",
-    "shard_softmax",
-]
-
-
 aten = torch.ops.aten
 
 

@@ -24,28 +24,6 @@ from shardscope.parallel.sharding_rules.builders import (
 from shardscope.parallel.sharding_rules.context import LoweringContext, OpCall, Strategy
 from shardscope.parallel.sharding_rules.registry import lowering, rule
 
-__all__ = [
-    "Group",
-    "group_dims",
-    "lower_expand",
-    "lower_repeat",
-    "lower_repeat_interleave",
-    "lower_reshape",
-    "lower_squeeze",
-    "quotient",
-    "reshape_shard",
-    "shard_diagonal",
-    "shard_expand",
-    "shard_expand_like",
-    "shard_glu",
-    "shard_permute",
-    "shard_repeat",
-    "shard_repeat_interleave",
-    "shard_reshape",
-    "shard_reshape_like",
-]
-
-
 Group = tuple[list[int], list[int]]
 
 

@@ -25,8 +25,6 @@ from shardscope.parallel.ir.graph import Role, ShardingGraph, Value, explained
 from shardscope.parallel.passes.capture import WithLoss, expand_objects
 from shardscope.record import FINE, TensorKind
 
-__all__ = ["check_export_fidelity"]
-
 
 def check_export_fidelity(
     original: Callable[[], nn.Module],

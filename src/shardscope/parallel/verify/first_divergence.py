@@ -15,9 +15,6 @@ from shardscope.parallel.ir.reference_sharding import unshard_tensor
 from shardscope.parallel.passes.lower import RankProgram
 from shardscope.parallel.verify.lockstep import run_in_lockstep
 
-__all__ = ["find_first_divergence"]
-
-
 _MAX_ULPS = 1e3  # units in the last place: more than another order of summation explains
 
 

@@ -20,9 +20,6 @@ from shardscope.attribution.call_sites import user_line
 from shardscope.errors import ParallelError
 from shardscope.parallel.ir.graph import raise_explained
 
-__all__ = ["NodeObserver", "run_in_lockstep"]
-
-
 NodeObserver = Callable[[int, fx.Node, Any], None]
 """Is shown what each rank's nodes compute."""
 

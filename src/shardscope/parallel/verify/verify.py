@@ -28,20 +28,6 @@ from shardscope.parallel.ir.shard_spec import MeshCoordinate, ShardSpec
 from shardscope.parallel.verify.lockstep import run_in_lockstep
 from shardscope.record import TensorVerdict
 
-__all__ = [
-    "Trial",
-    "compare_ranks_with_single",
-    "divergence_error",
-    "is_without_data",
-    "join_results",
-    "materialize_inputs",
-    "ranks_by_group",
-    "run_captured",
-    "run_ranks",
-    "shard_values",
-    "unverifiable_reason",
-]
-
 
 @final
 @dataclass(frozen=True, eq=False)

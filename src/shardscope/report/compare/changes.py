@@ -10,28 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Record
-from shardscope.report.model.names import sanitize_text
-from shardscope.report.model.units import format_bytes, plural
-
-__all__ = [
-    "AT_PEAK",
-    "INPUT",
-    "NO_MODULE",
-    "ROOT",
-    "WIRE",
-    "Area",
-    "AreaTotal",
-    "Change",
-    "Changes",
-    "Status",
-    "Unit",
-    "Value",
-    "format_value",
-    "hide_input_rows",
-    "name_path",
-    "shorten_label",
-]
-
+from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import format_bytes
+from shardscope.report.model.units import plural
 
 NO_MODULE = "outside any module"
 ROOT = "the model itself"

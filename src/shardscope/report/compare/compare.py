@@ -41,9 +41,6 @@ from shardscope.report.compare.program_changes import (
 )
 from shardscope.report.compare.traffic_changes import CallTable, compare_traffic, total_traffic
 
-__all__ = ["SECTIONS", "Pair", "Section", "compare"]
-
-
 _Part = TypeVar("_Part")
 
 

@@ -19,16 +19,6 @@ from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
 from shardscope.report.model.units import plural
 
-__all__ = [
-    "compare_coverage",
-    "compare_diagnoses",
-    "compare_explanations",
-    "total_coverage",
-    "total_diagnoses",
-    "total_explanations",
-]
-
-
 Explanations = Sequence[Explanation]
 Diagnoses = Sequence[Diagnosis]
 

@@ -8,8 +8,6 @@ from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.compare import compare
 from shardscope.report.model.result import read_recording
 
-__all__ = ["diff"]
-
 
 def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:
     """Compare two recordings: what was added, removed or changed, as `shardscope diff` shows it.

@@ -13,17 +13,6 @@ from msgspec.structs import replace
 from shardscope.record import Recording
 from shardscope.report.compare.changes import Area, Change, Unit, Value
 
-__all__ = [
-    "CleanNames",
-    "Fact",
-    "clean_names",
-    "collapse_layer_indices",
-    "fold_layers",
-    "match_facts",
-    "name_paths",
-]
-
-
 # Prefixes of wrappers as they appear in recorded names; torch itself is not used here.
 _WRAPPERS = re.compile(
     r"(?:^|\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)"

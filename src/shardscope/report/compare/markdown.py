@@ -22,18 +22,6 @@ from shardscope.report.compare.changes import (
 from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
 from shardscope.report.model.units import format_count, plural
 
-__all__ = [
-    "FORMAT",
-    "SCHEMA",
-    "AreaDocument",
-    "ChangeDocument",
-    "ChangesDocument",
-    "encode_changes",
-    "render_changes_markdown",
-    "write_changes",
-]
-
-
 _MAX_ROWS = 40
 _WIDTH = 120
 _MARKS = {True: "🔴", False: "🟢", None: "⚪"}

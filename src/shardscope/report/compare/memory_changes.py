@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from shardscope.record import MemoryProfile, Recording, compress_ranks, expand_ranks, format_ranks
+from shardscope.record.text import format_bytes
 from shardscope.report.compare.changes import AT_PEAK, NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.units import format_bytes, plural
-
-__all__ = ["compare_memory", "join_ranks", "list_common_ranks", "note_ranks", "total_memory"]
+from shardscope.report.model.units import plural
 
 
 def list_common_ranks(before: Recording, after: Recording) -> tuple[int, ...]:

@@ -24,19 +24,6 @@ from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit, Val
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
 from shardscope.report.model.units import plural
 
-__all__ = [
-    "compare_findings",
-    "compare_gaps",
-    "compare_parity",
-    "compare_programs",
-    "compare_runs",
-    "total_findings",
-    "total_gaps",
-    "total_parity",
-    "total_programs",
-    "total_runs",
-]
-
 
 def compare_runs(before: RunInfo, after: RunInfo) -> Iterator[Change]:
     """Compare world, mesh, ranks, versions and instruments; not the command, which names files."""

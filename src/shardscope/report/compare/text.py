@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from shardscope.record.text import format_bytes
 from shardscope.report.compare.changes import (
     Area,
     Change,
@@ -17,12 +18,10 @@ from shardscope.report.compare.changes import (
     name_path,
     shorten_label,
 )
-from shardscope.report.model.units import format_bytes, format_count, plural
+from shardscope.report.model.units import format_count, plural
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import render_plain
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row
-
-__all__ = ["render_changes", "render_changes_text"]
 
 _MAX_ROWS = 30
 _MAX_LINES = 4  # lines of a value or a reason

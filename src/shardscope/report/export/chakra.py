@@ -30,9 +30,6 @@ from shardscope.report.export.protobuf import (
 )
 from shardscope.report.model.clocks import has_clock
 
-__all__ = ["list_chakra_ranks", "render_chakra", "render_chakra_groups"]
-
-
 _SCHEMA = "0.0.4"
 _NODE_TYPES = {CollectiveKind.SEND: 5, CollectiveKind.RECV: 6}
 _COLLECTIVE = 7

@@ -31,23 +31,9 @@ from shardscope.record import (
     Verdict,
     format_ranks,
 )
-from shardscope.report.model.names import sanitize_text
+from shardscope.record.sanitize import sanitize_text
 from shardscope.report.model.units import sum_known
 from shardscope.report.text.op_coverage import COVERED
-
-__all__ = [
-    "TABLES",
-    "Cell",
-    "count_rows",
-    "describe_cause",
-    "disarm",
-    "render_coverage_csv",
-    "render_csv",
-    "render_csv_pieces",
-    "render_table",
-    "write_rows",
-]
-
 
 Cell = str | int | None
 

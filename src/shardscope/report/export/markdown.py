@@ -12,6 +12,7 @@ from shardscope.record import (
     Recording,
     Severity,
 )
+from shardscope.record.text import format_bytes, name_axis
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import write_changes
 from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
@@ -21,19 +22,15 @@ from shardscope.report.model.traffic import (
     TrafficTotals,
     count_traffic,
     fold_ranks,
-    name_axis,
     sum_traffic,
 )
-from shardscope.report.model.units import format_bytes, plural
+from shardscope.report.model.units import plural
 from shardscope.report.text.communication import list_costs
 from shardscope.report.text.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.memory_use import ESTIMATE, describe_room, find_worst
 from shardscope.report.text.problems import describe_checks
 from shardscope.report.text.style import format_share
-
-__all__ = ["render_markdown"]
-
 
 _MAX_FINDINGS = 20
 _MAX_GAPS = 10

@@ -21,17 +21,6 @@ from shardscope.record import (
 from shardscope.record.encoding import encode_shown_json
 from shardscope.report.model.clocks import align_clocks, has_clock
 
-__all__ = [
-    "Event",
-    "Lane",
-    "assign_lanes",
-    "make_counters",
-    "make_span_slices",
-    "render_perfetto",
-    "render_perfetto_pieces",
-]
-
-
 Event = dict[str, object]
 # The name of a track, and its number among tracks with the same name.
 Lane = tuple[str, int]

@@ -9,17 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-__all__ = [
-    "encode_varint",
-    "make_bytes",
-    "make_double",
-    "make_float",
-    "make_packed",
-    "make_text",
-    "make_varint",
-]
-
-
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types
 _MORE = 0x80  # set in every byte of a varint except the last
 

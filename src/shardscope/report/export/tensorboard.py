@@ -16,6 +16,8 @@ from shardscope.record import (
     Verdict,
     count_ranks,
 )
+from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import name_axis
 from shardscope.report.export.protobuf import (
     make_bytes,
     make_double,
@@ -23,11 +25,7 @@ from shardscope.report.export.protobuf import (
     make_text,
     make_varint,
 )
-from shardscope.report.model.names import sanitize_text
-from shardscope.report.model.traffic import TrafficTotals, count_traffic, name_axis
-
-__all__ = ["list_scalars", "render_tensorboard"]
-
+from shardscope.report.model.traffic import TrafficTotals, count_traffic
 
 Scalars = Iterator[tuple[str, float]]
 

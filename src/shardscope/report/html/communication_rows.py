@@ -20,6 +20,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
+from shardscope.record.text import name_axis
 from shardscope.report.html.page import (
     Calls,
     CauseRow,
@@ -39,16 +40,12 @@ from shardscope.report.model.traffic import (
     TrafficTotals,
     count_traffic,
     describe_unknown,
-    name_axis,
     sum_sent_bytes,
     sum_traffic,
 )
 from shardscope.report.text.communication import gather_reasons
 from shardscope.report.text.heading import describe_scope
 from shardscope.report.text.phase_times import gather_phases
-
-__all__ = ["make_communication", "make_matrix", "make_spans", "make_timings"]
-
 
 _MAX_SENDERS = 64
 _MAX_RANKS = 256  # including receivers, which may have no records

@@ -22,6 +22,7 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
+from shardscope.record.text import format_bytes
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import (
     BreakRow,
@@ -37,7 +38,6 @@ from shardscope.report.html.page_views import (
     StageRow,
     SuspectRow,
 )
-from shardscope.report.model.units import format_bytes
 from shardscope.report.text.compiler import (
     describe_deviation,
     describe_end,
@@ -47,9 +47,6 @@ from shardscope.report.text.compiler import (
     summarize_explanation,
 )
 from shardscope.report.text.heading import name_mesh
-
-__all__ = ["make_compiler", "make_coverage"]
-
 
 _MAX_OPS = 20_000  # of all graphs together
 _MAX_GRAPH_OPS = 2_000

@@ -38,8 +38,6 @@ from shardscope.report.text.correctness import (
 )
 from shardscope.report.text.heading import name_mesh
 
-__all__ = ["make_proof"]
-
 
 def make_proof(recording: Recording, index: Index) -> Proof | None:
     """Make the view, or None if there is no parity check and no parallel program."""

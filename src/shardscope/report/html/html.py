@@ -24,16 +24,6 @@ from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
 from shardscope.report.model.traffic import fold_ranks
 
-__all__ = [
-    "build_page",
-    "encode_page",
-    "render_html",
-    "render_inline",
-    "render_page",
-    "sanitize_page",
-]
-
-
 _Record = TypeVar("_Record", bound=Struct)
 
 

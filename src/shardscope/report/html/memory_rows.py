@@ -19,9 +19,6 @@ from shardscope.report.html.page_index import Index
 from shardscope.report.html.page_views import HeldRow, MemoryCurve, PhaseStretch
 from shardscope.report.text.memory_use import ESTIMATE, describe_room, most_bytes
 
-__all__ = ["make_memory", "thin_samples"]
-
-
 _MAX_SAMPLES = 1_500
 _MAX_REMAINING_SAMPLES = 3_000  # of all curves but the first, together
 _MIN_SAMPLES = 40

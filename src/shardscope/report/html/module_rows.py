@@ -17,19 +17,6 @@ from shardscope.report.model.traffic import Facet, IdenticalRanks, TrafficTotals
 from shardscope.report.text.memory_use import most_bytes
 from shardscope.report.text.modules import describe_kinds
 
-__all__ = [
-    "PHASES",
-    "FindingTargets",
-    "ModuleTraffic",
-    "ModuleTree",
-    "ParameterSizes",
-    "gather_parameters",
-    "make_modules",
-    "measure",
-    "measure_traffic",
-]
-
-
 PHASES = tuple(Phase)
 
 

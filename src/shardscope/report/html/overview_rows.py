@@ -20,9 +20,6 @@ from shardscope.report.text.problems import (
     fold_problem_ranks,
 )
 
-__all__ = ["make_facts", "make_findings", "make_gaps", "make_run"]
-
-
 _MAX_TITLE = 120
 
 

@@ -19,31 +19,6 @@ from shardscope.report.html.page_views import (
 )
 from shardscope.report.model.names import shorten
 
-__all__ = [
-    "FORMAT",
-    "SCHEMA",
-    "AreaSum",
-    "Calls",
-    "CauseRow",
-    "ChangeRow",
-    "Communication",
-    "Comparison",
-    "Fact",
-    "FindingItem",
-    "GapItem",
-    "GroupRow",
-    "Matrix",
-    "Modules",
-    "Page",
-    "RankRow",
-    "RunFacts",
-    "Sources",
-    "Spans",
-    "Sum",
-    "Timing",
-    "build_comparison",
-]
-
 
 class Modules(Struct, frozen=True, kw_only=True):
     """All modules in the order of a walk from the root, in columns; figures are of one rank.

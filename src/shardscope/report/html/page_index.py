@@ -8,9 +8,6 @@ from typing import final
 from shardscope.record import Source
 from shardscope.report.html.page import Sources
 
-__all__ = ["NOWHERE", "Index", "Names"]
-
-
 NOWHERE = -1
 _MAX_TEXT = 400  # characters of a line of code
 

@@ -13,8 +13,6 @@ import msgspec
 
 from shardscope.report.html.page import FORMAT, SCHEMA, Page
 
-__all__ = ["make_schema"]
-
 
 def make_schema() -> dict[str, Any]:
     """The schema of a page's JSON, from the records themselves."""

@@ -4,36 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = [
-    "BreakRow",
-    "Compiler",
-    "DiagnosisItem",
-    "DivergenceItem",
-    "Drawing",
-    "ExplanationItem",
-    "FallbackRow",
-    "GraphItem",
-    "HeldRow",
-    "InsertedRow",
-    "LayoutRow",
-    "LevelCoverage",
-    "MemoryCurve",
-    "OpRow",
-    "ParallelItem",
-    "Parameters",
-    "ParityItem",
-    "PhaseStretch",
-    "Piece",
-    "Proof",
-    "RecompileRow",
-    "ShardingRow",
-    "ShardingTable",
-    "SkippedRow",
-    "StageRow",
-    "SuspectRow",
-    "VerdictTable",
-]
-
 
 class GraphItem(Struct, frozen=True, kw_only=True):
     """One graph, its ops in columns."""

@@ -28,18 +28,6 @@ from shardscope.report.model.holdings import (
 )
 from shardscope.report.model.units import plural
 
-__all__ = [
-    "MAX_PIECES",
-    "Mesh",
-    "Part",
-    "Sides",
-    "describe_sizes",
-    "draw_layout",
-    "draw_placements",
-    "make_pieces",
-]
-
-
 _MAX_RANKS = 16_384  # ranks that are listed individually
 
 

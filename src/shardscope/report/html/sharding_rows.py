@@ -21,9 +21,6 @@ from shardscope.report.html.page_views import Drawing, LayoutRow, Parameters, Sh
 from shardscope.report.html.shard_rectangles import Mesh, draw_layout, draw_placements
 from shardscope.report.model.holdings import list_parameters, sum_holdings
 
-__all__ = ["make_sharding"]
-
-
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TIMES = re.compile(r" \(×\d+\)$")
 

@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from shardscope.record import Collective, CollectiveKind, Recording
 
-__all__ = ["align_clocks", "has_clock"]
-
-
 # An event that several ranks share: the first call in a group, or the first send between two ranks.
 SyncPoint = tuple[str, int, int]
 

@@ -20,18 +20,6 @@ from shardscope.record import (
 )
 from shardscope.report.model.units import sum_known
 
-__all__ = [
-    "AxisSharding",
-    "Holdings",
-    "describe_shardings",
-    "is_replicated",
-    "list_parameters",
-    "order_shardings",
-    "read_shardings",
-    "sum_holdings",
-]
-
-
 # These instruments record all parameters: if there are none, the model has none.
 _LIST_PARAMETERS = frozenset({"trace", "audit", "memory"})
 

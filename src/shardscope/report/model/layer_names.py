@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["collapse_layer_indices", "collapse_layer_numbers", "name_layer_range"]
-
-
 # Numbers that are components of dotted names: not those of `dim 0` or `linear_3`.
 _NUMBER = re.compile(r"(?<![\w.])\d+(?=\.\w)|(?<=\w\.)\d+(?!\w)")
 _MAX_DIGITS = 9  # digits of a layer's number

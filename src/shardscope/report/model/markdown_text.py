@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar, final
 
-from shardscope.report.model.names import sanitize_text, shorten
-
-__all__ = ["BoundedMarkdown", "make_code", "make_prose"]
-
+from shardscope.record.sanitize import sanitize_text
+from shardscope.report.model.names import shorten
 
 _Item = TypeVar("_Item")
 

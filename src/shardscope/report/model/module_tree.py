@@ -11,26 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Module, Parameter, Recording
-from shardscope.report.model.traffic import (
-    Facet,
-    IdenticalRanks,
-    TrafficTotals,
-    count_traffic,
-    name_axis,
-)
+from shardscope.record.text import name_axis
+from shardscope.report.model.traffic import Facet, IdenticalRanks, TrafficTotals, count_traffic
 from shardscope.report.model.units import Spread, spread
-
-__all__ = [
-    "NO_MODULE",
-    "ModuleNode",
-    "Traffic",
-    "build_tree",
-    "facts_of",
-    "find_runs",
-    "fold_repeated_layers",
-    "number_contents",
-]
-
 
 _MAX_DEPTH = 64  # deeper names are not split, so that recursion is bounded
 NO_MODULE = "outside any module"

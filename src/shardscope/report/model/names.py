@@ -8,11 +8,6 @@ from collections.abc import Iterable, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from shardscope.record import sanitize_text
-
-__all__ = ["sanitize_text", "shorten", "shorten_names"]
-
-
 _END = 2 / 3  # the part of a shortened name that is taken from its end
 _LINE = re.compile(r"(?<=\S):\d+(?![\w.:])")  # of a source file, as in `train.py:12 forward`
 

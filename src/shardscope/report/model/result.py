@@ -6,8 +6,6 @@ from typing import Any
 
 from shardscope.record import Recording
 
-__all__ = ["read_recording"]
-
 
 def read_recording(result: Any, *, asked_by: str) -> Recording:
     """Return the recording itself, or that of a trace, an audit or a parallel program."""

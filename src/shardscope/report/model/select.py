@@ -27,9 +27,6 @@ from shardscope.record import (
 )
 from shardscope.report.model.layer_names import collapse_layer_indices
 
-__all__ = ["infer_modules", "keep_modules", "list_paths"]
-
-
 _MAX_DEPTH = 64  # as deep as trees are drawn
 
 

@@ -17,24 +17,9 @@ from shardscope.record import (
     compress_ranks,
     count_ranks,
     expand_ranks,
-    name_axis,
     rank_at,
 )
 from shardscope.report.model.units import plural
-
-__all__ = [
-    "Facet",
-    "IdenticalRanks",
-    "RankPair",
-    "SendMatrix",
-    "TrafficTotals",
-    "count_traffic",
-    "describe_unknown",
-    "fold_ranks",
-    "name_axis",
-    "sum_sent_bytes",
-    "sum_traffic",
-]
 
 
 class Facet(Struct, frozen=True, order=True):

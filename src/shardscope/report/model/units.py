@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from shardscope.record.text import format_bytes, format_digits
-
-__all__ = [
-    "NOT_RECORDED",
-    "UNKNOWN",
-    "Spread",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_flops",
-    "format_spread",
-    "plural",
-    "spread",
-    "sum_known",
-]
-
+from shardscope.record.text import format_digits
 
 NOT_RECORDED = "not recorded"
 UNKNOWN = "–"

@@ -21,32 +21,19 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
+from shardscope.record.text import format_bytes, name_axis
 from shardscope.report.model.module_tree import ModuleNode, Traffic
 from shardscope.report.model.traffic import (
     Facet,
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
-    name_axis,
     sum_traffic,
 )
-from shardscope.report.model.units import format_bytes, format_count, format_spread, plural, spread
+from shardscope.report.model.units import format_count, format_spread, plural, spread
 from shardscope.report.text.heading import describe_passes
 from shardscope.report.text.style import format_bar, format_share, format_source, make_text
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = [
-    "Cost",
-    "Reason",
-    "describe_totals",
-    "gather_reasons",
-    "list_costs",
-    "render_causes",
-    "render_costliest",
-    "render_ranks",
-    "render_totals",
-]
-
 
 _MAX_ROWS = 60
 _PHASES = [str(phase) for phase in Phase]

@@ -27,24 +27,11 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
-from shardscope.report.model.names import sanitize_text, shorten
+from shardscope.record.sanitize import sanitize_text
+from shardscope.report.model.names import shorten
 from shardscope.report.model.units import UNKNOWN, format_duration, plural
 from shardscope.report.text.style import format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = [
-    "describe_deviation",
-    "describe_end",
-    "describe_location",
-    "fold_explanations",
-    "name_condition",
-    "render_diagnoses",
-    "render_explanations",
-    "render_guards",
-    "render_stage_times",
-    "summarize_explanation",
-]
-
 
 _MAX_ROWS = 20
 _MAX_OPS = 8  # kinds of ops named in a line

@@ -32,21 +32,11 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
+from shardscope.record.text import format_bytes
 from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
-from shardscope.report.model.units import format_bytes, format_count, plural
+from shardscope.report.model.units import format_count, plural
 from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = [
-    "group_identical",
-    "layer_group_key",
-    "render_parallel",
-    "render_parity",
-    "summarize_parallel",
-    "summarize_parity",
-    "summarize_proof",
-]
-
 
 _MAX_ROWS = 60
 _MAX_WRONG = 12

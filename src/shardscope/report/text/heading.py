@@ -8,29 +8,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
-from shardscope.report.model.names import sanitize_text
+from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import format_bytes
 from shardscope.report.model.traffic import (
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
     sum_traffic,
 )
-from shardscope.report.model.units import Spread, format_bytes, format_spread, plural
+from shardscope.report.model.units import Spread, format_spread, plural
 from shardscope.report.text.style import make_text
-
-__all__ = [
-    "describe_passes",
-    "describe_reality",
-    "describe_scope",
-    "describe_traffic",
-    "describe_world",
-    "format_per_rank",
-    "list_run_facts",
-    "name_holder",
-    "name_mesh",
-    "name_ranks",
-    "render_heading",
-]
 
 
 def render_heading(recording: Recording, rank_sets: tuple[IdenticalRanks, ...]) -> RenderableType:

@@ -12,12 +12,10 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
-from shardscope.report.model.units import format_bytes, plural
+from shardscope.record.text import format_bytes
+from shardscope.report.model.units import plural
 from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = ["ESTIMATE", "MemoryArea", "describe_room", "find_worst", "most_bytes", "render_memory"]
-
 
 ESTIMATE = "estimated: the step ran on tensors without data"
 """Where all figures of memory come from."""

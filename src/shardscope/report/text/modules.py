@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardscope.record import Phase
+from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import format_bytes
 from shardscope.report.model.module_tree import ModuleNode
-from shardscope.report.model.names import sanitize_text
-from shardscope.report.model.units import UNKNOWN, format_bytes, format_count, format_spread
+from shardscope.report.model.units import UNKNOWN, format_count, format_spread
 from shardscope.report.text.style import make_text
 from shardscope.report.text.table import (
     Branch,
@@ -22,9 +23,6 @@ from shardscope.report.text.table import (
     Row,
     narrower_layouts,
 )
-
-__all__ = ["describe_kinds", "render_tree"]
-
 
 _MAX_ROWS = 60
 _COLUMNS = {

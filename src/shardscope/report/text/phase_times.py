@@ -19,9 +19,6 @@ from shardscope.report.model.units import (
 from shardscope.report.text.style import format_bar, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
-__all__ = ["PhaseLine", "gather_phases", "render_phases"]
-
-
 _MAX_ROWS = 40
 _HOST = "cpu"
 _COLUMNS = {

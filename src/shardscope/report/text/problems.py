@@ -22,21 +22,9 @@ from shardscope.record import (
     list_ranks,
 )
 from shardscope.record.recording import list_calls_by_group
-from shardscope.report.model.units import format_bytes
+from shardscope.record.text import format_bytes
 from shardscope.report.text.style import SourceLine, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = [
-    "SEVERITIES",
-    "SEVERITY_STYLES",
-    "describe_checks",
-    "describe_no_gaps",
-    "fold_problem_ranks",
-    "render_problems",
-    "render_stops",
-    "sort_findings",
-]
-
 
 _MAX_ROWS = 30
 _COLUMNS = {

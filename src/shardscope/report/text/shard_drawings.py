@@ -13,16 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.record import Parameter, Recording, Slice, TensorLayout, format_ranks
+from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import format_bytes
 from shardscope.report.model.holdings import read_shardings
 from shardscope.report.model.layer_names import collapse_layer_numbers
-from shardscope.report.model.names import sanitize_text, shorten
-from shardscope.report.model.units import format_bytes, plural, sum_known
+from shardscope.report.model.names import shorten
+from shardscope.report.model.units import plural, sum_known
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row
-
-__all__ = ["render_drawings", "render_layout"]
-
 
 _MAX_DRAWINGS = 12
 _MAX_DRAWN_ROWS = 4

@@ -12,15 +12,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Module, Parameter, Recording
+from shardscope.record.text import format_bytes
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import facts_of
-from shardscope.report.model.units import UNKNOWN, format_bytes, plural
+from shardscope.report.model.units import UNKNOWN, plural
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
-
-__all__ = ["FULLY_SHARDED", "TreeLine", "format_tree", "list_tree", "render_audit"]
-
 
 FULLY_SHARDED = "FULLY SHARDED"
 _SHARDED = {MarkKind.FULLY_SHARD, MarkKind.FSDP1}

@@ -10,18 +10,8 @@ from rich.containers import Lines
 from rich.text import Text
 
 from shardscope.record import Source
-from shardscope.report.model.names import sanitize_text, shorten
-
-__all__ = [
-    "SourceLine",
-    "draw_level",
-    "format_bar",
-    "format_share",
-    "format_source",
-    "make_text",
-    "make_title",
-]
-
+from shardscope.record.sanitize import sanitize_text
+from shardscope.report.model.names import shorten
 
 _BAR_CELLS = 8
 _LEVELS = " ▁▂▃▄▅▆▇█"

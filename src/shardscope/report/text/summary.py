@@ -36,18 +36,6 @@ from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.sharding import render_audit
 from shardscope.report.text.style import make_title
 
-__all__ = [
-    "View",
-    "add_roots",
-    "join_notes",
-    "note_costs",
-    "note_lines",
-    "render_plain",
-    "render_summary",
-    "render_text",
-]
-
-
 View = Literal["module", "axis", "kind", "cause"]
 
 _NUM_CAUSES = 8

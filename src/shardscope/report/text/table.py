@@ -13,9 +13,6 @@ from rich.text import Text
 
 from shardscope.report.model.names import shorten_names
 
-__all__ = ["Branch", "Cell", "Column", "ColumnStyle", "Grid", "Row", "narrower_layouts"]
-
-
 _GAP = 2  # cells between two columns
 _MIN_NAME = 6  # cells of a name; in deeper trees, the tree lines are dropped
 

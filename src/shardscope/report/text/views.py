@@ -42,9 +42,6 @@ from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import View, add_roots, join_notes, note_costs, note_lines
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
-__all__ = ["VIEW_NAMES", "ViewName", "Views", "render_key_metrics", "render_views"]
-
-
 _COLUMNS = {
     "view": Column("view", ColumnStyle.NAME, 13),
     "figure": Column("figure", ColumnStyle.PROSE, 20),

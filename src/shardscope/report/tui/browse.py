@@ -14,14 +14,12 @@ from textual.widgets import Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
 from shardscope.record import Collective, Finding, Gap, describe_cause
-from shardscope.report.model.units import format_bytes, format_count, format_spread, plural
+from shardscope.record.text import format_bytes
+from shardscope.report.model.units import format_count, format_spread, plural
 from shardscope.report.text.style import make_text
 from shardscope.report.tui.module_index import Chain, ModuleEntry, ModuleIndex
 from shardscope.report.tui.rows import Rows, RowsColumn
 from shardscope.report.tui.walk import BrowserState, CallList
-
-__all__ = ["Browse", "ModuleTree"]
-
 
 _MAX_LABEL = 60
 

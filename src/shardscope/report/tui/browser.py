@@ -22,8 +22,6 @@ from shardscope.report.text.views import ViewName, Views
 from shardscope.report.tui.browse import Browse
 from shardscope.report.tui.walk import BrowserState
 
-__all__ = ["Browser", "HelpScreen"]
-
 
 @final
 class HelpScreen(ModalScreen[None]):

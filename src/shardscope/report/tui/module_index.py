@@ -10,8 +10,6 @@ from msgspec import Struct
 from shardscope.report.model.layer_names import collapse_layer_indices
 from shardscope.report.model.module_tree import NO_MODULE, ModuleNode, find_runs, number_contents
 
-__all__ = ["Chain", "ModuleEntry", "ModuleIndex"]
-
 
 class ModuleEntry(Struct, frozen=True, eq=False):
     """A module, or several identical ones (`paths`); `node` has the numbers of each."""

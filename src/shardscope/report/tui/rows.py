@@ -18,9 +18,8 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from shardscope.report.model.names import sanitize_text, shorten
-
-__all__ = ["Rows", "RowsColumn"]
+from shardscope.record.sanitize import sanitize_text
+from shardscope.report.model.names import shorten
 
 _GAP = 1
 _HEADER = 1  # lines of the header

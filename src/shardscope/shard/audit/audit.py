@@ -37,8 +37,6 @@ from shardscope.shard.audit.plan_findings import find_broken_ties, find_plan_pro
 from shardscope.shard.audit.sharded_tensors import ModelInventory
 from shardscope.world import current_world
 
-__all__ = ["audit", "find_mixed_tensors"]
-
 
 def find_mixed_tensors(
     inventory: ModelInventory, step: Callable[[], object]

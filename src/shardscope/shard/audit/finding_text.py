@@ -7,9 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from shardscope.shard.audit.sharded_tensors import TensorEntry
 
-__all__ = ["RIGHT_ORDER", "fold_indices", "fold_names", "join_names"]
-
-
 RIGHT_ORDER = "Apply tensor parallelism first, then checkpointing, then torch.compile, then FSDP."
 
 _INDEX = re.compile(r"(?<![^. ])\d+(?![^. ])")

@@ -27,16 +27,6 @@ from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_indices, fold_
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 from shardscope.shard.audit.slices import shard_sizes
 
-__all__ = [
-    "find_mixed_meshes",
-    "find_outside_groups",
-    "find_replicated",
-    "find_root_not_sharded",
-    "find_uneven",
-    "find_wrong_order",
-]
-
-
 _LARGE_BYTES = 16 * 1024**2
 _MAX_SIZES = 8
 

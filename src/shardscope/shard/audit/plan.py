@@ -15,9 +15,6 @@ from shardscope._torch.mesh import describe_placements
 from shardscope.errors import AuditError
 from shardscope.record.patterns import is_pattern, matches_parts
 
-__all__ = ["Plan", "Rule", "RuleRegistry", "read_plan"]
-
-
 Plan = Mapping[str, Any]
 """A pattern (`layers.*.attn.wq`) to a style, a style's class or name, or placements."""
 

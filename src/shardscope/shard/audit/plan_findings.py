@@ -17,8 +17,6 @@ from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names
 from shardscope.shard.audit.plan import Rule, RuleRegistry
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 
-__all__ = ["find_broken_ties", "find_plan_problems"]
-
 
 def find_plan_problems(
     inventory: ModelInventory, rules: Sequence[Rule], *, is_applied: bool

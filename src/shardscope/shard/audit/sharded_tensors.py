@@ -45,8 +45,6 @@ from shardscope.attribution.module_records import describe_parameter
 from shardscope.record import Gap, Mark, MarkKind, Module, Parameter, RankSpan
 from shardscope.shard.audit.plan import Rule, RuleRegistry
 
-__all__ = ["ModelInventory", "TensorEntry", "names_by_group", "read_marks"]
-
 
 def read_marks(model: nn.Module, groups: Iterable[ManagedGroup]) -> dict[int, list[Mark]]:
     """By the id of the user's module, the wrappers and styles applied to it, outermost first."""

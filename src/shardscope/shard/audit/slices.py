@@ -17,8 +17,6 @@ from shardscope._torch.private import explain_moved_names
 from shardscope.errors import AuditError
 from shardscope.record import Slice, Stretches, TensorLayout, compress_ranks, cut_stretches
 
-__all__ = ["shard_sizes", "visualize_sharding"]
-
 
 @explain_moved_names
 def visualize_sharding(tensor: torch.Tensor, *, name: str = "") -> TensorLayout:

@@ -54,9 +54,6 @@ from shardscope.shard.coverage.summary import Summary
 from shardscope.shard.coverage.verdicts import Judge, ShardingTester
 from shardscope.world import current_world, simulate
 
-__all__ = ["cover_calls", "cover_step", "coverage", "coverage_world"]
-
-
 _DEFAULT_MESH = {"tp": 2}
 
 

@@ -18,7 +18,8 @@ from typing import Any, final
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from shardscope._torch.collectives.hooks import CollectiveEvent, intercept
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.collectives.schema import CollectiveCall, num_bytes
 from shardscope._torch.dtensor import (
     Decision,
@@ -38,9 +39,6 @@ from shardscope.attribution.tensors import tensors_in
 from shardscope.record import CollectiveKind
 from shardscope.record.kinds import wire_bytes
 from shardscope.shard.coverage.op_calls import Signature, TensorSpec
-
-__all__ = ["MAX_TRIED", "DispatchResult", "Dispatcher", "describe"]
-
 
 # For an op without a rule DTensor may try thousands of placements of its decomposition, each time.
 MAX_TRIED = 30_000

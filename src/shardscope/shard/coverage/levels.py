@@ -38,8 +38,6 @@ from shardscope.shard.coverage.op_calls import (
     freeze_call,
 )
 
-__all__ = ["TABLES", "FlopCounter", "count_parts", "decompose", "run_or_replicate"]
-
 
 def run_or_replicate(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the op; where DTensor raises, on plain tensors of the global shapes, without data.

@@ -42,18 +42,6 @@ from shardscope.shard.coverage.dispatch import describe
 from shardscope.shard.coverage.levels import run_or_replicate
 from shardscope.shard.coverage.op_calls import Capture, Recorder
 
-__all__ = [
-    "CapturedOps",
-    "Layout",
-    "Plan",
-    "Program",
-    "Report",
-    "parallelize_copy",
-    "read_layout",
-    "run_model",
-]
-
-
 _NESTED = (
     "the model uses nested tensors, which are not DTensors and cannot be tested. Call coverage() "
     "on the parts of the model that take padded ones."

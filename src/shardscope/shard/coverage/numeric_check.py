@@ -28,18 +28,6 @@ from shardscope.shard.coverage.small_mesh import (
     is_replicate_or_shard,
 )
 
-__all__ = [
-    "MAX_ELEMENTS",
-    "Answer",
-    "Checker",
-    "Numbers",
-    "Reference",
-    "fill",
-    "shrink",
-    "total_size",
-]
-
-
 _TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-8}
 _DEFAULT_TOLERANCE = 1e-3
 _SEED = 20

@@ -27,20 +27,6 @@ from shardscope.attribution.module_calls import ModuleCalls
 from shardscope.attribution.module_names import NO_MODULE
 from shardscope.record import Source
 
-__all__ = [
-    "NON_MODEL_NAMESPACES",
-    "Arguments",
-    "Capture",
-    "Frozen",
-    "Pattern",
-    "Recorder",
-    "Signature",
-    "TensorSpec",
-    "Use",
-    "freeze_call",
-]
-
-
 Frozen = Any  # TensorSpec, _Items or _Constant, nested
 
 

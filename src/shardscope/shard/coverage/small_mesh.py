@@ -17,16 +17,6 @@ from shardscope._torch.dispatch import disable_dispatch_modes
 from shardscope._torch.dtensor import MeshPlacements, all_ranks, join_ranks, split_ranks
 from shardscope.shard.coverage.op_calls import Signature
 
-__all__ = [
-    "SmallMesh",
-    "SmallMeshes",
-    "can_be_sharded",
-    "is_replicate_or_shard",
-    "local_shard",
-    "small_meshes",
-]
-
-
 _REDUCTIONS = ("sum", "avg", "max", "min", "product")
 
 

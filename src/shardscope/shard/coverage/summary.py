@@ -13,8 +13,6 @@ from shardscope.shard.coverage.levels import FlopCounter
 from shardscope.shard.coverage.op_calls import Capture, Signature, Use
 from shardscope.shard.coverage.verdicts import BADNESS, CallVerdict, Judge, ShardingAttempt
 
-__all__ = ["Summary", "registration", "suggest"]
-
 
 def suggest(op: Any, verdict: Verdict, attempts: Sequence[ShardingAttempt]) -> str:
     """The remedy for a verdict: a sentence or a few lines of code; empty if none is needed."""

@@ -22,8 +22,6 @@ from shardscope.shard.coverage.coverage import cover_calls, coverage
 from shardscope.shard.coverage.dispatch import describe
 from shardscope.shard.coverage.op_calls import Capture, Use, freeze_call
 
-__all__ = ["calls_in", "get_inductor_decomp_graphs", "inductor_graphs", "print_op_coverage_summary"]
-
 
 def inductor_graphs(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -18,17 +18,6 @@ from shardscope.shard.coverage.numeric_check import Answer, Checker, Numbers
 from shardscope.shard.coverage.op_calls import Signature
 from shardscope.shard.coverage.small_mesh import can_be_sharded
 
-__all__ = [
-    "BADNESS",
-    "CallVerdict",
-    "Judge",
-    "ShardingAttempt",
-    "ShardingTester",
-    "lay_out",
-    "possible_shardings",
-]
-
-
 PlacementsByArgument = Mapping[tuple[int, ...], MeshPlacements]
 
 

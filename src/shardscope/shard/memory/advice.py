@@ -23,18 +23,6 @@ from shardscope.record import (
 from shardscope.record.text import format_bytes
 from shardscope.shard.memory.step_facts import StepFacts
 
-__all__ = [
-    "ADVICE",
-    "CONTEXT_BYTES",
-    "NOT_COUNTED",
-    "OUT_OF_MEMORY",
-    "LayerGroup",
-    "find_layers",
-    "find_memory_problems",
-    "find_missing",
-    "needed_bytes",
-]
-
 
 class LayerGroup(NamedTuple):
     """Adjacent layers, such as `layers.0 … layers.31`."""

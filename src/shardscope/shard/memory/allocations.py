@@ -13,9 +13,6 @@ from shardscope._torch.fake_models import TensorSubstitution
 from shardscope._torch.storage import plain_tensors
 from shardscope.record import MemoryKind, Phase
 
-__all__ = ["Allocation", "AllocationLog", "Event", "LiveStorages", "PhaseAndModule", "Shares"]
-
-
 Shares = Mapping[Hashable, tuple[int, int]]
 """What is in an allocation: by anything that tells the parts apart, the owner and the bytes."""
 

@@ -42,16 +42,6 @@ from shardscope.shard.memory.profile import make_profile
 from shardscope.shard.memory.step_facts import StepFactsCollector
 from shardscope.world import current_world
 
-__all__ = [
-    "Memory",
-    "check_call",
-    "check_needs_no_closure",
-    "check_optimizer_result",
-    "checked_size",
-    "memory",
-]
-
-
 _MAX_BYTES = 1 << 62
 
 

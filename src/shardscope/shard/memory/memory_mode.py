@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from shardscope._torch.autograd import is_in_backward
-from shardscope._torch.collectives.hooks import CollectiveEvent, intercept
+from shardscope._torch.collectives.events import CollectiveEvent
+from shardscope._torch.collectives.hooks import intercept
 from shardscope._torch.cuda.workspaces import CUBLAS_BYTES, MATRIX_OPS, workspace_bytes
 from shardscope._torch.dispatch import (
     READ_VALUE,
@@ -37,9 +38,6 @@ from shardscope.record import MemoryKind
 from shardscope.record.text import describe_error
 from shardscope.shard.memory.allocations import AllocationLog, LiveStorages, Shares
 from shardscope.shard.memory.module_phase import PhaseTracker
-
-__all__ = ["MemoryMode", "explain_failures"]
-
 
 _aten = torch.ops.aten
 _EMPTY = {

@@ -30,8 +30,6 @@ from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.record import Phase
 from shardscope.shard.memory.allocations import PhaseAndModule
 
-__all__ = ["PhaseTracker"]
-
 
 @final
 class PhaseTracker:

@@ -11,9 +11,6 @@ from shardscope.attribution.module_names import ModuleNames
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, MemoryUse, Phase
 from shardscope.shard.memory.allocations import Allocation, AllocationLog, PhaseAndModule
 
-__all__ = ["MAX_SAMPLES", "Block", "CachingAllocator", "make_profile"]
-
-
 _ALIGNMENT = 512
 _SMALL = 1 << 20  # requests up to here share small segments
 _SMALL_SEGMENT = 2 << 20

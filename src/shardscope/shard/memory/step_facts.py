@@ -20,8 +20,6 @@ from shardscope.attribution.module_names import NO_MODULE, ModuleNames
 from shardscope.record import MemoryKind, Phase
 from shardscope.shard.memory.allocations import Allocation, AllocationLog
 
-__all__ = ["StepFacts", "StepFactsCollector"]
-
 
 class StepFacts(NamedTuple):
     """Facts about a step and its model."""

@@ -17,9 +17,6 @@ from shardscope.attribution.spans import SUBSCRIPTIONS
 from shardscope.errors import PhaseError
 from shardscope.shard.phases.timing import PhaseTimes, close_span, open_span
 
-__all__ = ["Phase", "Phases", "phases"]
-
-
 _MAX_REPR = 100  # characters of a name
 
 P = ParamSpec("P")

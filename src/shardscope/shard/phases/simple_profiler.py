@@ -16,9 +16,6 @@ from torch.distributed import DebugLevel, get_debug_level  # type: ignore[attr-d
 from shardscope._torch.logs import SIMPLE_PROFILER_LOG
 from shardscope.shard.phases.phases import phases
 
-__all__ = ["SimpleProfiler"]
-
-
 # Torch's own logger, so that its level and handlers apply to our lines too.
 _LOGGER = logging.getLogger(SIMPLE_PROFILER_LOG)
 

@@ -35,9 +35,6 @@ from shardscope.attribution.spans import (
 from shardscope.errors import PhaseError
 from shardscope.record import SIMULATION_TIME, PhaseTotal, Span, guard_line, sanitize_text
 
-__all__ = ["TOP", "OpenSpan", "PhaseTimes", "close_span", "open_span"]
-
-
 HOST = "cpu"
 
 

@@ -16,9 +16,6 @@ from shardscope.numerics.noise import Values, Verdict, dense_local, find_rms, to
 from shardscope.numerics.verdict import compare
 from shardscope.record import Condition, Phase
 
-__all__ = ["Reference", "check_determinism", "check_second_run", "compare_runs", "list_wrong"]
-
-
 Part = Callable[[Result], Values]
 _NO_DOUBLE = "it does not run in double precision, so it is compared with eager execution only"
 _EACH_TIME = "; the wrong numbers differ from run to run"

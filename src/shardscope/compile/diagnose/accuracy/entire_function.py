@@ -51,15 +51,6 @@ from shardscope.numerics.fp64 import convert_model_to_fp64, fp64_mode, main_dtyp
 from shardscope.numerics.rounding import RandomRounding, RngUseMode
 from shardscope.record import Condition, SuspectOp
 
-__all__ = [
-    "EagerError",
-    "ProgramFactory",
-    "ProgramRuns",
-    "check_function_accuracy",
-    "describe_missing_error",
-]
-
-
 NamedValue = tuple[str, Any]
 _MAX_LAYOUTS = 3  # number of notes on layouts
 Program = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

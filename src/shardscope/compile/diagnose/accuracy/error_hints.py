@@ -15,9 +15,6 @@ from torch import fx
 from shardscope.compile.diagnose.accuracy.outcome import message_of
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 
-__all__ = ["find_hints", "in_order", "name_output"]
-
-
 _NODE = re.compile(r"%(\w+) : ")  # how fx prints the node that it was executing
 _RESULT = re.compile(r"\s*(\w+) = ")  # a line of the code that fx generates for a graph
 _GENERATED = "<eval_with_key>"

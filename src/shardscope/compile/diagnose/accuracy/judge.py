@@ -46,20 +46,6 @@ from shardscope.errors import BackendError, CompileError
 from shardscope.numerics.rounding import RngUseMode
 from shardscope.record import Condition, Phase
 
-__all__ = [
-    "AccuracyChecker",
-    "CompiledRunFailure",
-    "affects_results",
-    "check_accuracy",
-    "describe_error",
-    "describe_text",
-    "find_affecting_node",
-    "freeze_rng_ops",
-    "name_compiling",
-    "quick_check",
-    "resolve",
-]
-
 
 def freeze_rng_ops(subgraph: Subgraph, *, seed: int) -> Subgraph | None:
     """The subgraph with each random op replaced by its eager result; None if it has no random op.

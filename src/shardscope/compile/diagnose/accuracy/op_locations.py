@@ -22,9 +22,6 @@ from shardscope.compile.explain.frames import function_name
 from shardscope.compile.explain.graphs import module_of
 from shardscope.record import Source, SuspectOp
 
-__all__ = ["describe_ops", "find_failing_line"]
-
-
 _OURS, _TORCHS = (
     f"{folder}{os.sep}"
     for folder in (Path(__file__).resolve().parents[3], Path(torch.__file__).parent)

@@ -8,9 +8,6 @@ from typing import final
 from shardscope.compile.diagnose.worker.harness import plain_words
 from shardscope.record import Condition, Deviation, Phase, SuspectOp
 
-__all__ = ["NUMBERS", "Outcome", "find_cause", "is_same_failure", "make_signature", "message_of"]
-
-
 NUMBERS = (Condition.WRONG_RESULT, Condition.NAN)
 _UNSTABLE = (*NUMBERS, Condition.NONDETERMINISTIC)
 _WRAPPERS = (

@@ -26,9 +26,6 @@ from shardscope.numerics.noise import dense_local
 from shardscope.numerics.rounding import RandomRounding, RngUseMode
 from shardscope.numerics.verdict import is_same
 
-__all__ = ["SubgraphRuns", "format_error", "make_eager_failure"]
-
-
 Call = Callable[[Sequence[Any]], Any]
 
 

@@ -26,8 +26,6 @@ from shardscope.compile.diagnose.subgraph.op_names import NotPrintable
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.record import Stage
 
-__all__ = ["Call", "write_entire_function"]
-
 
 @final
 @dataclass(frozen=True)

@@ -18,18 +18,6 @@ from torch.fx.immutable_collections import immutable_dict
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, format_target
 from shardscope.compile.diagnose.worker import harness
 
-__all__ = [
-    "Names",
-    "comment",
-    "exchange_names",
-    "format_index",
-    "format_value",
-    "with_remark",
-    "wrap_call",
-    "wrap_numbers",
-]
-
-
 Namer = Callable[[fx.Node], str]
 
 

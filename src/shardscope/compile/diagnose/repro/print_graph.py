@@ -32,9 +32,6 @@ from shardscope.compile.diagnose.repro.literals import (
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, format_target, module_of
 
-__all__ = ["Block", "Call", "Program", "find_blocks", "format_call", "print_program"]
-
-
 Refer = Callable[[Any], str]
 _NUM_FLEX_ARGUMENTS = 7
 

@@ -16,19 +16,6 @@ from shardscope.compile.diagnose.repro.literals import format_value, wrap_number
 from shardscope.compile.diagnose.repro.user_code import Definitions
 from shardscope.compile.diagnose.subgraph.op_names import NotPrintable, module_of
 
-__all__ = [
-    "MAX_ELEMENTS",
-    "SEED_LINE",
-    "Inputs",
-    "check_plain",
-    "find_groups",
-    "format_tensor",
-    "format_view",
-    "print_inputs",
-    "span_of",
-]
-
-
 MAX_ELEMENTS = 64
 """More numbers than this nobody reads: they go into a file."""
 

@@ -16,8 +16,6 @@ from shardscope.compile.diagnose.worker.sandbox import SAVED_NAME
 from shardscope.numerics.standalone import check, comparison_source
 from shardscope.record import Condition
 
-__all__ = ["EXIT_FAILS", "EXIT_PASSES", "PASSING", "STATE", "Case", "assemble", "failure_line"]
-
 EXIT_PASSES, EXIT_FAILS = 0, 1
 PASSING = "--passing"
 """The argument that has a script run the variant that does not fail."""

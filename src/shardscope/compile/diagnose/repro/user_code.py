@@ -32,9 +32,6 @@ from shardscope.compile.diagnose.subgraph.op_names import (
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler
 from shardscope.compile.diagnose.worker.by_value import pickle_for_script
 
-__all__ = ["Compilation", "Definitions", "pickle_into", "print_compilation"]
-
-
 _MOST_DEFINITIONS = 40
 _MOST_CHARACTERS = 20_000
 _MODULES_IN_LITERALS = re.compile(r"\b(torch(?:\.\w+)*\.\w+)")

@@ -25,9 +25,6 @@ from shardscope.compile.diagnose.worker.harness import (
     without_gradient,
 )
 
-__all__ = ["Change", "Recipe", "Variant", "find_passing", "simplify", "uses_rng"]
-
-
 AccuracyCheck = Callable[[Subgraph, Compiler], Outcome]
 
 

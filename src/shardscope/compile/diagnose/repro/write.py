@@ -24,8 +24,6 @@ from shardscope.compile.diagnose.worker import harness
 from shardscope.compile.diagnose.worker.sandbox import FIRST_LINE, SAVED_NAME, SCRIPT_NAME
 from shardscope.record import Stage
 
-__all__ = ["print_header", "save_script", "write_repro"]
-
 _WIDTH = 98
 _MAX_OPS_NAMED = 5
 _CHANGES: dict[Change, Any] = {

@@ -40,16 +40,6 @@ from shardscope.compile.diagnose.stage_bisect.toggles import (
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Phase
 
-__all__ = [
-    "AccuracyCheck",
-    "applies_to_graph",
-    "compile_apart",
-    "find_changed_op",
-    "list_ops",
-    "try_out",
-]
-
-
 _SEED = 17
 
 

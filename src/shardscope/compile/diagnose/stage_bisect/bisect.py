@@ -23,9 +23,6 @@ from shardscope.compile.diagnose.stage_bisect.toggles import (
 from shardscope.compile.diagnose.subgraph.subgraph import Compiler, Subgraph
 from shardscope.record import Stage
 
-__all__ = ["locate_in_inductor", "locate_stage", "locate_stage_by", "name_application"]
-
-
 _CUDAGRAPHS = frozenset({"cudagraphs"})
 # Settings that bring Inductor closer to eager execution; tried one after the other.
 _CAREFUL = {

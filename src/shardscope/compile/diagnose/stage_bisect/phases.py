@@ -16,9 +16,6 @@ from shardscope.compile.diagnose.stage_bisect.bisect import name_application
 from shardscope.compile.diagnose.stage_bisect.toggles import Application, StageFinding
 from shardscope.record import Phase, Stage
 
-__all__ = ["finding_from_last_phase", "reported_stages"]
-
-
 _STAGES = {
     AotStep.TRACING: Stage.AOT,
     AotStep.PARTITIONING: Stage.PARTITION,

@@ -10,21 +10,6 @@ from shardscope._torch.aot import AotStep
 from shardscope.compile.diagnose.accuracy.outcome import Outcome
 from shardscope.record import Condition, Phase, Stage
 
-__all__ = [
-    "DECOMPOSITIONS",
-    "LOWERINGS",
-    "PASSES",
-    "Application",
-    "Ask",
-    "Report",
-    "StageBisector",
-    "StageFinding",
-    "StageToggles",
-    "fails_the_same_way",
-    "is_by_numbers",
-]
-
-
 DECOMPOSITIONS = frozenset({"decomposition"})
 PASSES = frozenset({"pre_grad_passes", "joint_graph_passes", "post_grad_passes"})
 LOWERINGS = frozenset({"lowerings"})

@@ -24,16 +24,6 @@ from shardscope.compile.diagnose.subgraph.values import (
     tensors_in,
 )
 
-__all__ = [
-    "EagerRun",
-    "EagerTrace",
-    "MemoryLayout",
-    "SnapshotRequest",
-    "TensorSnapshot",
-    "TraceStep",
-    "copy_state",
-]
-
 
 @final
 class EagerRun:

@@ -24,8 +24,6 @@ from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.compile.diagnose.subgraph.units import Switches, is_call, serves_level
 from shardscope.compile.diagnose.subgraph.values import is_computed, make_computed, map_leaves
 
-__all__ = ["ExtractionPlan", "RecordedGraph", "SubgraphBuilder", "SubgraphInput", "snapshots_in"]
-
 
 @final
 @dataclass(eq=False, slots=True)

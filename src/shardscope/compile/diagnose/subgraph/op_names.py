@@ -17,9 +17,6 @@ from shardscope._torch.dispatch import is_higher_order, is_overload
 from shardscope._torch.graph import is_packet
 from shardscope.errors import CompileError
 
-__all__ = ["NotPrintable", "format_target", "is_importable", "module_of", "name_op"]
-
-
 # Namespaces to search for an op, in order. Importing torch imports all of them.
 _NAMESPACES = (
     "torch",

@@ -13,18 +13,6 @@ from torch import Tensor, nn
 from shardscope._torch.graph import switched_back
 from shardscope.compile.diagnose.subgraph.values import find_leaf, is_computed, make_computed
 
-__all__ = [
-    "PhaseCallback",
-    "Result",
-    "copy_inputs",
-    "ignore_phase",
-    "name_inputs",
-    "pull_back",
-    "run",
-    "synchronize_device",
-]
-
-
 PhaseCallback = Callable[[str], None]
 
 

@@ -8,8 +8,6 @@ from typing import Any, final
 
 from torch import fx
 
-__all__ = ["Compiler", "Subgraph"]
-
 
 @final
 @dataclass(frozen=True)

@@ -17,9 +17,6 @@ from shardscope._torch.graph import (
     unwraps,
 )
 
-__all__ = ["Switches", "is_call", "serves_level", "split_into_steps"]
-
-
 _ENTERS = frozenset(EXITS.values())
 
 

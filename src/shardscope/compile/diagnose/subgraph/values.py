@@ -11,17 +11,6 @@ from torch import Tensor
 
 from shardscope._torch.storage import is_wrapper_type
 
-__all__ = [
-    "copy_tensor",
-    "find_leaf",
-    "has_memory",
-    "is_computed",
-    "make_computed",
-    "map_leaves",
-    "map_tensors",
-    "tensors_in",
-]
-
 
 def map_leaves(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same value with all leaves of type `kind` changed; named tuples become plain tuples."""

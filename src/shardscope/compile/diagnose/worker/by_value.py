@@ -19,9 +19,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from shardscope._torch.dispatch import format_operator
 
-__all__ = ["ByValue", "is_importable", "is_installed", "pickle_for_script", "reduce_code"]
-
-
 # cloudpickle is among them: to send it by value, it would have to pickle itself.
 _EVERYWHERE = {"builtins", "cloudpickle", "shardscope", "torch", *sys.stdlib_module_names}
 _INSTALLATION_FOLDERS = {"site-packages", "dist-packages"}  # the second is Debian's

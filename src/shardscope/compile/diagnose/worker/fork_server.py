@@ -30,9 +30,6 @@ from shardscope.compile.diagnose.worker.process import (
 )
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
 
-__all__ = ["FRESH", "ForkServer", "open_fork_server"]
-
-
 FRESH = Path(__file__).with_name("script_runner.py")
 _IMPORTED = ",".join(FOR_FORKS)
 _KILLED = -9

@@ -13,18 +13,6 @@ from shardscope._torch.fake import is_fake
 from shardscope.compile.diagnose.subgraph.subgraph import Subgraph
 from shardscope.errors import CompileError
 
-__all__ = [
-    "GraphData",
-    "NodeData",
-    "SubgraphData",
-    "build_graph",
-    "build_subgraph",
-    "concretize",
-    "describe_graph",
-    "describe_subgraph",
-]
-
-
 _PLAIN_META = ("custom", "stack_trace")
 
 

@@ -30,9 +30,6 @@ from shardscope.compile.diagnose.worker.sandbox import Sandbox
 from shardscope.compile.diagnose.worker.serialization import Payload, pack, unpack
 from shardscope.errors import CompileError, RemoteError, WorkerCrashed, WorkerHung
 
-__all__ = ["PREPARING", "STARTING", "WorkerHandle", "Workers"]
-
-
 # Not `-m`: the worker uses the `sys.path` of this process.
 _START = """
 import json, sys

@@ -14,9 +14,6 @@ from typing import Protocol, final
 
 from shardscope.compile.diagnose.worker.session_clock import SessionClock
 
-__all__ = ["LAST_WAIT_S", "Child", "Handle", "end_group", "name_signal", "open_output", "spawn"]
-
-
 _MAX_OUTPUT_BYTES = 16_384
 _POLL_MS = 200  # shorter if there is no file descriptor for its end
 _SHORT_POLL_MS = 50

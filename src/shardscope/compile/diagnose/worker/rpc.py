@@ -16,9 +16,6 @@ from shardscope.compile.diagnose.worker.process import Child
 from shardscope.compile.diagnose.worker.session_clock import SessionClock
 from shardscope.errors import WorkerCrashed, WorkerHung
 
-__all__ = ["Incoming", "Kind", "Limits", "Message", "RpcCall", "frame", "read_message"]
-
-
 _HEAD = struct.Struct("<BI")
 _SIZE = struct.Struct("<Q")
 _CHUNK_BYTES = 1 << 20

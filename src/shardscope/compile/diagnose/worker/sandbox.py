@@ -17,9 +17,6 @@ from typing import final
 from shardscope._torch.inductor import cache_folder, header_folder
 from shardscope.errors import OutputError
 
-__all__ = ["FIRST_LINE", "SAVED_NAME", "SCRIPT_NAME", "Folder", "Sandbox", "seed_inductor_cache"]
-
-
 _SUBFOLDERS = {
     "CUDA_CACHE_PATH": "cuda",
     "PYTORCH_KERNEL_CACHE_PATH": "kernels",

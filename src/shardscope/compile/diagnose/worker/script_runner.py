@@ -21,9 +21,6 @@ import traceback
 import warnings
 from typing import final
 
-__all__ = ["end_with_parent", "import_all", "run_requested_script", "serve_forks"]
-
-
 _PR_SET_PDEATHSIG = 1
 _MAX_REQUEST = 1 << 17  # bytes
 _MAX_FDS = 8

@@ -20,9 +20,6 @@ from shardscope.compile.diagnose.worker.process import Child, name_signal, spawn
 from shardscope.compile.diagnose.worker.sandbox import Sandbox
 from shardscope.compile.diagnose.worker.session_clock import SessionClock
 
-__all__ = ["FreshProcess", "ScriptResult", "prewarm", "run_script"]
-
-
 _START_LIMIT_S = 300.0
 _LOOK_MS = 200
 

@@ -35,22 +35,6 @@ from shardscope.compile.diagnose.worker.by_value import ByValue, is_importable, 
 from shardscope.compile.diagnose.worker.graphs import build_subgraph, describe_subgraph
 from shardscope.errors import CompileError
 
-__all__ = [
-    "Memories",
-    "Memory",
-    "OperatorData",
-    "Payload",
-    "allocate",
-    "build_operator",
-    "decode_subgraph",
-    "describe_operator",
-    "encode_subgraph",
-    "find_function",
-    "name_function",
-    "pack",
-    "unpack",
-]
-
 
 @final
 @dataclass(frozen=True, eq=False)

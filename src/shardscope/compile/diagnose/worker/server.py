@@ -25,9 +25,6 @@ from shardscope.compile.diagnose.worker.script_runner import end_with_parent
 from shardscope.compile.diagnose.worker.serialization import pack, unpack
 from shardscope.errors import CompileError
 
-__all__ = ["serve"]
-
-
 _MAX_TEXT = 20_000
 _MAX_ERROR_BYTES = 1 << 20
 _LOOK_S = 0.5  # between two readings of the stacks

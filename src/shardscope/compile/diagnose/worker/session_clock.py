@@ -10,8 +10,6 @@ import os
 import time
 from typing import final
 
-__all__ = ["SessionClock"]
-
 
 @final
 class SessionClock:
