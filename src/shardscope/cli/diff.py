@@ -35,7 +35,9 @@ _FORMATS = ("text", "json", "markdown")
 @click.argument("after", metavar="AFTER")
 @click.option("--area", "areas", multiple=True, metavar="AREA[,…]", help="Show only these areas.")
 @click.option(
-    "--module", metavar="PATTERN", help="Show only modules that match, such as 'layers.*.attn'."
+    "--module",
+    metavar="PATTERN",
+    help="Show only modules that match, such as 'layers.*.attn' or '**.attn', and their children.",
 )
 @click.option(
     "--tolerance",
@@ -110,7 +112,8 @@ def _select(changes: Changes, pattern: str) -> Changes:
         hint = f", such as {example}" if example else ""
         raise DiffError(
             f"--module {pattern!r} matches no module of either recording."
-            f"{suggest(pattern, changes.modules)} Give a full name{hint}; * matches anything."
+            f"{suggest(pattern, changes.modules)} Give a full name{hint}, or a pattern: * matches "
+            "one part of a name, ** any number of parts."
         )
     return changes.only_modules(pattern)
 

@@ -41,7 +41,8 @@ _OLD_NAMES = ("proof",)  # of correctness
     "--module",
     "pattern",
     metavar="PATTERN",
-    help="Show only modules that match, such as 'layers.*.attention', and their children.",
+    help="Show only modules that match, such as 'layers.*.attention' or '**.attention', and their "
+    "children.",
 )
 @by_option
 @click.option(

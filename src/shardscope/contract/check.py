@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import NamedTuple, final
 
 from shardscope.contract.limits import CauseKind, Contract, Figure, Limit
-from shardscope.contract.names import fold_numbers
 from shardscope.contract.text import describe_bound, describe_limit, describe_value
 from shardscope.contract.totals import Total, measure_total
 from shardscope.contract.traffic import (
@@ -22,6 +21,7 @@ from shardscope.contract.traffic import (
 )
 from shardscope.contract.violation import BreachKind, Evidence, Violation
 from shardscope.record import Recording, Source, compress_ranks
+from shardscope.record.layer_names import fold_layers
 
 
 class _EvidenceKey(NamedTuple):
@@ -45,7 +45,7 @@ class EvidenceFinder:
         """The collectives that count, grouped: first those that no limit names, then by size."""
         groups: dict[_EvidenceKey, list[IssuedCollective]] = defaultdict(list)
         for collective in self._traffic.list_collectives(reading, limit.selector):
-            shape = collective.module and fold_numbers(collective.module)
+            shape = collective.module and fold_layers(collective.module)
             groups[
                 _EvidenceKey(shape, facet_of(collective), collective.reason, collective.source)
             ].append(collective)

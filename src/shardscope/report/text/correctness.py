@@ -4,7 +4,6 @@ each tensor.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -32,8 +31,8 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
+from shardscope.record.layer_names import fold_indices, fold_layers_in_text, join_layers_in_texts
 from shardscope.record.text import format_bytes
-from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
 from shardscope.report.model.units import format_count, plural
 from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
@@ -131,14 +130,14 @@ def layer_group_key(record: Inserted | Fallback) -> object:
             record.kind,
             record.axis,
             record.size_bytes,
-            collapse_layer_numbers(record.cause),
+            fold_layers_in_text(record.cause),
         )
     return (
         record.axis,
         record.kind,
         record.op,
         record.placements,
-        collapse_layer_numbers(record.module),
+        fold_layers_in_text(record.module),
     )
 
 
@@ -158,7 +157,7 @@ def _render_collectives(program: Parallelization, *, is_folded: bool) -> Iterato
 def _collective_row(group: Sequence[Inserted]) -> Row:
     collective = group[0]
     label = f"{collective.kind}[{collective.axis}]"
-    why = name_layer_range([same.cause for same in group])
+    why = join_layers_in_texts([same.cause for same in group])
     # Backward collectives have the source line of the forward op.
     source = collective.source if collective.phase is Phase.FORWARD else None
     return {
@@ -201,7 +200,9 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
     head = (
         make_text(fallback.kind, "yellow").append(" ").append_text(make_text(fallback.op, "bold"))
     )
-    head.append_text(make_text(f"  {name_layer_range([same.module for same in group])}", width=80))
+    head.append_text(
+        make_text(f"  {join_layers_in_texts([same.module for same in group])}", width=80)
+    )
     if len(group) > 1:
         head.append(f" ×{len(group):,}", "bold")
     lies = ", ".join(fallback.placements)
@@ -229,15 +230,15 @@ def _render_placements(program: Parallelization, *, is_folded: bool) -> Iterator
 def _facts(tensor: Placed) -> object:
     facts = (tensor.kind, tensor.shape, tensor.local_shape, tensor.dtype, tensor.placements)
     return (
-        collapse_layer_numbers(tensor.name),
+        fold_layers_in_text(tensor.name),
         facts,
-        tuple(map(collapse_layer_numbers, tensor.rules)),
+        tuple(map(fold_layers_in_text, tensor.rules)),
     )
 
 
 def _tensor_row(group: Sequence[Placed], axes: list[str]) -> Row:
     tensor = group[0]
-    name = make_text(name_layer_range([same.name for same in group]))
+    name = make_text(join_layers_in_texts([same.name for same in group]))
     if len(group) > 1:
         name.append(f" ×{len(group):,}", "bold")
     shapes = [_format_shape(shape) for shape in (tensor.shape, tensor.local_shape)]
@@ -327,7 +328,6 @@ def _limit_rows(
     return Grid(columns, shown, layouts, note=note)
 
 
-_NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 _STYLES: dict[Agreement, str] = {
     Agreement.EQUAL: "green",
     Agreement.CLOSE: "green",
@@ -384,7 +384,7 @@ def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
 def _render_tensors(parity: Parity, *, is_folded: bool) -> RenderableType:
     folded: dict[object, list[TensorVerdict]] = {}
     for index, tensor in enumerate(parity.tensors):
-        key = (tensor.kind, _NUMBER.sub("*", tensor.name), tensor.agreement, tensor.suspect)
+        key = (tensor.kind, fold_indices(tensor.name), tensor.agreement, tensor.suspect)
         folded.setdefault(key if is_folded else index, []).append(tensor)
     # Wrong tensors come first, in the order of the model.
     groups = sorted(folded.values(), key=lambda group: group[0].agreement in TOLERABLE)
@@ -416,7 +416,7 @@ def _name(verdicts: Sequence[TensorVerdict]) -> Text:
     name = verdicts[0].name or "the output"
     if len(verdicts) == 1:
         return make_text(name)
-    return make_text(_NUMBER.sub("*", name)).append(f" ×{len(verdicts)}", "dim")
+    return make_text(fold_indices(name)).append(f" ×{len(verdicts)}", "dim")
 
 
 def _format_error(error: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
@@ -12,6 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Module, Parameter, Recording
+from shardscope.record.layer_names import fold_layers, is_layer_number
 from shardscope.record.text import format_bytes
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import facts_of
@@ -98,7 +98,7 @@ def _walk(node: _Node, depth: int = 0, *, is_folded: bool) -> Iterator[TreeLine]
     first: TreeLine | None = None
     signature: object = None
     for name, child in node.children.items():
-        is_layer = is_folded and name.isdecimal() and child.module is not None
+        is_layer = is_folded and is_layer_number(name) and child.module is not None
         if is_layer and first is not None and child.signature() == signature:
             assert child.module is not None
             first.repeat += 1
@@ -113,7 +113,6 @@ def _walk(node: _Node, depth: int = 0, *, is_folded: bool) -> Iterator[TreeLine]
 _MAX_LINES = 80
 _INDENT = 4
 _MAX_INDENT_DEPTH = 8  # levels of indentation
-_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 _COLUMNS = {
     "name": Column("parameter", ColumnStyle.NAME, 28),
     "shape": Column("shape"),
@@ -199,7 +198,7 @@ def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]
     for module in recording.modules:
         for parameter in module.parameters:
             name = f"{module.name}.{parameter.name}".lstrip(".")
-            pattern = _INDEX.sub("*", name) if is_folded else name
+            pattern = fold_layers(name) if is_folded else name
             facts = (
                 parameter.shape,
                 parameter.local_shape,
@@ -212,7 +211,7 @@ def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]
             rows.setdefault(key, []).append((name, parameter))
     for same in rows.values():
         name, parameter = same[0]
-        yield _Row(_INDEX.sub("*", name) if len(same) > 1 else name, len(same), parameter)
+        yield _Row(fold_layers(name) if len(same) > 1 else name, len(same), parameter)
 
 
 def _render_parameters(rows: list[_Row], *, is_folded: bool) -> RenderableType:
@@ -248,7 +247,7 @@ def _format_group(row: _Row) -> Text:
     group = row.parameter.fsdp_group
     if group is None:
         return Text()
-    return make_text((_INDEX.sub("*", group) if row.count > 1 else group) or "(root)")
+    return make_text((fold_layers(group) if row.count > 1 else group) or "(root)")
 
 
 def _format_shapes(parameter: Parameter) -> str:
