@@ -20,7 +20,7 @@ from shardscope.cli.failure import describe_failure, suggest_remedy
 from shardscope.cli.launch import is_launched, num_launched
 from shardscope.cli.target import Program
 from shardscope.errors import ShardscopeError, TargetError
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.world import World, simulate
 
 __frames__ = "outermost"  # our callers are not the user's program

@@ -35,7 +35,7 @@ from shardscope.contract.record import Grain
 from shardscope.contract.text import list_rows, render_annotations, summarize
 from shardscope.record import check_output, sanitize_text
 from shardscope.record.encoding import encode_json
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.report.text.problems import describe_checks
 
 _DEFAULT = "shardscope.toml"

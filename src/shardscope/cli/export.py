@@ -19,12 +19,12 @@ from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.record.files import name_for_rank
+from shardscope.record.units import plural
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
 from shardscope.report.export.perfetto import render_perfetto_pieces
 from shardscope.report.export.tensorboard import render_tensorboard
-from shardscope.report.model.units import plural
 
 
 def check_chakra(target: str) -> None:

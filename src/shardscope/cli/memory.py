@@ -31,9 +31,9 @@ from shardscope.cli.target import (
     run_default_step,
 )
 from shardscope.cli.verb import Verb
-from shardscope.contract.sizes import parse_size
 from shardscope.errors import TargetError
 from shardscope.record import Recording
+from shardscope.record.units import parse_size
 from shardscope.report.model.names import shorten
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.memory.memory import memory

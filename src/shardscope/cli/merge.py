@@ -11,7 +11,7 @@ from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.record import Recording, count_ranks, merge_files
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.report.text.problems import render_problems
 
 

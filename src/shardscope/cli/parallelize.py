@@ -37,7 +37,7 @@ from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import check_output
 from shardscope.record.sanitize import sanitize_text
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program

@@ -14,7 +14,7 @@ from shardscope.record.recording import (
     Redistribute,
     Severity,
 )
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 
 IMPLICIT_ALL_TO_ALL = "implicit-all-to-all"
 IMPLICIT_GATHER = "implicit-gather"

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from shardscope.contract.check import is_measurable
 from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
-from shardscope.contract.sizes import round_up
 from shardscope.contract.totals import measure_total
 from shardscope.contract.traffic import Facet, Traffic, read_traffic
 from shardscope.errors import ContractError
 from shardscope.record import Phase, Recording, Severity
 from shardscope.record.layer_names import fold_layers, is_layer_number
+from shardscope.record.units import round_size_up
 
 Parts = tuple[str, ...]
 GroupKey = Callable[[str], object]
@@ -264,7 +264,7 @@ def _is_outdated(limit: Limit, traffics: Sequence[Traffic]) -> bool:
 def _with_numbers(limit: Limit, low: int, high: int, slack: float) -> Limit:
     """The same kind of limit with new numbers."""
     if limit.figure.is_size and slack:
-        low, high = int(low * (1 - min(slack, 1))), round_up(high, slack)
+        low, high = int(low * (1 - min(slack, 1))), round_size_up(high, slack)
     return replace(
         limit,
         least=None if limit.least is None else low,

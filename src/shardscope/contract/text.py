@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from shardscope.contract.limits import CauseKind, Figure, Limit
 from shardscope.contract.read import ContractFile
-from shardscope.contract.sizes import describe_size
 from shardscope.contract.violation import Evidence, Violation
 from shardscope.record import (
     RankSpan,
@@ -20,6 +19,7 @@ from shardscope.record import (
     format_ranks,
     sanitize_text,
 )
+from shardscope.record.units import describe_size
 
 _ROOT = "the root module"
 _NAMES = {

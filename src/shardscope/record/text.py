@@ -1,4 +1,4 @@
-"""Formats causes, errors, axes and sizes as text, for all renderers."""
+"""Describes causes, errors and axes as text, for all renderers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ SIMULATION_TIME = "time of the simulation, not of a run"
 
 _NO_CAUSE = "unknown cause"
 _MAX_ERROR = 200  # characters of a message that is not shardscope's
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def describe_cause(cause: Cause | None) -> str:
@@ -80,20 +79,3 @@ def name_axis(call: Collective, world_size: int) -> str:
     if call.axis is not None:
         return call.axis
     return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"
-
-
-def format_bytes(num_bytes: int) -> str:
-    """`0 B`, `512 B`, `1.50 KiB`, `12.3 MiB`, `224 GiB`."""
-    value = float(num_bytes)
-    for unit in _BYTE_UNITS[:-1]:
-        if abs(value) < 999.5:
-            return format_digits(value, unit)
-        value /= 1024
-    return format_digits(value, _BYTE_UNITS[-1])
-
-
-def format_digits(value: float, unit: str) -> str:
-    """A value with three digits, and its unit: `1.50 KiB`, `12.3 MiB`; bytes have no fraction."""
-    if unit == "B" or value >= 99.95:
-        return f"{value:.0f} {unit}"
-    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"

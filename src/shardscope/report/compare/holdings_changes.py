@@ -16,10 +16,10 @@ from shardscope.record import (
     expand_ranks,
     format_ranks,
 )
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.units import sum_known
+from shardscope.report.model.traffic import sum_known
 
 # Aspects of a parameter, by clean module name and parameter name.
 _Aspects = dict[str, str]

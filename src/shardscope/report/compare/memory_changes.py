@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from shardscope.record import MemoryProfile, Recording, compress_ranks, expand_ranks, format_ranks
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.changes import AT_PEAK, NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.units import plural
 
 
 def list_common_ranks(before: Recording, after: Recording) -> tuple[int, ...]:

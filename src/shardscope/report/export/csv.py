@@ -32,7 +32,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.sanitize import sanitize_text
-from shardscope.report.model.units import sum_known
+from shardscope.report.model.traffic import sum_known
 from shardscope.report.text.op_coverage import COVERED
 
 Cell = str | int | None

@@ -12,7 +12,8 @@ from shardscope.record import (
     Recording,
     Severity,
 )
-from shardscope.record.text import format_bytes, name_axis
+from shardscope.record.text import name_axis
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import write_changes
 from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
@@ -24,7 +25,6 @@ from shardscope.report.model.traffic import (
     fold_ranks,
     sum_traffic,
 )
-from shardscope.report.model.units import plural
 from shardscope.report.text.communication import list_costs
 from shardscope.report.text.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.text.key_metrics import list_key_metrics

@@ -13,8 +13,14 @@ from msgspec.structs import replace
 from shardscope.record import Module, Parameter, Recording
 from shardscope.record.layer_names import is_layer_number
 from shardscope.record.text import name_axis
-from shardscope.report.model.traffic import Facet, IdenticalRanks, TrafficTotals, count_traffic
-from shardscope.report.model.units import Spread, spread
+from shardscope.report.model.traffic import (
+    Facet,
+    IdenticalRanks,
+    Spread,
+    TrafficTotals,
+    count_traffic,
+    spread,
+)
 
 _MAX_DEPTH = 64  # deeper names are not split, so that recursion is bounded
 NO_MODULE = "outside any module"

@@ -28,8 +28,8 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.sanitize import sanitize_text
+from shardscope.record.units import UNKNOWN, format_duration, plural
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import UNKNOWN, format_duration, plural
 from shardscope.report.text.style import format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -32,8 +32,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.layer_names import fold_indices, fold_layers_in_text, join_layers_in_texts
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import format_count, plural
+from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 

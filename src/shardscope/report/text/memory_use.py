@@ -12,8 +12,7 @@ from rich.text import Text
 
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
 from shardscope.record.layer_names import fold_layers
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import plural
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -15,10 +15,10 @@ from rich.text import Text
 from shardscope.record import Parameter, Recording, Slice, TensorLayout, format_ranks
 from shardscope.record.layer_names import fold_layers_in_text
 from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import read_shardings
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import plural, sum_known
+from shardscope.report.model.traffic import sum_known
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Module, Parameter, Recording
 from shardscope.record.layer_names import fold_layers, is_layer_number
-from shardscope.record.text import format_bytes
+from shardscope.record.units import UNKNOWN, format_bytes, plural
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import facts_of
-from shardscope.report.model.units import UNKNOWN, plural
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts

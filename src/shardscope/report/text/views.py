@@ -13,8 +13,7 @@ from rich.text import Text
 from shardscope.record import Recording
 from shardscope.report.model.module_tree import ModuleNode, build_tree, fold_repeated_layers
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic import IdenticalRanks, fold_ranks
-from shardscope.report.model.units import sum_known
+from shardscope.report.model.traffic import IdenticalRanks, fold_ranks, sum_known
 from shardscope.report.text.charts import render_matrix, render_timeline
 from shardscope.report.text.communication import (
     describe_totals,

@@ -23,7 +23,7 @@ from shardscope._torch.modules import (
 )
 from shardscope.record import Finding, MarkKind, Module, Severity
 from shardscope.record.layer_names import fold_layers
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names, join_names
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 from shardscope.shard.audit.slices import shard_sizes
