@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, format_count
 from shardscope.report.model.names import shorten
 from shardscope.report.model.traffic import format_spread, spread

@@ -25,7 +25,7 @@ from shardscope.cli.target import isolated_argv, load_program, name_command, nam
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.audit.audit import audit
 

@@ -12,7 +12,7 @@ from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import encode_changes, render_changes_markdown

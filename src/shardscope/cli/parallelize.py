@@ -36,7 +36,7 @@ from shardscope.parallel import Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import check_output
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import plural
 from shardscope.report.text.summary import render_summary
 

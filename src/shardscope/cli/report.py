@@ -14,7 +14,7 @@ from shardscope.cli.loading import load_reviewed
 from shardscope.cli.options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.html.html import render_html
 
 

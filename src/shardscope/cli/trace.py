@@ -28,7 +28,7 @@ from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.match import review
 from shardscope.record import Recording, check_output
 from shardscope.record.files import name_for_rank
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import View, render_summary
 
 

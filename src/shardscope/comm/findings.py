@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from shardscope.comm.group_order import name_ranks
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
 from shardscope.record.layer_names import fold_layers
 from shardscope.record.recording import (
     Collective,

@@ -5,14 +5,14 @@ Every other package writes or reads these records. Imports only errors and drawi
 
 from __future__ import annotations
 
-from shardscope.record.base import Record
+from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
 from shardscope.record.codec import encode, encode_pieces, load, save
-from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
-from shardscope.record.diagnosis import Condition, Deviation, Diagnosis, Stage, SuspectOp
-from shardscope.record.encoding import replace_surrogates
-from shardscope.record.explain import (
+from shardscope.record.compiler_records import (
     BreakSite,
     CompiledGraph,
+    Condition,
+    Deviation,
+    Diagnosis,
     Explanation,
     FrameGuards,
     GraphCollective,
@@ -21,30 +21,38 @@ from shardscope.record.explain import (
     OpKind,
     Recompile,
     SkippedFrame,
+    Stage,
     StageTime,
+    SuspectOp,
 )
 from shardscope.record.files import check_output, read_text_file, write_file
-from shardscope.record.kinds import CollectiveKind
-from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
-from shardscope.record.parallel import (
-    Fallback,
-    FallbackKind,
-    Inserted,
-    Parallelization,
-    Placed,
-    PlacedKind,
-    RankMemory,
-)
-from shardscope.record.parity import (
+from shardscope.record.parallel_records import (
     FINE,
     TOLERABLE,
     Agreement,
     Divergence,
+    Fallback,
+    FallbackKind,
+    Inserted,
+    Parallelization,
     Parity,
+    Placed,
+    PlacedKind,
+    RankMemory,
     Suspect,
     TensorKind,
     TensorVerdict,
+)
+from shardscope.record.profile_records import (
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
+    PhaseTotal,
+    Span,
+    SpanBegin,
+    sum_spans,
 )
 from shardscope.record.ranks import (
     RankSpan,
@@ -77,14 +85,30 @@ from shardscope.record.recording import (
     RunInfo,
     Severity,
     Stop,
+    describe_cause,
+    name_axis,
 )
 from shardscope.record.replay import read_stream
-from shardscope.record.sanitize import escape_controls, guard_line, sanitize_text
-from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
-from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
+from shardscope.record.sharding_records import (
+    Coverage,
+    Level,
+    Move,
+    OpCoverage,
+    Sharding,
+    Slice,
+    Stretches,
+    TensorLayout,
+    Verdict,
+    cut_stretches,
+)
 from shardscope.record.stream import StreamWriter
-from shardscope.record.text import SIMULATION_TIME, describe_cause, name_axis
+from shardscope.record.text import (
+    SIMULATION_TIME,
+    escape_controls,
+    guard_line,
+    replace_surrogates,
+    sanitize_text,
+)
 
 __all__ = [
     "FINE",

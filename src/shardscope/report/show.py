@@ -8,7 +8,7 @@ from typing import Any, TextIO, cast
 from rich.console import Console, Group, RenderableType
 
 from shardscope.record import TensorLayout
-from shardscope.record.sanitize import GuardedFile
+from shardscope.record.text import GuardedFile
 from shardscope.report.compare.changes import Changes
 from shardscope.report.compare.text import render_changes
 from shardscope.report.model.result import read_recording

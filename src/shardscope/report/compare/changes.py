@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from shardscope.record import Record
 from shardscope.record.patterns import matches_inside
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
 
 NO_MODULE = "outside any module"

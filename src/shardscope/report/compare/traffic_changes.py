@@ -18,7 +18,7 @@ from shardscope.record import (
     describe_cause,
     expand_ranks,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes
 from shardscope.report.compare.changes import INPUT, NO_MODULE, WIRE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts

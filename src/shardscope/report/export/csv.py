@@ -31,7 +31,7 @@ from shardscope.record import (
     Verdict,
     format_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.model.traffic import sum_known
 from shardscope.report.text.op_coverage import COVERED
 

@@ -12,7 +12,7 @@ from shardscope.record import (
     Recording,
     Severity,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.compare import compare
 from shardscope.report.compare.markdown import write_changes

@@ -16,8 +16,8 @@ from shardscope.record import (
     Verdict,
     count_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.text import sanitize_text
 from shardscope.report.export.protobuf import (
     make_bytes,
     make_double,

@@ -20,7 +20,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.report.html.page import (
     Calls,
     CauseRow,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shardscope.record import Module, Parameter, Recording
 from shardscope.record.layer_names import is_layer_number
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.report.model.traffic import (
     Facet,
     IdenticalRanks,

@@ -10,8 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import Collective, Phase, Recording
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, format_duration, plural
 from shardscope.report.model.clocks import align_clocks, has_clock
 from shardscope.report.model.names import shorten

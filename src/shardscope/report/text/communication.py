@@ -21,7 +21,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.model.module_tree import ModuleNode, Traffic
 from shardscope.report.model.traffic import (

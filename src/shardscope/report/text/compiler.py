@@ -27,7 +27,7 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_duration, plural
 from shardscope.report.model.names import shorten
 from shardscope.report.text.style import format_source, make_text, make_title

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.traffic import (
     IdenticalRanks,

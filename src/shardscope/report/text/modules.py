@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardscope.record import Phase
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import UNKNOWN, format_bytes, format_count
 from shardscope.report.model.module_tree import ModuleNode
 from shardscope.report.model.traffic import format_spread

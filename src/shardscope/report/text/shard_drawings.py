@@ -14,7 +14,7 @@ from rich.text import Text
 
 from shardscope.record import Parameter, Recording, Slice, TensorLayout, format_ranks
 from shardscope.record.layer_names import fold_layers_in_text
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import read_shardings
 from shardscope.report.model.names import shorten

@@ -24,7 +24,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.record.units import (
     NOT_RECORDED,
     format_bytes,
