@@ -19,7 +19,7 @@ from shardscope.cli.destination import Destination
 from shardscope.cli.mesh import parse_mesh
 from shardscope.cli.options import force_option, output_option, rank_option
 from shardscope.cli.target import Program, name_command
-from shardscope.cli.traced_step import trace_step
+from shardscope.cli.trace import trace_step
 from shardscope.cli.verb import Verb
 from shardscope.comm.match import review
 from shardscope.errors import TargetError

@@ -6,10 +6,9 @@ Imports only record and errors from this package.
 from __future__ import annotations
 
 from shardscope.contract.check import check
-from shardscope.contract.limits import Contract, Figure, Limit
+from shardscope.contract.limits import BreachKind, Contract, Evidence, Figure, Limit, Violation
 from shardscope.contract.read import ContractFile, open_contract, read_contract
 from shardscope.contract.record import record_contract
-from shardscope.contract.violation import BreachKind, Evidence, Violation
 from shardscope.contract.write import render_contract, write_contract
 
 __all__ = [

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, final
 
-from shardscope.contract.limits import CauseKind, Contract, Figure, Limit
+from shardscope.contract.limits import (
+    BreachKind,
+    CauseKind,
+    Contract,
+    Evidence,
+    Figure,
+    Limit,
+    Violation,
+)
 from shardscope.contract.text import describe_bound, describe_limit, describe_value
 from shardscope.contract.totals import Total, measure_total
 from shardscope.contract.traffic import (
@@ -19,7 +27,6 @@ from shardscope.contract.traffic import (
     matches,
     read_traffic,
 )
-from shardscope.contract.violation import BreachKind, Evidence, Violation
 from shardscope.record import Recording, Source, compress_ranks
 from shardscope.record.layer_names import fold_layers
 

@@ -8,9 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from shardscope.contract.limits import CauseKind, Figure, Limit
+from shardscope.contract.limits import CauseKind, Evidence, Figure, Limit, Violation
 from shardscope.contract.read import ContractFile
-from shardscope.contract.violation import Evidence, Violation
 from shardscope.record import (
     RankSpan,
     Source,

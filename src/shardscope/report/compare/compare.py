@@ -20,11 +20,13 @@ from shardscope.report.compare.compiler_changes import (
     total_explanations,
 )
 from shardscope.report.compare.facts import clean_names, fold_changes
-from shardscope.report.compare.holdings_changes import Holdings, compare_holdings, total_holdings
 from shardscope.report.compare.memory_changes import (
+    Holdings,
+    compare_holdings,
     compare_memory,
     list_common_ranks,
     note_ranks,
+    total_holdings,
     total_memory,
 )
 from shardscope.report.compare.program_changes import (

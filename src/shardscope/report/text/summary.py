@@ -118,17 +118,24 @@ def _render_collectives(
 
 def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """Render the results of instruments other than traces of collectives."""
-    yield from render_phases(recording)
-    yield from render_coverage(recording)
+    if recording.spans:
+        yield from render_phases(recording)
+    if recording.coverage:
+        yield from render_coverage(recording)
     if "audit" in recording.run.instruments:
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:
         yield from render_layout(layout, is_complete=not is_folded)
-    yield from render_memory(recording, is_folded=is_folded)
-    yield from render_parallel(recording, is_folded=is_folded)
-    yield from render_parity(recording, is_folded=is_folded)
-    yield from render_diagnoses(recording)
-    yield from render_explanations(recording)
+    if recording.memory:
+        yield from render_memory(recording, is_folded=is_folded)
+    if recording.parallel:
+        yield from render_parallel(recording, is_folded=is_folded)
+    if recording.parity:
+        yield from render_parity(recording, is_folded=is_folded)
+    if recording.diagnoses:
+        yield from render_diagnoses(recording)
+    if recording.explanations:
+        yield from render_explanations(recording)
 
 
 def _render_modules(
