@@ -17,12 +17,12 @@ from torch.distributed.tensor import Shard as DTensorShard
 from sample_recordings import make_collective, make_run
 from shardscope import Recording, audit, simulate
 from shardscope.cli.visualize import find_layouts
-from shardscope.contract.traffic import ModuleIndex
+from shardscope.contract.collective_totals import ModuleIndex
 from shardscope.parallel import Plan, Shard
 from shardscope.parallel.plan.program_index import index_model
 from shardscope.parallel.plan.resolve import resolve
 from shardscope.record import Module, RankSpan
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.model.select import keep_modules
 from shardscope.shard.coverage.model_run import read_layout
 

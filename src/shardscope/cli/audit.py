@@ -10,8 +10,8 @@ from shardscope.cli.build_model import BuiltModel, build_model, choose_device, e
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
-from shardscope.cli.mesh import choose_axes
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.shared_options import (
     data_option,
     device_option,
     force_option,

@@ -6,7 +6,7 @@ import click
 
 from shardscope.cli.console import print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
-from shardscope.cli.options import no_fold_option
+from shardscope.cli.shared_options import no_fold_option
 from shardscope.cli.verb import Verb, suggest
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
@@ -14,9 +14,9 @@ from shardscope.errors import DiffError
 from shardscope.record import Recording, load
 from shardscope.record.text import sanitize_text
 from shardscope.report.compare.changes import Changes
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
-from shardscope.report.compare.text import render_changes
+from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 
 _FORMATS = ("text", "json", "markdown")
 

@@ -12,7 +12,7 @@ import click
 from shardscope.cli.console import show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
 from shardscope.cli.loading import load_reviewed
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations

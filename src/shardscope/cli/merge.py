@@ -6,7 +6,7 @@ import click
 
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, check_distinct
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from shardscope.cli.build_model import user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, print_saved
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     force_option,
     no_fold_option,
     output_option,

@@ -12,8 +12,8 @@ import torch
 from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     force_option,
     output_option,
     seed_option,

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from shardscope.cli.console import exit_code, print_out, show_progress
 from shardscope.cli.loading import choose_modules, load_reviewed
-from shardscope.cli.options import by_option, no_fold_option
+from shardscope.cli.shared_options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording
 from shardscope.report.text.summary import View, render_summary

@@ -19,8 +19,8 @@ from shardscope.cli.build_model import (
 from shardscope.cli.console import exit_code, print_traceback, show_progress
 from shardscope.cli.destination import Destination, check_rank_in_name, print_saved
 from shardscope.cli.launch import is_first, is_launched, launched_rank
-from shardscope.cli.mesh import choose_axes
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.shared_options import (
     by_option,
     data_option,
     device_option,

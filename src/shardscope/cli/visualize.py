@@ -13,8 +13,8 @@ from shardscope.cli.build_model import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
-from shardscope.cli.mesh import choose_axes
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.shared_options import (
     data_option,
     device_option,
     force_option,
@@ -28,7 +28,7 @@ from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
 from shardscope.record.patterns import matches_inside
-from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.model.traffic_totals import fold_ranks
 from shardscope.report.text.heading import render_heading
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.shard.audit.audit import audit

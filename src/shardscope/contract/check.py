@@ -7,6 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, final
 
+from shardscope.contract.collective_totals import (
+    Facet,
+    IssuedCollective,
+    Reading,
+    Traffic,
+    facet_of,
+    matches,
+    read_traffic,
+)
 from shardscope.contract.limits import (
     BreachKind,
     CauseKind,
@@ -16,17 +25,8 @@ from shardscope.contract.limits import (
     Limit,
     Violation,
 )
-from shardscope.contract.text import describe_bound, describe_limit, describe_value
 from shardscope.contract.totals import Total, measure_total
-from shardscope.contract.traffic import (
-    Facet,
-    IssuedCollective,
-    Reading,
-    Traffic,
-    facet_of,
-    matches,
-    read_traffic,
-)
+from shardscope.contract.violation_text import describe_bound, describe_limit, describe_value
 from shardscope.record import Recording, Source, compress_ranks
 from shardscope.record.layer_names import fold_layers
 

@@ -14,9 +14,9 @@ from typing import Literal
 from msgspec.structs import replace
 
 from shardscope.contract.check import is_measurable
+from shardscope.contract.collective_totals import Facet, Traffic, read_traffic
 from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
 from shardscope.contract.totals import measure_total
-from shardscope.contract.traffic import Facet, Traffic, read_traffic
 from shardscope.errors import ContractError
 from shardscope.record import Phase, Recording, Severity
 from shardscope.record.layer_names import fold_layers, is_layer_number

@@ -1,6 +1,11 @@
 """Recordings: frozen records of a run, and how they are saved, loaded, streamed and merged.
 
-Every other package writes or reads these records. Imports only errors and drawing, and no torch.
+`recording.py` has the records of a run, `*_records.py` those of single instruments. `codec.py`
+saves and loads files, `stream.py` writes a run while it goes on, and `replay.py` reads that back;
+`merge.py` joins the recordings of several ranks. `patterns.py` matches module names,
+`layer_names.py` folds repeated layers, `units.py` formats figures, and `text.py` makes text safe to
+print. Every other package writes or reads these records. Imports only errors and drawing, and no
+torch.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from shardscope.record import Recording, TensorLayout
 from shardscope.record.text import GuardedFile
 from shardscope.report.compare.changes import Changes
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.text import render_changes
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views

@@ -14,10 +14,10 @@ from sample_recordings import HOSTILE_NAMES, make_recording, make_run, make_vari
 from shardscope import diff, show
 from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area, Change, Status, Unit
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.changes_markdown import ChangesDocument, encode_changes
+from shardscope.report.compare.changes_text import render_changes, render_changes_text
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.compare.facts import fold_changes, name_paths
-from shardscope.report.compare.markdown import ChangesDocument, encode_changes
-from shardscope.report.compare.text import render_changes, render_changes_text
 
 GOLDEN = """\
 shardscope diff · before → after

@@ -24,7 +24,7 @@ from shardscope.record import (
 from shardscope.record.units import format_bytes, plural
 from shardscope.report.compare.changes import AT_PEAK, NO_MODULE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.traffic import sum_known
+from shardscope.report.model.traffic_totals import sum_known
 
 
 def list_common_ranks(before: Recording, after: Recording) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from shardscope.record import (
     format_ranks,
 )
 from shardscope.record.text import sanitize_text
-from shardscope.report.model.traffic import sum_known
+from shardscope.report.model.traffic_totals import sum_known
 from shardscope.report.text.op_coverage import COVERED
 
 Cell = str | int | None

@@ -25,7 +25,7 @@ from shardscope.report.export.protobuf import (
     make_text,
     make_varint,
 )
-from shardscope.report.model.traffic import TrafficTotals, count_traffic
+from shardscope.report.model.traffic_totals import TrafficTotals, count_traffic
 
 Scalars = Iterator[tuple[str, float]]
 

@@ -34,7 +34,7 @@ from shardscope.report.html.page import (
 )
 from shardscope.report.html.page_index import Index, Names
 from shardscope.report.model.clocks import has_clock
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     TrafficTotals,

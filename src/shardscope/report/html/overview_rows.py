@@ -10,7 +10,7 @@ from shardscope.record.units import plural
 from shardscope.report.html.module_rows import FindingTargets
 from shardscope.report.html.page import Fact, FindingItem, GapItem, RunFacts
 from shardscope.report.html.page_index import NOWHERE, Index
-from shardscope.report.model.traffic import IdenticalRanks
+from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.heading import describe_reality, describe_scope, name_mesh, name_ranks
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.problems import (

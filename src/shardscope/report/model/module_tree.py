@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from shardscope.record import Module, Parameter, Recording
 from shardscope.record.layer_names import is_layer_number
 from shardscope.record.recording import name_axis
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     Spread,

@@ -24,7 +24,7 @@ from shardscope.record import (
 from shardscope.record.recording import name_axis
 from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.model.module_tree import ModuleNode, Traffic
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     TrafficTotals,

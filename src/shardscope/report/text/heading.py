@@ -10,7 +10,7 @@ from rich.text import Text
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
 from shardscope.record.text import sanitize_text
 from shardscope.record.units import format_bytes, plural
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     Spread,
     TrafficTotals,

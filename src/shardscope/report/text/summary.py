@@ -16,7 +16,7 @@ from shardscope.report.model.module_tree import (
     build_tree,
     fold_repeated_layers,
 )
-from shardscope.report.model.traffic import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
@@ -27,8 +27,8 @@ from shardscope.report.text.communication import (
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
 from shardscope.report.text.heading import describe_passes, render_heading
-from shardscope.report.text.memory_use import render_memory
-from shardscope.report.text.modules import render_tree
+from shardscope.report.text.memory_profile import render_memory
+from shardscope.report.text.module_table import render_tree
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from shardscope.contract.limits import CauseKind, Evidence, Figure, Limit, Violation
-from shardscope.contract.read import ContractFile
+from shardscope.contract.toml_reader import ContractFile
 from shardscope.record import (
     RankSpan,
     Source,
