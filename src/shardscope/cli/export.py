@@ -1,4 +1,4 @@
-"""Chakra traces as files: one for each rank, and one with the ranks of each group."""
+"""`shardscope export`: convert a recording to the format of another tool."""
 
 from __future__ import annotations
 

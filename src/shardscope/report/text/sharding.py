@@ -116,12 +116,12 @@ _COLUMNS = {
     "name": Column("parameter", ColumnStyle.NAME, 28),
     "shape": Column("shape"),
     "dtype": Column("dtype", ColumnStyle.NAME, 8),
-    "lies": Column("placements", ColumnStyle.NAME, 16),
+    "placements": Column("placements", ColumnStyle.NAME, 16),
     "group": Column("FSDP group", ColumnStyle.NAME, 10),
     "rule": Column("rule", ColumnStyle.NAME, 8),
     "tied": Column("tied to", ColumnStyle.NAME, 8),
-    "whole": Column("global"),
-    "here": Column("local"),
+    "global": Column("global"),
+    "local": Column("local"),
 }
 _GROUPS = (MarkKind.FULLY_SHARD, MarkKind.FSDP1)
 _WORDS = {
@@ -160,10 +160,13 @@ def _describe_total(recording: Recording) -> str:
     count = plural(holdings.num_parameters, "parameter")
     if holdings.global_bytes is None or holdings.local_bytes is None:
         return f"{count}; sizes were not recorded"
-    global_bytes, here = format_bytes(holdings.global_bytes), format_bytes(holdings.local_bytes)
+    global_bytes, local_bytes = (
+        format_bytes(holdings.global_bytes),
+        format_bytes(holdings.local_bytes),
+    )
     if not holdings.num_parameters:
         return count
-    return f"{count}, {global_bytes} in all, {here} on {name_holder(recording.run)}"
+    return f"{count}, {global_bytes} in all, {local_bytes} on {name_holder(recording.run)}"
 
 
 def _render_line(line: TreeLine) -> RenderableType:
@@ -231,14 +234,14 @@ def _make_row(row: _Row) -> Row:
         "name": name,
         "shape": _format_shapes(parameter),
         "dtype": make_text(parameter.dtype),
-        "lies": make_text(_format_placements(parameter)),
+        "placements": make_text(_format_placements(parameter)),
         "group": _format_group(row),
         "rule": make_text(parameter.rule or ""),
         "tied": make_text(parameter.alias_group or ""),
-        "whole": UNKNOWN
+        "global": UNKNOWN
         if parameter.global_bytes is None
         else format_bytes(parameter.global_bytes),
-        "here": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
+        "local": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
     }
 
 
