@@ -37,7 +37,7 @@ from shardscope.record import (
 )
 from shardscope.record import Fallback as FallbackRecord
 from shardscope.report.compare.changes import Area, Changes
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 UNASKED = Redistribute(
     before=("Partial(sum)",), after=("Replicate()",), asked_by="aten.add.Tensor", is_implicit=True

@@ -26,9 +26,9 @@ from shardscope.record import (
     merge_files,
 )
 from shardscope.record.stream import StreamHeader
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
-from shardscope.report.compare.text import render_changes
+from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.chakra import render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, render_table
 from shardscope.report.export.markdown import render_markdown

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import format_count, format_duration, format_flops
+from shardscope.record.units import format_bytes, format_count, format_duration, format_flops
 
 _FORMS = {
     "bytes": format_bytes,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shardscope.record import load as load
     from shardscope.record import merge
     from shardscope.record import save as save
-    from shardscope.report.compare.diff import diff as diff
+    from shardscope.report.show import diff as diff
     from shardscope.report.show import show as show
     from shardscope.shard.audit.audit import audit
     from shardscope.shard.audit.slices import visualize_sharding
@@ -46,7 +46,7 @@ _HOMES = {
     "audit": "shardscope.shard.audit.audit",
     "coverage": "shardscope.shard.coverage.coverage",
     "diagnose": "shardscope.compile.diagnose.diagnose",
-    "diff": "shardscope.report.compare.diff",
+    "diff": "shardscope.report.show",
     "explain": "shardscope.compile.explain.explain",
     "explaining": "shardscope.compile.explain.explain",
     "load": "shardscope.record",

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import sample_recordings as samples
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Page as PageRecord
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from compared_recordings import make_pair
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
 
 if TYPE_CHECKING:

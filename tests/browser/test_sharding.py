@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import sample_recordings as samples
 from compared_recordings import make_module, make_parameter
 from shardscope.record import Axis, Finding, RankSpan, Recording, Severity
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
 from shardscope.report.html.page import Page as PageRecord
 

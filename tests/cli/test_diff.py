@@ -93,7 +93,7 @@ def test_areas_and_modules_can_be_chosen_and_failing_heeds_them(run):
     result = run("a.json", "b.json.gz", "--area", "run,bytes", "--area", "findings")
     assert "Collectives" not in result.stdout
     assert "Run" in result.stdout
-    result = run("a.json", "b.json.gz", "--module", "layers.*.wq", "--fail-on", "collectives")
+    result = run("a.json", "b.json.gz", "--module", "layers.**.wq", "--fail-on", "collectives")
     assert result.exit_code == 0
     assert "attention.wo" not in result.stdout
     assert "attention.wq" in result.stdout

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardscope.cli import main
-from shardscope.cli.mesh import parse_mesh
+from shardscope.cli.mesh_option import parse_mesh
 from shardscope.cli.verb import Verb, VerbGroup
 from shardscope.errors import TargetError
 

@@ -12,7 +12,7 @@ from cli.small_target import TARGET, write
 from sample_recordings import make_llama, make_recording
 from shardscope.cli import main
 from shardscope.cli.explain import _Run
-from shardscope.cli.traced_step import TracedStep
+from shardscope.cli.trace import TracedStep
 from shardscope.record import Recording, load, save
 
 RECORDING = make_llama(num_layers=1, ranks=(0,))

@@ -17,7 +17,7 @@ from shardscope import show
 from shardscope.cli import main
 from shardscope.errors import RecordingError
 from shardscope.record import Recording, guard_line, load, sanitize_text, save
-from shardscope.record.sanitize import GuardedFile
+from shardscope.record.text import GuardedFile
 from shardscope.report.text.summary import render_plain
 
 COMMANDS = (

@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as funcol
 
 from shardscope import World, simulate, trace
 from shardscope.record import CollectiveKind
-from shardscope.record.kinds import wire_bytes
+from shardscope.record.base import wire_bytes
 from small_models import only
 
 K = CollectiveKind

@@ -6,8 +6,8 @@ import pytest
 
 import sample_recordings as samples
 from shardscope.contract import check
-from shardscope.contract.read import parse_contract
-from shardscope.contract.text import render_annotations, render_violations
+from shardscope.contract.toml_reader import parse_contract
+from shardscope.contract.violation_text import render_annotations, render_violations
 from shardscope.record import Call, Recording, Source
 
 

@@ -10,7 +10,7 @@ import pytest
 from sample_recordings import HOSTILE_NAMES
 from shardscope.contract import Contract, Figure, Limit, render_contract
 from shardscope.contract.limits import COMM_FIGURES, CauseKind
-from shardscope.contract.read import parse_contract
+from shardscope.contract.toml_reader import parse_contract
 from shardscope.record import CollectiveKind, Phase, Severity
 
 NAMES = (*HOSTILE_NAMES[:9], "layers.*", "", '"quo\'ted"', "back\\slash", "#", "[x]", "64MiB", "8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.record.patterns import is_pattern, matches_deeply, matches_parts
+from shardscope.record.patterns import NameTree, is_pattern, matches_inside, matches_name
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from shardscope.record.patterns import is_pattern, matches_deeply, matches_parts
 def test_a_pattern_matches_part_by_part_and_two_stars_match_any_number(
     pattern: str, name: str
 ) -> None:
-    assert matches_deeply(pattern, name)
+    assert matches_name(pattern, name)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,45 @@ def test_a_pattern_matches_part_by_part_and_two_stars_match_any_number(
     ],
 )
 def test_a_pattern_matches_nothing_else(pattern: str, name: str) -> None:
-    assert not matches_deeply(pattern, name)
+    assert not matches_name(pattern, name)
 
 
-def test_audits_match_as_torch_does_where_two_stars_are_one_part() -> None:
-    assert matches_parts("layers.**.wq", "layers.0.wq")
-    assert not matches_parts("layers.**.wq", "layers.0.attn.wq")
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("", ""),
+        ("", "layers.0"),
+        ("layers", "layers.0.wq"),
+        ("layers.*", "layers.0.wq.weight"),
+        ("**.attn", "layers.0.attn.wq"),
+    ],
+)
+def test_a_name_is_inside_a_module_that_matches(pattern: str, name: str) -> None:
+    assert matches_inside(pattern, name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"), [("layers.0", "layers.01"), ("*.wq", "layers"), ("a.b", "a"), ("*", "")]
+)
+def test_a_name_is_not_inside_a_sibling_or_a_child(pattern: str, name: str) -> None:
+    assert not matches_inside(pattern, name)
+
+
+def test_a_tree_finds_what_a_pattern_matches() -> None:
+    tree = NameTree()
+    names = ["", "wq", "layers", "layers.3.wq", "layers.10.wq", "layers.10.attn.wq"]
+    for name in names:
+        tree.add(name, stands_for=name)
+    for pattern in ("", "*", "**", "**.wq", "layers.*.wq", "layers.[8-15].**", "layers.?.wq", "no"):
+        assert tree.find(pattern) == {name for name in names if matches_name(pattern, name)}
+    tree.add("tied.wq", stands_for="wq")
+    assert tree.find("tied.*") == {"wq"}
+
+
+def test_a_number_of_a_thousand_digits_is_compared() -> None:
+    digits = "1" * 5000
+    assert not matches_name("layers.[8-15]", f"layers.{digits}")
+    assert not matches_name(f"layers.[8-{digits}]", "layers.10")
 
 
 def test_a_name_without_wildcards_is_no_pattern() -> None:

@@ -18,8 +18,8 @@ from shardscope.record import (
     Source,
     Verdict,
 )
+from shardscope.record.units import format_flops
 from shardscope.report.export.csv import render_coverage_csv
-from shardscope.report.model.units import format_flops
 from shardscope.report.text.summary import render_text
 
 HOSTILE = "evil\x1b[31m\n=cmd [bold]"

@@ -6,7 +6,7 @@ from sample_recordings import make_collective, make_recording, make_run
 from shardscope.record import MemoryProfile, Phase, Recording
 from shardscope.report.html.html import build_page
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.model.traffic_totals import fold_ranks
 from shardscope.report.text.key_metrics import list_key_metrics
 
 

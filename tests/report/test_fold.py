@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sample_recordings import make_collective, make_llama, make_recording
 from shardscope.record import Module, Parameter, Phase, RankSpan
 from shardscope.report.model.module_tree import build_tree, fold_repeated_layers
-from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.model.traffic_totals import fold_ranks
 
 
 def _fold(recording):

@@ -25,8 +25,8 @@ from sample_recordings import (
     make_varied,
 )
 from shardscope.record import Finding, Gap, MemoryKind, Severity
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.markdown import render_changes_markdown
+from shardscope.report.compare.changes_markdown import render_changes_markdown
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.export.markdown import render_markdown
 from shardscope.report.model.markdown_text import make_code, make_prose
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from sample_recordings import make_collective, make_recording
 from shardscope.record import CollectiveKind, Group, RankSpan
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.html.html import build_page
-from shardscope.report.model.traffic import sum_sent_bytes
+from shardscope.report.model.traffic_totals import sum_sent_bytes
 from shardscope.report.text.charts import render_matrix
 from shardscope.report.text.summary import render_plain
 

@@ -26,7 +26,7 @@ from shardscope.record import (
     TensorKind,
     TensorVerdict,
 )
-from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
+from shardscope.record.layer_names import fold_layers_in_text, join_layers_in_texts
 from shardscope.report.text.summary import render_text
 
 AXES = (Axis(name="dp", size=2), Axis(name="tp", size=4))
@@ -202,10 +202,10 @@ def test_many_programs_are_all_shown() -> None:
     ],
 )
 def test_numbers_of_layers_fold_and_no_others(text: str, folded: str) -> None:
-    assert collapse_layer_numbers(text) == folded
+    assert fold_layers_in_text(text) == folded
 
 
 def test_runs_of_numbers_are_named_by_their_ends() -> None:
-    assert name_layer_range(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
-    assert name_layer_range(["a.0.b.1", "a.2.b.1"]) == "a.*.b.1"
-    assert name_layer_range(["a.7"]) == "a.7"
+    assert join_layers_in_texts(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
+    assert join_layers_in_texts(["a.0.b.1", "a.2.b.1"]) == "a.*.b.1"
+    assert join_layers_in_texts(["a.7"]) == "a.7"

@@ -6,7 +6,7 @@ import pytest
 
 from sample_recordings import make_collective, make_phases, make_recording, make_span
 from shardscope.record import Gap, PhaseTotal, sum_spans
-from shardscope.report.model.units import format_duration
+from shardscope.record.units import format_duration
 from shardscope.report.text.summary import render_text
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import format_bytes, format_count
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import format_count, format_spread, spread
+from shardscope.report.model.traffic_totals import format_spread, spread
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from shardscope.record import (
 from shardscope.report.model.select import keep_modules
 from shardscope.report.show import show as print_result
 from shardscope.report.text.charts import render_matrix, render_timeline
-from shardscope.report.text.memory_use import MemoryArea
+from shardscope.report.text.memory_profile import MemoryArea
 from shardscope.report.text.style import draw_level, format_bar
 from shardscope.report.text.summary import render_plain
 from shardscope.report.text.views import ViewName, Views, render_views
@@ -253,8 +253,11 @@ def test_a_selected_module_keeps_its_records_and_its_childrens(llama):
         selected.collectives
     )
     assert keep_modules(llama, "no.such") is None
-    assert keep_modules(llama, "*").collectives == tuple(
+    assert keep_modules(llama, "**").collectives == tuple(
         call for call in llama.collectives if call.owner is not None
+    )
+    assert keep_modules(llama, "*").collectives == tuple(
+        call for call in llama.collectives if call.owner
     )
 
 

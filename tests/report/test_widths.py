@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 
 import sample_recordings as samples
 from shardscope.record import Recording, Source
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.text import render_changes
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
 from shardscope.report.text.summary import View, render_plain, render_summary

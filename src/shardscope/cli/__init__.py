@@ -14,7 +14,7 @@ from shardscope.cli.console import buffer_torch_lines, explain_stdout, silence_s
 from shardscope.cli.launch import is_first
 from shardscope.cli.verb import EXIT_CODES, check_command, write_examples
 from shardscope.errors import ShardscopeError
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.version import __version__
 
 __all__ = ["main"]

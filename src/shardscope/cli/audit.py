@@ -10,8 +10,8 @@ from shardscope.cli.build_model import BuiltModel, build_model, choose_device, e
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
-from shardscope.cli.mesh import choose_axes
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.shared_options import (
     data_option,
     device_option,
     force_option,
@@ -25,7 +25,7 @@ from shardscope.cli.target import isolated_argv, load_program, name_command, nam
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.audit.audit import audit
 

@@ -16,11 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from shardscope.cli.failure import describe_failure, suggest_remedy
 from shardscope.cli.launch import is_launched, num_launched
-from shardscope.cli.target import Program
+from shardscope.cli.target import Program, describe_failure, suggest_remedy
 from shardscope.errors import ShardscopeError, TargetError
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.world import World, simulate
 
 __frames__ = "outermost"  # our callers are not the user's program

@@ -22,7 +22,7 @@ from rich.segment import Segments
 
 from shardscope.errors import OutputError
 from shardscope.record import Recording, Severity
-from shardscope.record.sanitize import GuardedFile, sanitize_text
+from shardscope.record.text import GuardedFile, sanitize_text
 
 # Packages that write to standard error for their callers.
 _WRITERS = ("logging", "traceback", "contextlib", "shardscope")

@@ -18,7 +18,7 @@ from shardscope.cli.console import print_line, print_out, show_progress, write_o
 from shardscope.cli.destination import print_saved
 from shardscope.cli.fail_on import parse_share
 from shardscope.cli.loading import load_recordings
-from shardscope.cli.options import force_option
+from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb, VerbGroup
 from shardscope.contract import (
     Contract,
@@ -32,10 +32,10 @@ from shardscope.contract import (
     write_contract,
 )
 from shardscope.contract.record import Grain
-from shardscope.contract.text import list_rows, render_annotations, summarize
+from shardscope.contract.violation_text import list_rows, render_annotations, summarize
 from shardscope.record import check_output, sanitize_text
 from shardscope.record.encoding import encode_json
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.report.text.problems import describe_checks
 
 _DEFAULT = "shardscope.toml"

@@ -9,8 +9,13 @@ import click
 from shardscope.cli.build_model import build_model, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, save_file
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, output_option, small_mesh_option, strict_option
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
+    force_option,
+    output_option,
+    small_mesh_option,
+    strict_option,
+)
 from shardscope.cli.target import isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.record import Level, Recording, check_output

@@ -16,10 +16,10 @@ from torch import nn
 from shardscope.cli import _llama
 from shardscope.cli.console import print_line, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, output_option, rank_option
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import force_option, output_option, rank_option
 from shardscope.cli.target import Program, name_command
-from shardscope.cli.traced_step import trace_step
+from shardscope.cli.trace import trace_step
 from shardscope.cli.verb import Verb
 from shardscope.comm.match import review
 from shardscope.errors import TargetError

@@ -14,8 +14,8 @@ from torch import nn
 from shardscope.cli.build_model import Report, build_alone, build_model
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     force_option,
     mesh_option,
     output_option,

@@ -6,17 +6,17 @@ import click
 
 from shardscope.cli.console import print_out, show_progress, write_out
 from shardscope.cli.fail_on import find_reasons, parse_areas, parse_share, parse_triggers
-from shardscope.cli.options import no_fold_option
+from shardscope.cli.shared_options import no_fold_option
 from shardscope.cli.verb import Verb, suggest
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import DiffError
 from shardscope.record import Recording, load
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.compare.changes import Changes
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.markdown import encode_changes, render_changes_markdown
-from shardscope.report.compare.text import render_changes
+from shardscope.report.compare.changes_markdown import encode_changes, render_changes_markdown
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 
 _FORMATS = ("text", "json", "markdown")
 
@@ -35,7 +35,9 @@ _FORMATS = ("text", "json", "markdown")
 @click.argument("after", metavar="AFTER")
 @click.option("--area", "areas", multiple=True, metavar="AREA[,…]", help="Show only these areas.")
 @click.option(
-    "--module", metavar="PATTERN", help="Show only modules that match, such as 'layers.*.attn'."
+    "--module",
+    metavar="PATTERN",
+    help="Show only modules that match, such as 'layers.*.attn' or '**.attn', and their children.",
 )
 @click.option(
     "--tolerance",
@@ -110,7 +112,8 @@ def _select(changes: Changes, pattern: str) -> Changes:
         hint = f", such as {example}" if example else ""
         raise DiffError(
             f"--module {pattern!r} matches no module of either recording."
-            f"{suggest(pattern, changes.modules)} Give a full name{hint}; * matches anything."
+            f"{suggest(pattern, changes.modules)} Give a full name{hint}, or a pattern: * matches "
+            "one part of a name, ** any number of parts."
         )
     return changes.only_modules(pattern)
 

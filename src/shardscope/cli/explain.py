@@ -18,14 +18,14 @@ from shardscope.cli.build_model import Report, build_model, explain_failure, use
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first, is_launched
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import force_option, mesh_option, output_option, strict_option
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import force_option, mesh_option, output_option, strict_option
 from shardscope.cli.target import Program, isolated_argv, load_program, name_command, name_target
 from shardscope.cli.verb import FINDINGS_FAIL, Verb, suggest
 from shardscope.compile.explain.explain import explaining, run_as_it_is
 from shardscope.errors import TargetError
 from shardscope.record import Recording
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.model.names import shorten
 from shardscope.report.text.compiler import render_guards, render_stage_times
 from shardscope.report.text.summary import render_summary

@@ -1,4 +1,4 @@
-"""Chakra traces as files: one for each rank, and one with the ranks of each group."""
+"""`shardscope export`: convert a recording to the format of another tool."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import click
 from shardscope.cli.console import show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, print_saved, save_file
 from shardscope.cli.loading import load_reviewed
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import Verb
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.errors import OutputError
 from shardscope.record import Recording, check_output, encode_pieces, load, write_file
 from shardscope.record.files import name_for_rank
+from shardscope.record.units import plural
 from shardscope.report.export.chakra import list_chakra_ranks, render_chakra, render_chakra_groups
 from shardscope.report.export.csv import TABLES, count_rows, render_table
 from shardscope.report.export.markdown import render_markdown
 from shardscope.report.export.perfetto import render_perfetto_pieces
 from shardscope.report.export.tensorboard import render_tensorboard
-from shardscope.report.model.units import plural
 
 
 def check_chakra(target: str) -> None:

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from shardscope.cli.verb import suggest
 from shardscope.errors import DiffError, ShardscopeError
+from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, Change, Changes, Status
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import plural
 
 _ANY = "any"
 _WORSE = "worse"

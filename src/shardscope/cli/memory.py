@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from shardscope.cli.build_model import BuiltModel, build_model, user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     data_option,
     force_option,
     mesh_option,
@@ -31,9 +31,9 @@ from shardscope.cli.target import (
     run_default_step,
 )
 from shardscope.cli.verb import Verb
-from shardscope.contract.sizes import parse_size
 from shardscope.errors import TargetError
 from shardscope.record import Recording
+from shardscope.record.units import parse_size
 from shardscope.report.model.names import shorten
 from shardscope.report.text.summary import render_summary
 from shardscope.shard.memory.memory import memory

@@ -6,12 +6,12 @@ import click
 
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, check_distinct
-from shardscope.cli.options import force_option, strict_option
+from shardscope.cli.shared_options import force_option, strict_option
 from shardscope.cli.verb import FINDINGS_FAIL, Verb
 from shardscope.comm.match import review
 from shardscope.compile.explain.compare import review_explanations
 from shardscope.record import Recording, count_ranks, merge_files
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 from shardscope.report.text.problems import render_problems
 
 

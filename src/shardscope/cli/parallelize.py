@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from shardscope.cli.build_model import user_code
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination, print_saved
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     force_option,
     no_fold_option,
     output_option,
@@ -36,8 +36,8 @@ from shardscope.parallel import Shard
 from shardscope.parallel.api import parallelize
 from shardscope.parallel.program import ParallelProgram
 from shardscope.record import check_output
-from shardscope.record.sanitize import sanitize_text
-from shardscope.report.model.units import plural
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import plural
 from shardscope.report.text.summary import render_summary
 
 __frames__ = "outermost"  # our callers are not the user's program

@@ -12,9 +12,8 @@ import torch
 from shardscope.cli.build_model import build_alone
 from shardscope.cli.console import exit_code, show_progress
 from shardscope.cli.destination import Destination
-from shardscope.cli.failure import describe_failure, suggest_remedy
-from shardscope.cli.mesh import parse_mesh
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import parse_mesh
+from shardscope.cli.shared_options import (
     force_option,
     output_option,
     seed_option,
@@ -23,11 +22,13 @@ from shardscope.cli.options import (
 )
 from shardscope.cli.target import (
     Program,
+    describe_failure,
     isolated_argv,
     load_program,
     name_command,
     name_target,
     run_default_step,
+    suggest_remedy,
 )
 from shardscope.cli.verb import Verb
 from shardscope.errors import ParityError, RankError, ShardscopeError, TargetError

@@ -11,10 +11,10 @@ import click
 from shardscope.cli.console import show_progress, write_out
 from shardscope.cli.destination import check_distinct, name_after, save_file
 from shardscope.cli.loading import load_reviewed
-from shardscope.cli.options import force_option
+from shardscope.cli.shared_options import force_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording, check_output
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.html.html import render_html
 
 

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from shardscope.cli.console import exit_code, print_out, show_progress
 from shardscope.cli.loading import choose_modules, load_reviewed
-from shardscope.cli.options import by_option, no_fold_option
+from shardscope.cli.shared_options import by_option, no_fold_option
 from shardscope.cli.verb import Verb
 from shardscope.record import Recording
 from shardscope.report.text.summary import View, render_summary
@@ -41,7 +41,8 @@ _OLD_NAMES = ("proof",)  # of correctness
     "--module",
     "pattern",
     metavar="PATTERN",
-    help="Show only modules that match, such as 'layers.*.attention', and their children.",
+    help="Show only modules that match, such as 'layers.*.attention' or '**.attention', and their "
+    "children.",
 )
 @by_option
 @click.option(

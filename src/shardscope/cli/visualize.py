@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 
 import click
 from msgspec.structs import replace
@@ -14,8 +13,8 @@ from shardscope.cli.build_model import build_model, choose_device
 from shardscope.cli.console import show_progress
 from shardscope.cli.destination import Destination
 from shardscope.cli.launch import is_first
-from shardscope.cli.mesh import choose_axes
-from shardscope.cli.options import (
+from shardscope.cli.mesh_option import choose_axes
+from shardscope.cli.shared_options import (
     data_option,
     device_option,
     force_option,
@@ -28,7 +27,8 @@ from shardscope.cli.target import isolated_argv, load_program, name_command, nam
 from shardscope.cli.verb import Verb, suggest
 from shardscope.errors import TargetError
 from shardscope.record import Recording, TensorLayout
-from shardscope.report.model.traffic import fold_ranks
+from shardscope.record.patterns import matches_inside
+from shardscope.report.model.traffic_totals import fold_ranks
 from shardscope.report.text.heading import render_heading
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.shard.audit.audit import audit
@@ -72,7 +72,8 @@ def command(
 ) -> None:
     """Show which rank holds which slice of the parameters called NAME.
 
-    NAME may be a pattern, such as 'layers.0.*'. TARGET is as for trace.
+    NAME may be a module, for all its parameters, or a pattern, such as 'layers.*.attention' or
+    '**.wq'. TARGET is as for trace.
     """
     axes = choose_axes(target, mesh, verb="visualize")
     destination = Destination(name_target(target), output, rank=rank, force=force)
@@ -113,14 +114,15 @@ def _visualize(
             device=choose_device(device, has_data=has_data),
             report=report,
         ) as built:
-            layouts = tuple(_find_layouts(built.model, names))
+            layouts = tuple(find_layouts(built.model, names))
             return replace(audit(built.model), layouts=layouts)
 
 
-def _find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[TensorLayout]:
+def find_layouts(model: nn.Module, patterns: tuple[str, ...]) -> Iterator[TensorLayout]:
+    """The layouts of the tensors that a pattern matches, or that are inside a matching module."""
     tensors = {entry.name: entry.tensor for entry in ModelInventory(model, rank=0).tensors}
     for pattern in dict.fromkeys(patterns):
-        matches = [name for name in tensors if fnmatchcase(name, pattern)]
+        matches = [name for name in tensors if matches_inside(pattern, name)]
         if not matches:
             examples = ", ".join(list(tensors)[:_MAX_NAMED])
             advice = f" It has {examples}, …" if examples else " It has no parameters at all."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 
 from shardscope.comm.group_order import name_ranks
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
+from shardscope.record.layer_names import fold_layers
 from shardscope.record.recording import (
     Collective,
     Finding,
@@ -14,7 +14,7 @@ from shardscope.record.recording import (
     Redistribute,
     Severity,
 )
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 
 IMPLICIT_ALL_TO_ALL = "implicit-all-to-all"
 IMPLICIT_GATHER = "implicit-gather"
@@ -24,7 +24,6 @@ _RULES = {
     CollectiveKind.ALL_TO_ALL: (IMPLICIT_ALL_TO_ALL, "all-to-all"),
 }
 _MIN_BYTES = 1024**2
-_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def find_comm_problems(recording: Recording) -> tuple[Finding, ...]:
@@ -34,7 +33,7 @@ def find_comm_problems(recording: Recording) -> tuple[Finding, ...]:
         cause = call.cause
         if isinstance(cause, Redistribute) and _is_worth_a_finding(call, cause):
             # Layers of a stack share a problem, so they share a finding.
-            owner = call.owner and _INDEX.sub("*", call.owner)
+            owner = call.owner and fold_layers(call.owner)
             implicit[call.kind, owner, cause.asked_by].append(call)
     return tuple(
         _explain_redistribution(pattern, asked_by, calls)

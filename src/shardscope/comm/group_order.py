@@ -9,7 +9,7 @@ from itertools import zip_longest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind, Phase
 from shardscope.record.ranks import list_ranks
 from shardscope.record.recording import (
     Collective,
@@ -18,7 +18,6 @@ from shardscope.record.recording import (
     Severity,
     list_calls_by_group,
 )
-from shardscope.record.source import Phase
 
 RANK_MISMATCH = "rank-mismatch"
 P2P_KINDS = (CollectiveKind.SEND, CollectiveKind.RECV)

@@ -21,7 +21,7 @@ from shardscope.comm.group_order import (
     sort_by_route,
 )
 from shardscope.comm.waits import Wait, Waiting, find_cycle, replay_receives, returns_alone
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import RankSpan, count_ranks, expand_ranks
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 

@@ -20,7 +20,7 @@ from shardscope.comm.group_order import (
     sort_by_group,
 )
 from shardscope.comm.hang import DEADLOCK, RANK_BEHIND, find_hang
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
 from shardscope.record.recording import Collective, Finding, Recording, Severity
 
 _MAX_SIDES = 4

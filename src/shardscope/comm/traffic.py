@@ -15,7 +15,7 @@ from shardscope._torch.collectives.events import CollectiveEvent
 from shardscope._torch.collectives.schema import num_bytes, reduce_op_name, tensors_in
 from shardscope.comm.groups import Membership
 from shardscope.record import CollectiveKind
-from shardscope.record.kinds import wire_bytes
+from shardscope.record.base import wire_bytes
 
 _K = CollectiveKind
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from shardscope.comm.group_order import P2P_KINDS, GroupCalls
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
 from shardscope.record.recording import Call, Collective, Recording
 
 _K = CollectiveKind

@@ -7,11 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, final
 
-from shardscope.contract.limits import CauseKind, Contract, Figure, Limit
-from shardscope.contract.names import fold_numbers
-from shardscope.contract.text import describe_bound, describe_limit, describe_value
-from shardscope.contract.totals import Total, measure_total
-from shardscope.contract.traffic import (
+from shardscope.contract.collective_totals import (
     Facet,
     IssuedCollective,
     Reading,
@@ -20,8 +16,19 @@ from shardscope.contract.traffic import (
     matches,
     read_traffic,
 )
-from shardscope.contract.violation import BreachKind, Evidence, Violation
+from shardscope.contract.limits import (
+    BreachKind,
+    CauseKind,
+    Contract,
+    Evidence,
+    Figure,
+    Limit,
+    Violation,
+)
+from shardscope.contract.totals import Total, measure_total
+from shardscope.contract.violation_text import describe_bound, describe_limit, describe_value
 from shardscope.record import Recording, Source, compress_ranks
+from shardscope.record.layer_names import fold_layers
 
 
 class _EvidenceKey(NamedTuple):
@@ -45,7 +52,7 @@ class EvidenceFinder:
         """The collectives that count, grouped: first those that no limit names, then by size."""
         groups: dict[_EvidenceKey, list[IssuedCollective]] = defaultdict(list)
         for collective in self._traffic.list_collectives(reading, limit.selector):
-            shape = collective.module and fold_numbers(collective.module)
+            shape = collective.module and fold_layers(collective.module)
             groups[
                 _EvidenceKey(shape, facet_of(collective), collective.reason, collective.source)
             ].append(collective)

@@ -1,5 +1,5 @@
-"""The limits of a contract, each on one figure of a recording, and their keys in a contract
-file.
+"""The limits of a contract, each on one figure of a recording, their keys in a contract file, and
+the record of a limit that is exceeded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec.structs import force_setattr
 
 from shardscope.errors import ContractError
-from shardscope.record import CollectiveKind, Phase, Record, Severity
+from shardscope.record import CollectiveKind, Phase, RankSpan, Record, Severity, Source
 
 _MOST = 2**63 - 1
 
@@ -189,3 +189,43 @@ SELECTORS = {
 }
 """Keys of a limit on collectives, and what a record calls them."""
 COMM_KEYS = (*SELECTORS, *BOUNDS)
+
+
+class BreachKind(StrEnum):
+    """How a limit is exceeded."""
+
+    TOO_MUCH = "too much"
+    TOO_LITTLE = "too little"
+    NOTHING_FITS = "nothing fits"  # it names a module or an axis that the recording does not have
+    NOT_MEASURED = "not measured"  # no recording measured it, or records were lost
+
+
+class Evidence(Record, frozen=True, kw_only=True):
+    """Something that counts towards the figure; `cause` is why it exists, if known."""
+
+    what: str
+    cause: str = ""
+    module: str | None = None
+    count: int = 1
+    num_bytes: int = 0
+    source: Source | None = None
+    remedy: str = ""
+
+
+class Violation(Record, frozen=True, kw_only=True):
+    """A limit that is exceeded.
+
+    `actual` is the worst value, found in the first of `modules` on `ranks`; the others exceed the
+    limit, too. `evidence` lists what counts towards it, the most significant first.
+    """
+
+    limit: Limit
+    kind: BreachKind
+    title: str  # what is limited, in words
+    expected: str
+    actual: str
+    value: int | None = None
+    modules: tuple[str, ...] = ()
+    ranks: tuple[RankSpan, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
+    remedy: str = ""

@@ -14,13 +14,13 @@ from typing import Literal
 from msgspec.structs import replace
 
 from shardscope.contract.check import is_measurable
+from shardscope.contract.collective_totals import Facet, Traffic, read_traffic
 from shardscope.contract.limits import CauseKind, Contract, Figure, Limit, Selector
-from shardscope.contract.names import fold_numbers, is_number
-from shardscope.contract.sizes import round_up
 from shardscope.contract.totals import measure_total
-from shardscope.contract.traffic import Facet, Traffic, read_traffic
 from shardscope.errors import ContractError
 from shardscope.record import Phase, Recording, Severity
+from shardscope.record.layer_names import fold_layers, is_layer_number
+from shardscope.record.units import round_size_up
 
 Parts = tuple[str, ...]
 GroupKey = Callable[[str], object]
@@ -31,7 +31,7 @@ def fold_names(names: Iterable[str], group_key: GroupKey) -> list[str]:
     """The fewest patterns for the names; all modules that a pattern matches have the same key."""
     by_shape: dict[str, list[Parts]] = defaultdict(list)
     for name in names:
-        by_shape[fold_numbers(name)].append(tuple(name.split(".")))
+        by_shape[fold_layers(name)].append(tuple(name.split(".")))
     return [
         ".".join(parts)
         for same_shape in by_shape.values()
@@ -43,7 +43,7 @@ def _fold(names: list[Parts], start: int, group_key: GroupKey) -> list[Parts]:
     """Patterns for names that differ only in layer numbers, and not in the parts before `start`."""
     first = names[0]
     starred = _escape(first[:start]) + tuple(
-        "*" if is_number(part) else escape(part) for part in first[start:]
+        "*" if is_layer_number(part) else escape(part) for part in first[start:]
     )
     if len(names) == 1:
         return [_escape(first)]
@@ -264,7 +264,7 @@ def _is_outdated(limit: Limit, traffics: Sequence[Traffic]) -> bool:
 def _with_numbers(limit: Limit, low: int, high: int, slack: float) -> Limit:
     """The same kind of limit with new numbers."""
     if limit.figure.is_size and slack:
-        low, high = int(low * (1 - min(slack, 1))), round_up(high, slack)
+        low, high = int(low * (1 - min(slack, 1))), round_size_up(high, slack)
     return replace(
         limit,
         least=None if limit.least is None else low,

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shardscope.contract.limits import Figure, Limit
-from shardscope.contract.violation import Evidence
+from shardscope.contract.limits import Evidence, Figure, Limit
 from shardscope.record import (
     Coverage,
     Explanation,

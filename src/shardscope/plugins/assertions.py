@@ -19,8 +19,8 @@ from shardscope.compile.explain.compare import review_explanations
 from shardscope.compile.explain.explain import explain
 from shardscope.contract import Contract, Figure, Limit, Violation, check, read_contract
 from shardscope.contract.limits import BOUNDS, COMM_KEYS, SELECTORS
-from shardscope.contract.read import TomlLocation, read_comm
-from shardscope.contract.text import render_violations, summarize
+from shardscope.contract.toml_reader import TomlLocation, read_comm
+from shardscope.contract.violation_text import render_violations, summarize
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Recording
 from shardscope.shard.memory.memory import Memory, memory

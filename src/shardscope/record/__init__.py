@@ -1,18 +1,23 @@
 """Recordings: frozen records of a run, and how they are saved, loaded, streamed and merged.
 
-Every other package writes or reads these records. Imports only errors and drawing, and no torch.
+`recording.py` has the records of a run, `*_records.py` those of single instruments. `codec.py`
+saves and loads files, `stream.py` writes a run while it goes on, and `replay.py` reads that back;
+`merge.py` joins the recordings of several ranks. `patterns.py` matches module names,
+`layer_names.py` folds repeated layers, `units.py` formats figures, and `text.py` makes text safe to
+print. Every other package writes or reads these records. Imports only errors and drawing, and no
+torch.
 """
 
 from __future__ import annotations
 
-from shardscope.record.base import Record
+from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
 from shardscope.record.codec import encode, encode_pieces, load, save
-from shardscope.record.coverage import Coverage, Level, Move, OpCoverage, Sharding, Verdict
-from shardscope.record.diagnosis import Condition, Deviation, Diagnosis, Stage, SuspectOp
-from shardscope.record.encoding import replace_surrogates
-from shardscope.record.explain import (
+from shardscope.record.compiler_records import (
     BreakSite,
     CompiledGraph,
+    Condition,
+    Deviation,
+    Diagnosis,
     Explanation,
     FrameGuards,
     GraphCollective,
@@ -21,30 +26,38 @@ from shardscope.record.explain import (
     OpKind,
     Recompile,
     SkippedFrame,
+    Stage,
     StageTime,
+    SuspectOp,
 )
 from shardscope.record.files import check_output, read_text_file, write_file
-from shardscope.record.kinds import CollectiveKind
-from shardscope.record.memory import MemoryKind, MemoryProfile, MemorySample, MemoryUse
 from shardscope.record.merge import merge, merge_files
-from shardscope.record.parallel import (
-    Fallback,
-    FallbackKind,
-    Inserted,
-    Parallelization,
-    Placed,
-    PlacedKind,
-    RankMemory,
-)
-from shardscope.record.parity import (
+from shardscope.record.parallel_records import (
     FINE,
     TOLERABLE,
     Agreement,
     Divergence,
+    Fallback,
+    FallbackKind,
+    Inserted,
+    Parallelization,
     Parity,
+    Placed,
+    PlacedKind,
+    RankMemory,
     Suspect,
     TensorKind,
     TensorVerdict,
+)
+from shardscope.record.profile_records import (
+    MemoryKind,
+    MemoryProfile,
+    MemorySample,
+    MemoryUse,
+    PhaseTotal,
+    Span,
+    SpanBegin,
+    sum_spans,
 )
 from shardscope.record.ranks import (
     RankSpan,
@@ -77,14 +90,30 @@ from shardscope.record.recording import (
     RunInfo,
     Severity,
     Stop,
+    describe_cause,
+    name_axis,
 )
 from shardscope.record.replay import read_stream
-from shardscope.record.sanitize import escape_controls, guard_line, sanitize_text
-from shardscope.record.slices import Slice, Stretches, TensorLayout, cut_stretches
-from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import PhaseTotal, Span, SpanBegin, sum_spans
+from shardscope.record.sharding_records import (
+    Coverage,
+    Level,
+    Move,
+    OpCoverage,
+    Sharding,
+    Slice,
+    Stretches,
+    TensorLayout,
+    Verdict,
+    cut_stretches,
+)
 from shardscope.record.stream import StreamWriter
-from shardscope.record.text import SIMULATION_TIME, describe_cause, name_axis
+from shardscope.record.text import (
+    SIMULATION_TIME,
+    escape_controls,
+    guard_line,
+    replace_surrogates,
+    sanitize_text,
+)
 
 __all__ = [
     "FINE",

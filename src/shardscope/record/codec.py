@@ -15,17 +15,23 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
-from shardscope.record.base import Record
-from shardscope.record.coverage import Coverage, OpCoverage, Verdict
-from shardscope.record.encoding import SharedValues, encode_json
+from shardscope.record.base import Axis, Record
+from shardscope.record.encoding import (
+    FileHeader,
+    SharedValues,
+    check_schema,
+    encode_json,
+    explain_damage,
+    read_header,
+)
 from shardscope.record.files import read_file, write_file
-from shardscope.record.header import FileHeader, brief, check_schema, explain_damage, read_header
-from shardscope.record.memory import MemoryProfile
+from shardscope.record.profile_records import MemoryProfile
 from shardscope.record.ranks import MAX_RANKS, RankSpan, count_ranks
 from shardscope.record.recording import FORMAT, SCHEMA, Mark, Module, Parameter, Recording
 from shardscope.record.replay import read_stream
-from shardscope.record.source import Axis
+from shardscope.record.sharding_records import Coverage, OpCoverage, Verdict
 from shardscope.record.stream import STREAM_FORMAT
+from shardscope.record.text import excerpt
 
 # How many ranks a file of any size may name, and how many more per byte.
 _RECORDED = (16_384, 1)
@@ -59,7 +65,7 @@ def check_claims(recording: Recording, name: str, num_bytes: int) -> None:
     for module_name in set(_list_module_names(recording)):
         if module_name is not None and module_name.count(".") >= _MAX_PARTS:
             raise RecordingError(
-                f"'{name}' names a module '{brief(module_name)}' that is nested more than "
+                f"'{name}' names a module '{excerpt(module_name)}' that is nested more than "
                 f"{_MAX_PARTS} deep. {_REMEDY}"
             )
     modules = {module.ranks for module in recording.modules}
@@ -260,7 +266,7 @@ def _find_header(data: bytes, name: str) -> FileHeader:
 
 def _explain_foreign(name: str, header: FileHeader) -> str:
     if header.format:
-        fact = f"the key 'format' is '{brief(header.format)}'"
+        fact = f"the key 'format' is '{excerpt(header.format)}'"
     else:
         fact = "the key 'format' is missing"
     return (

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence, Set
 from msgspec import Struct
 
 from shardscope.errors import MergeError
-from shardscope.record.header import brief
-from shardscope.record.kinds import CollectiveKind
+from shardscope.record.base import CollectiveKind
 from shardscope.record.ranks import format_ranks, intersect_ranks
 from shardscope.record.recording import Recording, RunInfo
+from shardscope.record.text import excerpt
 
 _P2P = (CollectiveKind.SEND, CollectiveKind.RECV)
 _PIPELINE_AXES = ("pp", "pipe", "pipeline", "stage")
@@ -123,7 +123,7 @@ def _compare_targets(first: _Program, second: _Program) -> str | None:
         sources = first.script, second.script
     if not all(sources) or sources[0] == sources[1]:
         return None
-    return f"{first.name} is of {brief(sources[0])}, {second.name} of {brief(sources[1])}"
+    return f"{first.name} is of {excerpt(sources[0])}, {second.name} of {excerpt(sources[1])}"
 
 
 def _compare_modules(first: _Program, second: _Program) -> str | None:
@@ -140,7 +140,7 @@ def _compare_modules(first: _Program, second: _Program) -> str | None:
     if 2 * len(differing) > len(common):
         name = min(differing)
         return (
-            f"'{brief(name)}' is a {_list(first.types[name])} in {first.name} and a "
+            f"'{excerpt(name)}' is a {_list(first.types[name])} in {first.name} and a "
             f"{_list(second.types[name])} in {second.name}"
         )
     return _find_missing_module(first, second, common, is_same_rank=is_same_rank)
@@ -162,9 +162,9 @@ def _find_missing_module(
         for name in sorted(owner.types.keys() - common):
             parent = name.rpartition(".")[0]
             if has_none_in_common or (is_same_rank and parent in common):
-                return f"{owner.name} has the module '{brief(name)}', {lacking.name} does not"
+                return f"{owner.name} has the module '{excerpt(name)}', {lacking.name} does not"
     return None
 
 
 def _list(types: Iterable[str]) -> str:
-    return brief(" or ".join(sorted(types)))
+    return excerpt(" or ".join(sorted(types)))

@@ -8,19 +8,13 @@ from enum import StrEnum
 from msgspec.structs import astuple
 
 from shardscope.drawing import draw_inline, draw_page
-from shardscope.record.base import Record
-from shardscope.record.coverage import Coverage
-from shardscope.record.diagnosis import Diagnosis
-from shardscope.record.explain import Explanation
-from shardscope.record.kinds import CollectiveKind
-from shardscope.record.memory import MemoryProfile
-from shardscope.record.parallel import Parallelization
-from shardscope.record.parity import Parity
+from shardscope.record.base import Axis, CollectiveKind, Phase, Record, Source
+from shardscope.record.compiler_records import Diagnosis, Explanation
+from shardscope.record.parallel_records import Parallelization, Parity
+from shardscope.record.profile_records import MemoryProfile, Span, SpanBegin
 from shardscope.record.ranks import Natural, NumRanks, Rank, RankSpan, count_ranks, intersect_ranks
-from shardscope.record.sanitize import escape_controls
-from shardscope.record.slices import TensorLayout
-from shardscope.record.source import Axis, Phase, Source
-from shardscope.record.spans import Span, SpanBegin
+from shardscope.record.sharding_records import Coverage, TensorLayout
+from shardscope.record.text import escape_controls
 
 _MAX_NAME, _MAX_COUNTS = 30, 5  # of what a representation shows
 FORMAT = "shardscope.recording"
@@ -319,3 +313,43 @@ def list_calls_by_group(recording: Recording) -> dict[str, dict[int, list[Collec
             for rank in intersect_ranks(recording.run.ranks, group.ranks):
                 calls[group.name].setdefault(rank, [])
     return calls
+
+
+def describe_cause(cause: Cause | None) -> str:
+    """Describe a cause in a few words; causes with the same words are counted together.
+
+    Args:
+        cause: The cause of a collective, or None.
+
+    Examples:
+        >>> describe_cause(collective.cause)
+    """
+    match cause:
+        case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
+            move = f"redistribution {', '.join(before)} → {', '.join(after)}"
+            op = asked_by.removesuffix(".default")
+            return f"implicit {move}, required by {op}" if is_implicit else f"{move} for {op}"
+        case FullyShard(action=action):
+            return f"FSDP {action}"
+        case BucketReduce():
+            return "DDP gradient bucket"
+        case Call(api=api):
+            return f"call of {api}"
+        case Compiled(graph=graph):
+            return f"compiled graph {graph}"
+    return "unknown cause"
+
+
+def name_axis(call: Collective, world_size: int) -> str:
+    """The mesh axis of a collective, or the number of ranks of its group if it has no axis.
+
+    Args:
+        call: The collective.
+        world_size: The number of ranks of the world.
+
+    Examples:
+        >>> name_axis(collective, recording.run.world_size)
+    """
+    if call.axis is not None:
+        return call.axis
+    return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"

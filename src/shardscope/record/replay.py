@@ -12,8 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from shardscope.errors import RecordingError
-from shardscope.record.encoding import SharedValues
-from shardscope.record.header import brief, check_schema, explain_damage, read_header
+from shardscope.record.encoding import SharedValues, check_schema, explain_damage, read_header
+from shardscope.record.profile_records import Span, SpanBegin
 from shardscope.record.ranks import compress_ranks, count_ranks, format_ranks
 from shardscope.record.recording import (
     Collective,
@@ -25,8 +25,8 @@ from shardscope.record.recording import (
     RunInfo,
     Stop,
 )
-from shardscope.record.spans import Span, SpanBegin
 from shardscope.record.stream import StreamEnd, StreamHeader, StreamLine
+from shardscope.record.text import excerpt
 
 # A stream with more damaged lines than this is not ours; reading on would take hours.
 _MAX_DAMAGED = 100_000
@@ -177,7 +177,7 @@ class _Reader:
         ]
 
     def _remember_damage(self, number: int, reason: str) -> None:
-        self._reason = self._reason or brief(reason)
+        self._reason = self._reason or excerpt(reason)
         self._num_damaged += 1
         if len(self._damaged) < _MAX_NUMBERS:
             self._damaged.append(number)

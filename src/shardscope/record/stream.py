@@ -16,9 +16,9 @@ from msgspec import Struct
 from shardscope.errors import OutputError
 from shardscope.record.encoding import encode_json
 from shardscope.record.files import check_output, explain_existing, move_file, open_special
+from shardscope.record.profile_records import Span, SpanBegin
 from shardscope.record.ranks import Natural
 from shardscope.record.recording import SCHEMA, Collective, Finding, Gap, Group, Module, RunInfo
-from shardscope.record.spans import Span, SpanBegin
 
 STREAM_FORMAT = "shardscope.stream"
 _MAX_WAIT_MS = 1_000  # for the reader of a pipe to make room

@@ -1,49 +1,107 @@
-"""Formats causes, errors, axes and sizes as text, for all renderers."""
+"""Makes texts safe to print: sanitizes untrusted text, and describes errors in one line.
+
+A terminal obeys control characters, a reader is misled by characters that change the direction of
+text, and a CI runner takes lines such as `::error::…` and `##[error]…` in a log for its commands.
+"""
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from typing import Any, TextIO, final
+
 from shardscope.errors import ShardscopeError
-from shardscope.record.recording import (
-    BucketReduce,
-    Call,
-    Cause,
-    Collective,
-    Compiled,
-    FullyShard,
-    Redistribute,
-)
 
 SIMULATION_TIME = "time of the simulation, not of a run"
 """What every view says beside times that were measured in a simulated world."""
 
-_NO_CAUSE = "unknown cause"
 _MAX_ERROR = 200  # characters of a message that is not shardscope's
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_MAX_EXCERPT = 120  # characters of an untrusted file that a message repeats
+# Control, format (bidi overrides), surrogate and private characters, line and paragraph breaks.
+_UNSAFE = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+# GitHub's runner reads `::name::` at the start of a line, after blanks, and `##[name]` anywhere;
+# that of Azure reads `##vso[name]`. A line may be broken at any blank of a text.
+_COMMAND = re.compile(r"(?:^|(?<=\s)):(?=:)|#(?=#(?:vso)?\[)")
+_COMMAND_LINE = re.compile(r"^(?P<blanks>\s*):(?=:)")
+_MARK = re.compile(r"#(?=#(?:vso)?\[)")
 
 
-def describe_cause(cause: Cause | None) -> str:
-    """Describe a cause in a few words; causes with the same words are counted together.
+def sanitize_text(text: str) -> str:
+    """Put text on one line, and escape what a terminal or a CI runner might interpret.
 
     Args:
-        cause: The cause of a collective, or None.
+        text: The text.
 
     Examples:
-        >>> describe_cause(collective.cause)
+        >>> sanitize_text("::error::x")
     """
-    match cause:
-        case Redistribute(before=before, after=after, asked_by=asked_by, is_implicit=is_implicit):
-            move = f"redistribution {', '.join(before)} → {', '.join(after)}"
-            op = asked_by.removesuffix(".default")
-            return f"implicit {move}, required by {op}" if is_implicit else f"{move} for {op}"
-        case FullyShard(action=action):
-            return f"FSDP {action}"
-        case BucketReduce():
-            return "DDP gradient bucket"
-        case Call(api=api):
-            return f"call of {api}"
-        case Compiled(graph=graph):
-            return f"compiled graph {graph}"
-    return _NO_CAUSE
+    escaped = escape_controls(text)
+    if "::" not in escaped and "##" not in escaped:
+        return escaped
+    return _COMMAND.sub(_escape_mark, escaped)
+
+
+def escape_controls(text: str) -> str:
+    """Escape control and bidirectional characters, so that text cannot control a terminal or page.
+
+    Args:
+        text: The text.
+
+    Examples:
+        >>> escape_controls("a\x1bb")
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(char) if is_unsafe(char) else char for char in text)
+
+
+def is_unsafe(char: str) -> bool:
+    """Whether a character is a control, format or similar character that is not displayed."""
+    return unicodedata.category(char) in _UNSAFE
+
+
+def guard_line(line: str) -> str:
+    """Escape the start of a laid-out line that a CI runner would take for a command.
+
+    Args:
+        line: The line.
+
+    Examples:
+        >>> guard_line("::error::x")
+    """
+    if "::" in line:
+        line = _COMMAND_LINE.sub(r"\g<blanks>\\x3a", line)
+    return _MARK.sub(_escape_mark, line) if "##" in line else line
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _escape_mark(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
+
+
+@final
+class GuardedFile:
+    """A text file that sanitizes each line as it is written."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._has_begun = False  # whether the current line has content
+
+    def write(self, text: str) -> int:
+        """Write text, which may end in the middle of a line."""
+        begun, *lines_after = text.split("\n")
+        # Text in the middle of a line is exempt from checks that apply to the start of a line.
+        lines = [guard_line(f"x{begun}")[1:] if self._has_begun else guard_line(begun)]
+        lines += map(guard_line, lines_after)
+        self._has_begun = bool(lines[-1]) or (self._has_begun and not lines_after)
+        self._file.write("\n".join(lines))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def describe_error(error: BaseException) -> str:
@@ -67,33 +125,20 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def name_axis(call: Collective, world_size: int) -> str:
-    """The mesh axis of a collective, or the number of ranks of its group if it has no axis.
+def replace_surrogates(text: str) -> str:
+    r"""Replace lone surrogates (as in file names that are not UTF-8), which JSON cannot contain.
 
     Args:
-        call: The collective.
-        world_size: The number of ranks of the world.
+        text: The text.
 
     Examples:
-        >>> name_axis(collective, recording.run.world_size)
+        >>> replace_surrogates("caf\udce9")
     """
-    if call.axis is not None:
-        return call.axis
-    return "world" if call.num_ranks == world_size else f"{call.num_ranks} ranks"
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def format_bytes(num_bytes: int) -> str:
-    """`0 B`, `512 B`, `1.50 KiB`, `12.3 MiB`, `224 GiB`."""
-    value = float(num_bytes)
-    for unit in _BYTE_UNITS[:-1]:
-        if abs(value) < 999.5:
-            return format_digits(value, unit)
-        value /= 1024
-    return format_digits(value, _BYTE_UNITS[-1])
-
-
-def format_digits(value: float, unit: str) -> str:
-    """A value with three digits, and its unit: `1.50 KiB`, `12.3 MiB`; bytes have no fraction."""
-    if unit == "B" or value >= 99.95:
-        return f"{value:.0f} {unit}"
-    return f"{value:.1f} {unit}" if value >= 9.995 else f"{value:.2f} {unit}"
+def excerpt(text: str) -> str:
+    """The start of an untrusted text, sanitized, to be repeated in a message."""
+    return sanitize_text(text if len(text) <= _MAX_EXCERPT else f"{text[:_MAX_EXCERPT]}…")

@@ -1,4 +1,9 @@
-"""Renders a Recording as text, HTML, Perfetto, CSV and other formats. Imports `record` alone."""
+"""Renders recordings: as text, HTML, Markdown, CSV and in the formats of other tools.
+
+`show.py` has the public functions `show` and `diff`. `model/` computes what several renderers need;
+`text/`, `html/`, `export/` and `tui/` render one recording, `compare/` the changes between two.
+Imports no other package but `record`, and no torch.
+"""
 
 import random
 

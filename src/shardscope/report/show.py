@@ -1,4 +1,4 @@
-"""`show(result)`: prints the recording of a result."""
+"""`show(result)` and `diff(before, after)`: print a result, and compare two."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 
-from shardscope.record import TensorLayout
-from shardscope.record.sanitize import GuardedFile
+from shardscope.record import Recording, TensorLayout
+from shardscope.record.text import GuardedFile
 from shardscope.report.compare.changes import Changes
-from shardscope.report.compare.text import render_changes
-from shardscope.report.model.result import read_recording
+from shardscope.report.compare.changes_text import render_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.text.shard_drawings import render_layout
 from shardscope.report.text.summary import View, render_summary
 from shardscope.report.text.views import VIEW_NAMES, render_views
+
+
+def read_recording(result: Any, *, asked_by: str) -> Recording:
+    """Return the recording itself, or that of a trace, an audit or a parallel program."""
+    recording = result if isinstance(result, Recording) else getattr(result, "recording", None)
+    if callable(recording):
+        recording = recording()
+    if not isinstance(recording, Recording):
+        raise TypeError(
+            f"{asked_by}() got {type(result).__name__}. Give it a recording, or what trace(), "
+            "audit(), visualize_sharding() or parallelize() gives."
+        )
+    return recording
 
 
 def show(
@@ -50,3 +63,22 @@ def _render(result: Any, *, view: str | None, by: View, is_folded: bool) -> Rend
     if subject is None:
         raise ValueError(f"show() got view={view!r:.60}. Views are {', '.join(VIEW_NAMES)}.")
     return render_views(recording, [subject], by=by, is_folded=is_folded)
+
+
+def diff(before: Any, after: Any, *, is_folded: bool = True) -> Changes:
+    """Compare two recordings: what was added, removed or changed, as `shardscope diff` shows it.
+
+    The result is true if anything changed; `rows` has the changes, `show` prints them, and `str`
+    gives one line for each.
+
+    Args:
+        before: A recording, trace, audit or anything else that `show` takes.
+        after: The same, of the run to compare with it.
+        is_folded: Show layers that changed in the same way in one row.
+
+    Examples:
+        >>> changes = diff(load("main.json.gz"), load("branch.json.gz"))
+        >>> show(changes)
+    """
+    recordings = [read_recording(result, asked_by="diff") for result in (before, after)]
+    return compare(*recordings, is_folded=is_folded)

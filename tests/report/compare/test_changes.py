@@ -14,10 +14,10 @@ from sample_recordings import HOSTILE_NAMES, make_recording, make_run, make_vari
 from shardscope import diff, show
 from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area, Change, Status, Unit
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.facts import fold_layers, name_paths
-from shardscope.report.compare.markdown import ChangesDocument, encode_changes
-from shardscope.report.compare.text import render_changes, render_changes_text
+from shardscope.report.compare.changes_markdown import ChangesDocument, encode_changes
+from shardscope.report.compare.changes_text import render_changes, render_changes_text
+from shardscope.report.compare.compare_recordings import compare
+from shardscope.report.compare.facts import fold_changes, name_paths
 
 GOLDEN = """\
 shardscope diff · before → after
@@ -140,7 +140,7 @@ def test_layers_whose_names_are_numbers_alone_fold_but_sizes_do_not():
         Change(area=Area.PLACEMENTS, what="shape", before=size, after="8", path=str(index))
         for index, size in enumerate(("16", "64"))
     ]
-    assert fold_layers(sizes) == sizes
+    assert fold_changes(sizes) == sizes
 
 
 def test_layers_fold_only_if_their_changes_are_the_same():
@@ -177,7 +177,7 @@ def test_changes_can_be_chosen_by_area_module_and_size():
         Area.BYTES,
         Area.RUN,
     }
-    assert {row.path for row in changes.only_modules("layers.*.wo").rows} == {
+    assert {row.path for row in changes.only_modules("layers.**.wo").rows} == {
         "layers.{0…3}.attention.wo"
     }
     assert {row.path for row in changes.only_modules("layers.0").rows} == {

@@ -16,7 +16,7 @@ from compared_recordings import (
 from sample_recordings import make_llama, make_recording, make_run
 from shardscope.record import Axis, Gap
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 
 def test_a_recording_has_no_changes_from_itself(any_recording):

@@ -8,7 +8,7 @@ from compared_recordings import list_changes, make_explanation
 from sample_recordings import make_diagnosis, make_recording
 from shardscope.record import Condition, Recompile, SkippedFrame
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 
 def test_break_sites_are_known_by_their_code_wherever_the_line_moved():

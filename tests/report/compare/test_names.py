@@ -15,7 +15,7 @@ from compared_recordings import (
 from sample_recordings import make_recording
 from shardscope.record import MemoryKind
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 HELD = MemoryKind.PARAMETERS
 

@@ -6,7 +6,7 @@ from compared_recordings import lines, list_changes, make_module
 from sample_recordings import make_recording
 from shardscope.record import Finding, Gap, Severity
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 
 def test_findings_are_new_gone_or_say_something_else():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compared_recordings import lines, list_changes, make_calls, make_traced, make_world
 from sample_recordings import make_recording, make_run
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 
 def test_ranks_are_compared_individually_and_named_where_not_all_changed():

@@ -6,7 +6,7 @@ from compared_recordings import UNASKED, add_reductions, list_changes, make_call
 from sample_recordings import make_collective, make_recording
 from shardscope.record import Call, Phase
 from shardscope.report.compare.changes import Area
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 
 
 def test_collectives_are_counted_by_module_kind_axis_and_phase():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -43,7 +42,8 @@ from shardscope.record import (
     TensorKind,
     TensorVerdict,
 )
-from shardscope.record.patterns import matches_parts
+from shardscope.record.layer_names import fold_layers
+from shardscope.record.patterns import matches_name
 
 # Verdicts whose detail is enough where no cause is known.
 _PLAIN = (Agreement.MISSING, Agreement.EXTRA, Agreement.RESHAPED, Agreement.NONFINITE)
@@ -430,8 +430,8 @@ class _Problems:
         owners = {name.rpartition(".")[0] for name in self._parity_result.reference.parameters}
         locations: dict[str, None] = {}
         for module in modules:
-            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
-            matching = {owner for owner in owners if matches_parts(pattern, owner)}
+            pattern = fold_layers(module)
+            matching = {owner for owner in owners if matches_name(pattern, owner)}
             is_folded = len(modules) > _NAMED and matching <= set(modules)
             locations.setdefault(pattern if is_folded else module)
         return ", ".join(locations)

@@ -17,7 +17,7 @@ from shardscope.parallel.plan.placement_syntax import (
     read_placement,
 )
 from shardscope.parallel.plan.program_index import ValueInfo
-from shardscope.record.patterns import is_pattern, matches_deeply
+from shardscope.record.patterns import is_pattern, matches_name
 
 
 @final
@@ -126,7 +126,7 @@ def _paths(constraint: IOConstraint, values: Mapping[str, ValueInfo] | None) -> 
         path
         for path in paths
         if path.startswith(f"{constraint.key}.")
-        or (is_pattern(constraint.key) and matches_deeply(constraint.key, path))
+        or (is_pattern(constraint.key) and matches_name(constraint.key, path))
     ]
     tensors = [path for path in below if values[path].shape is not None]
     if not tensors:

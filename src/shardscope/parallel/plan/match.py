@@ -21,7 +21,8 @@ from shardscope.parallel.plan.styles import (
     Replicated,
     WeightStyle,
 )
-from shardscope.record.patterns import is_pattern, matches_deeply
+from shardscope.record.layer_names import fold_layers, is_layer_number
+from shardscope.record.patterns import is_number_range, is_pattern, matches_name
 
 _T = TypeVar("_T")
 
@@ -148,7 +149,7 @@ class PlanMatcher:
             rule
             for length in range(len(parts) + 1)
             for rule in self._patterns.get(parts[:length], ())
-            if matches_deeply(rule.pattern, name)
+            if matches_name(rule.pattern, name)
         ]
         return sorted(matching, key=lambda rule: rule.position)
 
@@ -184,6 +185,7 @@ def _spread(entry: Entry, axes: Axes) -> dict[int, Styles]:
 
 
 _MAX_COMPARED = 4000
+_CHARACTER_CLASS = re.compile(r"(?<![^.])\[[^]]*\](?![^.])")
 
 
 def suggest_name(pattern: str, names: Sequence[str]) -> str:
@@ -203,12 +205,10 @@ def _suggest_layers(pattern: str, names: Sequence[str]) -> str:
         wildcard = ".".join(
             ["*" if index == position else name for index, name in enumerate(parts)]
         )
-        if not re.fullmatch(r"\d+|\[\d+-\d+\]", part):
+        if not (is_layer_number(part) or is_number_range(part)):
             continue
-        layer_names = [
-            name.split(".")[position] for name in names if matches_deeply(wildcard, name)
-        ]
-        numbers = sorted({int(number) for number in layer_names if number.isdecimal()})
+        layer_names = [name.split(".")[position] for name in names if matches_name(wildcard, name)]
+        numbers = sorted({int(number) for number in layer_names if is_layer_number(number)})
         if numbers:
             before = "".join(f"{prefix}." for prefix in parts[:position])
             layers = f"{before}{numbers[0]} … {before}{numbers[-1]}"
@@ -218,23 +218,21 @@ def _suggest_layers(pattern: str, names: Sequence[str]) -> str:
 
 def _suggest_prefix(pattern: str, names: Sequence[str]) -> str:
     """For a pattern with a missing or superfluous prefix."""
-    match = next((name for name in names if matches_deeply(f"**.{pattern}", name)), None)
+    match = next((name for name in names if matches_name(f"**.{pattern}", name)), None)
     if match is not None:
         missing = match.split(".")[: len(match.split(".")) - len(pattern.split("."))]
-        before = ".".join("*" if part.isdecimal() else part for part in missing)
+        before = fold_layers(".".join(missing))
         if missing and "**" not in pattern:
             return f" (it has {match!r}). Write '{before}.{pattern}'."
     head, _, rest = pattern.partition(".")
-    if rest and any(matches_deeply(rest, name) for name in names):
+    if rest and any(matches_name(rest, name) for name in names):
         return f" (it has {rest!r}, without {head!r}). Write {rest!r}."
     return ""
 
 
 def _suggest_similar(pattern: str, names: Sequence[str]) -> str:
-    generalized_names = list(
-        dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names)
-    )
-    generalized = re.sub(r"(?<![^.])(\d+|\[[^]]*\])(?![^.])", "*", pattern)
+    generalized_names = list(dict.fromkeys(map(fold_layers, names)))
+    generalized = fold_layers(_CHARACTER_CLASS.sub("*", pattern))
     suggestions = get_close_matches(generalized, generalized_names[:_MAX_COMPARED], n=1)
     if not suggestions:
         return ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardscope.errors import PlanError
 from shardscope.parallel.plan.parse import NO_EFFECT_STYLES
-from shardscope.record.patterns import matches_deeply
+from shardscope.record.patterns import matches_name
 
 # Styles that leave weights replicated. No pattern of such a plan overrides another, so entries
 # with these styles are no exceptions to others, and can be left out.
@@ -68,7 +68,7 @@ def _with_prefix(key: str, prefix: str, names: list[str]) -> str:
 
 
 def _matches_any(key: str, names: list[str]) -> bool:
-    return any(matches_deeply(key, name) for name in names)
+    return any(matches_name(key, name) for name in names)
 
 
 def _names(source: Any) -> list[str] | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
-from fnmatch import fnmatchcase
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Record
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import plural
+from shardscope.record.patterns import matches_inside
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import format_bytes, plural
 
 NO_MODULE = "outside any module"
 ROOT = "the model itself"
@@ -153,20 +152,15 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     def only_modules(self, pattern: str) -> Changes:
         """Return a comparison of the modules that match (`layers.*.attn`) and those inside them."""
-        return self.keep(lambda row: any(_matches(pattern, name) for name in row.modules))
+        return self.keep(lambda row: any(matches_inside(pattern, name) for name in row.modules))
 
     def has_module(self, pattern: str) -> bool:
         """Whether a module of either recording matches the pattern."""
-        return any(_matches(pattern, name) for name in self.modules)
+        return any(matches_inside(pattern, name) for name in self.modules)
 
     def beyond(self, tolerance: float) -> Changes:
         """Leave out byte counts that changed by no more than this fraction."""
         return self.keep(lambda row: not _is_within(row, tolerance))
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether the module, or a module that contains it, matches."""
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def name_path(path: str | None) -> str:

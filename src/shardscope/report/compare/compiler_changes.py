@@ -15,9 +15,9 @@ from shardscope.record import (
     Source,
     Verdict,
 )
+from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.units import plural
 
 Explanations = Sequence[Explanation]
 Diagnoses = Sequence[Diagnosis]

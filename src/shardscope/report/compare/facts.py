@@ -11,6 +11,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Recording
+from shardscope.record.layer_names import (
+    fold_layers,
+    fold_layers_in_text,
+    join_layers,
+    join_layers_in_texts,
+)
 from shardscope.report.compare.changes import Area, Change, Unit, Value
 
 # Prefixes of wrappers as they appear in recorded names; torch itself is not used here.
@@ -69,53 +75,33 @@ def _unwrap(name: str) -> str:
     return name if cleaned == name else cleaned.removeprefix(".")
 
 
-_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}(?=\.\w)|(?<=\w\.)[0-9]{1,9}(?!\w)")
-# Module names may consist of a number alone, as in `nn.Sequential`; in a text, such a number is a
-# size.
-_LAYER = re.compile(rf"{_NUMBER.pattern}|^[0-9]{{1,9}}$")
 _MAX_RUNS = 4  # runs of layer numbers that are named
 
 
-def fold_layers(changes: Sequence[Change]) -> list[Change]:
+def fold_changes(changes: Sequence[Change]) -> list[Change]:
     """Join changes that differ only in layer numbers, at the position of the first of them."""
     groups: dict[object, list[Change]] = {}
     for index, change in enumerate(changes):
         key = (
-            _group_key(change)
-            if change.path and collapse_layer_indices(change.path) != change.path
-            else index
+            _group_key(change) if change.path and fold_layers(change.path) != change.path else index
         )
         groups.setdefault(key, []).append(change)
     return [_join(group) for group in groups.values()]
 
 
-def collapse_layer_indices(path: str) -> str:
-    """Replace layer numbers, so that the paths of the same module in all layers are equal."""
-    return _LAYER.sub("*", path)
-
-
 def name_paths(paths: Sequence[str]) -> str:
     """Name several modules that differ only in layer numbers by one path."""
-    return _name_all(paths, _LAYER)
-
-
-def _name_all(texts: Sequence[str], number: re.Pattern[str]) -> str:
-    """Join texts that differ only in numbers into one text."""
-    columns = zip(*(number.findall(text) for text in texts), strict=True)
-    numbers = iter(
-        [_name_numbers(sorted({int(number) for number in column})) for column in columns]
-    )
-    return number.sub(lambda _: next(numbers), texts[0])
+    return join_layers(paths, _name_numbers)
 
 
 def _group_key(change: Change) -> tuple[object, ...]:
     texts = (change.what, change.before, change.after)
-    path = collapse_layer_indices(change.path or "")
+    path = fold_layers(change.path or "")
     return (change.area, change.unit, change.is_worse, path, *map(_fold_value, texts))
 
 
 def _fold_value(value: Value | None) -> object:
-    return _NUMBER.sub("*", value) if isinstance(value, str) else value
+    return fold_layers_in_text(value) if isinstance(value, str) else value
 
 
 def _join(group: Sequence[Change]) -> Change:
@@ -125,7 +111,7 @@ def _join(group: Sequence[Change]) -> Change:
     return replace(
         first,
         path=name_paths([change.path or "" for change in group]),
-        what=_name_all([change.what for change in group], _NUMBER),
+        what=join_layers_in_texts([change.what for change in group], _name_numbers),
         before=_join_values([change.before for change in group]),
         after=_join_values([change.after for change in group]),
         modules=tuple(name for change in group for name in change.modules),
@@ -135,13 +121,11 @@ def _join(group: Sequence[Change]) -> Change:
 
 def _join_values(values: Sequence[Value | None]) -> Value | None:
     texts = [value for value in values if isinstance(value, str)]
-    return _name_all(texts, _NUMBER) if texts else values[0]
+    return join_layers_in_texts(texts, _name_numbers) if texts else values[0]
 
 
 def _name_numbers(numbers: Sequence[int]) -> str:
-    """`7`, `{0…31}`, `{0,4,9}`, `{0…30,…}` where there are too many runs."""
-    if len(numbers) == 1:
-        return str(numbers[0])
+    """`{0…31}`, `{0,4,9}`, `{0…30,…}` where there are too many runs."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -222,11 +206,7 @@ def _name_examples(modules: tuple[str, ...]) -> str | None:
     """Name the modules: by one path if they differ only in numbers, else by the first of them."""
     if not modules:
         return None
-    siblings = [
-        name
-        for name in modules
-        if collapse_layer_indices(name) == collapse_layer_indices(modules[0])
-    ]
+    siblings = [name for name in modules if fold_layers(name) == fold_layers(modules[0])]
     more = len(modules) - len(siblings)
     return name_paths(siblings) + (f" and {more:,} more" if more else "")
 

@@ -20,9 +20,9 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
+from shardscope.record.units import plural
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Unit, Value
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
-from shardscope.report.model.units import plural
 
 
 def compare_runs(before: RunInfo, after: RunInfo) -> Iterator[Change]:

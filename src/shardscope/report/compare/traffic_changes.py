@@ -18,11 +18,17 @@ from shardscope.record import (
     describe_cause,
     expand_ranks,
 )
-from shardscope.record.text import format_bytes, name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.units import format_bytes
 from shardscope.report.compare.changes import INPUT, NO_MODULE, WIRE, Area, AreaTotal, Change, Unit
 from shardscope.report.compare.facts import CleanNames, Fact, match_facts
 from shardscope.report.compare.memory_changes import join_ranks
-from shardscope.report.model.traffic import IdenticalRanks, count_traffic, fold_ranks, sum_traffic
+from shardscope.report.model.traffic_totals import (
+    IdenticalRanks,
+    count_traffic,
+    fold_ranks,
+    sum_traffic,
+)
 
 _MAX_CAUSES = 3  # causes named per row
 _AREAS = (Area.COLLECTIVES, Area.BYTES, Area.CAUSES)

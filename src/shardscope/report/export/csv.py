@@ -31,8 +31,8 @@ from shardscope.record import (
     Verdict,
     format_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
-from shardscope.report.model.units import sum_known
+from shardscope.record.text import sanitize_text
+from shardscope.report.model.traffic_totals import sum_known
 from shardscope.report.text.op_coverage import COVERED
 
 Cell = str | int | None

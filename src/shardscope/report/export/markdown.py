@@ -12,23 +12,23 @@ from shardscope.record import (
     Recording,
     Severity,
 )
-from shardscope.record.text import format_bytes, name_axis
-from shardscope.report.compare.compare import compare
-from shardscope.report.compare.markdown import write_changes
+from shardscope.record.recording import name_axis
+from shardscope.record.units import format_bytes, plural
+from shardscope.report.compare.changes_markdown import write_changes
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
 from shardscope.report.model.module_tree import build_tree, fold_repeated_layers
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
     fold_ranks,
     sum_traffic,
 )
-from shardscope.report.model.units import plural
 from shardscope.report.text.communication import list_costs
 from shardscope.report.text.heading import describe_scope, describe_traffic, list_run_facts
 from shardscope.report.text.key_metrics import list_key_metrics
-from shardscope.report.text.memory_use import ESTIMATE, describe_room, find_worst
+from shardscope.report.text.memory_profile import ESTIMATE, describe_room, find_worst
 from shardscope.report.text.problems import describe_checks
 from shardscope.report.text.style import format_share
 

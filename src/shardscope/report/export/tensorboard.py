@@ -16,8 +16,8 @@ from shardscope.record import (
     Verdict,
     count_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.text import sanitize_text
 from shardscope.report.export.protobuf import (
     make_bytes,
     make_double,
@@ -25,7 +25,7 @@ from shardscope.report.export.protobuf import (
     make_text,
     make_varint,
 )
-from shardscope.report.model.traffic import TrafficTotals, count_traffic
+from shardscope.report.model.traffic_totals import TrafficTotals, count_traffic
 
 Scalars = Iterator[tuple[str, float]]
 

@@ -20,7 +20,7 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import name_axis
+from shardscope.record.recording import name_axis
 from shardscope.report.html.page import (
     Calls,
     CauseRow,
@@ -34,7 +34,7 @@ from shardscope.report.html.page import (
 )
 from shardscope.report.html.page_index import Index, Names
 from shardscope.report.model.clocks import has_clock
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     TrafficTotals,

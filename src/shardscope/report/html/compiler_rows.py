@@ -22,7 +22,7 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import (
     BreakRow,

@@ -18,6 +18,7 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
+from shardscope.record.layer_names import join_layers_in_texts
 from shardscope.report.html.page_index import Index
 from shardscope.report.html.page_views import (
     DivergenceItem,
@@ -28,7 +29,6 @@ from shardscope.report.html.page_views import (
     Proof,
     VerdictTable,
 )
-from shardscope.report.model.layer_names import name_layer_range
 from shardscope.report.text.correctness import (
     group_identical,
     layer_group_key,
@@ -112,7 +112,7 @@ def _make_inserted(group: Sequence[Inserted], index: Index) -> InsertedRow:
         phase=collective.phase,
         count=len(group),
         size_bytes=sum(same.size_bytes for same in group),
-        cause=name_layer_range([same.cause for same in group]),
+        cause=join_layers_in_texts([same.cause for same in group]),
         module=index.module(collective.module),
         source=index.source(collective.source),
     )

@@ -22,7 +22,7 @@ from shardscope.report.html.overview_rows import make_facts, make_findings, make
 from shardscope.report.html.page import Page, build_comparison
 from shardscope.report.html.sharding_rows import make_sharding
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic import fold_ranks
+from shardscope.report.model.traffic_totals import fold_ranks
 
 _Record = TypeVar("_Record", bound=Struct)
 

@@ -17,7 +17,7 @@ from shardscope.record import (
 )
 from shardscope.report.html.page_index import Index
 from shardscope.report.html.page_views import HeldRow, MemoryCurve, PhaseStretch
-from shardscope.report.text.memory_use import ESTIMATE, describe_room, most_bytes
+from shardscope.report.text.memory_profile import ESTIMATE, describe_room, most_bytes
 
 _MAX_SAMPLES = 1_500
 _MAX_REMAINING_SAMPLES = 3_000  # of all curves but the first, together

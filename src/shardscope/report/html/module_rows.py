@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, final
 
 from shardscope.record import Mark, Module, Parameter, Phase, Recording
+from shardscope.record.layer_names import fold_layer_ranges, has_layer_range
 from shardscope.report.html.page import Modules
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import ModuleNode, build_tree, find_runs, number_contents
-from shardscope.report.model.traffic import Facet, IdenticalRanks, TrafficTotals, sum_traffic
-from shardscope.report.text.memory_use import most_bytes
-from shardscope.report.text.modules import describe_kinds
+from shardscope.report.model.traffic_totals import Facet, IdenticalRanks, TrafficTotals, sum_traffic
+from shardscope.report.text.memory_profile import most_bytes
+from shardscope.report.text.module_table import describe_kinds
 
 PHASES = tuple(Phase)
 
@@ -95,8 +95,6 @@ def measure(parameter: Parameter) -> ParameterSizes:
     )
 
 
-_LAYER = re.compile(r"(?<![^.])(\d+(-\d+)?|\*)(?![^.])")
-_MANY = re.compile(r"(?<![^.])(\d+-\d+|\*)(?![^.])")
 _ROOTS = {"", "(the root)", "the model", "the model itself", "the root", "the root module"}
 
 
@@ -111,7 +109,7 @@ class FindingTargets:
         self._layers: defaultdict[str, list[int]] = defaultdict(list)
         for position, path in enumerate(paths):
             if path and index.named(path) == position:
-                self._layers[_LAYER.sub("*", path)].append(position)
+                self._layers[fold_layer_ranges(path)].append(position)
         self._cache: dict[str, tuple[int, ...]] = {}
 
     def find(self, subject: str) -> tuple[int, ...]:
@@ -126,13 +124,13 @@ class FindingTargets:
             return () if root == NOWHERE else (root,)
         # `layers.*.wq (×32)`, `embed.weight, output.weight`
         name = subject if self._index.has(subject) else subject.split(" ")[0].rstrip(",")
-        if _MANY.search(name):
+        if has_layer_range(name):
             return self._find_layers(name)
         position = self._index.named(name) if name else NOWHERE
         return () if position == NOWHERE else (position,)
 
     def _find_layers(self, name: str) -> tuple[int, ...]:
-        pattern = _LAYER.sub("*", name)
+        pattern = fold_layer_ranges(name)
         while pattern and pattern not in self._layers:
             pattern = pattern.rpartition(".")[0]
         return tuple(self._layers.get(pattern, ()))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from shardscope.record import Finding, Recording, compress_ranks, format_ranks
+from shardscope.record.layer_names import fold_layers_in_text, join_layers_in_texts
+from shardscope.record.units import plural
 from shardscope.report.html.module_rows import FindingTargets
 from shardscope.report.html.page import Fact, FindingItem, GapItem, RunFacts
 from shardscope.report.html.page_index import NOWHERE, Index
-from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
-from shardscope.report.model.traffic import IdenticalRanks
-from shardscope.report.model.units import plural
+from shardscope.report.model.traffic_totals import IdenticalRanks
 from shardscope.report.text.heading import describe_reality, describe_scope, name_mesh, name_ranks
 from shardscope.report.text.key_metrics import list_key_metrics
 from shardscope.report.text.problems import (
@@ -82,7 +82,7 @@ def make_findings(
 
 
 def _group_key(finding: Finding) -> Hashable:
-    texts = tuple(map(collapse_layer_numbers, (finding.subject, finding.fact, finding.remedy)))
+    texts = tuple(map(fold_layers_in_text, (finding.subject, finding.fact, finding.remedy)))
     return finding.rule, finding.severity, texts, finding.source
 
 
@@ -92,9 +92,9 @@ def _make_finding(group: Sequence[Finding], index: Index, subjects: FindingTarge
     return FindingItem(
         rule=first.rule,
         severity=first.severity,
-        subject=name_layer_range([finding.subject for finding in group]),
-        fact=name_layer_range([finding.fact for finding in group]),
-        remedy=name_layer_range([finding.remedy for finding in group]),
+        subject=join_layers_in_texts([finding.subject for finding in group]),
+        fact=join_layers_in_texts([finding.fact for finding in group]),
+        remedy=join_layers_in_texts([finding.remedy for finding in group]),
         ranks=_name_ranks(ranks),
         count=len(group),
         module=next(iter(subjects.find(first.subject)), NOWHERE),

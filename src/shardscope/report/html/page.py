@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from shardscope.record import Axis, Recording
 from shardscope.report.compare.changes import Area, AreaTotal, Change, Changes, Status, name_path
-from shardscope.report.compare.compare import compare
+from shardscope.report.compare.compare_recordings import compare
 from shardscope.report.compare.facts import clean_names
 from shardscope.report.html.page_views import (
     Compiler,

@@ -19,6 +19,7 @@ from shardscope.record import (
     cut_stretches,
     format_ranks,
 )
+from shardscope.record.units import plural
 from shardscope.report.html.page_views import Drawing, Piece
 from shardscope.report.model.holdings import (
     AxisSharding,
@@ -26,7 +27,6 @@ from shardscope.report.model.holdings import (
     order_shardings,
     read_shardings,
 )
-from shardscope.report.model.units import plural
 
 _MAX_RANKS = 16_384  # ranks that are listed individually
 

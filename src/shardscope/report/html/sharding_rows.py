@@ -16,12 +16,12 @@ from shardscope.record import (
     expand_ranks,
     format_ranks,
 )
+from shardscope.record.layer_names import fold_layers
 from shardscope.report.html.page_index import NOWHERE, Index
 from shardscope.report.html.page_views import Drawing, LayoutRow, Parameters, ShardingTable
 from shardscope.report.html.shard_rectangles import Mesh, draw_layout, draw_placements
 from shardscope.report.model.holdings import list_parameters, sum_holdings
 
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 _TIMES = re.compile(r" \(×\d+\)$")
 
 
@@ -185,4 +185,4 @@ def _gather_flags(recording: Recording) -> dict[str, dict[str, None]]:
 
 
 def _find_flags(name: str, flags: dict[str, dict[str, None]]) -> Iterator[str]:
-    yield from {**flags.get(name, {}), **flags.get(_LAYER.sub("*", name), {})}
+    yield from {**flags.get(name, {}), **flags.get(fold_layers(name), {})}

@@ -18,7 +18,7 @@ from shardscope.record import (
     count_ranks,
     expand_ranks,
 )
-from shardscope.report.model.units import sum_known
+from shardscope.report.model.traffic_totals import sum_known
 
 # These instruments record all parameters: if there are none, the model has none.
 _LIST_PARAMETERS = frozenset({"trace", "audit", "memory"})

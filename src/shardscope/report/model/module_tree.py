@@ -11,9 +11,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shardscope.record import Module, Parameter, Recording
-from shardscope.record.text import name_axis
-from shardscope.report.model.traffic import Facet, IdenticalRanks, TrafficTotals, count_traffic
-from shardscope.report.model.units import Spread, spread
+from shardscope.record.layer_names import is_layer_number
+from shardscope.record.recording import name_axis
+from shardscope.report.model.traffic_totals import (
+    Facet,
+    IdenticalRanks,
+    Spread,
+    TrafficTotals,
+    count_traffic,
+    spread,
+)
 
 _MAX_DEPTH = 64  # deeper names are not split, so that recursion is bounded
 NO_MODULE = "outside any module"
@@ -153,8 +160,7 @@ def find_runs(node: ModuleNode, numbers: dict[int, int]) -> Iterator[list[Module
     """Yield runs of adjacent children that would be folded into one."""
 
     def group_key(child: ModuleNode) -> tuple[str, int]:
-        is_numbered = child.label.isascii() and child.label.isdigit()
-        return "" if is_numbered else child.label, numbers[id(child)]
+        return "" if is_layer_number(child.label) else child.label, numbers[id(child)]
 
     for _, run in groupby(node.children, key=group_key):
         yield list(run)

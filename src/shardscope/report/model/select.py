@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from itertools import islice
 from typing import final
 
@@ -25,7 +23,8 @@ from shardscope.record import (
     PlacedKind,
     Recording,
 )
-from shardscope.report.model.layer_names import collapse_layer_indices
+from shardscope.record.layer_names import fold_layers, is_layer_number
+from shardscope.record.patterns import matches_inside
 
 _MAX_DEPTH = 64  # as deep as trees are drawn
 
@@ -77,15 +76,14 @@ class _Selection:
         self._pattern = pattern
         self._known: dict[str, bool] = {}
         self.paths = {path for path in paths if self.holds(path)}
-        self._folded = {collapse_layer_indices(path) for path in self.paths}
+        self._folded = {fold_layers(path) for path in self.paths}
 
     def holds(self, path: str | None) -> bool:
         """Whether the module or one that contains it matches."""
         if path is None:
             return False
         if path not in self._known:
-            names = (*_list_above(path), path)
-            self._known[path] = any(fnmatchcase(name, self._pattern) for name in names)
+            self._known[path] = matches_inside(self._pattern, path)
         return self._known[path]
 
     def holds_tensor(self, name: str) -> bool:
@@ -149,7 +147,6 @@ def _list_above(path: str) -> list[str]:
 
 _MAX_MODULES = 20_000
 _PARAMETER_KINDS = (PlacedKind.PARAMETER, PlacedKind.BUFFER, PlacedKind.CONSTANT)
-_NUMBER = re.compile(r"[0-9]{1,9}")
 _PLACEMENT_NAMES = {"R": "Replicate", "S": "Shard", "P": "Partial"}
 
 
@@ -184,7 +181,7 @@ def _order(names: Iterable[str]) -> list[str]:
 
     def key(name: str) -> list[tuple[int, int]]:
         return [
-            (0, int(label)) if _NUMBER.fullmatch(label) else (1, positions[label])
+            (0, int(label)) if is_layer_number(label) else (1, positions[label])
             for label in name.split(".")
         ]
 

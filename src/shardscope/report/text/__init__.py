@@ -1,1 +1,5 @@
-"""Recordings as text for the terminal, one section per subject."""
+"""Renders recordings as text for the terminal.
+
+Each file renders one section: `summary.py` shows all sections that a recording has data for,
+`views.py` those that the user asks for. `table.py` and `style.py` lay out tables and text.
+"""

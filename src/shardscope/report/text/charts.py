@@ -10,12 +10,17 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import Collective, Phase, Recording
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes, name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import format_bytes, format_duration, plural
 from shardscope.report.model.clocks import align_clocks, has_clock
 from shardscope.report.model.names import shorten
-from shardscope.report.model.traffic import RankPair, SendMatrix, describe_unknown, sum_sent_bytes
-from shardscope.report.model.units import format_duration, plural
+from shardscope.report.model.traffic_totals import (
+    RankPair,
+    SendMatrix,
+    describe_unknown,
+    sum_sent_bytes,
+)
 from shardscope.report.text.style import draw_level, make_title
 
 _MAX_SIDE = 32  # rows and columns of a picture

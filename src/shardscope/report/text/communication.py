@@ -21,16 +21,18 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import format_bytes, name_axis
+from shardscope.record.recording import name_axis
+from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.model.module_tree import ModuleNode, Traffic
-from shardscope.report.model.traffic import (
+from shardscope.report.model.traffic_totals import (
     Facet,
     IdenticalRanks,
     TrafficTotals,
     count_traffic,
+    format_spread,
+    spread,
     sum_traffic,
 )
-from shardscope.report.model.units import format_count, format_spread, plural, spread
 from shardscope.report.text.heading import describe_passes
 from shardscope.report.text.style import format_bar, format_share, format_source, make_text
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts

@@ -27,9 +27,9 @@ from shardscope.record import (
     compress_ranks,
     format_ranks,
 )
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import UNKNOWN, format_duration, plural
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import UNKNOWN, format_duration, plural
 from shardscope.report.text.style import format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -4,7 +4,6 @@ each tensor.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -32,9 +31,8 @@ from shardscope.record import (
     TensorVerdict,
     format_ranks,
 )
-from shardscope.record.text import format_bytes
-from shardscope.report.model.layer_names import collapse_layer_numbers, name_layer_range
-from shardscope.report.model.units import format_count, plural
+from shardscope.record.layer_names import fold_indices, fold_layers_in_text, join_layers_in_texts
+from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.text.style import SourceLine, format_source, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -60,9 +58,9 @@ _TENSOR_COLUMNS = {
     "kind": Column("", ColumnStyle.NAME, 9),
     "shape": Column("shape"),
     "dtype": Column("dtype", ColumnStyle.NAME, 8),
-    "lies": Column("placements", ColumnStyle.NAME, 12),
+    "placements": Column("placements", ColumnStyle.NAME, 12),
     "rule": Column("rule", ColumnStyle.NAME, 8),
-    "here": Column("local"),
+    "local": Column("local"),
 }
 _MEMORY_COLUMNS = {
     "ranks": Column("ranks", ColumnStyle.NAME, 6),
@@ -131,14 +129,14 @@ def layer_group_key(record: Inserted | Fallback) -> object:
             record.kind,
             record.axis,
             record.size_bytes,
-            collapse_layer_numbers(record.cause),
+            fold_layers_in_text(record.cause),
         )
     return (
         record.axis,
         record.kind,
         record.op,
         record.placements,
-        collapse_layer_numbers(record.module),
+        fold_layers_in_text(record.module),
     )
 
 
@@ -158,7 +156,7 @@ def _render_collectives(program: Parallelization, *, is_folded: bool) -> Iterato
 def _collective_row(group: Sequence[Inserted]) -> Row:
     collective = group[0]
     label = f"{collective.kind}[{collective.axis}]"
-    why = name_layer_range([same.cause for same in group])
+    why = join_layers_in_texts([same.cause for same in group])
     # Backward collectives have the source line of the forward op.
     source = collective.source if collective.phase is Phase.FORWARD else None
     return {
@@ -201,13 +199,17 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
     head = (
         make_text(fallback.kind, "yellow").append(" ").append_text(make_text(fallback.op, "bold"))
     )
-    head.append_text(make_text(f"  {name_layer_range([same.module for same in group])}", width=80))
+    head.append_text(
+        make_text(f"  {join_layers_in_texts([same.module for same in group])}", width=80)
+    )
     if len(group) > 1:
         head.append(f" ×{len(group):,}", "bold")
-    lies = ", ".join(fallback.placements)
+    placements = ", ".join(fallback.placements)
     moved = sum(same.size_bytes for same in group)
     body: list[RenderableType] = [
-        make_text(f"given {lies} along {fallback.axis}; moves {format_bytes(moved)}", width=300)
+        make_text(
+            f"given {placements} along {fallback.axis}; moves {format_bytes(moved)}", width=300
+        )
     ]
     if fallback.source is not None:
         body.append(SourceLine(fallback.source))
@@ -222,22 +224,22 @@ def _render_placements(program: Parallelization, *, is_folded: bool) -> Iterator
     axes = [axis.name for axis in program.axes]
     groups = group_identical(program.placed, _facts, is_folded=is_folded)
     rows = [_tensor_row(group, axes) for group in groups]
-    layouts = narrower_layouts(list(_TENSOR_COLUMNS), "dtype", "rule", "kind", "here")
+    layouts = narrower_layouts(list(_TENSOR_COLUMNS), "dtype", "rule", "kind", "local")
     yield _limit_rows(_TENSOR_COLUMNS, rows, layouts, is_folded=is_folded)
 
 
 def _facts(tensor: Placed) -> object:
     facts = (tensor.kind, tensor.shape, tensor.local_shape, tensor.dtype, tensor.placements)
     return (
-        collapse_layer_numbers(tensor.name),
+        fold_layers_in_text(tensor.name),
         facts,
-        tuple(map(collapse_layer_numbers, tensor.rules)),
+        tuple(map(fold_layers_in_text, tensor.rules)),
     )
 
 
 def _tensor_row(group: Sequence[Placed], axes: list[str]) -> Row:
     tensor = group[0]
-    name = make_text(name_layer_range([same.name for same in group]))
+    name = make_text(join_layers_in_texts([same.name for same in group]))
     if len(group) > 1:
         name.append(f" ×{len(group):,}", "bold")
     shapes = [_format_shape(shape) for shape in (tensor.shape, tensor.local_shape)]
@@ -247,9 +249,9 @@ def _tensor_row(group: Sequence[Placed], axes: list[str]) -> Row:
         "kind": "" if tensor.kind is PlacedKind.PARAMETER else make_text(tensor.kind, "dim"),
         "shape": " → ".join(dict.fromkeys(shapes)) + (" (open)" if tensor.is_open else ""),
         "dtype": make_text(tensor.dtype),
-        "lies": make_text(" ".join(f"{axis}:{placement}" for axis, placement in placed)),
+        "placements": make_text(" ".join(f"{axis}:{placement}" for axis, placement in placed)),
         "rule": make_text(", ".join(tensor.rules)),
-        "here": format_bytes(tensor.local_bytes),
+        "local": format_bytes(tensor.local_bytes),
     }
     return row
 
@@ -327,7 +329,6 @@ def _limit_rows(
     return Grid(columns, shown, layouts, note=note)
 
 
-_NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")
 _STYLES: dict[Agreement, str] = {
     Agreement.EQUAL: "green",
     Agreement.CLOSE: "green",
@@ -384,7 +385,7 @@ def summarize_parity(parity: Parity, findings: Sequence[Finding]) -> Text:
 def _render_tensors(parity: Parity, *, is_folded: bool) -> RenderableType:
     folded: dict[object, list[TensorVerdict]] = {}
     for index, tensor in enumerate(parity.tensors):
-        key = (tensor.kind, _NUMBER.sub("*", tensor.name), tensor.agreement, tensor.suspect)
+        key = (tensor.kind, fold_indices(tensor.name), tensor.agreement, tensor.suspect)
         folded.setdefault(key if is_folded else index, []).append(tensor)
     # Wrong tensors come first, in the order of the model.
     groups = sorted(folded.values(), key=lambda group: group[0].agreement in TOLERABLE)
@@ -416,7 +417,7 @@ def _name(verdicts: Sequence[TensorVerdict]) -> Text:
     name = verdicts[0].name or "the output"
     if len(verdicts) == 1:
         return make_text(name)
-    return make_text(_NUMBER.sub("*", name)).append(f" ×{len(verdicts)}", "dim")
+    return make_text(fold_indices(name)).append(f" ×{len(verdicts)}", "dim")
 
 
 def _format_error(error: float | None) -> str:

@@ -8,15 +8,16 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardscope.record import Axis, Recording, RunInfo, count_ranks, format_ranks
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
-from shardscope.report.model.traffic import (
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import format_bytes, plural
+from shardscope.report.model.traffic_totals import (
     IdenticalRanks,
+    Spread,
     TrafficTotals,
     count_traffic,
+    format_spread,
     sum_traffic,
 )
-from shardscope.report.model.units import Spread, format_spread, plural
 from shardscope.report.text.style import make_text
 
 

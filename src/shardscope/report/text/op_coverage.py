@@ -9,8 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardscope.record import Coverage, OpCoverage, Recording, Verdict
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import UNKNOWN, format_count, format_flops, plural
+from shardscope.record.units import UNKNOWN, format_bytes, format_count, format_flops, plural
 from shardscope.report.text.style import SourceLine, format_share, make_text, make_title
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -9,13 +9,8 @@ from msgspec import Struct
 from rich.console import RenderableType
 
 from shardscope.record import SIMULATION_TIME, PhaseTotal, Recording, sum_spans
-from shardscope.report.model.units import (
-    Spread,
-    format_count,
-    format_duration,
-    format_spread,
-    spread,
-)
+from shardscope.record.units import format_count, format_duration
+from shardscope.report.model.traffic_totals import Spread, format_spread, spread
 from shardscope.report.text.style import format_bar, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 

@@ -22,7 +22,7 @@ from shardscope.record import (
     list_ranks,
 )
 from shardscope.record.recording import list_calls_by_group
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.report.text.style import SourceLine, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 

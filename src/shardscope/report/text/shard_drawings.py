@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shardscope.record import Parameter, Recording, Slice, TensorLayout, format_ranks
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
+from shardscope.record.layer_names import fold_layers_in_text
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.model.holdings import read_shardings
-from shardscope.report.model.layer_names import collapse_layer_numbers
 from shardscope.report.model.names import shorten
-from shardscope.report.model.units import plural, sum_known
+from shardscope.report.model.traffic_totals import sum_known
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row
@@ -72,9 +72,9 @@ def _gather(recording: Recording) -> dict[_PlacementGroup, _Users]:
                     _count_parts(parameter, sizes), parameter.placements, parameter.axes
                 )
                 users = groups.setdefault(group, _Users({}, []))
-                users.names[
-                    collapse_layer_numbers(f"{module.name}.{parameter.name}".lstrip("."))
-                ] = None
+                users.names[fold_layers_in_text(f"{module.name}.{parameter.name}".lstrip("."))] = (
+                    None
+                )
                 users.sizes.append(parameter.local_bytes)
     return groups
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
@@ -12,10 +11,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from shardscope.record import Mark, MarkKind, Module, Parameter, Recording
-from shardscope.record.text import format_bytes
+from shardscope.record.layer_names import fold_layers, is_layer_number
+from shardscope.record.units import UNKNOWN, format_bytes, plural
 from shardscope.report.model.holdings import sum_holdings
 from shardscope.report.model.module_tree import facts_of
-from shardscope.report.model.units import UNKNOWN, plural
 from shardscope.report.text.heading import name_holder
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
@@ -98,7 +97,7 @@ def _walk(node: _Node, depth: int = 0, *, is_folded: bool) -> Iterator[TreeLine]
     first: TreeLine | None = None
     signature: object = None
     for name, child in node.children.items():
-        is_layer = is_folded and name.isdecimal() and child.module is not None
+        is_layer = is_folded and is_layer_number(name) and child.module is not None
         if is_layer and first is not None and child.signature() == signature:
             assert child.module is not None
             first.repeat += 1
@@ -113,17 +112,16 @@ def _walk(node: _Node, depth: int = 0, *, is_folded: bool) -> Iterator[TreeLine]
 _MAX_LINES = 80
 _INDENT = 4
 _MAX_INDENT_DEPTH = 8  # levels of indentation
-_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 _COLUMNS = {
     "name": Column("parameter", ColumnStyle.NAME, 28),
     "shape": Column("shape"),
     "dtype": Column("dtype", ColumnStyle.NAME, 8),
-    "lies": Column("placements", ColumnStyle.NAME, 16),
+    "placements": Column("placements", ColumnStyle.NAME, 16),
     "group": Column("FSDP group", ColumnStyle.NAME, 10),
     "rule": Column("rule", ColumnStyle.NAME, 8),
     "tied": Column("tied to", ColumnStyle.NAME, 8),
-    "whole": Column("global"),
-    "here": Column("local"),
+    "global": Column("global"),
+    "local": Column("local"),
 }
 _GROUPS = (MarkKind.FULLY_SHARD, MarkKind.FSDP1)
 _WORDS = {
@@ -162,10 +160,13 @@ def _describe_total(recording: Recording) -> str:
     count = plural(holdings.num_parameters, "parameter")
     if holdings.global_bytes is None or holdings.local_bytes is None:
         return f"{count}; sizes were not recorded"
-    global_bytes, here = format_bytes(holdings.global_bytes), format_bytes(holdings.local_bytes)
+    global_bytes, local_bytes = (
+        format_bytes(holdings.global_bytes),
+        format_bytes(holdings.local_bytes),
+    )
     if not holdings.num_parameters:
         return count
-    return f"{count}, {global_bytes} in all, {here} on {name_holder(recording.run)}"
+    return f"{count}, {global_bytes} in all, {local_bytes} on {name_holder(recording.run)}"
 
 
 def _render_line(line: TreeLine) -> RenderableType:
@@ -199,7 +200,7 @@ def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]
     for module in recording.modules:
         for parameter in module.parameters:
             name = f"{module.name}.{parameter.name}".lstrip(".")
-            pattern = _INDEX.sub("*", name) if is_folded else name
+            pattern = fold_layers(name) if is_folded else name
             facts = (
                 parameter.shape,
                 parameter.local_shape,
@@ -212,7 +213,7 @@ def _list_parameters(recording: Recording, *, is_folded: bool) -> Iterator[_Row]
             rows.setdefault(key, []).append((name, parameter))
     for same in rows.values():
         name, parameter = same[0]
-        yield _Row(_INDEX.sub("*", name) if len(same) > 1 else name, len(same), parameter)
+        yield _Row(fold_layers(name) if len(same) > 1 else name, len(same), parameter)
 
 
 def _render_parameters(rows: list[_Row], *, is_folded: bool) -> RenderableType:
@@ -233,14 +234,14 @@ def _make_row(row: _Row) -> Row:
         "name": name,
         "shape": _format_shapes(parameter),
         "dtype": make_text(parameter.dtype),
-        "lies": make_text(_format_placements(parameter)),
+        "placements": make_text(_format_placements(parameter)),
         "group": _format_group(row),
         "rule": make_text(parameter.rule or ""),
         "tied": make_text(parameter.alias_group or ""),
-        "whole": UNKNOWN
+        "global": UNKNOWN
         if parameter.global_bytes is None
         else format_bytes(parameter.global_bytes),
-        "here": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
+        "local": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
     }
 
 
@@ -248,7 +249,7 @@ def _format_group(row: _Row) -> Text:
     group = row.parameter.fsdp_group
     if group is None:
         return Text()
-    return make_text((_INDEX.sub("*", group) if row.count > 1 else group) or "(root)")
+    return make_text((fold_layers(group) if row.count > 1 else group) or "(root)")
 
 
 def _format_shapes(parameter: Parameter) -> str:

@@ -10,7 +10,7 @@ from rich.containers import Lines
 from rich.text import Text
 
 from shardscope.record import Source
-from shardscope.record.sanitize import sanitize_text
+from shardscope.record.text import sanitize_text
 from shardscope.report.model.names import shorten
 
 _BAR_CELLS = 8

@@ -16,7 +16,7 @@ from shardscope.report.model.module_tree import (
     build_tree,
     fold_repeated_layers,
 )
-from shardscope.report.model.traffic import IdenticalRanks, fold_ranks
+from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks
 from shardscope.report.text.communication import (
     describe_totals,
     render_causes,
@@ -27,8 +27,8 @@ from shardscope.report.text.communication import (
 from shardscope.report.text.compiler import render_diagnoses, render_explanations
 from shardscope.report.text.correctness import render_parallel, render_parity
 from shardscope.report.text.heading import describe_passes, render_heading
-from shardscope.report.text.memory_use import render_memory
-from shardscope.report.text.modules import render_tree
+from shardscope.report.text.memory_profile import render_memory
+from shardscope.report.text.module_table import render_tree
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import render_problems
@@ -118,17 +118,24 @@ def _render_collectives(
 
 def _render_instruments(recording: Recording, is_folded: bool) -> Iterator[RenderableType]:
     """Render the results of instruments other than traces of collectives."""
-    yield from render_phases(recording)
-    yield from render_coverage(recording)
+    if recording.spans:
+        yield from render_phases(recording)
+    if recording.coverage:
+        yield from render_coverage(recording)
     if "audit" in recording.run.instruments:
         yield from render_audit(recording, is_folded=is_folded)
     for layout in recording.layouts:
         yield from render_layout(layout, is_complete=not is_folded)
-    yield from render_memory(recording, is_folded=is_folded)
-    yield from render_parallel(recording, is_folded=is_folded)
-    yield from render_parity(recording, is_folded=is_folded)
-    yield from render_diagnoses(recording)
-    yield from render_explanations(recording)
+    if recording.memory:
+        yield from render_memory(recording, is_folded=is_folded)
+    if recording.parallel:
+        yield from render_parallel(recording, is_folded=is_folded)
+    if recording.parity:
+        yield from render_parity(recording, is_folded=is_folded)
+    if recording.diagnoses:
+        yield from render_diagnoses(recording)
+    if recording.explanations:
+        yield from render_explanations(recording)
 
 
 def _render_modules(

@@ -13,8 +13,7 @@ from rich.text import Text
 from shardscope.record import Recording
 from shardscope.report.model.module_tree import ModuleNode, build_tree, fold_repeated_layers
 from shardscope.report.model.select import infer_modules
-from shardscope.report.model.traffic import IdenticalRanks, fold_ranks
-from shardscope.report.model.units import sum_known
+from shardscope.report.model.traffic_totals import IdenticalRanks, fold_ranks, sum_known
 from shardscope.report.text.charts import render_matrix, render_timeline
 from shardscope.report.text.communication import (
     describe_totals,
@@ -31,8 +30,8 @@ from shardscope.report.text.compiler import (
 from shardscope.report.text.correctness import render_parallel, render_parity
 from shardscope.report.text.heading import describe_passes, render_heading
 from shardscope.report.text.key_metrics import list_key_metrics
-from shardscope.report.text.memory_use import ESTIMATE, MemoryArea, find_worst, render_memory
-from shardscope.report.text.modules import render_tree
+from shardscope.report.text.memory_profile import ESTIMATE, MemoryArea, find_worst, render_memory
+from shardscope.report.text.module_table import render_tree
 from shardscope.report.text.op_coverage import render_coverage
 from shardscope.report.text.phase_times import render_phases
 from shardscope.report.text.problems import describe_no_gaps, render_problems

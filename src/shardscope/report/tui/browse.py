@@ -14,8 +14,8 @@ from textual.widgets import Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
 from shardscope.record import Collective, Finding, Gap, describe_cause
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import format_count, format_spread, plural
+from shardscope.record.units import format_bytes, format_count, plural
+from shardscope.report.model.traffic_totals import format_spread
 from shardscope.report.text.style import make_text
 from shardscope.report.tui.module_index import Chain, ModuleEntry, ModuleIndex
 from shardscope.report.tui.rows import Rows, RowsColumn

@@ -7,7 +7,7 @@ from typing import final
 
 from msgspec import Struct
 
-from shardscope.report.model.layer_names import collapse_layer_indices
+from shardscope.record.layer_names import fold_layers
 from shardscope.report.model.module_tree import NO_MODULE, ModuleNode, find_runs, number_contents
 
 
@@ -102,7 +102,7 @@ def _join(path: str, label: str) -> str:
 
 def _is_within(path: str, above: str) -> bool:
     if "*" in path:
-        above = collapse_layer_indices(above)
+        above = fold_layers(above)
     return path == above or path.startswith(f"{above}.")
 
 

@@ -24,19 +24,18 @@ from shardscope.record import (
     describe_cause,
     format_ranks,
 )
-from shardscope.record.text import format_bytes, name_axis
-from shardscope.report.model.clocks import has_clock
-from shardscope.report.model.module_tree import ModuleNode, build_tree
-from shardscope.report.model.traffic import fold_ranks
-from shardscope.report.model.units import (
+from shardscope.record.recording import name_axis
+from shardscope.record.units import (
     NOT_RECORDED,
-    Spread,
+    format_bytes,
     format_count,
     format_duration,
-    format_spread,
     plural,
 )
-from shardscope.report.text.modules import describe_kinds
+from shardscope.report.model.clocks import has_clock
+from shardscope.report.model.module_tree import ModuleNode, build_tree
+from shardscope.report.model.traffic_totals import Spread, fold_ranks, format_spread
+from shardscope.report.text.module_table import describe_kinds
 from shardscope.report.text.problems import SEVERITY_STYLES, describe_checks, sort_findings
 from shardscope.report.text.style import make_text
 from shardscope.report.tui.module_index import Chain, ModuleEntry, ModuleIndex

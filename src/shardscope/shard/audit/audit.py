@@ -22,8 +22,8 @@ from shardscope.attribution.module_calls import BucketRegistry, ModuleCalls
 from shardscope.attribution.run_identity import describe_run, find_torch_gaps, read_identity
 from shardscope.errors import AuditError
 from shardscope.record import Axis, Finding, Gap, Recording, Severity, Source
+from shardscope.record.layer_names import fold_layers
 from shardscope.record.text import describe_error
-from shardscope.shard.audit.finding_text import fold_indices
 from shardscope.shard.audit.findings import (
     find_mixed_meshes,
     find_outside_groups,
@@ -91,7 +91,7 @@ class _MixedTensorFinder:
         for tensor in plain:
             name = self._name_tensor(tensor)
             # Repeated layers are reported once, and so are a forward and its backward.
-            folded_name = fold_indices(name)
+            folded_name = " ".join(map(fold_layers, name.split(" ")))
             key = (folded_name, None) if is_in_backward() else (folded_name, source)
             if key not in self._reported:
                 self._reported |= {key, (folded_name, None)}

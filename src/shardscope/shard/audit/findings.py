@@ -22,8 +22,9 @@ from shardscope._torch.modules import (
     wrapped_by,
 )
 from shardscope.record import Finding, MarkKind, Module, Severity
-from shardscope.record.text import format_bytes
-from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_indices, fold_names, join_names
+from shardscope.record.layer_names import fold_layers
+from shardscope.record.units import format_bytes
+from shardscope.shard.audit.finding_text import RIGHT_ORDER, fold_names, join_names
 from shardscope.shard.audit.sharded_tensors import ModelInventory, TensorEntry
 from shardscope.shard.audit.slices import shard_sizes
 
@@ -242,7 +243,7 @@ def find_wrong_order(inventory: ModelInventory) -> Iterator[Finding]:
             fact = _compile_fact(module, tops)
         if fact is not None:
             name = inventory.name_of(module) or type(unwrap(module)).__name__
-            wrong.setdefault((fold_indices(name), fact), []).append(name)
+            wrong.setdefault((fold_layers(name), fact), []).append(name)
     for (pattern, fact), names in wrong.items():
         yield Finding(
             rule="wrong-order",

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from shardscope._torch.mesh import describe_placements
 from shardscope.errors import AuditError
-from shardscope.record.patterns import is_pattern, matches_parts
+from shardscope.record.patterns import is_pattern, matches_name
 
 Plan = Mapping[str, Any]
 """A pattern (`layers.*.attn.wq`) to a style, a style's class or name, or placements."""
@@ -43,8 +43,8 @@ class Rule:
         return is_pattern(self.pattern)
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern matches a module's or parameter's name, part by part as in torch."""
-        return matches_parts(self.pattern, name)
+        """Whether the pattern matches the name of a module or parameter."""
+        return matches_name(self.pattern, name)
 
     def shard_dim(self, module: nn.Module, num_dims: int) -> int | None:
         """The dim of `module`'s weight that the rule shards, or None if that is not known."""

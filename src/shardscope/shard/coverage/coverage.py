@@ -130,8 +130,8 @@ def coverage(
         model: The model.
         *args: Its arguments.
         mesh: A mesh to simulate, such as `{"tp": 2}`, or a device mesh.
-        plan: Placements by patterns of parameter names, or a function `(model, mesh)` that shards a
-            copy.
+        plan: Placements by patterns of module or parameter names, or a function `(model, mesh)`
+            that shards a copy.
         loss: A function of the output from which backward starts; by default every output that
             requires grad.
         levels: Levels of decomposition to check: exported, core_aten, inductor.

@@ -37,7 +37,7 @@ from shardscope._torch.process_groups.simulated import meshes_with_data
 from shardscope.attribution.call_sites import read_stack
 from shardscope.attribution.tensors import tensors_in
 from shardscope.record import CollectiveKind
-from shardscope.record.kinds import wire_bytes
+from shardscope.record.base import wire_bytes
 from shardscope.shard.coverage.op_calls import Signature, TensorSpec
 
 # For an op without a rule DTensor may try thousands of placements of its decomposition, each time.

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, final
 
 import torch
@@ -38,6 +37,7 @@ from shardscope.attribution.tensors import (
     tensors_in,
 )
 from shardscope.errors import CoverageError, ShardscopeError
+from shardscope.record.patterns import matches_name
 from shardscope.shard.coverage.dispatch import describe
 from shardscope.shard.coverage.levels import run_or_replicate
 from shardscope.shard.coverage.op_calls import Capture, Recorder
@@ -265,17 +265,23 @@ def read_layout(model: nn.Module, plan: Mapping[str, Placements], mesh: DeviceMe
     placements_by_id: dict[int, tuple[Placement, ...]] = {}
     for pattern, placements in plan.items():
         placements_per_axis = _read_placements(pattern, placements, mesh)
-        matches = [name for name in named if fnmatchcase(name, pattern)]
+        matches = [name for name in named if _matches_tensor(pattern, name)]
         for name in matches:
             _check_dims(pattern, name, named[name], placements_per_axis)
         if not matches:
             examples = ", ".join(list(named)[:3]) or "no parameters at all"
             raise CoverageError(
                 f"the plan names {pattern!r}, but the model has no such parameter (it has "
-                f"{examples} …). Use full names; * matches anything."
+                f"{examples} …). Use full names or a pattern: * matches one part of a name, ** any "
+                "number of parts."
             )
         placements_by_id |= {id(named[name]): placements_per_axis for name in matches}
     return Layout(mesh, placements_by_id)
+
+
+def _matches_tensor(pattern: str, name: str) -> bool:
+    """Whether a plan's pattern matches a parameter or the module that owns it, as in `audit`."""
+    return matches_name(pattern, name) or matches_name(pattern, name.rpartition(".")[0])
 
 
 def _named_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,7 +20,7 @@ from shardscope.record import (
     Recording,
     Severity,
 )
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes
 from shardscope.shard.memory.step_facts import StepFacts
 
 

@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardscope.record import Phase
-from shardscope.record.sanitize import sanitize_text
-from shardscope.record.text import format_bytes
+from shardscope.record.text import sanitize_text
+from shardscope.record.units import UNKNOWN, format_bytes, format_count
 from shardscope.report.model.module_tree import ModuleNode
-from shardscope.report.model.units import UNKNOWN, format_count, format_spread
+from shardscope.report.model.traffic_totals import format_spread
 from shardscope.report.text.style import make_text
 from shardscope.report.text.table import (
     Branch,

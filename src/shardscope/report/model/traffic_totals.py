@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from shardscope.record import (
     expand_ranks,
     rank_at,
 )
-from shardscope.report.model.units import plural
+from shardscope.record.units import plural
 
 
 class Facet(Struct, frozen=True, order=True):
@@ -178,3 +178,29 @@ def _share(num_bytes: int, num_parts: int) -> Iterator[int]:
     """Divide into equal parts; the first parts get one byte more if there is a remainder."""
     part, rest = divmod(num_bytes, max(1, num_parts))
     return (part + (index < rest) for index in range(num_parts))
+
+
+class Spread(NamedTuple):
+    """Minimum and maximum of a value over ranks."""
+
+    low: int
+    high: int
+
+
+def spread(values: Iterable[int]) -> Spread:
+    """Return the spread over ranks with nonzero values: pipeline stages lack values of others."""
+    present = [value for value in values if value] or [0]
+    return Spread(min(present), max(present))
+
+
+def sum_known(values: Iterable[int | None]) -> int | None:
+    """Sum values; None if any is None or if there are none."""
+    known = list(values)
+    if not known or None in known:
+        return None
+    return sum(value for value in known if value is not None)
+
+
+def format_spread(values: Spread, form: Callable[[int], str]) -> str:
+    """Format the value if ranks agree, else `≤` and the maximum."""
+    return form(values.high) if values.low == values.high else f"≤ {form(values.high)}"

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from shardscope.record.encoding import encode_json
+from shardscope.record.units import format_count, plural
 from shardscope.report.compare.changes import (
     Area,
     Change,
@@ -20,7 +21,6 @@ from shardscope.report.compare.changes import (
     name_path,
 )
 from shardscope.report.model.markdown_text import BoundedMarkdown, make_code, make_prose
-from shardscope.report.model.units import format_count, plural
 
 _MAX_ROWS = 40
 _WIDTH = 120

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import final
@@ -12,8 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
 from shardscope.record import MemoryKind, MemoryProfile, MemorySample, Phase, Recording
-from shardscope.record.text import format_bytes
-from shardscope.report.model.units import plural
+from shardscope.record.layer_names import fold_layers
+from shardscope.record.units import format_bytes, plural
 from shardscope.report.text.style import draw_level, format_bar, format_share, make_text, make_title
 from shardscope.report.text.table import Column, ColumnStyle, Grid, Row, narrower_layouts
 
@@ -29,7 +28,6 @@ _LETTERS = {
     Phase.OPTIMIZER: "o",
     Phase.OUTSIDE: " ",
 }
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _KIND_COLUMNS = {
     "kind": Column("at the peak", ColumnStyle.NAME, 15),
     "bytes": Column("bytes"),
@@ -166,7 +164,7 @@ def _gather(profile: MemoryProfile, is_folded: bool) -> dict[str | None, _Module
     for use in profile.at_peak:
         key = use.module
         if key is not None and is_folded:
-            key = _NUMBER.sub("*", key)
+            key = fold_layers(key)
         entry = uses.setdefault(key, _ModuleUse({}, {}))
         entry.names[use.module or ""] = None
         entry.by_kind[use.kind] = entry.by_kind.get(use.kind, 0) + use.num_bytes
@@ -181,7 +179,7 @@ def _name_module(use: _ModuleUse) -> Text:
     name = next(iter(use.names))
     if len(use.names) == 1:
         return make_text(name or "the model itself")
-    return make_text(_NUMBER.sub("*", name)).append(f" ×{len(use.names)}", "dim")
+    return make_text(fold_layers(name)).append(f" ×{len(use.names)}", "dim")
 
 
 def _describe_letters(profile: MemoryProfile) -> str:

@@ -8,10 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from shardscope.contract.limits import CauseKind, Figure, Limit
-from shardscope.contract.read import ContractFile
-from shardscope.contract.sizes import describe_size
-from shardscope.contract.violation import Evidence, Violation
+from shardscope.contract.limits import CauseKind, Evidence, Figure, Limit, Violation
+from shardscope.contract.toml_reader import ContractFile
 from shardscope.record import (
     RankSpan,
     Source,
@@ -20,6 +18,7 @@ from shardscope.record import (
     format_ranks,
     sanitize_text,
 )
+from shardscope.record.units import describe_size
 
 _ROOT = "the root module"
 _NAMES = {

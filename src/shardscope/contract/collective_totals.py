@@ -5,13 +5,14 @@ may select.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import NamedTuple, final
 
 from msgspec import Struct
 
 from shardscope.contract.limits import COMM_FIGURES, CauseKind, Figure, Selector
-from shardscope.contract.names import ModuleIndex, ancestors
 from shardscope.record import (
     BucketReduce,
     Call,
@@ -30,6 +31,8 @@ from shardscope.record import (
     expand_ranks,
     name_axis,
 )
+from shardscope.record.layer_names import fold_layers
+from shardscope.record.patterns import NameTree
 
 _STATE_KINDS = (PlacedKind.PARAMETER, PlacedKind.BUFFER)
 
@@ -281,7 +284,7 @@ def _sort_by_module(
 
 
 def _modules_of(owner: str | None) -> tuple[str | None, ...]:
-    return (None,) if owner is None else (None, *ancestors(owner))
+    return (None,) if owner is None else (None, *_ancestors(owner))
 
 
 def _fold_ranks(
@@ -323,3 +326,44 @@ def _list_axes(recording: Recording, collectives: Sequence[IssuedCollective]) ->
     named += [axis.name for program in recording.parallel for axis in program.axes]
     named += [group.axis for group in recording.groups if group.axis is not None]
     return tuple(dict.fromkeys([*named, *(collective.axis for collective in collectives)]))
+
+
+_MAX_COMPARED = 2_000  # names that are compared with a mistyped pattern
+
+
+@final
+class ModuleIndex:
+    """Modules by name: recorded modules, modules that issued collectives, and their parents."""
+
+    def __init__(self, recording: Recording, owners: Iterable[str]) -> None:
+        issuing = dict.fromkeys(ancestor for owner in owners for ancestor in _ancestors(owner))
+        names = dict.fromkeys(module.name for module in recording.modules) | issuing
+        self.order = {name: index for index, name in enumerate(names)}
+        self._tree = NameTree()
+        for module in recording.modules:
+            # An alias is the shared module, unless a module was recorded under that name.
+            for alias in module.aliases:
+                self._tree.add(alias, stands_for=module.name)
+        for name in names:
+            self._tree.add(name, stands_for=name)
+        self._matches: dict[str, tuple[str, ...]] = {}
+
+    def match(self, pattern: str) -> tuple[str, ...]:
+        """The names that the pattern matches, in the model's order."""
+        if pattern not in self._matches:
+            names = self._tree.find(pattern)
+            self._matches[pattern] = tuple(sorted(names, key=self.order.__getitem__))
+        return self._matches[pattern]
+
+    def suggest(self, pattern: str) -> tuple[str, ...]:
+        """Similar patterns that match modules, or else a few existing ones."""
+        folded = list(dict.fromkeys(map(fold_layers, self.order)))[:_MAX_COMPARED]
+        near = get_close_matches(fold_layers(pattern), [name for name in folded if name], n=3)
+        return tuple(near or [name for name in folded if name][:3])
+
+
+@lru_cache(maxsize=65536)
+def _ancestors(name: str) -> tuple[str, ...]:
+    """The names of the root, of every module that contains this one, and its own."""
+    ends = [index for index, char in enumerate(name) if char == "."]
+    return ("", *(name[:end] for end in ends), *([name] if name else []))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardscope.record.text import format_bytes
+from shardscope.record.units import format_bytes, format_count, plural
 from shardscope.report.compare.changes import (
     Area,
     Change,
@@ -18,7 +18,6 @@ from shardscope.report.compare.changes import (
     name_path,
     shorten_label,
 )
-from shardscope.report.model.units import format_count, plural
 from shardscope.report.text.style import make_text, make_title
 from shardscope.report.text.summary import render_plain
 from shardscope.report.text.table import Cell, Column, ColumnStyle, Grid, Row

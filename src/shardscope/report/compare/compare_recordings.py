@@ -19,12 +19,14 @@ from shardscope.report.compare.compiler_changes import (
     total_diagnoses,
     total_explanations,
 )
-from shardscope.report.compare.facts import clean_names, fold_layers
-from shardscope.report.compare.holdings_changes import Holdings, compare_holdings, total_holdings
+from shardscope.report.compare.facts import clean_names, fold_changes
 from shardscope.report.compare.memory_changes import (
+    Holdings,
+    compare_holdings,
     compare_memory,
     list_common_ranks,
     note_ranks,
+    total_holdings,
     total_memory,
 )
 from shardscope.report.compare.program_changes import (
@@ -202,7 +204,7 @@ def compare(
         before=titles[0],
         after=titles[1],
         totals=tuple(sorted(totals, key=lambda total: _ORDER[total.area])),
-        rows=_sort(fold_layers(changes) if is_folded else changes),
+        rows=_sort(fold_changes(changes) if is_folded else changes),
         notes=tuple(_list_notes(pair)),
         modules=pair.modules,
     )

@@ -25,9 +25,9 @@ from shardscope.contract.limits import (
     Selector,
     Side,
 )
-from shardscope.contract.sizes import parse_size
 from shardscope.errors import ContractError
 from shardscope.record import CollectiveKind, Phase, Record, Severity, read_text_file
+from shardscope.record.units import parse_size
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys that lead to a value; tables of an array are numbered."""

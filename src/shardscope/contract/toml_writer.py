@@ -25,9 +25,9 @@ from shardscope.contract.limits import (
     Selector,
     is_in_table,
 )
-from shardscope.contract.read import TomlLocation, parse_contract, read_selector, read_text
-from shardscope.contract.sizes import parse_size, write_size
+from shardscope.contract.toml_reader import TomlLocation, parse_contract, read_selector, read_text
 from shardscope.record import write_file
+from shardscope.record.units import parse_size, write_size
 
 _HEADING = "Limits for this program. Check them with: shardscope contract check RECORDING"
 
