@@ -163,7 +163,8 @@ def test_a_collective_at_the_end_of_the_stack_is_a_gap_and_no_error() -> None:
         is_recorded = len(t.recording.collectives) == 1 and not t.recording.gaps
         assert is_recorded or "call stack" in t.recording.gaps[0].fact
         assert is_recorded or t.recording.gaps[0].is_loss
-    assert any(t.recording.gaps for t in traces)
+    # From 3.12 on Python counts only its own frames, and there may be no such depth.
+    assert sys.version_info >= (3, 12) or any(t.recording.gaps for t in traces)
 
 
 def test_scripted_module_is_one_module(world: World) -> None:
