@@ -83,14 +83,14 @@ def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large
     page.mouse.move(box["x"] + box["width"] - 3, box["y"] + box["height"] - 3)
     expect(tip).to_contain_text("rank 63")
     expect(tip).to_contain_text("0 B")
-    expect(region(page, "Ranks that issued the same")).to_contain_text("4 different lists")
+    expect(region(page, "Identical ranks")).to_contain_text("4 different lists")
 
 
 def test_without_a_matrix_a_sentence_says_why(open_page, large) -> None:
     note = "Not drawn: 1,024 ranks are too many to tell apart."
     said = replace(large.communication, matrix=None, matrix_note=note)
     page = open_page(replace(large, communication=said), "#/communication")
-    expect(region(page, "Who sends to whom")).to_contain_text(note)
+    expect(region(page, "Traffic between ranks")).to_contain_text(note)
     expect(page.get_by_role("slider", name="bytes from rank to rank")).to_have_count(0)
 
 
@@ -125,9 +125,9 @@ def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
             expect(detail).to_contain_text(text)
     chosen = region(page, "All collectives").locator("[role=row][aria-selected=true]")
     expect(chosen.get_by_role("gridcell").nth(2)).to_have_text("1")
-    expect(page.locator(".timeline-chosen")).to_have_count(1)
+    expect(page.locator(".timeline-selected")).to_have_count(1)
     region(page, "Timeline").get_by_role("button", name="close").click()
-    expect(page.locator(".table-detail, .timeline-chosen")).to_have_count(0)
+    expect(page.locator(".table-detail, .timeline-selected")).to_have_count(0)
     page.get_by_role("button", name="Order").click()
     assert "along=order" in page.url
 

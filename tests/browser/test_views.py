@@ -69,9 +69,9 @@ def test_tiles_fill_their_rows_evenly(open_page, large) -> None:
 
 def test_a_share_that_is_nearly_nothing_has_a_bar_of_that_length(open_page, large) -> None:
     page = open_page(large, "#/sharding")
-    line = page.locator(".held-line", has_text="replicated")
+    line = page.locator(".rank-bytes-line", has_text="replicated")
     expect(line).to_contain_text("<1% of that")
-    widths = [part.bounding_box()["width"] for part in line.locator(".held-part").all()]
+    widths = [part.bounding_box()["width"] for part in line.locator(".rank-bytes-part").all()]
     assert sum(widths) < 0.02 * line.bounding_box()["width"]
 
 

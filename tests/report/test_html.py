@@ -144,7 +144,7 @@ def test_layers_of_a_large_model_fold(large: tuple[str, Page]) -> None:
     modules = page.modules
     layers = modules.path.index("layers")
     below = [at for at, parent in enumerate(modules.parent) if parent == layers]
-    shown = [at for at in below if modules.alike[at] == at]
+    shown = [at for at in below if modules.first_identical[at] == at]
     assert len(below) == 416
     assert sum(modules.repeat[at] for at in shown) == 416
     assert len(shown) < 100

@@ -41,8 +41,8 @@ def test_pieces_are_placed_as_by_torch(width: int, rank: int) -> None:
         ours, torchs = sharding.drawings[drawing], draw_layout(layouts[name])
         pieces = [
             sorted(
-                (piece.top, piece.left, piece.width, piece.height, piece.ranks)
-                for piece in drawn.pieces
+                (shard.top, shard.left, shard.width, shard.height, shard.ranks)
+                for shard in drawn.shards
             )
             for drawn in (ours, torchs)
         ]

@@ -1,4 +1,4 @@
-"""Collectives on a page: columns, sums, reasons, and who sends to whom."""
+"""Collectives on a page: columns, sums, causes, and traffic between ranks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_sums_are_of_the_busiest_rank() -> None:
     ]
 
 
-def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
+def test_causes_are_listed_most_expensive_first_with_source_line_and_modules() -> None:
     line = Source(file="a.py", line=1)
     calls = (
         make_collective(order=0, cause=Call(api="dist.all_reduce"), wire_bytes=10),
@@ -112,12 +112,12 @@ def test_reasons_come_costliest_first_with_a_line_and_modules() -> None:
     )
     page = build_page(make_recording(calls))
     assert page.communication is not None
-    first, second = page.communication.reasons
+    first, second = page.communication.cause_rows
     assert (first.what, first.count, first.wire_bytes) == ("all_reduce[world]", 2, 140)
     assert (first.is_implicit, second.is_implicit) == (True, False)
     assert [page.modules.path[at] for at in first.modules] == ["a", "b"]
     assert (first.source, second.source) == (0, -1)
-    assert page.communication.causes[second.words] == "call of dist.all_reduce"
+    assert page.communication.causes[second.cause] == "call of dist.all_reduce"
 
 
 def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def finding(subject: str = "x", **changes: Any) -> Finding:
 def test_the_title_names_the_model_and_its_mesh(llama: Recording) -> None:
     run = build_page(llama).run
     assert run.title == "Llama on dp=128 × tp=8"
-    assert (run.ranks, run.reality, run.world_size) == ("rank 0 of 1,024", "simulated", 1024)
+    assert (run.ranks, run.world, run.world_size) == ("rank 0 of 1,024", "simulated", 1024)
     assert [(axis.name, axis.size) for axis in run.mesh] == [("dp", 128), ("tp", 8)]
 
 

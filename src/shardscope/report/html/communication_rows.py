@@ -143,12 +143,12 @@ def make_communication(
     chosen, left_out = _choose_calls(recording, rank_sets)
     spans, spans_left_out = make_spans(recording)
     matrix, matrix_note = make_matrix(recording)
-    reasons = _make_reasons(recording, rank_sets, names, index)
+    cause_rows = _make_cause_rows(recording, rank_sets, names, index)
     return Communication(
         groups=tuple(map(_make_group, recording.groups)),
         ranks=_make_ranks(rank_sets) if recording.collectives else (),
         sums=_make_sums(recording, rank_sets, names),
-        reasons=reasons,
+        cause_rows=cause_rows,
         calls=_make_calls(chosen, names, index, is_timed=has_clock(recording)),
         spans=spans,
         timings=make_timings(recording),
@@ -264,12 +264,12 @@ def _make_sums(
     )
 
 
-def _make_reasons(
+def _make_cause_rows(
     recording: Recording, rank_sets: tuple[IdenticalRanks, ...], names: _NameLists, index: Index
 ) -> tuple[CauseRow, ...]:
     return tuple(
         CauseRow(
-            words=names.causes.at(reason.words),
+            cause=names.causes.at(reason.words),
             what=reason.label,
             count=reason.busiest.count,
             wire_bytes=reason.busiest.wire_bytes,
