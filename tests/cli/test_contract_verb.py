@@ -141,7 +141,7 @@ def test_recording_again_keeps_comments_and_says_what_went(step: Path) -> None:
         (("record", "step.json", "-o", "x.toml", "--slack", "200%"), "from 0% to 100%"),
         (("record", "step.json", "-o", "no/x.toml"), "no folder"),
         (("record", "step.json"), "already exists"),
-        (("check", "step.json", "--contract", "bad.toml"), "bad.toml, line 2: 'gap' means nothing"),
+        (("check", "step.json", "--contract", "bad.toml"), "bad.toml, line 2: Unknown key 'gap'"),
         (("record", "step.json", "-o", "bad.toml", "--force"), "Did you mean 'gaps'?"),
     ],
 )

@@ -162,7 +162,7 @@ def test_closed_standard_output_is_one_sentence(tmp_path, verb):
     done = _shell(f'"$PYTHON" -m shardscope {verb} >&-', tmp_path)
     assert done.stderr == (
         b"shardscope: standard output cannot be written: it is closed. "
-        b"Redirect it to a place with room, or to /dev/null.\n"
+        b"Redirect it to a disk with free space, or to /dev/null.\n"
     )
     assert done.returncode == 2
 

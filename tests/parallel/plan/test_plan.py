@@ -141,7 +141,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         ({"a": "colwize"}, "entry 'a' gives 'colwize', which is not a style. Did you mean 'colw"),
         ({"a": "tensor"}, "which is not a style. Give 'colwise', 'rowwise', 'sequence'"),
         ({"a": "local"}, "keeps the weights replicated: here it has no effect. Remove it"),
-        ({"a": "ep_router"}, "hands tokens to experts. Give the placement"),
+        ({"a": "ep_router"}, "routes tokens to experts. Give the placement"),
         ({"a": 3}, "entry 'a' gives int, which is neither a style nor a placement"),
         ({"a": None}, "entry 'a' gives NoneType, which is neither"),
         ({"a": []}, "entry 'a' has no style. Give one"),

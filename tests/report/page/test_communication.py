@@ -126,7 +126,7 @@ def test_too_many_calls_leave_an_example_of_each_rank_set(monkeypatch: pytest.Mo
     assert view.calls.rank == (0, 0)
     assert view.left_out == (
         "Of 16 collectives, these are those of rank 0: "
-        "each other rank issued the same as one of these."
+        "every other rank issued the same collectives as one of these."
     )
     view = read(make_ranks(8, [{}] * 6))
     assert view.calls.rank == (0,) * 5
@@ -157,7 +157,7 @@ def test_spans_are_columns_and_timings_add_them_up(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(timings, "_MAX_SPANS", 2)
     communication = read(recording)
     assert communication.spans.duration_ns == (100, 300)
-    assert communication.left_out == "Of 3 timed stretches, the 2 longest are drawn."
+    assert communication.left_out == "Of 3 timed spans, the 2 longest are drawn."
 
 
 GROUPS = (
@@ -221,7 +221,7 @@ def test_rows_add_up_to_the_bytes_each_rank_sent() -> None:
 def test_the_note_says_what_the_matrix_does_not_know() -> None:
     communication = read(make_recording((issue(0, CollectiveKind.ALL_REDUCE, 5, group="gone"),)))
     assert communication.matrix_note == (
-        "As rings send: each rank to the next in its group. Only 1 of 8 ranks was recorded: "
+        "Ring estimate: each rank sends to the next in its group. Only 1 of 8 ranks was recorded: "
         "other rows are empty. 1 call left out: their destination was not recorded."
     )
 

@@ -128,7 +128,7 @@ def test_sizes_that_do_not_divide_are_sharded_like_torch_chunk() -> None:
     assert drawing.note == "Dim 0 is sharded unevenly, in shards of 2 and 1."
     drawing = draw((3,), {"tp": "Shard(0)"}, {"tp": 4})
     assert [shard.ranks for shard in drawing.shards] == ["0", "1", "2"]
-    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 part with nothing."
+    assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 empty shard."
 
 
 def test_copies_and_parts_of_sums() -> None:
@@ -192,7 +192,7 @@ def test_a_flattened_axis_has_the_size_of_its_group_and_unnamed_ranks() -> None:
     assert [shard.ranks for shard in drawing.shards] == ["dp_cp 0", "dp_cp 1", "dp_cp 2", "dp_cp 3"]
     (drawing,) = read(hold(tensor, mesh={"dp": 2, "cp": 2}, groups=())).drawings
     assert drawing.description == "elements sharded over dp_cp"
-    assert drawing.note == "How many ranks its mesh has is not known."
+    assert drawing.note == "The number of ranks of its mesh is not known."
 
 
 def test_a_stage_of_a_pipeline_holds_its_own_parameters() -> None:

@@ -195,7 +195,7 @@ def describe_sizes(shape: tuple[int, ...], parts: Sequence[Part]) -> str:
             sizes = " and ".join(
                 f"{length:,}" for length in sorted(lengths, reverse=True) if length
             )
-            empty = f"; {plural(lengths[0], 'part')} with nothing" if lengths[0] else ""
+            empty = f"; {plural(lengths[0], 'empty shard')}" if lengths[0] else ""
             sentences.append(f"Dim {dim} is sharded unevenly, in shards of {sizes}{empty}.")
     return " ".join(sentences)
 
@@ -215,7 +215,7 @@ def draw_placements(
     sizes = {axis: mesh.size(axis) for axis in axes}
     shardings = read_shardings([(axis, sizes[axis] or 0) for axis in axes], placements, len(shape))
     if not all(sizes.values()):
-        return _draw(shape, shardings, [], note="How many ranks its mesh has is not known.")
+        return _draw(shape, shardings, [], note="The number of ranks of its mesh is not known.")
     ordered = order_shardings(shardings)
     drawn = _choose_drawn_axes(ordered)
     if ordered and not drawn:

@@ -60,9 +60,9 @@ _TENSOR_COLUMNS = {
     "kind": Column("", ColumnStyle.NAME, 9),
     "shape": Column("shape"),
     "dtype": Column("dtype", ColumnStyle.NAME, 8),
-    "lies": Column("placements", ColumnStyle.NAME, 12),
+    "placements": Column("placements", ColumnStyle.NAME, 12),
     "rule": Column("rule", ColumnStyle.NAME, 8),
-    "here": Column("local"),
+    "local": Column("local"),
 }
 _MEMORY_COLUMNS = {
     "ranks": Column("ranks", ColumnStyle.NAME, 6),
@@ -204,10 +204,12 @@ def _render_fallback(group: Sequence[Fallback]) -> RenderableType:
     head.append_text(make_text(f"  {name_layer_range([same.module for same in group])}", width=80))
     if len(group) > 1:
         head.append(f" ×{len(group):,}", "bold")
-    lies = ", ".join(fallback.placements)
+    placements = ", ".join(fallback.placements)
     moved = sum(same.size_bytes for same in group)
     body: list[RenderableType] = [
-        make_text(f"given {lies} along {fallback.axis}; moves {format_bytes(moved)}", width=300)
+        make_text(
+            f"given {placements} along {fallback.axis}; moves {format_bytes(moved)}", width=300
+        )
     ]
     if fallback.source is not None:
         body.append(SourceLine(fallback.source))
@@ -222,7 +224,7 @@ def _render_placements(program: Parallelization, *, is_folded: bool) -> Iterator
     axes = [axis.name for axis in program.axes]
     groups = group_identical(program.placed, _facts, is_folded=is_folded)
     rows = [_tensor_row(group, axes) for group in groups]
-    layouts = narrower_layouts(list(_TENSOR_COLUMNS), "dtype", "rule", "kind", "here")
+    layouts = narrower_layouts(list(_TENSOR_COLUMNS), "dtype", "rule", "kind", "local")
     yield _limit_rows(_TENSOR_COLUMNS, rows, layouts, is_folded=is_folded)
 
 
@@ -247,9 +249,9 @@ def _tensor_row(group: Sequence[Placed], axes: list[str]) -> Row:
         "kind": "" if tensor.kind is PlacedKind.PARAMETER else make_text(tensor.kind, "dim"),
         "shape": " → ".join(dict.fromkeys(shapes)) + (" (open)" if tensor.is_open else ""),
         "dtype": make_text(tensor.dtype),
-        "lies": make_text(" ".join(f"{axis}:{placement}" for axis, placement in placed)),
+        "placements": make_text(" ".join(f"{axis}:{placement}" for axis, placement in placed)),
         "rule": make_text(", ".join(tensor.rules)),
-        "here": format_bytes(tensor.local_bytes),
+        "local": format_bytes(tensor.local_bytes),
     }
     return row
 

@@ -118,12 +118,12 @@ _COLUMNS = {
     "name": Column("parameter", ColumnStyle.NAME, 28),
     "shape": Column("shape"),
     "dtype": Column("dtype", ColumnStyle.NAME, 8),
-    "lies": Column("placements", ColumnStyle.NAME, 16),
+    "placements": Column("placements", ColumnStyle.NAME, 16),
     "group": Column("FSDP group", ColumnStyle.NAME, 10),
     "rule": Column("rule", ColumnStyle.NAME, 8),
     "tied": Column("tied to", ColumnStyle.NAME, 8),
-    "whole": Column("global"),
-    "here": Column("local"),
+    "global": Column("global"),
+    "local": Column("local"),
 }
 _GROUPS = (MarkKind.FULLY_SHARD, MarkKind.FSDP1)
 _WORDS = {
@@ -233,14 +233,14 @@ def _make_row(row: _Row) -> Row:
         "name": name,
         "shape": _format_shapes(parameter),
         "dtype": make_text(parameter.dtype),
-        "lies": make_text(_format_placements(parameter)),
+        "placements": make_text(_format_placements(parameter)),
         "group": _format_group(row),
         "rule": make_text(parameter.rule or ""),
         "tied": make_text(parameter.alias_group or ""),
-        "whole": UNKNOWN
+        "global": UNKNOWN
         if parameter.global_bytes is None
         else format_bytes(parameter.global_bytes),
-        "here": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
+        "local": UNKNOWN if parameter.local_bytes is None else format_bytes(parameter.local_bytes),
     }
 
 
