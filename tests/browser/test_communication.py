@@ -39,7 +39,7 @@ def picture_of(page: Page) -> str:
     return page.locator(".timeline canvas").evaluate("canvas => canvas.toDataURL()")
 
 
-def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> None:
+def test_clicking_a_total_filters_the_panels_below(open_page, large) -> None:
     page = open_page(large, "#/communication")
     num_bytes, count = add_up(large, "all_reduce", "tp")
     totals = region(page, "By mesh axis and kind")
@@ -61,7 +61,9 @@ def test_a_figure_of_the_totals_narrows_all_that_is_below(open_page, large) -> N
     expect(rows_of(page, "All collectives")).to_have_text("20,000 rows")
 
 
-def test_the_matrix_tells_both_ranks_their_places_and_the_bytes(open_page, large) -> None:
+def test_the_matrix_tooltip_shows_both_ranks_their_coordinates_and_the_bytes(
+    open_page, large
+) -> None:
     page = open_page(large, "#/communication")
     matrix = large.communication.matrix
     sender, receiver = matrix.sender[0], matrix.receiver[0]
@@ -94,7 +96,7 @@ def test_without_a_matrix_a_sentence_says_why(open_page, large) -> None:
     expect(page.get_by_role("slider", name="bytes from rank to rank")).to_have_count(0)
 
 
-def test_the_timeline_zooms_and_walks_and_chooses(open_page, large) -> None:
+def test_the_timeline_can_be_zoomed_walked_with_keys_and_clicked(open_page, large) -> None:
     page = open_page(large, "#/communication")
     lanes = page.get_by_role("slider", name="timeline of collectives")
     whole = picture_of(page)
@@ -150,7 +152,7 @@ def test_the_pointer_finds_a_collective_on_the_timeline(open_page, large) -> Non
     expect(tip).to_contain_text("900 ms")
 
 
-def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
+def test_causes_are_listed_and_link_to_their_modules(open_page, large) -> None:
     page = open_page(large, "#/communication")
     why = region(page, "Causes")
     expect(why.locator(".badge")).to_have_text(["implicit", "implicit"])
@@ -168,7 +170,9 @@ def test_causes_are_told_and_modules_lead_on(open_page, large) -> None:
     assert owners == {name}
 
 
-def test_a_simulated_run_is_drawn_in_order_and_spans_need_no_collectives(open_page) -> None:
+def test_a_simulated_run_is_drawn_in_order_and_spans_are_drawn_without_collectives(
+    open_page,
+) -> None:
     page = open_page(build_page(samples.make_llama()), "#/communication?along=time")
     timeline = region(page, "Timeline")
     expect(timeline).to_contain_text("in simulated order, not time")

@@ -129,7 +129,7 @@ def test_the_parameter_that_is_chosen_is_drawn(open_page, audited) -> None:
     expect(view.drawn).to_contain_text("[0:4, 2:4]")
 
 
-def test_a_selected_module_keeps_its_parameters_and_one_of_them_is_drawn(open_page, large) -> None:
+def test_selecting_a_module_filters_parameters_and_draws_one_of_them(open_page, large) -> None:
     view = show(open_page(large, "#/sharding?m=layers.17.attention"))
     assert names_of(view) == [f"layers.17.attention.w{one}.weight" for one in "qkvo"]
     expect(view.drawn).to_contain_text("layers.17.attention.wq.weight")
@@ -138,7 +138,7 @@ def test_a_selected_module_keeps_its_parameters_and_one_of_them_is_drawn(open_pa
     expect(view.page.locator(".table-foot")).to_have_text("3,744 rows")
 
 
-def test_layouts_that_were_asked_for_are_drawn_by_themselves(open_page) -> None:
+def test_recorded_layouts_are_drawn_without_an_audit(open_page) -> None:
     record = build_page(samples.make_holdings())
     page = open_page(record, "#/sharding", width=400)
     layouts = page.get_by_role("region", name="Layouts")

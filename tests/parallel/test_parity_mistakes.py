@@ -922,7 +922,7 @@ def test_a_bias_that_was_not_loaded_is_missing() -> None:
     assert_divergence(recording, "block.mlp.up", Suspect.STALE)
 
 
-def test_memory_that_an_op_fills_is_none_of_its_inputs() -> None:
+def test_an_uninitialized_output_buffer_is_not_an_input() -> None:
     """Uninitialized memory has random values that could explain a difference by chance."""
 
     class Noisy(nn.Module):

@@ -329,7 +329,7 @@ def test_a_receive_from_anyone_names_another_rank_as_sender(world: World) -> Non
     assert [dist.recv(empty(8)) for _ in range(3)] == [1, 1, 1]
 
 
-def test_groups_of_some_ranks_work(world: World) -> None:
+def test_subgroups_work(world: World) -> None:
     pair = dist.new_group([0, 3])
     with trace() as t:
         dist.all_reduce(ones(8), group=pair)

@@ -419,7 +419,7 @@ def test_what_gloo_refuses_is_refused(call: Callable[[], object], fact: str) -> 
         call()
 
 
-def test_batch_may_hold_both_ends() -> None:
+def test_a_batch_may_contain_both_ends_of_a_transfer() -> None:
     with simulate(mesh={"dp": 4}, rank=1), trace() as t:
         dist.batch_isend_irecv(
             [dist.P2POp(dist.isend, torch.ones(1), 1), dist.P2POp(dist.irecv, torch.ones(1), 1)]

@@ -289,14 +289,14 @@ def test_ops_that_torch_has_no_name_for_are_shown_by_the_entire_function(
         ("eager", "Report it."),
     ],
 )
-def test_no_backend_is_a_remedy_for_itself(backend: str, remedy: str) -> None:
+def test_the_remedy_never_suggests_the_failing_backend(backend: str, remedy: str) -> None:
     diagnosis = Diagnosis(
         rank=0, target="f", backend=backend, condition=Condition.RUNTIME_ERROR, fact="it fails"
     )
     assert make_recording(diagnosis).findings[0].remedy == remedy
 
 
-def test_what_an_object_of_the_users_holds_is_compared(workers: HomeWorkers, folder: Path) -> None:
+def test_attributes_of_user_objects_are_compared(workers: HomeWorkers, folder: Path) -> None:
     def two_faced(x: torch.Tensor) -> SimpleNamespace:
         return SimpleNamespace(y=x + 1 if torch.compiler.is_compiling() else x)
 
@@ -319,7 +319,7 @@ def test_what_dynamo_does_not_get_through_is_an_error_of_dynamo(
     assert "Unsupported" in result.diagnosis.error
 
 
-def test_a_function_that_cannot_travel_has_its_graphs_checked(
+def test_a_function_that_cannot_be_pickled_has_its_graphs_checked(
     workers: HomeWorkers, folder: Path
 ) -> None:
     lock = threading.Lock()

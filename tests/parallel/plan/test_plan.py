@@ -166,7 +166,7 @@ def test_the_names_that_transformers_has_for_styles_are_known(name: str, meant: 
         (["a"], "The plan is list, not a mapping"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_remedy(entry: Any, sentence: str) -> None:
+def test_invalid_entries_are_refused_with_a_remedy(entry: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Plan(entry)
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_meant_is_refused_with_a_remedy(entry: Any, sentence: str
         ([Shard(0)], "plan's inputs is list, not a mapping"),
     ],
 )
-def test_inputs_that_cannot_be_meant_are_refused(values: Any, sentence: str) -> None:
+def test_invalid_inputs_are_refused(values: Any, sentence: str) -> None:
     with pytest.raises(PlanError, match=sentence):
         Plan({}, inputs=values)
 

@@ -70,7 +70,7 @@ def column(modules: Modules, name: str) -> dict[str, Any]:
     return dict(zip(modules.path, getattr(modules, name), strict=True))
 
 
-def test_modules_stand_in_the_order_of_a_walk() -> None:
+def test_modules_are_in_tree_order() -> None:
     modules = read(make_model())
     assert modules.path == NAMES
     assert modules.label == ("Net", "layers", "0", "up", "1", "up", "head")
@@ -237,7 +237,7 @@ def test_metrics_are_the_busiest_ranks_where_ranks_differ() -> None:
     assert not uneven["layers"]  # of the ranks that said anything there, all said the same
 
 
-def test_marks_are_words() -> None:
+def test_marks_are_described_in_words() -> None:
     marks = (
         Mark(kind=MarkKind.FULLY_SHARD, axes=("dp",)),
         Mark(kind=MarkKind.TENSOR_PARALLEL, detail="ColwiseParallel"),

@@ -101,7 +101,7 @@ def test_traffic_is_shown_per_rank() -> None:
     assert values["sent per rank"].view == "communication"
 
 
-def test_a_trace_of_silence_says_so() -> None:
+def test_a_trace_without_collectives_is_stated() -> None:
     run = make_run(instruments=("trace",))
     assert facts(make_recording(run=run))["collectives per rank"].value == "0"
 

@@ -96,11 +96,11 @@ def _check_communication(communication: Communication) -> None:
             assert all(least <= at < len(lists[name]) for at in numbers(value)), (record, name)
 
 
-def test_positions_are_of_something_in_every_shape(any_recording: Recording) -> None:
+def test_positions_are_valid_for_every_recording(any_recording: Recording) -> None:
     check(build_page(any_recording))
 
 
-def test_positions_are_of_something_where_names_attack() -> None:
+def test_positions_are_valid_for_hostile_names() -> None:
     check(build_page(make_hostile()))
 
 

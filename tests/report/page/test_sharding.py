@@ -109,7 +109,7 @@ def test_two_axes_shard_the_same_dim_nested() -> None:
     assert (drawing.vertical, drawing.horizontal) == ("", "dim 0: 8")
 
 
-def test_fsdp_over_tensor_parallelism_cuts_within_what_that_left() -> None:
+def test_fsdp_shards_within_tensor_parallel_shards() -> None:
     # torch: tp cuts rows in 0:4 and 4:8 first, then dp cuts each of these in two.
     drawing = draw((8, 4), {"dp": "StridedShard(0)", "tp": "Shard(0)"}, {"dp": 2, "tp": 2})
     indices_by_ranks = {shard.ranks: shard.indices for shard in drawing.shards}
@@ -131,7 +131,7 @@ def test_sizes_that_do_not_divide_are_sharded_like_torch_chunk() -> None:
     assert drawing.note == "Dim 0 is sharded unevenly, in shards of 1; 1 empty shard."
 
 
-def test_copies_and_parts_of_sums() -> None:
+def test_replicated_and_partial_placements() -> None:
     drawing = draw((8, 4), {"dp": "Replicate", "tp": "Shard(0)"}, {"dp": 4, "tp": 2})
     assert drawing.description == "rows sharded 2 ways over tp, replicated over dp (4)"
     assert [shard.ranks for shard in drawing.shards] == ["0-6/2", "1-7/2"]
@@ -158,7 +158,7 @@ def test_a_number_and_an_empty_tensor(shape: tuple[int, ...], note: str) -> None
     assert (len(drawing.shards), drawing.note) == (not shape, note)
 
 
-def test_pieces_cover_the_tensor_and_do_not_overlap() -> None:
+def test_shards_cover_the_tensor_and_do_not_overlap() -> None:
     mesh = {"dp": 3, "tp": 4}
     drawing = draw((50, 30), {"dp": "Shard(0)", "tp": "Shard(1)"}, mesh)
     area = sum(shard.width * shard.height for shard in drawing.shards)
@@ -167,7 +167,7 @@ def test_pieces_cover_the_tensor_and_do_not_overlap() -> None:
     assert all(corner < next_corner for corner, next_corner in pairwise(corners))
 
 
-def test_too_many_pieces_show_the_coarser_sharding() -> None:
+def test_too_many_shards_show_the_coarser_sharding() -> None:
     drawing = draw((4096, 64), {"dp": "Shard(0)", "tp": "Shard(1)"}, {"dp": 128, "tp": 8})
     assert drawing.note == "Each shard is split further in 128 along dp."
     assert [shard.indices for shard in drawing.shards][:2] == ["[:, 0:8]", "[:, 8:16]"]
